@@ -1,0 +1,18 @@
+"""ONNX → ONNX: policies that hold against any optimizer, and proof after every pass. Never imports torch or pipeline."""
+
+from __future__ import annotations
+
+from passes.errors import ModelMistake, PassError, PolicyMistake
+from passes.optimize import optimize
+from passes.result import PassRow, PassRun, Status, StructureVerdict
+
+__all__ = [
+    "ModelMistake",
+    "PassError",
+    "PassRow",
+    "PassRun",
+    "PolicyMistake",
+    "Status",
+    "StructureVerdict",
+    "optimize",
+]

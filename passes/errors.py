@@ -1,0 +1,53 @@
+"""What can go wrong in a pass run, and whose turn it is.
+
+    PassError
+    ├── PolicyMistake    exit code 2: a name, an option or a `keep` that cannot be honoured as written
+    ├── ModelMistake     exit code 2: the ONNX model cannot be read
+    └── StepFailed       never leaves the runner: the step is recorded and its model thrown away
+        ├── StepCrashed      the worker process died
+        └── StepTimedOut     the worker was killed at its time limit
+
+`pipeline.errors` has the same attribute `exit_code`; `passes` does not import it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = ["ModelMistake", "PassError", "PolicyMistake", "StepCrashed", "StepFailed", "StepTimedOut"]
+
+
+class PassError(Exception):
+    """Root of the errors that `passes` raises on purpose."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class PolicyMistake(PassError):
+    """The user asked for a pass, an option or a structure that is not there."""
+
+    exit_code = 2
+
+
+class ModelMistake(PassError):
+    """The ONNX file is missing, broken, or points outside its folder."""
+
+    exit_code = 2
+
+
+class StepFailed(PassError):
+    """A pass raised, or returned something that is not a model."""
+
+    status: ClassVar[str] = "failed"
+
+
+class StepCrashed(StepFailed):
+    """The worker process died under a pass."""
+
+    status = "crashed"
+
+
+class StepTimedOut(StepFailed):
+    """A pass ran past its time limit, and its worker was killed."""
+
+    status = "timed_out"

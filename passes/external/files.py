@@ -1,0 +1,27 @@
+"""For tools that need the weights: write the attached model to a file, let the worker make another, read it back."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from passes.base import Workbench
+from passes.files import save
+from passes.weights import PROTOBUF_LIMIT, DetachedModel, read_model
+
+__all__ = ["through_files"]
+
+
+def through_files(model: DetachedModel, bench: Workbench, function: str, options: Mapping[str, Any]) -> DetachedModel:
+    """Call `function(source=…, target=…, options=…)` in the worker on the attached model, and read what it wrote.
+
+    The model goes inline while one protobuf message can hold it: the tools are slower with external data. The result's
+    weights are memory-mapped from a file that is unlinked at once and lives as long as they do.
+    """
+    with tempfile.TemporaryDirectory(dir=bench.folder, prefix="step-") as folder:
+        source, target = Path(folder, "before.onnx"), Path(folder, "after.onnx")
+        save(model, source, external_from=PROTOBUF_LIMIT)
+        bench.worker.call(function, source=str(source), target=str(target), options=dict(options))
+        return read_model(target, known=model.weights)

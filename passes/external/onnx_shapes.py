@@ -1,0 +1,30 @@
+"""onnx's own shape inference, as a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx
+
+from passes.base import Workbench
+from passes.errors import StepFailed
+from passes.weights import DetachedModel
+
+__all__ = ["InferShapes"]
+
+
+@dataclass(frozen=True, slots=True)
+class InferShapes:
+    """Write the inferred type and shape of every value into the model."""
+
+    data_prop: bool = True
+    name: ClassVar[str] = "infer_shapes"
+    source: ClassVar[str] = "onnx"
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        try:
+            inferred = onnx.shape_inference.infer_shapes(model.proto, strict_mode=True, data_prop=self.data_prop)
+        except Exception as error:
+            raise StepFailed(f"shape inference: {error}") from error
+        return model.with_proto(inferred)

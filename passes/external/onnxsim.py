@@ -1,0 +1,92 @@
+"""onnxsim: one composite step. Importing it loads torch when torch is installed and takes seconds, so the worker does."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, ClassVar, Final
+
+import onnx
+
+from passes.base import Workbench
+from passes.errors import PolicyMistake
+from passes.external.files import through_files
+from passes.names import nearest
+from passes.weights import DetachedModel
+
+__all__ = ["OnnxSim", "facts", "simplify"]
+
+STAGES: Final[Mapping[str, str]] = {
+    "constant_folding": "skip_constant_folding",
+    "shape_inference": "skip_shape_inference",
+}
+"""What simplify does beside its listed passes, by the option that leaves it out; inner passes like the others."""
+
+OWN_ARGUMENTS: Final = frozenset({"model", "output_path", "custom_rewriter", "function_rewrite_rules", "input_data"})
+"""Arguments of simplify that are ours to give, or that are Python objects and cannot be written in YAML."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxSim:
+    """Run `onnxsim.simplify` with any of its options; `skipped_optimizers` holds the inner passes to leave out."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+    name: ClassVar[str] = "onnxsim"
+    source: ClassVar[str] = "onnxsim"
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        options = dict(self.options)
+        listed = [*options.get("skipped_optimizers", ()), *(name for name in self.skipped if name not in STAGES)]
+        options |= {STAGES[name]: True for name in self.skipped if name in STAGES}
+        options["skipped_optimizers"] = list(dict.fromkeys(listed))
+        return through_files(model, bench, "passes.external.onnxsim:simplify", options)
+
+    def inner(self, bench: Workbench) -> tuple[str, ...]:
+        names = (*bench.worker.call("passes.external.onnxsim:facts")["passes"], *STAGES)
+        return tuple(name for name in names if name not in self.skipped)
+
+    def without(self, names: Sequence[str]) -> OnnxSim:
+        return replace(self, skipped=tuple(dict.fromkeys((*self.skipped, *names))))
+
+    def check_options(self, bench: Workbench) -> None:
+        """Refuse options that this release's simplify does not take, and skip names that it does not have.
+
+        Raises:
+            PolicyMistake: naming the nearest; onnxsim itself ignores a misspelt pass in silence.
+        """
+        known = bench.worker.call("passes.external.onnxsim:facts")
+        for name in self.options:
+            if name not in known["options"]:
+                raise PolicyMistake(f"onnxsim.simplify has no option {name!r}{nearest(name, known['options'])}")
+        for name in self.options.get("skipped_optimizers", ()):
+            if name not in known["passes"]:
+                raise PolicyMistake(f"onnxsim has no pass named {name!r}{nearest(name, known['passes'])}")
+
+
+@cache
+def facts() -> dict[str, list[str]]:
+    """In the worker: the passes and options of the installed release.
+
+    The list that onnxsim prints at first is short; the rest is registered by its first call.
+    """
+    import onnxsim
+    import onnxsim.onnxsim_cpp2py_export as native
+
+    nothing = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg(x)}')
+    onnxsim.simplify(nothing)
+    options = [name for name in inspect.signature(onnxsim.simplify).parameters if name not in OWN_ARGUMENTS]
+    return {"passes": list(native._list_optimizers()), "options": options}
+
+
+def simplify(source: str, target: str, options: dict[str, Any]) -> None:
+    """In the worker: simplify the file `source` into the file `target`."""
+    import onnxsim
+
+    model, _ = onnxsim.simplify(source, output_path=target, **options)
+    # Only onnxsim's fast path writes `output_path`; its other path returns the whole model.
+    if not os.path.exists(target):
+        onnx.save(model, target, save_as_external_data=model.ByteSize() > 2**31 - 2**20, location="after.onnx.data")

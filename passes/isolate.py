@@ -1,0 +1,116 @@
+"""Run native code in a worker process, so that a crash or an endless loop costs one step and not the run.
+
+The worker is persistent, since importing onnxsim takes seconds; it is replaced when it dies or is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import IO, Any, Self
+
+from passes.errors import StepCrashed, StepFailed, StepTimedOut
+
+__all__ = ["Worker"]
+
+LAST_WORDS = 400
+"""Characters of the worker's standard error that a crash report quotes."""
+
+
+class Worker:
+    """Calls functions of `passes` in another process, one at a time.
+
+    Args:
+        timeout_s: seconds that one call may take before the process is killed.
+    """
+
+    def __init__(self, timeout_s: float = 600.0) -> None:
+        self.timeout_s = timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+        self._stderr: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def call(self, function: str, /, **arguments: Any) -> Any:
+        """Call `module:function` with picklable arguments and return its picklable result.
+
+        Raises:
+            StepFailed: the function raised; the message is the worker's.
+            StepCrashed: the process died; the message names the signal and quotes its last words.
+            StepTimedOut: it ran past `timeout_s`.
+        """
+        pipe = self._started()
+        try:
+            pipe.send((function, arguments))
+            if not pipe.poll(self.timeout_s):
+                self._stop()
+                raise StepTimedOut(f"ran past {self.timeout_s:g} s and was stopped (passes.timeout_s)")
+            succeeded, result = pipe.recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            raise StepCrashed(self._obituary()) from error
+        except BaseException:
+            self._stop()
+            raise
+        if not succeeded:
+            raise StepFailed(result)
+        return result
+
+    def close(self) -> None:
+        """End the process, if it runs."""
+        self._stop()
+
+    def _started(self) -> Connection:
+        if self._pipe is not None and self._process is not None and self._process.poll() is None:
+            return self._pipe
+        self._stop()
+        ours, theirs = Pipe()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "passes.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=self._stderr,
+            stderr=self._stderr,
+            start_new_session=True,  # Ctrl-C is for the run, which then ends the worker
+        )
+        theirs.close()
+        self._pipe = ours
+        return ours
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            self._process.wait()
+        for handle in (self._pipe, self._stderr):
+            if handle is not None:
+                handle.close()
+        self._process = self._pipe = self._stderr = None
+
+    def _obituary(self) -> str:
+        assert self._process is not None and self._stderr is not None
+        code = self._process.wait()
+        self._stderr.seek(0)
+        words = self._stderr.read().decode(errors="replace").strip()[-LAST_WORDS:]
+        self._stop()
+        cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"the worker process died ({cause})" + (f": {words}" if words else "")
+
+
+def _environment(own: Mapping[str, str]) -> dict[str, str]:
+    """The worker finds the same modules as we do, and takes no part in our coverage or profiling."""
+    return {**own, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

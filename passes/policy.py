@@ -1,0 +1,73 @@
+"""What must not happen: passes to skip, structures to keep. Says of every skip where it was asked for."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from passes.catalog import DESTROYS, GROUPS
+from passes.errors import PolicyMistake
+from passes.names import nearest
+from passes.structures import STRUCTURES
+
+__all__ = ["Policy", "Skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Why a pass does not run."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The user's wishes, as written.
+
+    `skip` holds pass names, groups and globs; `keep` structures, with `?` behind one that may be absent. `watch` lets the
+    skip of a pass that destroys a structure watch that structure. A kept structure is pinned and proven; a watched one is
+    proven; in both cases a step that breaks it is reverted.
+    """
+
+    skip: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    watch: bool = True
+
+    def skips(self, name: str) -> Skip | None:
+        """Whether the pass called `name` (without a library's prefix) is to be skipped, and by which entry."""
+        for entry in self.skip:
+            pattern = GROUPS.get(entry, entry.removeprefix("onnxsim/"))
+            if fnmatch.fnmatchcase(name, pattern):
+                return Skip(f"skip: {entry}" if entry == name else f"skip: {entry} names {name}")
+        return None
+
+    def kept(self) -> dict[str, bool]:
+        """Kinds to keep → whether at least one instance is required."""
+        return {entry.removesuffix("?"): not entry.endswith("?") for entry in self.keep}
+
+    def watched(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Kinds that are watched because a pass among `names` that destroys them is skipped."""
+        if not self.watch:
+            return ()
+        skipped = [name for name in names if self.skips(name)]
+        return tuple(dict.fromkeys(kind for name in skipped for kind in DESTROYS.get(name, ())))
+
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse what cannot be honoured; `names` are all pass names that this installation has.
+
+        Raises:
+            PolicyMistake: an unknown pass or structure, with the nearest name.
+        """
+        for entry in self.skip:
+            if entry in GROUPS or any(fnmatch.fnmatchcase(name, entry.removeprefix("onnxsim/")) for name in names):
+                continue
+            raise PolicyMistake(
+                f"skip: no pass named {entry!r}{nearest(entry, (*GROUPS, *names))} "
+                "(`onnxline passes` lists what this installation has)"
+            )
+        for kind in self.kept():
+            if kind not in STRUCTURES:
+                raise PolicyMistake(
+                    f"keep: no structure named {kind!r}{nearest(kind, STRUCTURES)}; known: {', '.join(STRUCTURES)}"
+                )

@@ -1,0 +1,69 @@
+"""What a pass run leaves behind: data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from passes.numbers import Errors
+from passes.prove import Power
+from passes.weights import DetachedModel
+
+__all__ = ["PassRow", "PassRun", "Status", "StructureVerdict"]
+
+
+class Status(StrEnum):
+    RAN = "ran"
+    SKIPPED = "skipped"
+    REVERTED = "reverted"
+    FAILED = "failed"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed_out"
+
+    @property
+    def counts_as_reverted(self) -> bool:
+        return self not in (Status.RAN, Status.SKIPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class PassRow:
+    """One step of the run, or one inner pass that was taken out of a composite step.
+
+    `errors` are against the reference, for each output; empty when the step changed nothing or did not run.
+    """
+
+    name: str
+    source: str
+    status: Status
+    reason: str
+    nodes_before: int
+    nodes_after: int
+    seconds: float
+    changed: bool
+    errors: Mapping[str, Errors]
+
+
+@dataclass(frozen=True, slots=True)
+class StructureVerdict:
+    """`kept` speaks of the final model; `broken_by` names the first step that broke it, even if that was reverted."""
+
+    kind: str
+    name: str
+    module: str
+    kept: bool
+    broken_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PassRun:
+    model: DetachedModel
+    rows: tuple[PassRow, ...]
+    structures: tuple[StructureVerdict, ...]
+    power: Power
+    versions: Mapping[str, str]
+
+    @property
+    def reverted(self) -> tuple[PassRow, ...]:
+        """The rows that make a `strict` run fail."""
+        return tuple(row for row in self.rows if row.status.counts_as_reverted)

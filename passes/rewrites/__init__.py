@@ -1,0 +1,1 @@
+"""Our own passes, one idea a file."""

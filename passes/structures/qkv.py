@@ -1,0 +1,134 @@
+"""Separate Q, K and V projections, found by the shape of attention: softmax(Q·Kᵀ)·V, traced back to three matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx
+from onnx import NodeProto, TensorProto
+
+from passes.structures.base import Found, Instance, KeptWeight
+from passes.structures.qkv_check import lost_projections
+from passes.structures.view import GraphView, module_of
+from passes.weights import DetachedModel, digest_of
+
+__all__ = ["SeparateQKV"]
+
+SCORE_OPS = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Where", "Cast", "Reshape", "Identity", "Min", "Max", "Clip", "Tanh", "Expand"}
+)
+"""What may stand between Q·Kᵀ and the softmax: scale, mask, bias, soft cap."""
+
+WEIGHT_OPS = frozenset({"Where", "Cast", "Mul", "Dropout", "Reshape", "Identity", "Transpose", "Expand"})
+"""What may stand between the softmax and its product with V."""
+
+HEAD_OPS = frozenset(
+    {
+        *("Reshape", "Transpose", "Identity", "Cast", "Squeeze", "Unsqueeze", "Expand", "Tile", "Flatten"),
+        *("Add", "Sub", "Mul", "Div", "Neg", "Concat", "Slice", "Split", "Gather", "Where"),
+        *("Pow", "ReduceMean", "Sqrt", "Reciprocal", "LayerNormalization", "RMSNormalization", "SequenceAt"),
+        *("SplitToSequence", "LpNormalization", "ReduceL2", "Clip", "RotaryEmbedding"),
+    }
+)
+"""What may stand between a projection and its place in attention: heads, rotary embedding, norm of Q and K, KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    node: NodeProto
+    weight: TensorProto
+
+
+class SeparateQKV:
+    """Three projections with a weight of their own each, feeding one attention (MHA, GQA, MQA, cross-attention)."""
+
+    kind: ClassVar[str] = "qkv"
+    what: ClassVar[str] = "separate Q, K and V projections"
+
+    def find(self, model: DetachedModel) -> Found:
+        view = GraphView(model)
+        instances: list[Instance] = []
+        merged: list[str] = []
+        attentions = 0
+        for query, key, value in _attentions(view, model.proto.graph):
+            attentions += 1
+            triple = [_projection_behind(view, name) for name in (query, key, value)]
+            projections = [projection for projection in triple if projection is not None]
+            if len(projections) < 3:
+                continue
+            if len({projection.node.output[0] for projection in projections}) < 3:
+                dims = "×".join(str(dim) for dim in projections[0].weight.dims)
+                merged.append(f"{projections[0].weight.name} ({dims})")
+                continue
+            instances.append(_instance(view, model, projections, len(instances)))
+        return Found(tuple(instances), _instead(attentions, merged))
+
+    def lost(self, instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
+        return lost_projections(instances, model)
+
+
+def _attentions(view: GraphView, graph: onnx.GraphProto) -> list[tuple[str, str, str]]:
+    """The values that enter each attention as Q, K and V."""
+    found = []
+    for node in graph.node:
+        if node.op_type == "Attention" and node.domain == "" and len(node.input) >= 3:
+            found.append((node.input[0], node.input[1], node.input[2]))
+        if node.op_type != "Softmax":
+            continue
+        scores = next((up for up in view.upstream(node.input[0], SCORE_OPS) if up.op_type == "MatMul"), None)
+        context = next((hit for hit in view.downstream(node.output[0], WEIGHT_OPS) if hit[0].op_type == "MatMul"), None)
+        if scores is None or context is None:
+            continue
+        matmul, weights = context
+        value = matmul.input[1] if matmul.input[0] == weights else matmul.input[0]
+        found.append((scores.input[0], scores.input[1], value))
+    return found
+
+
+def _projection_behind(view: GraphView, name: str) -> Projection | None:
+    for node in view.upstream(name, HEAD_OPS):
+        projection = _as_projection(view, node)
+        if projection is not None:
+            return projection
+    return None
+
+
+def _as_projection(view: GraphView, node: NodeProto) -> Projection | None:
+    """`node` as a product of data with a constant matrix, or None."""
+    if node.op_type not in ("MatMul", "Gemm", "Conv") or view.is_constant(node.input[0]):
+        return None
+    weight = view.weight_behind(node.input[1])
+    if weight is None:
+        return None
+    dims = list(weight.dims)
+    is_matrix = len(dims) == 2 and min(dims) > 1
+    is_pointwise = node.op_type == "Conv" and len(dims) > 2 and set(dims[2:]) == {1}
+    return Projection(node, weight) if is_matrix or is_pointwise else None
+
+
+def _instance(view: GraphView, model: DetachedModel, projections: list[Projection], index: int) -> Instance:
+    module = module_of([projection.node for projection in projections])
+    weights = []
+    for role, projection in zip("QKV", projections, strict=True):
+        array = model.array(projection.weight)
+        matrix = array.reshape(array.shape[0], -1)
+        digests = frozenset({model.digest(projection.weight), digest_of(matrix.T)})
+        weights.append(KeptWeight(role, projection.weight.name, digests))
+    outputs = [projection.node.output[0] for projection in projections]
+    pins = tuple(view.types[name] for name in outputs if name in view.types)
+    return Instance("qkv", module or f"attention {index}", module, tuple(weights), pins)
+
+
+def _instead(attentions: int, merged: list[str]) -> str:
+    if merged:
+        plural = "s" if len(merged) > 1 else ""
+        return (
+            f"{len(merged)} attention block{plural} whose Q, K and V are one matrix in the source already: "
+            + ", ".join(merged[:3])
+            + (" …" if len(merged) > 3 else "")
+        )
+    if attentions:
+        return f"{attentions} attention block(s) whose Q, K and V do not come from three matrices"
+    return "no attention (no softmax between two matrix products)"

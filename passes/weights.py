@@ -1,0 +1,275 @@
+"""Take the large initializers out of a model, so that a pass costs milliseconds whatever the model weighs.
+
+A detached tensor leaves a **stand-in**: the same name, shape and dtype, but a few numbers spelled from the digest of its
+content instead of its data. Optimizers compare and hash tensors by those numbers, so two stand-ins look equal exactly
+when their tensors are equal, and one of a tensor that is all 0 or all 1 still looks all 0 or all 1. They are numbers
+that no format reads as NaN, 0 or 1, since a NaN would make a tensor unequal to itself.
+
+Stand-ins are only for tools that never compute with the data (onnxoptimizer computes nothing: its Conv + BatchNormalization
+fusion writes the arithmetic as nodes). Others get the attached model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from passes.errors import ModelMistake
+
+__all__ = [
+    "DETACH_FROM_BYTES",
+    "DetachedModel",
+    "Weight",
+    "WeightStore",
+    "attach",
+    "clear_data",
+    "detach",
+    "digest_of",
+    "inline",
+    "key_of",
+    "read_model",
+]
+
+DETACH_FROM_BYTES: Final = 1024
+PROTOBUF_LIMIT: Final = 2**31 - 2**20
+"""Bytes that one protobuf message may hold, less a margin for its own framing."""
+
+Key = tuple[tuple[int, ...], int, tuple[float, ...]]
+"""Shape, ONNX dtype and stand-in numbers: what identifies a detached tensor wherever a pass has moved or renamed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One tensor's bytes: row-major, little-endian, as ONNX `raw_data`. A view; the file or array behind it owns them."""
+
+    dims: tuple[int, ...]
+    data_type: int
+    data: np.ndarray
+    digest: str
+
+    def array(self) -> np.ndarray:
+        """The tensor as numpy, without copying (bfloat16 as `ml_dtypes.bfloat16`)."""
+        return self.data.view(helper.tensor_dtype_to_np_dtype(self.data_type)).reshape(self.dims)
+
+
+WeightStore = Mapping[Key, Weight]
+
+
+@dataclass(frozen=True, slots=True)
+class DetachedModel:
+    """A model whose large initializers are stand-ins, with the store that they stand for."""
+
+    proto: onnx.ModelProto
+    weights: WeightStore
+
+    def with_proto(self, proto: onnx.ModelProto) -> DetachedModel:
+        return DetachedModel(proto, self.weights)
+
+    def weight(self, tensor: TensorProto) -> Weight | None:
+        """The detached weight that this initializer stands for; None if it holds its own data."""
+        key = key_of(tensor)
+        return None if key is None else self.weights.get(key)
+
+    def array(self, tensor: TensorProto) -> np.ndarray:
+        """An initializer's values, whether detached or not."""
+        weight = self.weight(tensor)
+        return onnx.numpy_helper.to_array(tensor) if weight is None else weight.array()
+
+    def digest(self, tensor: TensorProto) -> str:
+        """128 bits of an initializer's bytes, the same whether it is detached or not."""
+        weight = self.weight(tensor)
+        return weight.digest if weight else digest_of(onnx.numpy_helper.to_array(tensor))
+
+    def nbytes(self) -> int:
+        """Bytes of the attached model, as one protobuf message would hold it."""
+        stored = (self.weight(tensor) for tensor in self.proto.graph.initializer)
+        return self.proto.ByteSize() + sum(weight.data.nbytes for weight in stored if weight is not None)
+
+
+def detach(model: onnx.ModelProto, base_dir: Path | None = None, known: WeightStore | None = None) -> DetachedModel:
+    """Move every initializer of 1 KiB or more out of `model`, which is changed in place.
+
+    Args:
+        model: with inline or external data.
+        base_dir: the folder of the external data; it is memory-mapped, not read.
+        known: a store whose weights are used again where they are equal, so that nothing is held twice.
+
+    Raises:
+        ModelMistake: external data is missing, too short, or outside `base_dir`.
+    """
+    known = known or {}
+    store: dict[Key, Weight] = {}
+    for tensor in _inner_tensors(model.graph):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            inline(tensor, _external_bytes(tensor, base_dir))
+    for tensor in model.graph.initializer:
+        data = _bytes_of(tensor, base_dir)
+        if data is None or tensor.data_type not in TYPED_FIELDS:
+            continue
+        dims = tuple(tensor.dims)
+        digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+        weight = Weight(dims, tensor.data_type, data, digest)
+        numbers = _stand_in(weight)
+        if numbers is None:
+            inline(tensor, data)
+            continue
+        key = (dims, tensor.data_type, numbers)
+        store[key] = known.get(key, weight)
+        clear_data(tensor)
+        getattr(tensor, TYPED_FIELDS[tensor.data_type]).extend(numbers)
+    return DetachedModel(model, store)
+
+
+def attach(model: DetachedModel) -> onnx.ModelProto:
+    """The whole model in one message, with its data inline.
+
+    Raises:
+        ModelMistake: the model does not fit into one protobuf message (2 GiB); write it with `passes.files.save`.
+    """
+    if model.nbytes() > PROTOBUF_LIMIT:
+        raise ModelMistake(
+            f"the model holds {model.nbytes() / 2**30:.1f} GiB and one protobuf message at most 2 GiB; "
+            "save it to a file with external data instead"
+        )
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model.proto)
+    for tensor in whole.graph.initializer:
+        weight = model.weight(tensor)
+        if weight is not None:
+            inline(tensor, weight.data)
+    return whole
+
+
+def key_of(tensor: TensorProto) -> Key | None:
+    """What identifies `tensor` if it is a stand-in; None for a dtype that is never detached."""
+    field = TYPED_FIELDS.get(tensor.data_type)
+    return None if field is None else (tuple(tensor.dims), tensor.data_type, tuple(getattr(tensor, field)))
+
+
+def digest_of(array: np.ndarray) -> str:
+    """128 bits of a tensor's row-major bytes, in hex."""
+    return hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).data, digest_size=16).hexdigest()
+
+
+def clear_data(tensor: TensorProto) -> None:
+    """Drop whatever says what the values of `tensor` are, or where."""
+    for field in ("raw_data", "external_data", "data_location", *dict.fromkeys(TYPED_FIELDS.values())):
+        tensor.ClearField(field)
+
+
+def inline(tensor: TensorProto, data: np.ndarray) -> None:
+    """Give `tensor` its bytes back."""
+    clear_data(tensor)
+    tensor.raw_data = data.tobytes()
+
+
+def read_model(path: Path, known: WeightStore | None = None) -> DetachedModel:
+    """Read an ONNX file, detached. External data is memory-mapped.
+
+    Raises:
+        ModelMistake: no such file, not ONNX, truncated, or external data that is missing or leaves the folder.
+    """
+    if not path.is_file():
+        raise ModelMistake(f"no ONNX file at {path}")
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:
+        raise ModelMistake(f"{path} is not a readable ONNX file ({error}); is it complete?") from error
+    if not model.graph.node and not model.graph.output:
+        raise ModelMistake(f"{path} holds no graph; is it an ONNX file, and complete?")
+    return detach(model, path.parent, known)
+
+
+def _inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """Tensors in attributes, and in the subgraphs of If, Loop and Scan: too few and too small to detach."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors)
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from inner.initializer
+                yield from _inner_tensors(inner)
+
+
+def _bytes_of(tensor: TensorProto, base_dir: Path | None) -> np.ndarray | None:
+    """The tensor's bytes as a uint8 view, or None when it is small and stays."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return _external_bytes(tensor, base_dir)
+    if tensor.HasField("raw_data"):
+        if len(tensor.raw_data) < DETACH_FROM_BYTES:
+            return None
+        return np.frombuffer(tensor.raw_data, dtype=np.uint8)
+    field = TYPED_FIELDS.get(tensor.data_type)
+    if field is None or 4 * len(getattr(tensor, field)) < DETACH_FROM_BYTES:
+        return None
+    return np.frombuffer(onnx.numpy_helper.to_array(tensor).tobytes(), dtype=np.uint8)
+
+
+def _external_bytes(tensor: TensorProto, base_dir: Path | None) -> np.ndarray:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if base_dir is None:
+        raise ModelMistake(f"initializer {tensor.name!r} is external data, but the model's folder is not known")
+    root = base_dir.resolve()
+    path = (root / entries.get("location", "")).resolve()
+    if not path.is_relative_to(root) or path == root:
+        raise ModelMistake(
+            f"initializer {tensor.name!r} points to {entries.get('location')!r}, outside of the model's folder; "
+            "external data has to lie beside the model"
+        )
+    if not path.is_file():
+        raise ModelMistake(f"external data file {path} of initializer {tensor.name!r} is missing")
+    itemsize = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize
+    length = int(entries.get("length", 0)) or int(np.prod(tensor.dims, dtype=np.int64)) * itemsize
+    offset = int(entries.get("offset", 0))
+    if offset + length > path.stat().st_size:
+        raise ModelMistake(
+            f"external data file {path} ends before initializer {tensor.name!r} does "
+            f"({path.stat().st_size} bytes, needs {offset + length}); is the file complete?"
+        )
+    if length == 0:
+        return np.empty(0, dtype=np.uint8)
+    return np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=(length,))
+
+
+def _stand_in(weight: Weight) -> tuple[float, ...] | None:
+    """The numbers to leave in a tensor's place; None if it cannot be told apart by numbers and has to stay."""
+    if weight.data.nbytes < DETACH_FROM_BYTES:
+        return None
+    array = weight.array()
+    for unit in (0, 1):
+        if array.flat[0] == unit and (array == unit).all():
+            # -0.0 among zeros: equal to a pass, not equal as bytes, so it may not share a stand-in with plain zeros.
+            uniform = not weight.data.reshape(array.size, -1).view(np.uint8).any() if unit == 0 else True
+            return _unit_number(weight, unit) if uniform else None
+    return tuple(2 + int(digit, 16) for digit in weight.digest)
+
+
+def _unit_number(weight: Weight, unit: int) -> tuple[float, ...]:
+    """0 or 1 as the dtype's typed field stores it: half precisions keep bit patterns there."""
+    if unit == 1 and weight.data_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
+        return (int(weight.data[:2].view(np.uint16)[0]),)
+    return (unit,)
+
+
+TYPED_FIELDS: Final[Mapping[int, str]] = {
+    TensorProto.FLOAT: "float_data",
+    TensorProto.DOUBLE: "double_data",
+    TensorProto.FLOAT16: "int32_data",
+    TensorProto.BFLOAT16: "int32_data",
+    TensorProto.INT8: "int32_data",
+    TensorProto.UINT8: "int32_data",
+    TensorProto.INT16: "int32_data",
+    TensorProto.UINT16: "int32_data",
+    TensorProto.INT32: "int32_data",
+    TensorProto.INT64: "int64_data",
+    TensorProto.UINT32: "uint64_data",
+    TensorProto.UINT64: "uint64_data",
+}
+"""The dtypes that can be detached, with the field of TensorProto that their stand-in's numbers go to. A bool stand-in
+could only say "all true"."""

@@ -1,0 +1,33 @@
+"""What a run is told: YAML, `extends:` and `--set` → one frozen, checked `RunConfig`."""
+
+from .model import DEFAULT_SIZES, DTYPES, InputConfig, ModelConfig, TransformersConfig
+from .paths import locate, split_factory
+from .run_config import RunConfig, json_schema
+from .stages import (
+    Backend,
+    ExportConfig,
+    PassesConfig,
+    ReportConfig,
+    RuntimeConfig,
+    Tolerance,
+    VerifyConfig,
+)
+
+__all__ = [
+    "DEFAULT_SIZES",
+    "DTYPES",
+    "Backend",
+    "ExportConfig",
+    "InputConfig",
+    "ModelConfig",
+    "PassesConfig",
+    "ReportConfig",
+    "RunConfig",
+    "RuntimeConfig",
+    "Tolerance",
+    "TransformersConfig",
+    "VerifyConfig",
+    "json_schema",
+    "locate",
+    "split_factory",
+]

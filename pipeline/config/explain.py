@@ -1,0 +1,142 @@
+"""pydantic's errors in our words: the place, what was found, what was expected, what to do."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from .marks import Document, KeyPath
+from .yaml_source import describe
+
+__all__ = ["explain", "suggest"]
+
+
+def explain(error: ValidationError, root: type[BaseModel], document: Document) -> list[str]:
+    """One line a mistake, in the order of the file. The branches of one union are one mistake."""
+    grouped: dict[tuple[KeyPath, bool], list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        unknown = detail["type"] == "extra_forbidden"
+        path = detail["loc"] if detail["type"] in ("missing", "extra_forbidden") else _in_data(detail["loc"], document)
+        grouped.setdefault((path, unknown), []).append(detail)
+    lines = [_line(path, details, root, document) for (path, _), details in grouped.items()]
+    return sorted(lines, key=_file_and_line)
+
+
+def _file_and_line(line: str) -> tuple[str, int]:
+    place = re.match(r"(.*?):(\d+): ", line)
+    return (place[1], int(place[2])) if place else ("", 0)
+
+
+def suggest(found: str, known: Sequence[str]) -> str:
+    """`; did you mean 'x'?`, or the list of what there is."""
+    near = difflib.get_close_matches(found, known, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; expected one of: {', '.join(known)}" if known else "; expected no keys here"
+
+
+def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], document: Document) -> str:
+    detail = details[0]
+    place = document.marks.place(path)
+    above = _dotted(path[:-1])
+    if detail["type"] == "extra_forbidden":
+        key, known = str(path[-1]), keys_at(root, path[:-1])
+        return f"{place}: unknown key {key!r}{f' in {above}' if above else ''}{suggest(key, known)}"
+    if detail["type"] == "missing":
+        return f"{place}: {f'{above}: ' if above else ''}the key {str(path[-1])!r} is missing"
+    name = _dotted(path) or "the file"
+    if detail["type"] == "value_error":
+        said = str(detail["ctx"]["error"]) if "ctx" in detail else detail["msg"]
+        whole = said if said.startswith("found ") else f"found {describe(detail['input'])}, {said}"
+        return f"{place}: {name}: {whole}"
+    expected = " or ".join(dict.fromkeys(_expected(one) for one in details))
+    return f"{place}: {name}: found {describe(detail['input'])}, expected {expected}"
+
+
+def _expected(detail: ErrorDetails) -> str:
+    rule = EXPECTED.get(detail["type"])
+    if rule is None:  # a type of error that no section has today: pydantic's sentence is better than none
+        return detail["msg"].removeprefix("Input should be ")
+    return rule(detail.get("ctx", {}))
+
+
+def _dotted(path: KeyPath) -> str:
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
+
+
+def _in_data(loc: KeyPath, document: Document) -> KeyPath:
+    """The part of pydantic's location that exists in the data: what follows is the name of a union's branch."""
+    here: Any = document.data
+    for depth, key in enumerate(loc):
+        try:
+            here = here[key]
+        except (KeyError, IndexError, TypeError):
+            return loc[:depth]
+    return loc
+
+
+def keys_at(root: type[BaseModel], path: KeyPath) -> list[str]:
+    """The keys that may stand in the mapping at `path`."""
+    here: Any = root
+    for key in path:
+        section = _section(here)
+        if section is not None:
+            field = _fields(section).get(str(key))
+            here = None if field is None else field
+        else:
+            here = _item(here)
+    section = _section(here)
+    return [] if section is None else list(_fields(section))
+
+
+def _fields(section: type[BaseModel]) -> dict[str, Any]:
+    return {field.alias or name: field.annotation for name, field in section.model_fields.items()}
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    branches = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    return next((one for one in branches if isinstance(one, type) and issubclass(one, BaseModel)), None)
+
+
+def _item(annotation: Any) -> Any:
+    branches = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    for one in branches:
+        if typing.get_origin(one) is dict:
+            return typing.get_args(one)[1]
+        if typing.get_origin(one) is tuple:
+            return typing.get_args(one)[0]
+    return None
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _says(text: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda _: text
+
+
+EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "int_type": _says("a whole number"),
+    "float_type": _says("a number"),
+    "string_type": _says("text"),
+    "bool_type": _says("true or false"),
+    "dict_type": _says("a mapping"),
+    "model_type": _says("a mapping"),
+    "tuple_type": _says("a list"),
+    "too_short": lambda ctx: f"at least {ctx['min_length']} entries",
+    "too_long": lambda ctx: f"at most {ctx['max_length']} entries",
+    "string_too_short": _says("text that is not empty"),
+    "string_pattern_mismatch": _says("letters, digits, '_', '.' and '-' (it names a folder)"),
+    "greater_than": lambda ctx: f"more than {ctx['gt']:g}",
+    "greater_than_equal": lambda ctx: f"{ctx['ge']:g} or more",
+    "finite_number": _says("a finite number"),
+    "literal_error": lambda ctx: f"one of {ctx['expected']}",
+}

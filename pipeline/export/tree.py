@@ -1,0 +1,131 @@
+"""Nested arguments and results as flat, named tensors, in the order in which torch.export flattens them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..errors import SourceMistake, Unsupported
+from .source import Example
+
+__all__ = ["call", "input_names", "input_tensors", "output_tensors", "parameter_names", "refill"]
+
+
+def parameter_names(module: nn.Module) -> tuple[list[str], bool]:
+    """The names of forward's parameters, and whether it takes any other keyword too."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    named = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
+    return named, any(one.kind is one.VAR_KEYWORD for one in parameters)
+
+
+def input_tensors(module: nn.Module, example: Example) -> dict[str, torch.Tensor]:
+    """Flat name → tensor. The name is the parameter's, then the keys inside it: `batch.image`, `xs.0`."""
+    named = zip(input_names(module, example), _leaves(example), strict=True)
+    return {name: leaf for name, leaf in named if isinstance(leaf, torch.Tensor)}
+
+
+def input_names(module: nn.Module, example: Example) -> list[str]:
+    """A name for every leaf of the example, constants included."""
+    paths, _ = pytree.tree_flatten_with_path((example.args, example.kwargs))
+    names = [".".join(_input_path(module, path)) for path, _ in paths]
+    return _unique(names)
+
+
+def _input_path(module: nn.Module, path: tuple[Any, ...]) -> list[str]:
+    where, first, *rest = [_key(key) for key in path]
+    if where == "1":  # kwargs
+        return [first, *rest]
+    signature = list(inspect.signature(module.forward).parameters.values())
+    position = int(first)
+    for index, one in enumerate(signature):
+        if one.kind is one.VAR_POSITIONAL:
+            return [one.name, str(position - index), *rest]
+        if index == position:
+            return [one.name, *rest]
+    return ["args", first, *rest]
+
+
+def refill(module: nn.Module, example: Example, feeds: Mapping[str, torch.Tensor]) -> Example:
+    """The example with other tensors in it; constants stay. Never shares memory with the example.
+
+    Raises:
+        SourceMistake: a tensor is missing from `feeds`.
+    """
+    leaves, shape = pytree.tree_flatten((example.args, example.kwargs))
+    named = zip(input_names(module, example), leaves, strict=True)
+    filled = [_fed(name, feeds) if isinstance(leaf, torch.Tensor) else leaf for name, leaf in named]
+    args, kwargs = pytree.tree_unflatten(filled, shape)
+    return Example(args, kwargs)
+
+
+def _fed(name: str, feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if name not in feeds:
+        raise SourceMistake(f"no value for the input {name!r}; found {', '.join(feeds) or 'none'}")
+    return feeds[name].clone()
+
+
+def call(module: nn.Module, example: Example) -> Any:
+    """The module's own result, without gradients, on copies of the tensors: a module may write into its inputs."""
+    tensors = input_tensors(module, example)
+    fresh = refill(module, example, tensors)
+    with torch.no_grad():
+        return module(*fresh.args, **fresh.kwargs)
+
+
+def output_tensors(result: Any) -> dict[str, torch.Tensor]:
+    """Flat name → tensor. `None` is dropped, as the exporter drops it; a bare tensor is called `output`.
+
+    Raises:
+        Unsupported: there is a leaf that is no tensor.
+    """
+    paths, _ = pytree.tree_flatten_with_path(result)
+    kept = [(".".join(map(_key, path)), leaf) for path, leaf in paths if leaf is not None]
+    for name, leaf in kept:
+        if not isinstance(leaf, torch.Tensor):
+            raise Unsupported(
+                f"the model returns {type(leaf).__name__} {leaf!r:.60} at {name or 'the top'!r}, and an ONNX graph "
+                "returns tensors only; leave it out of what forward returns"
+            )
+    if not kept:
+        raise SourceMistake("the model returns no tensor; expected at least one")
+    names = _unique([_readable(name) for name, _ in kept])
+    return {name: leaf for name, (_, leaf) in zip(names, kept, strict=True)}
+
+
+def _readable(name: str) -> str:
+    if not name:
+        return "output"
+    return f"output_{name}" if name[0].isdigit() else name
+
+
+def _unique(names: list[str]) -> list[str]:
+    used: list[str] = []
+    for name in names:
+        count, fresh = 0, name
+        while fresh in used:
+            count, fresh = count + 1, f"{name}_{count + 1}"
+        used.append(fresh)
+    return used
+
+
+def _leaves(example: Example) -> list[Any]:
+    return pytree.tree_leaves((example.args, example.kwargs))
+
+
+def _key(key: Any) -> str:
+    for kind, read in KEYS.items():
+        if isinstance(key, kind):
+            return str(read(key))
+    return str(key)
+
+
+KEYS: dict[type, Callable[[Any], Any]] = {
+    pytree.MappingKey: lambda key: key.key,
+    pytree.SequenceKey: lambda key: key.idx,
+    pytree.GetAttrKey: lambda key: key.name,
+}

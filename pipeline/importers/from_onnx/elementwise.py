@@ -1,0 +1,131 @@
+"""Elementwise ops. Broadcasting is numpy's, and stays implicit."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pipeline.importers.from_onnx.dtypes import dtype_name
+from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.ir.graph import Attr
+from pipeline.ir.spec import TensorSpec
+
+__all__ = ["IMPORTERS"]
+
+
+def plain(node: Node) -> None:
+    """The same kind, without attributes."""
+    node.emit(node.kind, node.operands())
+
+
+def passthrough(node: Node) -> None:
+    """Identity, and Dropout at inference: another name of input 0."""
+    if node.is_read(1):
+        raise node.refusal("its mask is read")
+    if node.kind == "Dropout" and node.has(2) and node.need_constant(2, "training_mode").item():
+        raise node.refusal("it is in training mode; export the model after model.eval()")
+    node.alias(node.operand(0))
+
+
+def chained(kind: str) -> Importer:
+    """An op on any number of inputs becomes a chain of ops on two."""
+
+    def importer(node: Node) -> None:
+        first, *rest = node.operands()
+        if not rest:
+            node.alias(first)
+            return
+        *middle, last = rest
+        for vid in middle:
+            shape = np.broadcast_shapes(node.vid_spec(first).sizes, node.vid_spec(vid).sizes)
+            first = node.step(kind, [first, vid], TensorSpec(shape, node.output().dtype))
+        node.emit(kind, [first, last])
+
+    return importer
+
+
+def with_numbers(**defaults: float) -> Importer:
+    """The same kind, with float attributes."""
+
+    def importer(node: Node) -> None:
+        attrs = {name: node.attributes.number(name, default) for name, default in defaults.items()}
+        node.emit(node.kind, node.operands(0), attrs)
+
+    return importer
+
+
+def gelu(node: Node) -> None:
+    node.emit("Gelu", node.operands(0), {"approximate": node.attributes.text("approximate", "none")})
+
+
+def swish(node: Node) -> None:
+    alpha = node.attributes.number("alpha", 1.0)
+    if alpha != 1.0:
+        raise node.refusal(f"found alpha {alpha}, expected 1.0, which is Silu")
+    node.emit("Silu", node.operands(0))
+
+
+def is_infinite(node: Node) -> None:
+    if not (node.attributes.flag("detect_negative", True) and node.attributes.flag("detect_positive", True)):
+        raise node.refusal("it looks for infinities of one sign only")
+    node.emit("IsInf", node.operands(0))
+
+
+def modulo(node: Node) -> None:
+    node.emit("Mod", node.operands(), {"fmod": node.attributes.flag("fmod")})
+
+
+def cast(node: Node) -> None:
+    to = dtype_name(node.attributes.integer("to"), f"the attribute `to` of node {node.name!r}")
+    node.emit("Cast", node.operands(0), {"to": to})
+
+
+def cast_like(node: Node) -> None:
+    node.emit("Cast", node.operands(0), {"to": node.spec(1).dtype})
+
+
+def clip(node: Node) -> None:
+    """Constant bounds become attributes; bounds that are computed make it Min(Max(x, min), max), as ONNX defines it."""
+    if all(not node.has(index) or node.constant(index) is not None for index in (1, 2)):
+        attrs: dict[str, Attr] = {"min": bound(node, 1, "min", -math.inf), "max": bound(node, 2, "max", math.inf)}
+        node.emit("Clip", node.operands(0), attrs)
+        return
+    vid = node.operand(0)
+    if node.has(1) and node.has(2):
+        vid = node.step("Max", [vid, node.operand(1)], node.output())
+    node.emit("Min" if node.has(2) else "Max", [vid, node.operand(2 if node.has(2) else 1)])
+
+
+def bound(node: Node, index: int, name: str, default: float) -> float | int:
+    """An exact number: an int for integers, and for float32 the double that it is, not a shorter decimal beside it."""
+    array = node.constant(index)
+    if array is not None:
+        return array.item() if array.dtype.kind in "iu" else float(array.item())
+    return float(np.float32(node.attributes.number(name))) if name in node.attributes else default
+
+
+PLAIN = (
+    "Abs", "Add", "And", "Ceil", "Cos", "Div", "Equal", "Erf", "Exp", "Floor", "Greater", "GreaterOrEqual", "HardSwish",
+    "IsNaN", "Less", "LessOrEqual", "Log", "Mul", "Neg", "Not", "Or", "PRelu", "Pow", "Reciprocal", "Relu", "Round",
+    "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt", "Sub", "Tanh", "Where", "Xor",
+)  # fmt: skip
+
+IMPORTERS: dict[str, Importer] = {
+    **dict.fromkeys(PLAIN, plain),
+    "Cast": cast,
+    "CastLike": cast_like,
+    "Clip": clip,
+    "Dropout": passthrough,
+    "Elu": with_numbers(alpha=1.0),
+    "Gelu": gelu,
+    "HardSigmoid": with_numbers(alpha=0.2, beta=0.5),
+    "Identity": passthrough,
+    "IsInf": is_infinite,
+    "LeakyRelu": with_numbers(alpha=0.01),
+    "Max": chained("Max"),
+    "Min": chained("Min"),
+    "Mod": modulo,
+    "Sum": chained("Add"),
+    "Swish": swish,
+}

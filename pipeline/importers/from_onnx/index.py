@@ -1,0 +1,56 @@
+"""Ops that read or write at computed places. Axes count from the front."""
+
+from __future__ import annotations
+
+from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.ir.graph import Attr
+from pipeline.ir.spec import TensorSpec
+
+__all__ = ["IMPORTERS"]
+
+
+def along_axis(node: Node) -> None:
+    """Gather and GatherElements."""
+    node.emit(node.kind, node.operands(), {"axis": node.axis(0)})
+
+
+def gather_nd(node: Node) -> None:
+    node.emit("GatherND", node.operands(), {"batch_dims": node.attributes.integer("batch_dims")})
+
+
+def scatter_nd(node: Node) -> None:
+    node.emit("ScatterND", node.operands(), {"reduction": node.attributes.text("reduction", "none")})
+
+
+def scatter_elements(node: Node) -> None:
+    attrs: dict[str, Attr] = {"axis": node.axis(0), "reduction": node.attributes.text("reduction", "none")}
+    node.emit("ScatterElements", node.operands(), attrs)
+
+
+def one_hot(node: Node) -> None:
+    """Inputs are the indices and the two values (off, on); the depth is an attribute."""
+    axis = node.attributes.integer("axis", -1) % node.output().rank
+    depth = int(node.need_constant(1, "the depth").item())
+    node.emit("OneHot", node.operands(0, 2), {"axis": axis, "depth": depth})
+
+
+def top_k(node: Node) -> None:
+    """Values and indices are both made, whichever is read; ONNX's unsorted order is any order, so it is sorted."""
+    count = int(node.need_constant(1, "k").item()) if node.has(1) else node.attributes.integer("k")
+    axis = node.axis(-1)
+    shape = tuple(count if place == axis else size for place, size in enumerate(node.spec(0).sizes))
+    specs = (TensorSpec(shape, node.spec(0).dtype), TensorSpec(shape, "int64"))
+    names = [name or node.fresh(f"topk.{place}") for place, name in enumerate((*node.output_names, "")[:2])]
+    attrs: dict[str, Attr] = {"axis": axis, "largest": node.attributes.flag("largest", True), "k": count}
+    node.make("TopK", node.operands(0), list(zip(names, specs, strict=True)), attrs)
+
+
+IMPORTERS: dict[str, Importer] = {
+    "Gather": along_axis,
+    "GatherElements": along_axis,
+    "GatherND": gather_nd,
+    "OneHot": one_hot,
+    "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
+    "TopK": top_k,
+}

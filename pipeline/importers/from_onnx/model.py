@@ -1,0 +1,84 @@
+"""The import of an ONNX model, stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import onnx
+
+from pipeline.importers.from_onnx.node import Node
+from pipeline.importers.from_onnx.resolve import Resolved, resolve
+from pipeline.importers.from_onnx.scope import Scope
+from pipeline.importers.from_onnx.source import op_key, read_source
+from pipeline.importers.from_onnx.stored import read_initializers
+from pipeline.importers.from_onnx.tables import importers
+from pipeline.ir.builder import Builder, Emitter
+from pipeline.ir.graph import Graph
+
+__all__ = ["from_onnx"]
+
+
+def from_onnx(
+    model: onnx.ModelProto | str | Path,
+    *,
+    dims: Mapping[str, int] | None = None,
+    emitters: Mapping[str, Emitter] | None = None,
+    trainable: Collection[str] = (),
+    base_dir: str | Path | None = None,
+) -> Graph:
+    """The Graph of an ONNX model. Every shape is static; every value keeps its name; initializers are referenced.
+
+    `dims` fixes named dimensions of the inputs: {"batch": 2}. `trainable` lists initializers, by name or glob, that
+    become params; the others become consts. An initializer that is also an input counts as stored, and one that no op
+    reads is left out. Its bytes are views of the model's `raw_data`, or maps of its data file: keep both alive and
+    unchanged. Where the bytes or the data file are missing, the graph is weight-free: no payload. `base_dir` is the
+    folder of the data files of a ModelProto; a path brings its own. An op that no emitter knows has `kernel=None`.
+    A graph output that is a stored value or an input by the same name is that value; every other one is computed.
+
+    Raises:
+        SourceMistake: the model cannot be read, is not valid, or its data files are outside its folder or cut short.
+        Unsupported: op types, dtypes or cases of ops that this release does not have; op types are listed all at once.
+        UserMistake: shapes that are not static, or entries of `dims` or `trainable` that fit nothing.
+    """
+    source = read_source(model, base_dir)
+    graph = source.model.graph
+    table = importers()
+    stored = read_initializers(graph, source.folder, trainable)
+    resolved = resolve(source, stored, dims or {}, table)
+
+    builder = Builder(graph.name or "graph", emitters)
+    scope = Scope(builder, resolved, output_labels(graph, resolved), value_names(graph))
+    for value in graph.input:
+        if value.name not in stored:
+            scope.input(value.name)
+    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    for node in graph.node:
+        if node.output[0] not in resolved.constants and node.output[0] not in resolved.roots:
+            table[op_key(node.domain, node.op_type)](Node(node, scope, source.opset, read))
+    return builder.build([leave(scope, value.name) for value in graph.output])
+
+
+def output_labels(graph: onnx.GraphProto, resolved: Resolved) -> dict[str, str]:
+    """Computed values that take the name of the graph output that is an Identity of them."""
+    outputs = [value.name for value in graph.output]
+    computed = {name for node in graph.node for name in node.output} - set(resolved.constants) - set(outputs)
+    labels: dict[str, str] = {}
+    for name in outputs:
+        root = resolved.root(name)
+        if root != name and root in computed:
+            labels.setdefault(root, name)
+    return labels
+
+
+def leave(scope: Scope, name: str) -> int:
+    """The vid of a graph output. What would leave under a name that is not its own leaves through an Identity."""
+    vid = scope.vid(name)
+    if scope.name(vid) == name:
+        return vid
+    return scope.emit("Identity", [vid], [(name, scope.spec(vid))], {}, "", "")[0]
+
+
+def value_names(graph: onnx.GraphProto) -> set[str]:
+    begin = {item.name for item in (*graph.input, *graph.initializer)}
+    return begin | {name for node in graph.node for name in node.output}

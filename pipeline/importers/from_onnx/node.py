@@ -1,0 +1,158 @@
+"""One ONNX node, as the family files see it: operands, constants and attributes in; IR ops out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+import onnx
+
+from pipeline.errors import Unsupported
+from pipeline.importers.from_onnx.attributes import Attributes
+from pipeline.importers.from_onnx.scope import Scope
+from pipeline.importers.from_onnx.sequence import Pieces
+from pipeline.importers.from_onnx.source import op_key
+from pipeline.importers.from_onnx.unsupported import module_path
+from pipeline.ir.graph import Attr
+from pipeline.ir.spec import TensorSpec
+
+__all__ = ["Importer", "Node"]
+
+
+class Node:
+    """A node and the scope that its ops go to.
+
+    `input_names` and `output_names` end at the last one that is given; one left out before it is "". `read` are the
+    names that some node or the graph reads.
+    """
+
+    def __init__(self, proto: onnx.NodeProto, scope: Scope, opset: int, read: Collection[str]) -> None:
+        self.kind = op_key(proto.domain, proto.op_type)
+        self.name = proto.name
+        self.opset = opset
+        self.attributes = Attributes(proto)
+        self.input_names = given(proto.input)
+        self.output_names = given(proto.output)
+        self._scope = scope
+        self._read = read
+        self._origin = module_path(proto)
+
+    def has(self, index: int) -> bool:
+        """Whether the optional input `index` is given."""
+        return index < len(self.input_names) and self.input_names[index] != ""
+
+    def operand(self, index: int) -> int:
+        """The vid of input `index`."""
+        return self._scope.vid(self.input_names[index])
+
+    def operands(self, *indices: int) -> list[int]:
+        """The vids of the inputs that are given: all, or those at `indices`."""
+        return [self.operand(index) for index in (indices or range(len(self.input_names))) if self.has(index)]
+
+    def spec(self, index: int) -> TensorSpec:
+        """Shape and dtype of input `index`."""
+        return self._scope.resolved.specs[self.input_names[index]]
+
+    def output(self, index: int = 0) -> TensorSpec:
+        """Shape and dtype of output `index`."""
+        return self._scope.resolved.specs[self.output_names[index]]
+
+    def constant(self, index: int) -> np.ndarray | None:
+        """The numbers of input `index`; None if it is left out, or known only at run time."""
+        return self._scope.resolved.constant(self.input_names[index]) if self.has(index) else None
+
+    def need_constant(self, index: int, what: str) -> np.ndarray:
+        """The numbers of input `index`, which says `what`.
+
+        Raises:
+            Unsupported: they are known only at run time.
+        """
+        array = self.constant(index)
+        if array is None:
+            name = self.input_names[index] if self.has(index) else "nothing"
+            raise self.refusal(f"{what} is {name!r}, which is not a constant")
+        return array
+
+    def integers(self, index: int, name: str) -> tuple[int, ...] | None:
+        """A list that newer opsets give as input `index` and older ones as the attribute `name`; None if absent."""
+        if self.has(index):
+            return tuple(int(item) for item in self.need_constant(index, name).reshape(-1))
+        return self.attributes.integers(name)
+
+    def axis(self, default: int, of: int = 0) -> int:
+        """The attribute `axis`, counted from the front of input `of`."""
+        return self.attributes.integer("axis", default) % max(self.spec(of).rank, 1)
+
+    def emit(self, kind: str, inputs: Sequence[int], attrs: Mapping[str, Attr] | None = None) -> None:
+        """Add the op that makes every output of this node."""
+        outputs = [(name, self._scope.resolved.specs[name]) for name in self.output_names]
+        self.make(kind, inputs, outputs, attrs)
+
+    def emit_first(self, kind: str, inputs: Sequence[int], attrs: Mapping[str, Attr] | None = None) -> None:
+        """Add the op that makes output 0.
+
+        Raises:
+            Unsupported: something reads a later output.
+        """
+        for name in self.output_names[1:]:
+            if name in self._read:
+                raise self.refusal(f"its output {name!r} is read, and only the first one is made")
+        self.make(kind, inputs, [(self.output_names[0], self.output())], attrs)
+
+    def step(self, kind: str, inputs: Sequence[int], spec: TensorSpec, attrs: Mapping[str, Attr] | None = None) -> int:
+        """Add an op on the way to this node's output, and return the vid of what it makes."""
+        return self.make(kind, inputs, [(self.fresh(f"{self.output_names[0]}.{kind}"), spec)], attrs)[0]
+
+    def make(
+        self,
+        kind: str,
+        inputs: Sequence[int],
+        outputs: Sequence[tuple[str, TensorSpec]],
+        attrs: Mapping[str, Attr] | None = None,
+    ) -> tuple[int, ...]:
+        """Add an op with the given outputs (name, spec), and return their vids."""
+        return self._scope.emit(kind, inputs, outputs, attrs or {}, self.name, self._origin)
+
+    def constant_operand(self, array: np.ndarray) -> int:
+        """The vid of a new const that holds `array`."""
+        return self._scope.constant(self.fresh(f"{self.output_names[0]}.value"), array)
+
+    def alias(self, vid: int) -> None:
+        """Output 0 is the value `vid`; no op is added."""
+        self._scope.bind(self.output_names[0], vid)
+
+    def bind(self, name: str, vid: int) -> None:
+        self._scope.bind(name, vid)
+
+    def vid(self, name: str) -> int:
+        return self._scope.vid(name)
+
+    def vid_spec(self, vid: int) -> TensorSpec:
+        return self._scope.spec(vid)
+
+    def fresh(self, base: str) -> str:
+        return self._scope.fresh(base)
+
+    def is_read(self, index: int) -> bool:
+        """Whether something reads output `index`."""
+        return index < len(self.output_names) and self.output_names[index] in self._read
+
+    def pieces(self, name: str) -> Pieces:
+        return self._scope.resolved.pieces[name]
+
+    def refusal(self, why: str) -> Unsupported:
+        """The error to raise when this node, of a kind that is known, is one of its odd cases."""
+        place = f" in {self._origin}" if self._origin else ""
+        return Unsupported(
+            f"node {self.name or self.output_names[0]!r} ({self.kind}){place}: {why}; "
+            "rewrite the node, or extend its function in pipeline/importers/from_onnx"
+        )
+
+
+Importer = Callable[[Node], None]
+"""What a family file has for an op type: it adds the ops that make the node's outputs."""
+
+
+def given(names: Sequence[str]) -> tuple[str, ...]:
+    end = next((index for index in range(len(names), 0, -1) if names[index - 1]), 0)
+    return tuple(names[:end])

@@ -1,0 +1,247 @@
+"""Find out, before any op is built, what every value is: its static spec, and its numbers where they are small.
+
+One walk in the order of the nodes. A node of known numbers is folded; of every other one the outputs' shapes are
+inferred from its inputs, and what inference cannot say is taken from the model's own value_info.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from pipeline.errors import SourceMistake, Unsupported, UserMistake
+from pipeline.importers.from_onnx.attributes import Attributes
+from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
+from pipeline.importers.from_onnx.infer import declared, infer
+from pipeline.importers.from_onnx.sequence import Pieces, split_pieces
+from pipeline.importers.from_onnx.source import Source, op_key
+from pipeline.importers.from_onnx.stored import Stored
+from pipeline.importers.from_onnx.unsupported import refuse_all
+from pipeline.ir.spec import DTYPE_BITS, TensorSpec
+
+__all__ = ["Resolved", "resolve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What is known of the values of a model, by name."""
+
+    stored: Mapping[str, Stored]
+    specs: dict[str, TensorSpec] = field(default_factory=dict)
+    """Of every tensor; all static once `resolve` has returned."""
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+    """Numbers of Constant nodes and of folded nodes."""
+    roots: dict[str, str] = field(default_factory=dict)
+    """The output of an Identity → what it is another name of."""
+    pieces: dict[str, Pieces] = field(default_factory=dict)
+    """A sequence that SplitToSequence makes → its tensors."""
+
+    def root(self, name: str) -> str:
+        return self.roots.get(name, name)
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """The numbers of `name`, of any size, if they are known and may not change."""
+        root = self.root(name)
+        return self.stored[root].constant() if root in self.stored else self.constants.get(root)
+
+    def small(self, name: str) -> np.ndarray | None:
+        """The numbers of `name` if it may be folded; a large initializer is not even read."""
+        spec = self.specs.get(name)
+        if spec is None or not spec.is_static or not foldable(spec.numel, spec.dtype):
+            return None
+        return self.constant(name)
+
+
+def resolve(source: Source, stored: Mapping[str, Stored], dims: Mapping[str, int], known: Collection[str]) -> Resolved:
+    """Specs and constants of every value of `source`; `known` are the op types that can be imported.
+
+    Raises:
+        Unsupported: op types that nobody knows and that do not fold: all of them, with their places.
+        UserMistake: values whose shape is not static, or a name in `dims` that the model does not use.
+        SourceMistake: a node reads what nothing makes, or cannot be.
+    """
+    return Resolver(source, stored, dims, known).run()
+
+
+class Resolver:
+    """The walk, and what it has found so far."""
+
+    def __init__(
+        self, source: Source, stored: Mapping[str, Stored], dims: Mapping[str, int], known: Collection[str]
+    ) -> None:
+        self._graph = source.model.graph
+        self._opset = source.opset
+        self._dims = dims
+        self._known = known
+        self._found = Resolved(stored)
+        self._notes = {value.name: value for value in (*self._graph.value_info, *self._graph.output)}
+        self._open: dict[str, str] = {}
+        """Tensors without a static shape, as they are written."""
+        self._strange: list[onnx.NodeProto] = []
+
+    def run(self) -> Resolved:
+        check_dims(self._graph, self._dims)
+        self._found.specs.update({name: item.spec for name, item in self._found.stored.items()})
+        for value in self._graph.input:
+            # Up to IR version 3 an initializer has to be listed as an input too.
+            if value.name not in self._found.stored:
+                self._note(value.name, declared(value, self._dims))
+        for node in self._graph.node:
+            self._need_order(node)
+            if not self._known_numbers(node):
+                self._shapes(node)
+        if self._strange:
+            refuse_all(self._strange, self._graph.name)
+        if self._open:
+            refuse_open(self._open, self._graph, self._dims)
+        return self._found
+
+    def _known_numbers(self, node: onnx.NodeProto) -> bool:
+        """Whether `node` is no op at run time: another name, a constant, or a small computation on constants."""
+        found = self._found
+        key = op_key(node.domain, node.op_type)
+        attributes = Attributes(node)
+        if key == "Identity":
+            found.roots[node.output[0]] = found.root(node.input[0])
+            self._note(node.output[0], found.specs.get(node.input[0]))
+            return True
+        if key == "Constant":
+            array = attributes.constant()
+        elif key in SHAPE_READERS:
+            spec = found.specs.get(node.input[0])
+            array = SHAPE_READERS[key](spec, attributes) if spec and spec.is_static else None
+        else:
+            inputs = [found.small(name) if name else None for name in node.input]
+            if any(array is None and name for array, name in zip(inputs, node.input, strict=True)):
+                return False
+            try:
+                array = fold(key, inputs, attributes)
+            except (ValueError, IndexError, ZeroDivisionError) as error:
+                raise SourceMistake(f"node {node.name!r} ({key}) cannot be computed: {error}") from error
+        if array is None:
+            return False
+        name = node.output[0]
+        if array.dtype.name not in DTYPE_BITS:
+            raise Unsupported(
+                f"node {node.name!r} ({key}) makes a constant of type {array.dtype}, "
+                f"expected one of {', '.join(DTYPE_BITS)}"
+            )
+        found.constants[name] = array
+        found.specs[name] = TensorSpec(array.shape, array.dtype.name)
+        return True
+
+    def _shapes(self, node: onnx.NodeProto) -> None:
+        """Specs of the outputs of an op that stays."""
+        key = op_key(node.domain, node.op_type)
+        if key not in self._known:
+            # A Shape of something open is no strange op: it would have been a constant.
+            if not (key in NUMBERS and any(name in self._open for name in node.input)):
+                self._strange.append(node)
+            self._note_all(node, {})
+        elif key == "SplitToSequence":
+            self._split(node)
+        elif key == "SequenceAt":
+            self._pick(node)
+        else:
+            self._note_all(node, self._infer(node))
+
+    def _infer(self, node: onnx.NodeProto) -> dict[str, TensorSpec]:
+        names = [name for name in dict.fromkeys(node.input) if name]
+        specs = {name: self._found.specs[name] for name in names if name in self._found.specs}
+        if len(specs) < len(names) or not all(spec.is_static for spec in specs.values()):
+            return {}
+        small = {name: array for name in names if (array := self._found.small(name)) is not None}
+        return infer(node, self._opset, specs, small)
+
+    def _split(self, node: onnx.NodeProto) -> None:
+        if any(name in self._open for name in node.input):
+            self._note(node.output[0], None)
+            return
+        given = len(node.input) > 1 and node.input[1] != ""
+        sizes = self._found.constant(node.input[1]) if given else None
+        if given and sizes is None:
+            raise Unsupported(
+                f"node {node.name!r} (SplitToSequence) splits by {node.input[1]!r}, expected constant sizes; "
+                "rewrite it as a Split"
+            )
+        self._found.pieces[node.output[0]] = split_pieces(Attributes(node), self._found.specs[node.input[0]], sizes)
+
+    def _pick(self, node: onnx.NodeProto) -> None:
+        if node.input[0] in self._open:
+            self._note(node.output[0], None)
+            return
+        pieces, index = self._found.pieces.get(node.input[0]), self._found.constant(node.input[1])
+        if pieces is None or index is None:
+            raise Unsupported(
+                f"node {node.name!r} (SequenceAt) reads place {node.input[1]!r} of {node.input[0]!r}; expected a "
+                "constant place of what SplitToSequence makes; rewrite it as a Split"
+            )
+        self._found.specs[node.output[0]] = pieces.pick(int(index.item()), node.output[0])
+
+    def _note_all(self, node: onnx.NodeProto, inferred: Mapping[str, TensorSpec]) -> None:
+        for name in filter(None, node.output):
+            spec = inferred.get(name)
+            if (spec is None or not spec.is_static) and name in self._notes:
+                spec = declared(self._notes[name], self._dims) or spec
+            self._note(name, spec)
+
+    def _note(self, name: str, spec: TensorSpec | None) -> None:
+        if spec is not None:
+            self._found.specs[name] = spec
+        if spec is None or not spec.is_static:
+            self._open[name] = f"{name!r}: {spec.dtype}{list(spec.shape)}" if spec else f"{name!r}: nothing known"
+
+    def _need_order(self, node: onnx.NodeProto) -> None:
+        """Every value is made once, and before it is read."""
+        for name in filter(None, (*node.input, *node.output)):
+            exists = name in self._found.specs or name in self._open or name in self._found.pieces
+            if exists != (name in node.input):
+                wrong = "makes {!r}, which exists already" if exists else "reads {!r}, which nothing before it makes"
+                raise SourceMistake(
+                    f"node {node.name!r} ({node.op_type}) {wrong.format(name)}; "
+                    "sort the nodes, and check the model with onnx.checker.check_model"
+                )
+
+
+def check_dims(graph: onnx.GraphProto, dims: Mapping[str, int]) -> None:
+    names = input_dims(graph)
+    if strange := [name for name in dims if name not in names]:
+        raise UserMistake(
+            f"dims: found {', '.join(map(repr, strange))}, expected names of dimensions of the inputs: "
+            f"{', '.join(map(repr, names)) or 'this model has none'}"
+        )
+    for name, size in dims.items():
+        if size < 0:
+            raise UserMistake(f"dims: found {name!r}: {size}, expected a size of at least 0")
+
+
+def input_dims(graph: onnx.GraphProto) -> list[str]:
+    dims = (dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim)
+    return list(dict.fromkeys(filter(None, dims)))
+
+
+def refuse_open(values: Mapping[str, str], graph: onnx.GraphProto, dims: Mapping[str, int]) -> None:
+    left = [name for name in input_dims(graph) if name not in dims]
+    advice = (
+        f"pass dims={{{', '.join(f'{name!r}: …' for name in left)}}}"
+        if left
+        else "these sizes depend on data: export with fixed sizes, or rewrite the first of them"
+    )
+    shown = ", ".join(list(values.values())[:5]) + (", …" if len(values) > 5 else "")
+    raise UserMistake(f"{len(values)} values have no static shape ({shown}), expected sizes for all; {advice}")
+
+
+def read_shape(spec: TensorSpec, attributes: Attributes) -> np.ndarray:
+    end = attributes.integer("end", spec.rank)
+    return np.array(spec.sizes[attributes.integer("start") : end], np.int64)
+
+
+def read_size(spec: TensorSpec, _: Attributes) -> np.ndarray:
+    return np.array(spec.numel, np.int64)
+
+
+SHAPE_READERS = {"Shape": read_shape, "Size": read_size}
+NUMBERS = frozenset((*SHAPE_READERS, *FOLDERS))

@@ -1,0 +1,131 @@
+"""Ops that move elements without reading their numbers. Shapes, axes and bounds are attributes, never inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.importers.from_onnx.attributes import Attributes
+from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.ir.graph import Attr
+
+__all__ = ["IMPORTERS"]
+
+
+def reshape(node: Node) -> None:
+    """Reshape, Flatten, Squeeze and Unsqueeze: the elements stay in order, and the output's shape is known."""
+    node.emit("Reshape", node.operands(0), {"shape": node.output().sizes})
+
+
+def expand(node: Node) -> None:
+    node.emit("Expand", node.operands(0), {"shape": node.output().sizes})
+
+
+def transpose(node: Node) -> None:
+    perm = node.attributes.integers("perm") or tuple(reversed(range(node.spec(0).rank)))
+    node.emit("Transpose", node.operands(0), {"perm": perm})
+
+
+def concat(node: Node) -> None:
+    node.emit("Concat", node.operands(), {"axis": node.axis(0)})
+
+
+def split(node: Node) -> None:
+    if "" in node.output_names:
+        raise node.refusal("one of its outputs has no name")
+    axis = node.axis(0)
+    sizes = tuple(node.output(index).sizes[axis] for index in range(len(node.output_names)))
+    node.emit("Split", node.operands(0), {"axis": axis, "sizes": sizes})
+
+
+def slices(node: Node) -> None:
+    """Bounds are clamped as numpy clamps them; with a negative step, an end of -1 means: down to and with element 0."""
+    starts, ends = node.integers(1, "starts") or (), node.integers(2, "ends") or ()
+    axes = node.integers(3, "axes") or tuple(range(len(starts)))
+    steps = node.integers(4, "steps") or (1,) * len(starts)
+    sizes = node.spec(0).sizes
+    axes = tuple(axis % len(sizes) for axis in axes)
+    clamped = [
+        slice(start, end, step).indices(sizes[axis])
+        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
+    ]
+    attrs: dict[str, Attr] = {
+        "starts": tuple(start for start, _, _ in clamped),
+        "ends": tuple(max(start, end) if step > 0 else min(start, end) for start, end, step in clamped),
+        "axes": axes,
+        "steps": steps,
+    }
+    node.emit("Slice", node.operands(0), attrs)
+
+
+def tile(node: Node) -> None:
+    repeats = tuple(int(count) for count in node.need_constant(1, "repeats"))
+    node.emit("Tile", node.operands(0), {"repeats": repeats})
+
+
+def pad(node: Node) -> None:
+    """`pads` holds the begins of all axes, then the ends."""
+    given, rank = node.integers(1, "pads") or (), node.spec(0).rank
+    axes = node.integers(3, "axes") or tuple(range(rank))
+    pads = [0] * (2 * rank)
+    for place, axis in enumerate(axes):
+        pads[axis % rank], pads[axis % rank + rank] = given[place], given[place + len(axes)]
+    attrs: dict[str, Attr] = {
+        "pads": tuple(pads),
+        "mode": node.attributes.text("mode", "constant"),
+        "value": pad_value(node),
+    }
+    node.emit("Pad", node.operands(0), attrs)
+
+
+def pad_value(node: Node) -> float | int | bool:
+    """The fill as an exact number of the tensor's type."""
+    if node.has(2):
+        return node.need_constant(2, "the value to pad with").item()
+    dtype = node.spec(0).dtype
+    if "float" in dtype:
+        return node.attributes.number("value", 0.0)
+    return False if dtype == "bool" else 0
+
+
+def depth_to_space(node: Node) -> None:
+    read = node.attributes
+    attrs: dict[str, Attr] = {"blocksize": read.integer("blocksize"), "mode": read.text("mode", "DCR")}
+    node.emit("DepthToSpace", node.operands(0), attrs)
+
+
+def space_to_depth(node: Node) -> None:
+    node.emit("SpaceToDepth", node.operands(0), {"blocksize": node.attributes.integer("blocksize")})
+
+
+def triangle(node: Node) -> None:
+    offset = int(node.need_constant(1, "the diagonal").item()) if node.has(1) else 0
+    node.emit("Trilu", node.operands(0), {"upper": node.attributes.flag("upper", True), "k": offset})
+
+
+def constant_of_shape(node: Node) -> None:
+    """A small one was folded; a large one is one element, expanded, so that it takes no memory in the model."""
+    node.emit("Expand", [node.constant_operand(fill(node.attributes))], {"shape": node.output().sizes})
+
+
+def fill(attributes: Attributes) -> np.ndarray:
+    value = attributes.constant()
+    return np.zeros((), np.float32) if value is None else value.reshape(())
+
+
+IMPORTERS: dict[str, Importer] = {
+    "Concat": concat,
+    "ConstantOfShape": constant_of_shape,
+    "DepthToSpace": depth_to_space,
+    "Expand": expand,
+    "Flatten": reshape,
+    "Pad": pad,
+    "Reshape": reshape,
+    "Slice": slices,
+    "SpaceToDepth": space_to_depth,
+    "Split": split,
+    "Squeeze": reshape,
+    "Tile": tile,
+    "Transpose": transpose,
+    "Trilu": triangle,
+    "Unsqueeze": reshape,
+}

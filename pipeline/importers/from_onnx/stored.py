@@ -1,0 +1,143 @@
+"""Initializers: which are params and which consts, and where their bytes are. Bytes are referenced, never copied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
+
+from pipeline.errors import SourceMistake, UserMistake
+from pipeline.importers.from_onnx.dtypes import dtype_name
+from pipeline.ir.graph import Payload
+from pipeline.ir.spec import TensorSpec
+
+__all__ = ["ArrayPayload", "FilePayload", "ProtoPayload", "Stored", "read_initializers"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPayload:
+    """An array that the importer made: a Constant node, or a folded value."""
+
+    array: np.ndarray
+
+    def numpy(self) -> np.ndarray:
+        return self.array
+
+
+@dataclass(slots=True)
+class ProtoPayload:
+    """A tensor inside the model. The array is a view of `raw_data`, made at the first call and kept.
+
+    Kept, because protobuf hands out new bytes at every access: without it two readers would hold two copies.
+    """
+
+    proto: TensorProto
+    _array: np.ndarray | None = field(default=None, init=False)
+
+    def numpy(self) -> np.ndarray:
+        if self._array is None:
+            self._array = numpy_helper.to_array(self.proto)
+        return self._array
+
+
+@dataclass(slots=True)
+class FilePayload:
+    """A tensor in a data file beside the model, mapped into memory at the first call: pages load as they are read."""
+
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    _array: np.ndarray | None = field(default=None, init=False)
+
+    def numpy(self) -> np.ndarray:
+        if self._array is None:
+            empty = 0 in self.shape
+            self._array = (
+                np.empty(self.shape, self.dtype)  # a map of no bytes cannot be made
+                if empty
+                else np.memmap(self.path, self.dtype, "r", self.offset, self.shape).view(np.ndarray)
+            )
+        return self._array
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One initializer. `payload` is None in a weight-free model."""
+
+    name: str
+    spec: TensorSpec
+    payload: Payload | None
+    trainable: bool
+
+    def constant(self) -> np.ndarray | None:
+        """The numbers, if they are known and may not change."""
+        return None if self.trainable or self.payload is None else self.payload.numpy()
+
+
+def read_initializers(
+    graph: onnx.GraphProto, folder: Path | None, trainable: Collection[str] = ()
+) -> Mapping[str, Stored]:
+    """The initializers of `graph` by name; those that an entry of `trainable` names or matches as a glob are params.
+
+    Raises:
+        UserMistake: an entry of `trainable` fits no initializer.
+        SourceMistake: external data outside the model's folder, or too short.
+        Unsupported: a dtype that the IR does not have.
+    """
+    names = [proto.name for proto in graph.initializer]
+    for pattern in trainable:
+        if pattern in names or any(fnmatchcase(name, pattern) for name in names):
+            continue
+        near = get_close_matches(pattern, names, 3)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {len(names)}, e.g. {names[:3]}"
+        raise UserMistake(f"trainable: found no initializer that {pattern!r} names or matches; {hint}")
+    stored = {}
+    for proto in graph.initializer:
+        name = proto.name
+        spec = TensorSpec(tuple(proto.dims), dtype_name(proto.data_type, f"initializer {name!r}"))
+        learns = name in trainable or any(fnmatchcase(name, pattern) for pattern in trainable)
+        stored[name] = Stored(name, spec, payload_of(proto, folder), learns)
+    return stored
+
+
+def payload_of(proto: TensorProto, folder: Path | None) -> Payload | None:
+    """None where the model names a tensor without its numbers, and where its data file is not there."""
+    if proto.data_location == TensorProto.EXTERNAL:
+        return external(proto, folder)
+    typed = (proto.float_data, proto.int32_data, proto.int64_data, proto.double_data, proto.uint64_data)
+    if math.prod(proto.dims) and not proto.HasField("raw_data") and not any(typed):
+        return None
+    return ProtoPayload(proto)
+
+
+def external(proto: TensorProto, folder: Path | None) -> FilePayload | None:
+    if folder is None:
+        raise SourceMistake(
+            f"initializer {proto.name!r} is in a file of its own, and the model came without a path; "
+            "pass base_dir=, the folder of the model"
+        )
+    info = external_data_helper.ExternalDataInfo(proto)
+    path = (folder / info.location).resolve()
+    if not info.location or not path.is_relative_to(folder.resolve()):
+        raise SourceMistake(
+            f"initializer {proto.name!r} names the data file {info.location!r}, which is outside the model's folder "
+            f"{folder}; expected a relative path inside it: move the file there and save the model again"
+        )
+    if not path.is_file():
+        return None
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(proto.data_type))
+    offset, size = info.offset or 0, math.prod(proto.dims) * dtype.itemsize
+    if path.stat().st_size < offset + size:
+        raise SourceMistake(
+            f"initializer {proto.name!r} needs bytes {offset} to {offset + size} of {path}, "
+            f"found only {path.stat().st_size}; the file is cut short: copy or export it again"
+        )
+    return FilePayload(path, offset, tuple(proto.dims), dtype)

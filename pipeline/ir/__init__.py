@@ -1,0 +1,30 @@
+"""The static IR: a Graph of Values and Ops, the Builder that makes it, the check that judges it, its written forms."""
+
+from pipeline.ir.builder import Builder, Emitter
+from pipeline.ir.check import check
+from pipeline.ir.graph import Attr, Graph, KernelSpec, Op, Payload, Role, Value
+from pipeline.ir.json import from_json, to_json
+from pipeline.ir.parse import IRSyntaxMistake, from_text
+from pipeline.ir.spec import DTYPE_BITS, Dim, TensorSpec
+from pipeline.ir.text import to_text
+
+__all__ = [
+    "DTYPE_BITS",
+    "Attr",
+    "Builder",
+    "Dim",
+    "Emitter",
+    "Graph",
+    "IRSyntaxMistake",
+    "KernelSpec",
+    "Op",
+    "Payload",
+    "Role",
+    "TensorSpec",
+    "Value",
+    "check",
+    "from_json",
+    "from_text",
+    "to_json",
+    "to_text",
+]

@@ -1,0 +1,155 @@
+"""Judge a finished Graph from outside: every fact that it states is derived again and compared.
+
+Shares no code with `Builder`: the order of ops, producers, users and roles are worked out here from the ops alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from pipeline.errors import InternalError
+from pipeline.ir.graph import Attr, Graph, Op, Role, Value
+from pipeline.ir.spec import DTYPE_BITS
+
+__all__ = ["check"]
+
+
+def check(graph: Graph) -> None:
+    """Hold `graph` against every rule of the IR.
+
+    Raises:
+        InternalError: at least one rule is broken; the message lists every violation.
+    """
+    found = [violation for rule in RULES for violation in rule(graph)]
+    if not found:
+        return
+    lines = "\n".join(f"  - {violation}" for violation in found)
+    raise InternalError(
+        f"graph {graph.name!r} breaks {len(found)} rule(s) of the IR:\n{lines}\n"
+        "Expected a graph as Builder makes it; report this, with the model, as a bug of whoever made the graph."
+    )
+
+
+def value_table(graph: Graph) -> Iterator[str]:
+    """Vids are dense and equal the index; names are unique and not empty."""
+    for index, value in enumerate(graph.values):
+        if value.vid != index:
+            yield f"values[{index}] {value.name!r} has vid {value.vid}; expected {index}"
+        if not value.name:
+            yield f"%{index} has an empty name"
+    for name, count in Counter(value.name for value in graph.values).items():
+        if count > 1:
+            yield f"{count} values are called {name!r}; names are unique"
+
+
+def specs(graph: Graph) -> Iterator[str]:
+    """Known dtypes; sizes are non-negative ints or names that are not empty."""
+    for value in graph.values:
+        if value.spec.dtype not in DTYPE_BITS:
+            yield f"{label(value)} has the unknown dtype {value.spec.dtype!r}"
+        if not isinstance(value.spec.shape, tuple):
+            yield f"{label(value)} has a shape of type {type(value.spec.shape).__name__}; expected a tuple"
+        for dim in value.spec.shape:
+            if not (dim if isinstance(dim, str) else type(dim) is int and dim >= 0):
+                yield f"{label(value)} has the size {dim!r}; expected an int of at least 0, or a name"
+
+
+def op_order(graph: Graph) -> Iterator[str]:
+    """Oids equal the index; every op reads what exists by then, and makes what nobody has made."""
+    made = {value.vid for value in graph.values if value.producer is None}
+    for index, op in enumerate(graph.ops):
+        if op.oid != index:
+            yield f"ops[{index}] {op.kind} has oid {op.oid}; expected {index}"
+        if not op.kind:
+            yield f"ops[{index}] has an empty kind"
+        for vid in op.inputs:
+            if not known(graph, vid):
+                yield f"{show(op)} reads %{vid}, which does not exist"
+            elif vid not in made:
+                yield f"{show(op)} reads {label(graph.values[vid])} before it is made"
+        for vid in op.outputs:
+            if not known(graph, vid):
+                yield f"{show(op)} makes %{vid}, which does not exist"
+            elif vid in made:
+                yield f"{show(op)} makes {label(graph.values[vid])}, which exists already"
+        made.update(op.outputs)
+
+
+def links(graph: Graph) -> Iterator[str]:
+    """`producer` and `users` say what the ops say."""
+    producers = {vid: index for index, op in enumerate(graph.ops) for vid in op.outputs}
+    users: dict[int, list[int]] = {}
+    for index, op in enumerate(graph.ops):
+        for vid in dict.fromkeys(op.inputs):
+            users.setdefault(vid, []).append(index)
+    for index, value in enumerate(graph.values):
+        if value.producer != producers.get(index):
+            yield f"{label(value)} names the producer {value.producer}; its producer is {producers.get(index)}"
+        if value.users != tuple(users.get(index, ())):
+            yield f"{label(value)} names the users {value.users}; its users are {tuple(users.get(index, ()))}"
+
+
+def roles(graph: Graph) -> Iterator[str]:
+    """A computed value is `output` when it leaves the graph, else `tmp`; everything else begins somewhere."""
+    computed = {vid for op in graph.ops for vid in op.outputs}
+    for side, vids in (("inputs", graph.inputs), ("outputs", graph.outputs)):
+        yield from (f"graph {side} name %{vid}, which does not exist" for vid in vids if not known(graph, vid))
+    yield from (f"%{vid} is {n} times a graph input" for vid, n in Counter(graph.inputs).items() if n > 1)
+    for index, value in enumerate(graph.values):
+        if index in computed:
+            expected = {Role.OUTPUT if index in graph.outputs else Role.TMP}
+        elif index in graph.inputs:
+            expected = {Role.INPUT}
+        else:
+            expected = {Role.PARAM, Role.STATE, Role.CONST}
+        if value.role not in expected:
+            yield f"{label(value)} has the role {value.role}; expected {' or '.join(sorted(expected))}"
+
+
+def payloads(graph: Graph) -> Iterator[str]:
+    """Only stored values have bytes, and the bytes fit the spec."""
+    for vid, payload in graph.payloads.items():
+        if not known(graph, vid):
+            yield f"there is a payload for %{vid}, which does not exist"
+            continue
+        value = graph.values[vid]
+        if value.role not in (Role.PARAM, Role.STATE, Role.CONST):
+            yield f"{label(value)} has the role {value.role} and a payload; only param, state and const have one"
+        array = payload.numpy()
+        if array.shape != value.spec.shape or array.dtype.name != value.spec.dtype:
+            yield (
+                f"{label(value)} is {value.spec.dtype}{list(value.spec.shape)}, "
+                f"its payload {array.dtype.name}{list(array.shape)}"
+            )
+
+
+def attributes(graph: Graph) -> Iterator[str]:
+    """Attributes and constraints hold the types of `Attr`, so that every written form can carry them."""
+    for op in graph.ops:
+        for where, table in (("attribute", op.attrs), ("constraint", op.constraints)):
+            for key, item in table.items():
+                if not plain(item):
+                    yield f"{show(op)} has the {where} {key!r} = {item!r}; expected bool, int, float, str or a tuple"
+
+
+def plain(item: Attr) -> bool:
+    if not isinstance(item, tuple):
+        return type(item) in (bool, int, float, str)
+    kinds = {type(part) for part in item}
+    return len(kinds) <= 1 and kinds <= {int, float, str}
+
+
+def known(graph: Graph, vid: int) -> bool:
+    return 0 <= vid < len(graph.values)
+
+
+def label(value: Value) -> str:
+    return f"%{value.vid} {value.name!r}"
+
+
+def show(op: Op) -> str:
+    return f"op {op.oid} {op.kind}" + (f" {op.name!r}" if op.name else "")
+
+
+RULES = (value_table, specs, op_order, links, roles, payloads, attributes)

@@ -1,0 +1,113 @@
+"""The IR: Values, Ops and the Graph that holds them. Data only, and frozen; `Builder` makes it, `check` judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+
+from pipeline.ir.spec import TensorSpec
+
+__all__ = ["Attr", "Graph", "KernelSpec", "Op", "Payload", "Role", "Value"]
+
+Attr = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+
+
+class Role(StrEnum):
+    """Where a value begins (seed document 004: Builder.input / param / state / value)."""
+
+    INPUT = "input"
+    PARAM = "param"
+    STATE = "state"
+    CONST = "const"
+    TMP = "tmp"
+    OUTPUT = "output"
+
+
+class Payload(Protocol):
+    """The bytes of a param, state or const: referenced, never copied. `onnx_ir` tensors are payloads as they are."""
+
+    def numpy(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One tensor of the graph. `vid` is its index in `Graph.values` and in the slot table at run time."""
+
+    vid: int
+    name: str
+    spec: TensorSpec
+    role: Role
+    producer: int | None = None
+    """Index in `Graph.ops` of the op that makes it; None for input, param, state and const."""
+    users: tuple[int, ...] = ()
+    """Indices in `Graph.ops` of the ops that read it, ascending, each once."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """The part of a kernel call that never changes, fixed by the op's emitter when the op was built.
+
+    `kind_id` names the kernel, `attr_schema` the layout of `attr_blob` (an ABI tag), `attr_blob` the packed attributes.
+    """
+
+    kind_id: int
+    attr_schema: str
+    attr_blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation. `attrs` is for people and passes; a kernel reads `kernel.attr_blob`."""
+
+    oid: int
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+    kernel: KernelSpec | None = None
+    """None while no emitter knows the kind; lowering lists such ops."""
+    constraints: Mapping[str, Attr] = field(default_factory=dict)
+    """Facts for the planner, e.g. `inplace: (0,)`: output 0 may reuse the storage of that input."""
+    name: str = ""
+    """The source's name of the node, for messages."""
+    origin: str = ""
+    """The torch module path that the node came from, where it is known."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attrs", MappingProxyType(dict(self.attrs)))
+        object.__setattr__(self, "constraints", MappingProxyType(dict(self.constraints)))
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Ops in a valid order over a table of values.
+
+    `inputs` and `outputs` are vids in the order of the caller's signature. `payloads` maps the vid of a param, state or
+    const to its bytes; a weight-free graph has none.
+    """
+
+    name: str
+    values: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    payloads: Mapping[int, Payload] = field(default_factory=dict)
+
+    def value(self, name: str) -> Value:
+        """The value called `name`.
+
+        Raises:
+            KeyError: no value has this name.
+        """
+        for value in self.values:
+            if value.name == name:
+                return value
+        raise KeyError(f"no value named {name!r} in graph {self.name!r}")
+
+    def with_role(self, *roles: Role) -> tuple[Value, ...]:
+        return tuple(value for value in self.values if value.role in roles)

@@ -1,0 +1,143 @@
+"""Write a Graph as plain JSON data, and read it back: exact, versioned, without the bytes of stored values.
+
+    {"format_version": 1, "name": "mlp", "inputs": ["x"], "outputs": ["y"],
+     "tensors": [{"name": "x", "shape": [2, 4], "dtype": "float32", "device": "cpu", "role": "input"}, …],
+     "ops": [{"kind": "LeakyRelu", "inputs": ["h"], "outputs": ["y"], "attrs": {"alpha": {"float": 0.01}},
+              "constraints": {"inplace": {"ints": [0]}}, "name": "node_1", "origin": "act",
+              "kernel": {"kind_id": 12, "attr_schema": "leaky/1", "attr_blob": "0ad7233c"}}]}
+
+The index of a tensor is its vid. An attribute carries its type, since JSON has one kind of number; a float that JSON
+cannot spell is the string "inf", "-inf" or "nan". `kernel` is null where no emitter knew the kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.errors import SourceMistake
+from pipeline.ir.assemble import assemble
+from pipeline.ir.builder import Emitter
+from pipeline.ir.graph import Attr, Graph, KernelSpec, Op, Payload, Role, Value
+from pipeline.ir.spec import TensorSpec
+
+__all__ = ["FORMAT_VERSION", "from_json", "to_json"]
+
+FORMAT_VERSION = 1
+
+
+def to_json(graph: Graph) -> dict[str, Any]:
+    """`graph` as dicts, lists, strings, numbers, booleans and null; `json.dumps(…, allow_nan=False)` takes it."""
+    names = [value.name for value in graph.values]
+    return {
+        "format_version": FORMAT_VERSION,
+        "name": graph.name,
+        "inputs": [names[vid] for vid in graph.inputs],
+        "outputs": [names[vid] for vid in graph.outputs],
+        "tensors": [write_tensor(value) for value in graph.values],
+        "ops": [write_op(op, names) for op in graph.ops],
+    }
+
+
+def from_json(
+    data: Mapping[str, Any],
+    payloads: Mapping[str, Payload] | None = None,
+    emitters: Mapping[str, Emitter] | None = None,
+) -> Graph:
+    """The Graph that `data` describes; `payloads` is by value name. With `emitters` the kernels are made anew.
+
+    Raises:
+        SourceMistake: another format version, or data that is not a graph; the message names the place.
+    """
+    version = data.get("format_version")
+    if version != FORMAT_VERSION:
+        raise SourceMistake(
+            f"IR JSON: found format_version {version!r}, expected {FORMAT_VERSION}; "
+            "write the file again with this release, or read it with the release that wrote it"
+        )
+    where = "the top level"
+    try:
+        stubs = []
+        for index, tensor in enumerate(data["tensors"]):
+            where = f"tensors[{index}]"
+            stubs.append(read_tensor(tensor))
+        vids = {name: vid for vid, (name, _, _) in enumerate(stubs)}
+        ops = []
+        for index, op in enumerate(data["ops"]):
+            where = f"ops[{index}]"
+            ops.append(read_op(index, op, vids))
+        where = "inputs or outputs"
+        inputs, outputs = ([vids[name] for name in data[side]] for side in ("inputs", "outputs"))
+        return assemble(data["name"], stubs, ops, inputs, outputs, payloads, emitters)
+    except KeyError as error:
+        raise SourceMistake(f"IR JSON: {where} needs {error}, which is not there; compare it with `to_json`") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise SourceMistake(f"IR JSON: {where} cannot be read: {error}; compare it with `to_json`") from error
+
+
+def write_tensor(value: Value) -> dict[str, Any]:
+    spec = value.spec
+    return {
+        "name": value.name,
+        "shape": list(spec.shape),
+        "dtype": spec.dtype,
+        "device": spec.device,
+        "role": str(value.role),
+    }
+
+
+def read_tensor(data: Mapping[str, Any]) -> tuple[str, TensorSpec, Role]:
+    return data["name"], TensorSpec(tuple(data["shape"]), data["dtype"], data["device"]), Role(data["role"])
+
+
+def write_op(op: Op, names: list[str]) -> dict[str, Any]:
+    kernel = op.kernel
+    return {
+        "kind": op.kind,
+        "inputs": [names[vid] for vid in op.inputs],
+        "outputs": [names[vid] for vid in op.outputs],
+        "attrs": {key: write_attr(item) for key, item in op.attrs.items()},
+        "constraints": {key: write_attr(item) for key, item in op.constraints.items()},
+        "name": op.name,
+        "origin": op.origin,
+        "kernel": kernel
+        and {"kind_id": kernel.kind_id, "attr_schema": kernel.attr_schema, "attr_blob": kernel.attr_blob.hex()},
+    }
+
+
+def read_op(oid: int, data: Mapping[str, Any], vids: Mapping[str, int]) -> Op:
+    kernel = data["kernel"]
+    return Op(
+        oid,
+        data["kind"],
+        tuple(vids[name] for name in data["inputs"]),
+        tuple(vids[name] for name in data["outputs"]),
+        {key: read_attr(item) for key, item in data["attrs"].items()},
+        kernel and KernelSpec(kernel["kind_id"], kernel["attr_schema"], bytes.fromhex(kernel["attr_blob"])),
+        {key: read_attr(item) for key, item in data["constraints"].items()},
+        data["name"],
+        data["origin"],
+    )
+
+
+def write_attr(item: Attr) -> dict[str, Any]:
+    if isinstance(item, tuple):
+        tag = f"{TAGS[type(item[0])]}s" if item else "ints"
+        return {tag: [spell(part) for part in item]}
+    return {TAGS[type(item)]: spell(item)}
+
+
+def read_attr(data: Mapping[str, Any]) -> Attr:
+    ((tag, item),) = data.items()
+    if tag in READERS:
+        return READERS[tag](item)
+    return tuple(READERS[tag.removesuffix("s")](part) for part in item)
+
+
+def spell(item: bool | int | float | str) -> bool | int | float | str:
+    return repr(item) if isinstance(item, float) and not math.isfinite(item) else item
+
+
+TAGS = {bool: "bool", int: "int", float: "float", str: "string"}
+READERS = {"bool": bool, "int": int, "float": float, "string": str}

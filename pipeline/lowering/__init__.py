@@ -1,0 +1,10 @@
+"""Emitters by op family, the attribute codec, and Graph → kernel calls. Knows neither torch nor onnx."""
+
+from __future__ import annotations
+
+from pipeline.lowering.attrs import pack, unpack
+from pipeline.lowering.emitters import EMITTERS
+from pipeline.lowering.kinds import Kind
+from pipeline.lowering.lower import KernelCall, lower
+
+__all__ = ["EMITTERS", "KernelCall", "Kind", "lower", "pack", "unpack"]

@@ -1,0 +1,57 @@
+"""Convolutions and pooling over 1 to 3 spatial dimensions; pads are in ONNX order, every begin and then every end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.ir.builder import Emitter
+from pipeline.ir.graph import Attr
+from pipeline.lowering.emitter import Specs, emitter, per_spatial_dim, same_dtype
+from pipeline.lowering.kinds import Kind
+
+__all__ = ["EMITTERS", "INPLACE", "VIEWS"]
+
+
+def weight_rank(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+    del attrs, outs
+    if ins[1].rank == ins[0].rank:
+        return None
+    return f"weight of rank {ins[1].rank} for an input of rank {ins[0].rank}; expected the same rank"
+
+
+EMITTERS: dict[str, Emitter] = {
+    "Conv": emitter(
+        Kind.Conv,
+        "strides=i[],pads=i[],dilations=i[],group=i",
+        same_dtype,
+        weight_rank,
+        *per_spatial_dim("strides", "pads", "dilations"),
+        inputs=(2, 3),
+    ),
+    "ConvTranspose": emitter(
+        Kind.ConvTranspose,
+        "strides=i[],pads=i[],output_padding=i[],dilations=i[],group=i",
+        same_dtype,
+        weight_rank,
+        *per_spatial_dim("strides", "pads", "output_padding", "dilations"),
+        inputs=(2, 3),
+    ),
+    "MaxPool": emitter(
+        Kind.MaxPool,
+        "kernel=i[],strides=i[],pads=i[],dilations=i[],ceil_mode=?",
+        same_dtype,
+        *per_spatial_dim("kernel", "strides", "pads", "dilations"),
+    ),
+    "AveragePool": emitter(
+        Kind.AveragePool,
+        "kernel=i[],strides=i[],pads=i[],ceil_mode=?,count_include_pad=?",
+        same_dtype,
+        *per_spatial_dim("kernel", "strides", "pads"),
+    ),
+    "GlobalAveragePool": emitter(Kind.GlobalAveragePool, "", same_dtype, *per_spatial_dim()),
+    "GlobalMaxPool": emitter(Kind.GlobalMaxPool, "", same_dtype, *per_spatial_dim()),
+}
+
+INPLACE: dict[str, tuple[int, ...]] = {}
+
+VIEWS: dict[str, int] = {}

@@ -1,0 +1,40 @@
+"""The families joined: what can be emitted, what may be written in place, what is only a view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import TypeVar
+
+from pipeline.errors import InternalError
+from pipeline.ir.builder import Emitter
+from pipeline.lowering import conv, elementwise, index, linear, norm, reduce, shape
+
+__all__ = ["EMITTERS", "FAMILIES", "INPLACE", "VIEWS", "join"]
+
+Key = TypeVar("Key", bound=str | int)
+Row = TypeVar("Row")
+
+
+def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
+    """One read-only table of all rows.
+
+    Raises:
+        InternalError: two tables have a row for the same kind.
+    """
+    joined: dict[Key, Row] = {}
+    for table in tables:
+        twice = sorted(joined.keys() & table.keys())
+        if twice:
+            raise InternalError(
+                f"two families have a row for {', '.join(map(str, twice))}; a kind belongs to one family"
+            )
+        joined |= table
+    return MappingProxyType(joined)
+
+
+FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index)
+
+EMITTERS: Mapping[str, Emitter] = join(family.EMITTERS for family in FAMILIES)
+INPLACE: Mapping[str, tuple[int, ...]] = join(family.INPLACE for family in FAMILIES)
+VIEWS: Mapping[str, int] = join(family.VIEWS for family in FAMILIES)

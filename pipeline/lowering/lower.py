@@ -1,0 +1,103 @@
+"""Graph → kernel calls: serialise what the emitters fixed, and add what the planner may do with each call.
+
+Nothing is chosen here (seed document 004, "emitter-first"). An op without a kernel stops the stage, once, with all
+such ops in one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from pipeline.errors import InternalError, Unsupported
+from pipeline.ir.graph import Attr, Graph, KernelSpec, Op
+from pipeline.lowering.emitters import INPLACE, VIEWS
+
+__all__ = ["KernelCall", "lower"]
+
+SHOWN = 3
+"""How many places an error lists per missing kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One launch: `kind_id(ins, outs, attr_schema, attr_blob)`.
+
+    `constraints` are facts for the planner: `inplace` (inputs whose storage output 0 may take when they die here) and
+    `view` (the input whose bytes output 0 repeats).
+    """
+
+    kind_id: int
+    attr_schema: str
+    attr_blob: bytes
+    in_vids: tuple[int, ...]
+    out_vids: tuple[int, ...]
+    constraints: Mapping[str, Attr] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "constraints", MappingProxyType(dict(self.constraints)))
+
+
+def lower(graph: Graph) -> tuple[KernelCall, ...]:
+    """One call per op, in the order of the ops.
+
+    Raises:
+        Unsupported: ops that no emitter knows; the message lists every kind, how often, and where.
+        InternalError: an op asks for an in-place input that its kernel does not allow.
+    """
+    calls = [_call(op, op.kernel) for op in graph.ops if op.kernel is not None]
+    if len(calls) != len(graph.ops):
+        raise Unsupported(_missing(graph))
+    return tuple(calls)
+
+
+def _call(op: Op, kernel: KernelSpec) -> KernelCall:
+    facts: dict[str, Attr] = dict(op.constraints)
+    inplace = _inplace(op)
+    if inplace:
+        facts["inplace"] = inplace
+    if op.kind in VIEWS:
+        facts["view"] = VIEWS[op.kind]
+    return KernelCall(kernel.kind_id, kernel.attr_schema, kernel.attr_blob, op.inputs, op.outputs, facts)
+
+
+def _inplace(op: Op) -> tuple[int, ...]:
+    """What the kernel allows; an op may ask for less (`inplace: ()` for never), but not for more."""
+    allowed = INPLACE.get(op.kind, ())
+    asked = op.constraints.get("inplace", allowed)
+    asked = asked if isinstance(asked, tuple) else (asked,)
+    beyond = [index for index in asked if index not in allowed]
+    if beyond:
+        raise InternalError(f"op {op.kind} {op.name!r} asks for inplace={asked}; its kernel allows {allowed}")
+    return tuple(index for index in allowed if index in asked)
+
+
+def _missing(graph: Graph) -> str:
+    by_kind: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        if op.kernel is None:
+            by_kind.setdefault(op.kind, []).append(op)
+    total = sum(map(len, by_kind.values()))
+    rows = [
+        f"  {len(ops)} {kind}: {_places(graph, ops)}"
+        for kind, ops in sorted(by_kind.items(), key=lambda row: (-len(row[1]), row[0]))
+    ]
+    return "\n".join(
+        [
+            f"graph {graph.name!r}: {total} of {len(graph.ops)} ops have no kernel ({len(by_kind)} kinds):",
+            *rows,
+            "Run this model by onnxruntime instead (`runtime: {backends: [onnxruntime]}`), "
+            "or add a row for the kind to its family in pipeline/lowering and pipeline/runtime/kernels.",
+        ]
+    )
+
+
+def _places(graph: Graph, ops: Sequence[Op]) -> str:
+    shown = [
+        (op.name or f"→ {', '.join(graph.values[vid].name for vid in op.outputs)}")
+        + (f" (in {op.origin})" if op.origin else "")
+        for op in ops[:SHOWN]
+    ]
+    more = f", and {len(ops) - SHOWN} more" if len(ops) > SHOWN else ""
+    return ", ".join(shown) + more

@@ -1,0 +1,73 @@
+"""Kinds that move elements and compute nothing. Sizes in attrs are concrete: the importer resolved -1 and 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.ir.builder import Emitter
+from pipeline.ir.graph import Attr
+from pipeline.lowering.emitter import Specs, axis_in_range, emitter, one_of, same_dtype, sizes_of
+from pipeline.lowering.kinds import Kind
+
+__all__ = ["EMITTERS", "INPLACE", "VIEWS"]
+
+
+def input_rank(ins: Specs, outs: Specs) -> int:
+    del outs
+    return ins[0].rank
+
+
+def same_numel(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+    """Reshape keeps the number of elements, where both shapes are known."""
+    del attrs
+    if not (ins[0].is_static and outs[0].is_static) or ins[0].numel == outs[0].numel:
+        return None
+    return f"{ins[0].numel} elements into {list(outs[0].shape)}, which holds {outs[0].numel}"
+
+
+def parallel_lists(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+    """Slice: one start, end and step per axis, and no step of zero."""
+    del ins, outs
+    lists = [attrs[name] for name in ("starts", "ends", "axes", "steps")]
+    if len({len(items) for items in lists if isinstance(items, tuple)}) != 1:
+        return "attrs starts, ends, axes and steps differ in length"
+    return "attr steps holds 0" if isinstance(lists[3], tuple) and 0 in lists[3] else None
+
+
+def permutation(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+    del outs
+    perm = attrs["perm"]
+    right = isinstance(perm, tuple) and sorted(map(int, perm)) == list(range(ins[0].rank))
+    return None if right else f"attr perm={perm} is no permutation of the {ins[0].rank} axes"
+
+
+EMITTERS: dict[str, Emitter] = {
+    "Reshape": emitter(Kind.Reshape, "shape=i[]", same_dtype, same_numel),
+    "Transpose": emitter(Kind.Transpose, "perm=i[]", same_dtype, permutation),
+    "Concat": emitter(Kind.Concat, "axis=i", same_dtype, axis_in_range(), inputs=(1, None)),
+    "Split": emitter(
+        Kind.Split,
+        "axis=i,sizes=i[]",
+        same_dtype,
+        axis_in_range(),
+        sizes_of("sizes", lambda _, outs: len(outs), "output"),
+        outputs=(1, None),
+    ),
+    "Slice": emitter(
+        Kind.Slice, "starts=i[],ends=i[],axes=i[],steps=i[]", same_dtype, axis_in_range("axes"), parallel_lists
+    ),
+    "Expand": emitter(Kind.Expand, "shape=i[]", same_dtype),
+    "Tile": emitter(Kind.Tile, "repeats=i[]", same_dtype, sizes_of("repeats", input_rank, "axis")),
+    "Pad": emitter(
+        Kind.Pad,
+        "pads=i[],mode=s,value=n",
+        same_dtype,
+        one_of("mode", "constant", "reflect", "edge"),
+        sizes_of("pads", lambda ins, _: 2 * ins[0].rank, "side of an axis"),
+    ),
+}
+
+INPLACE: dict[str, tuple[int, ...]] = {}
+
+# Storage is contiguous everywhere, so any Reshape (Squeeze, Unsqueeze and Flatten are Reshapes too) is a view.
+VIEWS: dict[str, int] = {"Reshape": 0}

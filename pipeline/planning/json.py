@@ -1,0 +1,74 @@
+"""A plan as JSON: stable, for tools in other languages and for diffs between releases."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from pipeline.ir.graph import Attr
+from pipeline.lowering import KernelCall, Kind, unpack
+from pipeline.planning.plan import ExecutionPlan, Slot
+
+__all__ = ["FORMAT_VERSION", "to_json"]
+
+FORMAT_VERSION: Final = 1
+"""Grows when a key changes its meaning or goes away; a new key does not change it."""
+
+
+def to_json(plan: ExecutionPlan) -> dict[str, Any]:
+    """`plan` as dicts, lists, strings, numbers and None, ready for `json.dumps`.
+
+    `attr_blob` is hex and exact. `attrs` beside it is for people: a float that JSON cannot write is a string there.
+    """
+    return {
+        "format_version": FORMAT_VERSION,
+        "graph": plan.graph_name,
+        "inputs": list(plan.inputs),
+        "outputs": list(plan.outputs),
+        "feed_signature": [
+            {
+                "name": entry.name,
+                "shape": list(entry.spec.shape),
+                "dtype": entry.spec.dtype,
+                "device": entry.spec.device,
+            }
+            for entry in plan.feed_signature
+        ],
+        "arena_bytes": plan.arena_bytes,
+        "live_bytes": plan.live_bytes,
+        "values": [_value(plan, slot) for slot in plan.slots],
+        "calls": [_call(oid, call) for oid, call in zip(plan.order, plan.calls, strict=True)],
+    }
+
+
+def _value(plan: ExecutionPlan, slot: Slot) -> dict[str, Any]:
+    return {
+        "vid": slot.vid,
+        "name": slot.name,
+        "role": slot.role.value,
+        "shape": list(slot.spec.shape),
+        "dtype": slot.spec.dtype,
+        "device": slot.spec.device,
+        "alias_of": plan.alias.get(slot.vid),
+        "offset": plan.offsets.get(slot.vid),
+    }
+
+
+def _call(oid: int, call: KernelCall) -> dict[str, Any]:
+    return {
+        "op": oid,
+        "kind": Kind(call.kind_id).name,
+        "kind_id": call.kind_id,
+        "attr_schema": call.attr_schema,
+        "attr_blob": call.attr_blob.hex(),
+        "attrs": {name: _plain(value) for name, value in unpack(call.attr_schema, call.attr_blob).items()},
+        "in_vids": list(call.in_vids),
+        "out_vids": list(call.out_vids),
+        "constraints": {name: _plain(value) for name, value in call.constraints.items()},
+    }
+
+
+def _plain(value: Attr) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,35 @@
+"""When a value is needed: from the call that makes it to the last call that reads it, both included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.ir.graph import Graph
+from pipeline.lowering import KernelCall
+
+__all__ = ["Lifetime", "lifetimes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """Indices of calls. `first` is -1 for a value that exists before the first call; `last` is the number of calls
+    for a graph output, which outlives them all. A value that nobody reads lives while its call runs."""
+
+    first: int
+    last: int
+
+    def overlaps(self, other: Lifetime) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+def lifetimes(graph: Graph, calls: Sequence[KernelCall]) -> dict[int, Lifetime]:
+    """vid → Lifetime, for every value of the graph."""
+    first = dict.fromkeys(range(len(graph.values)), -1)
+    for index, call in enumerate(calls):
+        first.update(dict.fromkeys(call.out_vids, index))
+    last = dict(first)
+    for index, call in enumerate(calls):
+        last.update(dict.fromkeys(call.in_vids, index))
+    last.update(dict.fromkeys(graph.outputs, len(calls)))
+    return {vid: Lifetime(first[vid], last[vid]) for vid in first}

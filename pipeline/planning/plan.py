@@ -1,0 +1,125 @@
+"""The ExecutionPlan: every decision that a run needs, as data, for one concrete feed signature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from pipeline.errors import InternalError, UserMistake
+from pipeline.ir.graph import Graph, Role
+from pipeline.ir.spec import TensorSpec
+from pipeline.lowering import KernelCall
+from pipeline.planning.alias import EXTERNAL, decide_aliases, storage_classes
+from pipeline.planning.arena import Block, assign_offsets, live_peak
+from pipeline.planning.lifetime import Lifetime, lifetimes
+
+__all__ = ["ExecutionPlan", "FeedEntry", "FeedSignature", "Slot", "make_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place in the slot table: what is bound to `vid` at run time."""
+
+    vid: int
+    name: str
+    spec: TensorSpec
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class FeedEntry:
+    """One tensor that the caller gives."""
+
+    name: str
+    spec: TensorSpec
+
+
+FeedSignature = tuple[FeedEntry, ...]
+"""Hashable: the key under which a plan, and later a capture, may be kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionPlan:
+    """Kernel calls in order, and where every value lives.
+
+    A value has its storage from the caller or the model (external roles), from `alias`, or from `offsets`; exactly one
+    of the three. `slots[vid]` describes value `vid`.
+    """
+
+    graph_name: str
+    slots: tuple[Slot, ...]
+    calls: tuple[KernelCall, ...]
+    order: tuple[int, ...]
+    """The id of the graph's op that each call came from."""
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    alias: Mapping[int, int]
+    """{out_vid: in_vid}: shares storage with a value bound earlier."""
+    offsets: Mapping[int, int]
+    """{vid: byte offset in the arena}, for the values that own their storage there."""
+    arena_bytes: int
+    live_bytes: int
+    """The most bytes alive in one call: the lower bound for `arena_bytes`, before alignment."""
+    feed_signature: FeedSignature
+    """Graph inputs in order, then the weights that have no payload, which come with the feed."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alias", MappingProxyType(dict(self.alias)))
+        object.__setattr__(self, "offsets", MappingProxyType(dict(self.offsets)))
+
+
+def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
+    """Decide aliases and arena offsets for `calls`, which `lower(graph)` made.
+
+    Raises:
+        UserMistake: a dimension is still a name; a plan is made for concrete sizes.
+        InternalError: the calls are not those of the graph.
+    """
+    _refuse_named_dims(graph)
+    if len(calls) != len(graph.ops):
+        raise InternalError(f"{len(calls)} calls for {len(graph.ops)} ops of graph {graph.name!r}; lower it again")
+    lives = lifetimes(graph, calls)
+    alias = decide_aliases(graph, calls, lives)
+    blocks = _blocks(graph, alias, lives)
+    offsets, arena_bytes = assign_offsets(blocks)
+    return ExecutionPlan(
+        graph_name=graph.name,
+        slots=tuple(Slot(value.vid, value.name, value.spec, value.role) for value in graph.values),
+        calls=tuple(calls),
+        order=tuple(op.oid for op in graph.ops),
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        alias=alias,
+        offsets=offsets,
+        arena_bytes=arena_bytes,
+        live_bytes=live_peak(blocks),
+        feed_signature=_feed_signature(graph),
+    )
+
+
+def _blocks(graph: Graph, alias: Mapping[int, int], lives: Mapping[int, Lifetime]) -> list[Block]:
+    """One block per storage class that lives in the arena."""
+    return [
+        Block(
+            root,
+            max(graph.values[vid].spec.nbytes for vid in vids),
+            Lifetime(min(lives[vid].first for vid in vids), max(lives[vid].last for vid in vids)),
+        )
+        for root, vids in storage_classes(alias, range(len(graph.values))).items()
+        if graph.values[root].role not in EXTERNAL
+    ]
+
+
+def _feed_signature(graph: Graph) -> FeedSignature:
+    weightless = [value.vid for value in graph.with_role(*EXTERNAL - {Role.INPUT}) if value.vid not in graph.payloads]
+    return tuple(FeedEntry(graph.values[vid].name, graph.values[vid].spec) for vid in (*graph.inputs, *weightless))
+
+
+def _refuse_named_dims(graph: Graph) -> None:
+    named = [f"{value.name}{list(value.spec.shape)}" for value in graph.values if not value.spec.is_static]
+    if named:
+        raise UserMistake(
+            f"graph {graph.name!r}: {len(named)} values have named dims, first {', '.join(named[:3])}; a plan needs "
+            "concrete sizes: export with fixed shapes, or bind the dims to numbers first"
+        )

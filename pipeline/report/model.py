@@ -1,0 +1,80 @@
+"""`report.json` as data: what each stage found. docs/report.md explains the fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from passes.numbers import Errors
+from passes.prove import Power
+from passes.result import PassRow, StructureVerdict
+
+__all__ = ["REPORT_VERSION", "BackendReport", "ExportReport", "OptimizeReport", "Report", "RuntimeReport"]
+
+REPORT_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """The exported model against the reference, before any pass. `origin` is torch or onnx."""
+
+    origin: str
+    opset: int
+    nodes: int
+    weight_bytes: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    draws: tuple[str, ...]
+    parameters: frozenset[str]
+    """Digests of the initializers that are an `nn.Parameter`, as they are and transposed."""
+    errors: Mapping[str, Errors]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizeReport:
+    passes: tuple[PassRow, ...]
+    structures: tuple[StructureVerdict, ...]
+    sensitivity: Power
+    nodes: int
+    files: tuple[tuple[str, int, int], ...] = ()
+    """Name, size and time of the written files, by which the next run sees that they are still those."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendReport:
+    """`errors` are the worst over all draws; `seconds` the median of the runs that they were measured in."""
+
+    name: str
+    errors: Mapping[str, Errors]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeReport:
+    backends: tuple[BackendReport, ...]
+    ops: int = 0
+    values: int = 0
+    arena_bytes: int = 0
+    aliases: int = 0
+    files: tuple[tuple[str, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything. `failure` is empty when the run ended well; then `exit_code` is 0."""
+
+    name: str
+    exit_code: int
+    failure: str
+    export: ExportReport | None
+    passes: tuple[PassRow, ...]
+    structures: tuple[StructureVerdict, ...]
+    sensitivity: Power | None
+    runtime: RuntimeReport | None
+    versions: Mapping[str, str]
+    cached: tuple[str, ...]
+    seconds: Mapping[str, float]
+    files: tuple[str, ...]
+    format_version: int = field(default=REPORT_VERSION)

@@ -1,0 +1,58 @@
+"""What a run gives back: each stage's result, and the files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from passes.result import PassRow, StructureVerdict
+from pipeline.report import ExportReport, OptimizeReport, Report, RuntimeReport
+
+if TYPE_CHECKING:
+    from pipeline.ir import Graph
+
+__all__ = ["RunResult"]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The results of the stages of one run that ended well.
+
+    `cached` names the stages that were taken from an earlier run, since nothing that they depend on has changed.
+    """
+
+    folder: Path
+    export: ExportReport
+    optimize: OptimizeReport
+    runtime: RuntimeReport
+    report: Report
+    cached: tuple[str, ...]
+
+    @property
+    def passes(self) -> tuple[PassRow, ...]:
+        return self.optimize.passes
+
+    @property
+    def structures(self) -> tuple[StructureVerdict, ...]:
+        return self.optimize.structures
+
+    @property
+    def model(self) -> Path:
+        """The final ONNX file."""
+        return self.folder / "model.onnx"
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The IR as `ir.json` tells it, without weights.
+
+        Raises:
+            FileNotFoundError: the `plan` backend was not asked for, so no IR was made.
+        """
+        import json
+
+        from pipeline.ir import from_json
+        from pipeline.lowering import EMITTERS
+
+        return from_json(json.loads((self.folder / "ir.json").read_text(encoding="utf-8")), emitters=EMITTERS)

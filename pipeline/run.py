@@ -1,0 +1,214 @@
+"""The whole journey: from a configuration to a verified model, its IR and its plan. Read this first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from passes.prove import Reference
+from pipeline.config import RunConfig
+from pipeline.errors import OnnxlineError
+from pipeline.events import Event, Observer, StageEnded, StageStarted
+from pipeline.export.source import Source
+from pipeline.log import RunLog
+from pipeline.report import ExportReport, OptimizeReport, Report, RuntimeReport, report_json
+from pipeline.result import RunResult
+from pipeline.stages.execute import execute, refuse_wrong_results
+from pipeline.stages.export import export, exported_path, refuse_wrong_export
+from pipeline.stages.optimize import optimize, refuse_reverts, still_there
+from pipeline.stages.source import fingerprint, open_source
+from pipeline.verify.references import Draw, compute_references, plan_draws
+from pipeline.versions import versions
+from pipeline.workspace import Workspace, key_of
+
+__all__ = ["Pipeline"]
+
+
+class Pipeline:
+    """One run of one configuration.
+
+    Args:
+        config: as read by `RunConfig.from_yaml`.
+        out: the folder of the artifacts; `runs/<name>` below the working directory by default.
+        observer: is told what happens; nothing is printed.
+    """
+
+    def __init__(self, config: RunConfig, out: Path | None = None, observer: Observer = lambda _: None) -> None:
+        self.config = config
+        self.folder = out or Path("runs") / config.name
+        self._observer = observer
+
+    def run(self) -> RunResult:
+        """Do what has changed since the last run, and take the rest from there.
+
+        Raises:
+            UserMistake, PassError: something that was given is wrong (exit code 2).
+            CheckFailed: the export, a pass under `strict`, or the final model is not right (exit code 1).
+        """
+        workspace = Workspace(self.folder)
+        with workspace.opened():
+            journey = _Journey(self.config, workspace, self._observer)
+            try:
+                return journey.travel()
+            except Exception as error:
+                journey.write_report(str(error), getattr(error, "exit_code", 3))
+                raise
+            finally:
+                journey.write_log()
+
+
+class _Journey:
+    """The state of a run: what is known so far."""
+
+    def __init__(self, config: RunConfig, workspace: Workspace, observer: Observer) -> None:
+        self.config, self.workspace, self._tell = config, workspace, observer
+        self.log = RunLog()
+        self.versions = versions()
+        self.source: Source | None = None
+        self.exported: ExportReport | None = None
+        self.optimized: OptimizeReport | None = None
+        self.executed: RuntimeReport | None = None
+        self.seconds: dict[str, float] = {}
+        self.cached: list[str] = []
+
+    def travel(self) -> RunResult:
+        config, workspace = self.config, self.workspace
+        with self.stage("source") as note:
+            self.source = open_source(config)
+            identity = fingerprint(self.source)
+            note(f"{len(self.source.inputs)} inputs, fingerprint {identity[:8]}")
+        source = self.source
+
+        key = key_of(config.model.model_dump(mode="json"), config.export.model_dump(mode="json"), identity)
+        key = key_of(key, config.verify.model_dump(mode="json"), self.versions)
+        with self.stage("export") as note:
+            found = workspace.load("export", key, ExportReport)
+            if found is None or not exported_path(source, workspace).is_file():
+                found, why = export(config, source, self.references, workspace)
+                self.exported = found
+                refuse_wrong_export(why)
+                workspace.save("export", key, found)
+            else:
+                note.cached()
+            self.exported = found
+            note(f"{found.origin}, opset {found.opset}, {found.nodes} nodes, {found.weight_bytes / 2**20:.0f} MiB")
+
+        key = key_of(key, config.passes.model_dump(mode="json"))
+        with self.stage("passes") as note:
+            optimized = workspace.load("passes", key, OptimizeReport)
+            if optimized is None or not still_there(optimized.files, workspace):
+                workspace.forget("passes")
+                path = exported_path(source, workspace)
+                optimized = optimize(config, path, self.references, workspace, self.tell)
+                workspace.save("passes", key, optimized)
+            else:
+                note.cached()
+            self.optimized = optimized
+            note(f"{found.nodes} → {optimized.nodes} nodes")
+            refuse_reverts(config, optimized)
+
+        key = key_of(key, config.runtime.model_dump(mode="json"))
+        with self.stage("runtime") as note:
+            executed = workspace.load("runtime", key, RuntimeReport)
+            needs_files = "plan" in config.runtime.backends
+            if executed is None or (needs_files and not still_there(executed.files, workspace)):
+                executed = execute(config, found, self.draws, self.references, workspace, self.tell)
+                self.executed = executed
+                refuse_wrong_results(executed)
+                workspace.save("runtime", key, executed)
+            else:
+                note.cached()
+            self.executed = executed
+            note(", ".join(backend.name for backend in executed.backends) or "torch")
+
+        workspace.write_text("run.yaml", self._resolved())
+        report = self.write_report("", 0)
+        return RunResult(workspace.folder, found, optimized, executed, report, tuple(self.cached))
+
+    @cached_property
+    def draws(self) -> tuple[Draw, ...]:
+        assert self.source is not None
+        return plan_draws(self.source, self.config.model, self.config.verify)
+
+    @cached_property
+    def references(self) -> list[Reference]:
+        """Computed when the first stage asks for them: not at all when every stage is cached."""
+        assert self.source is not None
+        return compute_references(self.source, self.draws)
+
+    def tell(self, event: Event) -> None:
+        self.log.add(event)
+        self._tell(event)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[_StageNote]:
+        self.tell(StageStarted(name))
+        begun = time.perf_counter()
+        note = _StageNote()
+        yield note
+        self.seconds[name] = time.perf_counter() - begun
+        if note.is_cached:
+            self.cached.append(name)
+        self.tell(StageEnded(name, self.seconds[name], note.is_cached, note.detail))
+
+    def write_report(self, failure: str, exit_code: int) -> Report:
+        """Write `report.json` with what is known so far."""
+        report = Report(
+            name=self.config.name,
+            exit_code=exit_code,
+            failure=failure,
+            export=self.exported,
+            passes=self.optimized.passes if self.optimized else (),
+            structures=self.optimized.structures if self.optimized else (),
+            sensitivity=self.optimized.sensitivity if self.optimized else None,
+            runtime=self.executed,
+            versions=self.versions,
+            cached=tuple(self.cached),
+            seconds=self.seconds,
+            files=self._files(),
+        )
+        _quietly(lambda: self.workspace.write_text("report.json", report_json(report)), when=bool(failure))
+        return report
+
+    def _files(self) -> tuple[str, ...]:
+        """The artifacts, with the two that are written last."""
+        there = {path.name for path in self.workspace.folder.iterdir() if path.is_file()}
+        return tuple(sorted(there | {"report.json", "log.txt"}))
+
+    def write_log(self) -> None:
+        _quietly(lambda: self.workspace.write_text("log.txt", self.log.text()), when=True)
+
+    def _resolved(self) -> str:
+        """The configuration as it was understood, which runs again as it is, with the versions as a comment."""
+        lines = "".join(f"#   {name} {version}\n" for name, version in self.versions.items())
+        resolved: dict[str, Any] = self.config.resolved()
+        return f"# As resolved by onnxline, with\n{lines}" + yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
+
+
+class _StageNote:
+    """What a stage says of itself when it ends."""
+
+    def __init__(self) -> None:
+        self.detail = ""
+        self.is_cached = False
+
+    def __call__(self, detail: str) -> None:
+        self.detail = detail
+
+    def cached(self) -> None:
+        self.is_cached = True
+
+
+def _quietly(write: Callable[[], object], *, when: bool) -> None:
+    """A report of a failure that cannot be written must not hide the failure."""
+    try:
+        write()
+    except (OSError, OnnxlineError):
+        if not when:
+            raise

@@ -1,0 +1,16 @@
+"""Torch CPU kernels by family: `(ins, outs, attrs) -> None`, each writes the outputs that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.lowering import Kind
+from pipeline.lowering.emitters import join
+from pipeline.runtime.kernels import conv, elementwise, index, linear, norm, reduce, shape
+from pipeline.runtime.kernels.base import Attrs, Kernel
+
+__all__ = ["KERNELS", "Attrs", "Kernel"]
+
+FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index)
+
+KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)

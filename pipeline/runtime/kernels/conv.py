@@ -1,0 +1,128 @@
+"""Convolution and pooling, 1 to 3 spatial dimensions. Pads are in ONNX order: every begin, then every end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from pipeline.lowering import Kind
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs
+
+__all__ = ["KERNELS"]
+
+MAX_POOL = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
+AVERAGE_POOL: dict[int, Any] = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
+
+
+def conv(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    x, (begins, ends) = ins[0], _sides(attrs["pads"])
+    if begins != ends:
+        x, begins = _padded(x, begins, ends, 0), [0] * len(begins)
+    bias = ins[2] if len(ins) == 3 else None
+    zeros = [0] * len(begins)
+    result = torch.convolution(
+        x, ins[1], bias, attrs["strides"], begins, attrs["dilations"], False, zeros, attrs["group"]
+    )
+    outs[0].copy_(result)
+
+
+def conv_transpose(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """Unpadded, then cropped: a pad takes away rows of a transposed convolution, and the sides may differ."""
+    begins, _ = _sides(attrs["pads"])
+    bias = ins[2] if len(ins) == 3 else None
+    strides, dilations, extra = attrs["strides"], attrs["dilations"], attrs["output_padding"]
+    result = torch.convolution(ins[0], ins[1], bias, strides, [0] * len(begins), dilations, True, extra, attrs["group"])
+    for axis, begin in enumerate(begins, start=2):
+        result = result.narrow(axis, begin, outs[0].shape[axis])
+    outs[0].copy_(result)
+
+
+def max_pool(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    x, out = ins[0], outs[0]
+    kernel, strides, dilations = attrs["kernel"], attrs["strides"], attrs["dilations"]
+    if not x.is_floating_point():
+        x = x.double()  # torch pools no int8; every integer that ONNX pools is exact in double
+    lowest = float("-inf")
+    begins, ends = _window_pads(x, out, attrs["pads"], kernel, strides, dilations)
+    pads = [0] * len(begins)
+    if begins == ends and all(2 * begin <= size for begin, size in zip(begins, kernel, strict=True)):
+        pads = begins
+    else:
+        x = _padded(x, begins, ends, lowest)
+    out.copy_(MAX_POOL[len(kernel)](x, kernel, strides, pads, dilations))
+
+
+def average_pool(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """The sum of a window over the number of elements that count: the real ones, and with `count_include_pad` the
+    declared pads too. The overhang of `ceil_mode` never counts."""
+    x, kernel, strides = ins[0], attrs["kernel"], attrs["strides"]
+    pool, none = AVERAGE_POOL[len(kernel)], [0] * len(kernel)
+    begins, ends = _window_pads(x, outs[0], attrs["pads"], kernel, strides, [1] * len(kernel))
+    declared = _sides(attrs["pads"])[1] if attrs["count_include_pad"] else none
+    overhang = [end - own for end, own in zip(ends, declared, strict=True)]
+    average = pool(_padded(x, begins, ends, 0), kernel, strides)
+    if max(overhang) <= 0 and (attrs["count_include_pad"] or not any(begins)):
+        outs[0].copy_(average)
+        return
+    counted = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype)
+    counted = _padded(counted, begins, declared, 1 if attrs["count_include_pad"] else 0)
+    share = pool(_padded(counted, none, overhang, 0), kernel, strides)
+    # Both are averages over whole windows, so the size of the window cancels.
+    torch.div(average, share, out=outs[0])
+
+
+def global_average_pool(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    del attrs
+    torch.mean(ins[0], dim=list(range(2, ins[0].dim())), keepdim=True, out=outs[0])
+
+
+def global_max_pool(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    del attrs
+    torch.amax(ins[0], dim=list(range(2, ins[0].dim())), keepdim=True, out=outs[0])
+
+
+def _sides(pads: Sequence[int]) -> tuple[list[int], list[int]]:
+    half = len(pads) // 2
+    return list(pads[:half]), list(pads[half:])
+
+
+def _padded(x: torch.Tensor, begins: Sequence[int], ends: Sequence[int], value: float) -> torch.Tensor:
+    """`x` with its spatial dims padded; a negative pad crops. Torch wants pairs, the last dimension first."""
+    pairs = [pad for begin, end in zip(reversed(begins), reversed(ends), strict=True) for pad in (begin, end)]
+    return functional.pad(x, pairs, value=value) if any(pairs) else x
+
+
+def _window_pads(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    pads: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> tuple[list[int], list[int]]:
+    """(begins, ends) that make exactly the output's number of windows fit, whatever ceil_mode and the end pads say.
+
+    ONNX and torch disagree on the last window of ceil_mode; the declared output shape has decided already.
+    """
+    begins, declared = _sides(pads)
+    ends = []
+    for axis, (begin, end) in enumerate(zip(begins, declared, strict=True)):
+        size, windows = x.shape[axis + 2], out.shape[axis + 2]
+        reach = (windows - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1
+        # Rows past the last window do not matter, so the declared pad stands where it makes no further window.
+        fits = (size + begin + end - reach) // strides[axis] == 0 and size + begin + end >= reach
+        ends.append(end if fits else reach - size - begin)
+    return begins, ends
+
+
+KERNELS: dict[Kind, Kernel] = {
+    Kind.Conv: conv,
+    Kind.ConvTranspose: conv_transpose,
+    Kind.MaxPool: max_pool,
+    Kind.AveragePool: average_pool,
+    Kind.GlobalAveragePool: global_average_pool,
+    Kind.GlobalMaxPool: global_max_pool,
+}

@@ -1,0 +1,187 @@
+"""Elementwise kernels. Every one is safe when output 0 is one of the operands that lowering lists as in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pipeline.lowering import Kind
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs
+
+__all__ = ["KERNELS"]
+
+aten = torch.ops.aten
+
+SOFTPLUS_LINEAR_FROM = 50.0
+"""log(1 + exp(x)) and x are the same float64 from here on; torch's own default of 20 is right for float32 only."""
+
+
+def unary(function: Callable[..., Any]) -> Kernel:
+    """A kernel from a torch function of one tensor with `out=`."""
+
+    def kernel(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+        del attrs
+        function(ins[0], out=outs[0])
+
+    return kernel
+
+
+def binary(function: Callable[..., Any]) -> Kernel:
+    """A kernel from a torch function of two tensors with `out=`."""
+
+    def kernel(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+        del attrs
+        function(ins[0], ins[1], out=outs[0])
+
+    return kernel
+
+
+def div(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    del attrs
+    rounding = None if outs[0].is_floating_point() else "trunc"
+    torch.div(ins[0], ins[1], rounding_mode=rounding, out=outs[0])
+
+
+def pow_(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """The exponent may have another dtype; the result has the dtype of the base."""
+    del attrs
+    base, exponent = ins
+    if base.is_floating_point() and exponent.numel() == 1 and exponent.dim() <= base.dim():
+        torch.pow(base, exponent.item(), out=outs[0])  # x² and x³ become products, ten times as fast as pow
+    elif base.is_floating_point() or not exponent.is_floating_point():
+        outs[0].copy_(torch.pow(base, exponent))
+    else:
+        outs[0].copy_(torch.pow(base.double(), exponent.double()))
+
+
+def mod(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """`fmod` takes the sign of the dividend, as C does; otherwise the sign of the divisor, as Python does."""
+    function = torch.fmod if attrs["fmod"] else torch.remainder
+    function(ins[0], ins[1], out=outs[0])
+
+
+def prelu(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    del attrs
+    torch.where(ins[0] < 0, ins[0] * ins[1], ins[0], out=outs[0])
+
+
+def relu(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    del attrs
+    torch.clamp_min(ins[0], 0, out=outs[0])
+
+
+def gelu(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    aten.gelu.out(ins[0], approximate=attrs["approximate"], out=outs[0])
+
+
+def leaky_relu(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    aten.leaky_relu.out(ins[0], attrs["alpha"], out=outs[0])
+
+
+def elu(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    aten.elu.out(ins[0], attrs["alpha"], 1, 1, out=outs[0])
+
+
+def hard_sigmoid(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    torch.mul(ins[0], attrs["alpha"], out=outs[0])
+    outs[0].add_(attrs["beta"]).clamp_(0, 1)
+
+
+def softplus(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    del attrs
+    aten.softplus.out(ins[0], 1, SOFTPLUS_LINEAR_FROM, out=outs[0])
+
+
+def is_nan(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    del attrs
+    torch.ne(ins[0], ins[0], out=outs[0])
+
+
+def is_inf(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    del attrs
+    torch.eq(ins[0].abs(), math.inf, out=outs[0])
+
+
+def clip(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """A bound beyond the dtype's range does not bind, so it is left out: torch refuses to convert it."""
+    x = ins[0]
+    range_of = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
+    low = attrs["min"] if attrs["min"] >= range_of.min else None
+    high = attrs["max"] if attrs["max"] <= range_of.max else None
+    if low is None and high is None:
+        outs[0].copy_(x)
+    else:
+        torch.clamp(x, low, high, out=outs[0])
+
+
+def where(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    del attrs
+    torch.where(ins[0], ins[1], ins[2], out=outs[0])
+
+
+def cast(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """Casts to float8 saturate, as ONNX's default asks; torch makes NaN of what is too large."""
+    x = ins[0]
+    if attrs["to"].startswith("float8") and x.is_floating_point():
+        limit = torch.finfo(outs[0].dtype).max
+        x = x.float().clamp(-limit, limit)
+    outs[0].copy_(x)
+
+
+def identity(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    del attrs
+    outs[0].copy_(ins[0])
+
+
+KERNELS: dict[Kind, Kernel] = {
+    Kind.Add: binary(torch.add),
+    Kind.Sub: binary(torch.sub),
+    Kind.Mul: binary(torch.mul),
+    Kind.Div: div,
+    Kind.Pow: pow_,
+    Kind.Min: binary(torch.minimum),
+    Kind.Max: binary(torch.maximum),
+    Kind.Mod: mod,
+    Kind.PRelu: prelu,
+    Kind.And: binary(torch.logical_and),
+    Kind.Or: binary(torch.logical_or),
+    Kind.Xor: binary(torch.logical_xor),
+    Kind.Equal: binary(torch.eq),
+    Kind.Less: binary(torch.lt),
+    Kind.LessOrEqual: binary(torch.le),
+    Kind.Greater: binary(torch.gt),
+    Kind.GreaterOrEqual: binary(torch.ge),
+    Kind.Not: unary(torch.logical_not),
+    Kind.Neg: unary(torch.neg),
+    Kind.Abs: unary(torch.abs),
+    Kind.Sign: unary(torch.sign),
+    Kind.Relu: relu,
+    Kind.Clip: clip,
+    Kind.Identity: identity,
+    Kind.Sqrt: unary(torch.sqrt),
+    Kind.Reciprocal: unary(torch.reciprocal),
+    Kind.Exp: unary(torch.exp),
+    Kind.Log: unary(torch.log),
+    Kind.Floor: unary(torch.floor),
+    Kind.Ceil: unary(torch.ceil),
+    Kind.Round: unary(torch.round),
+    Kind.Sin: unary(torch.sin),
+    Kind.Cos: unary(torch.cos),
+    Kind.Erf: unary(torch.erf),
+    Kind.Tanh: unary(torch.tanh),
+    Kind.Sigmoid: unary(torch.sigmoid),
+    Kind.Gelu: gelu,
+    Kind.Silu: unary(aten.silu.out),
+    Kind.LeakyRelu: leaky_relu,
+    Kind.Elu: elu,
+    Kind.HardSigmoid: hard_sigmoid,
+    Kind.HardSwish: unary(aten.hardswish.out),
+    Kind.Softplus: softplus,
+    Kind.IsNaN: is_nan,
+    Kind.IsInf: is_inf,
+    Kind.Where: where,
+    Kind.Cast: cast,
+}

@@ -1,0 +1,80 @@
+"""Reductions."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.lowering import Kind
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs
+
+__all__ = ["KERNELS"]
+
+
+def reduce_sum(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    # Without dtype= torch sums small integers in int64.
+    torch.sum(ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], dtype=outs[0].dtype, out=outs[0])
+
+
+def reduce_mean(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    if ins[0].is_floating_point():
+        torch.mean(ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], out=outs[0])
+    else:
+        outs[0].copy_(torch.mean(ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], dtype=torch.float64))
+
+
+def reduce_max(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    torch.amax(ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], out=outs[0])
+
+
+def reduce_min(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    torch.amin(ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], out=outs[0])
+
+
+def reduce_prod(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """Torch multiplies along one dimension at a time."""
+    x = ins[0]
+    for axis in attrs["axes"]:
+        x = torch.prod(x, dim=axis, keepdim=True, dtype=outs[0].dtype)
+    outs[0].copy_(x.reshape(outs[0].shape))
+
+
+def reduce_l2(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    if ins[0].is_floating_point():
+        torch.linalg.vector_norm(ins[0], 2, dim=attrs["axes"], keepdim=attrs["keepdims"], out=outs[0])
+    else:
+        norm = torch.linalg.vector_norm(ins[0].double(), 2, dim=attrs["axes"], keepdim=attrs["keepdims"])
+        outs[0].copy_(norm)
+
+
+def arg_max(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """Torch's CPU kernel gives the first of equal values, as ONNX asks."""
+    torch.argmax(ins[0], dim=attrs["axis"], keepdim=attrs["keepdims"], out=outs[0])
+
+
+def arg_min(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    torch.argmin(ins[0], dim=attrs["axis"], keepdim=attrs["keepdims"], out=outs[0])
+
+
+def cum_sum(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """`exclusive` leaves the element itself out of its sum; `reverse` sums from the end."""
+    x, out, axis = ins[0], outs[0], attrs["axis"]
+    if attrs["reverse"]:
+        x = x.flip(axis)
+    total = torch.cumsum(x, axis, dtype=out.dtype)
+    if attrs["exclusive"] and x.shape[axis]:
+        zero = torch.zeros_like(total.narrow(axis, 0, 1))
+        total = torch.cat([zero, total.narrow(axis, 0, x.shape[axis] - 1)], axis)
+    out.copy_(total.flip(axis) if attrs["reverse"] else total)
+
+
+KERNELS: dict[Kind, Kernel] = {
+    Kind.ReduceSum: reduce_sum,
+    Kind.ReduceMean: reduce_mean,
+    Kind.ReduceMax: reduce_max,
+    Kind.ReduceMin: reduce_min,
+    Kind.ReduceProd: reduce_prod,
+    Kind.ReduceL2: reduce_l2,
+    Kind.ArgMax: arg_max,
+    Kind.ArgMin: arg_min,
+    Kind.CumSum: cum_sum,
+}

@@ -1,0 +1,98 @@
+"""Kernels that move elements."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.lowering import Kind
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs
+
+__all__ = ["KERNELS"]
+
+
+def reshape(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """Runs only where the planner could not share the storage: a graph output made of a graph input, say."""
+    del attrs
+    outs[0].copy_(ins[0].reshape(outs[0].shape))
+
+
+def transpose(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    outs[0].copy_(ins[0].permute(attrs["perm"]))
+
+
+def concat(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    torch.cat(list(ins), attrs["axis"], out=outs[0])
+
+
+def split(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    for piece, out in zip(torch.split(ins[0], list(attrs["sizes"]), attrs["axis"]), outs, strict=True):
+        out.copy_(piece)
+
+
+def slice_(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """Bounds clamp as Python's do. Torch has no negative steps: the same elements are taken forwards, then flipped."""
+    x, flipped = ins[0], []
+    for start, end, axis, step in zip(attrs["starts"], attrs["ends"], attrs["axes"], attrs["steps"], strict=True):
+        taken = range(*slice(start, end, step).indices(x.shape[axis]))
+        if step < 0:
+            taken = taken[::-1]
+            flipped.append(axis)
+        x = x.movedim(axis, 0)[taken.start : max(taken.stop, taken.start) : abs(step)].movedim(0, axis)
+    outs[0].copy_(x.flip(flipped) if flipped else x)
+
+
+def expand(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """ONNX's Expand broadcasts both ways, so the output's shape is the one to follow."""
+    del attrs
+    outs[0].copy_(ins[0])
+
+
+def tile(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """Every axis split in (repeat, size): the copy then broadcasts over the repeats, without scratch."""
+    sizes = ins[0].shape
+    spread = [part for repeat, size in zip(attrs["repeats"], sizes, strict=True) for part in (repeat, size)]
+    once = [part for size in sizes for part in (1, size)]
+    outs[0].view(spread).copy_(ins[0].view(once))
+
+
+def pad(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """A negative pad crops, in every mode."""
+    x, out = ins[0], outs[0]
+    begins, ends = attrs["pads"][: x.dim()], attrs["pads"][x.dim() :]
+    if attrs["mode"] == "constant":
+        _pad_constant(x, out, begins, attrs["value"])
+        return
+    for axis, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        size = x.shape[axis]
+        positions = torch.arange(-begin, size + end)
+        if attrs["mode"] == "edge":
+            positions = positions.clamp(0, size - 1)
+        else:
+            period = max(2 * (size - 1), 1)
+            positions = positions.remainder(period)
+            positions = torch.minimum(positions, period - positions) if size > 1 else positions
+        if begin or end:
+            x = x.index_select(axis, positions)
+    out.copy_(x)
+
+
+def _pad_constant(x: torch.Tensor, out: torch.Tensor, begins: tuple[int, ...], value: float) -> None:
+    out.fill_(value)
+    inner = out
+    for axis, begin in enumerate(begins):
+        first = max(-begin, 0)  # of the elements of x that stay
+        count = min(x.shape[axis] - first, inner.shape[axis] - max(begin, 0))
+        x, inner = x.narrow(axis, first, max(count, 0)), inner.narrow(axis, max(begin, 0), max(count, 0))
+    inner.copy_(x)
+
+
+KERNELS: dict[Kind, Kernel] = {
+    Kind.Reshape: reshape,
+    Kind.Transpose: transpose,
+    Kind.Concat: concat,
+    Kind.Split: split,
+    Kind.Slice: slice_,
+    Kind.Expand: expand,
+    Kind.Tile: tile,
+    Kind.Pad: pad,
+}

@@ -1,0 +1,110 @@
+"""The slot table: which tensor every vid is bound to.
+
+Weights are bound once, over the model's own bytes. Arena values are bound once, as typed views of one buffer. Inputs,
+and views of inputs, are bound at every run.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from pipeline.errors import SourceMistake, Unsupported, UserMistake
+from pipeline.ir.graph import Payload, Role
+from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
+from pipeline.runtime.dtypes import as_tensor, dtype_name, torch_dtype
+
+__all__ = ["Feed", "bind_arena", "bind_feed", "bind_weights", "refuse_foreign_devices"]
+
+Feed = Mapping[str, torch.Tensor | np.ndarray]
+
+
+def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[int, torch.Tensor]:
+    """vid → tensor for params, states and consts that have a payload; no bytes are copied.
+
+    Raises:
+        SourceMistake: a payload's shape or dtype is not that of its slot.
+    """
+    bound: dict[int, torch.Tensor] = {}
+    for slot in plan.slots:
+        if slot.vid not in payloads or slot.role not in (Role.PARAM, Role.STATE, Role.CONST):
+            continue
+        tensor = as_tensor(payloads[slot.vid].numpy())
+        if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (slot.spec.sizes, slot.spec.dtype):
+            raise SourceMistake(
+                f"{slot.role} {slot.name!r} holds {_shown(tensor)}, but the graph declares {_wanted(slot)}; "
+                "the model file and its weights do not belong together"
+            )
+        bound[slot.vid] = tensor
+    return bound
+
+
+def bind_arena(plan: ExecutionPlan, arena: torch.Tensor) -> dict[int, torch.Tensor]:
+    """vid → view of `arena` (uint8, `plan.arena_bytes` long) for every value that owns storage there."""
+    return {
+        vid: _typed(arena[offset : offset + plan.slots[vid].spec.nbytes], plan.slots[vid])
+        for vid, offset in plan.offsets.items()
+    }
+
+
+def bind_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
+    """The caller's tensors in the order of the signature, checked; no copy, unless one is not contiguous.
+
+    Raises:
+        UserMistake: a name, shape, dtype or device is not that of the signature.
+    """
+    wanted = [entry.name for entry in signature]
+    unknown = [name for name in feed if name not in wanted]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], wanted, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UserMistake(f"the feed has {unknown[0]!r}, which is no input; inputs: {', '.join(wanted)}{hint}")
+    missing = [name for name in wanted if name not in feed]
+    if missing:
+        raise UserMistake(f"the feed lacks {', '.join(map(repr, missing))}; inputs: {', '.join(wanted)}")
+    return [_bind_one(entry, feed[entry.name]) for entry in signature]
+
+
+def refuse_foreign_devices(slots: Sequence[Slot]) -> None:
+    """Kernels run on the CPU.
+
+    Raises:
+        Unsupported: a slot asks for another device.
+    """
+    foreign = [slot for slot in slots if slot.spec.device != "cpu"]
+    if foreign:
+        raise Unsupported(
+            f"{foreign[0].name!r} is on device {foreign[0].spec.device!r}; this release has CPU kernels only: "
+            "import the model for device 'cpu'"
+        )
+
+
+def _bind_one(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tensor:
+    if not isinstance(given, torch.Tensor | np.ndarray):
+        raise UserMistake(f"input {entry.name!r} is a {type(given).__name__}; expected a torch tensor or a numpy array")
+    tensor = as_tensor(given) if isinstance(given, np.ndarray) else given.detach()
+    spec = entry.spec
+    found = (tuple(tensor.shape), dtype_name(tensor.dtype), tensor.device.type)
+    if found != (spec.sizes, spec.dtype, torch.device(spec.device).type):
+        raise UserMistake(
+            f"input {entry.name!r} is {_shown(tensor)}; expected {spec.dtype}{list(spec.shape)} on {spec.device}: "
+            "convert it, or compile the graph for this signature"
+        )
+    return tensor.contiguous()
+
+
+def _typed(raw: torch.Tensor, slot: Slot) -> torch.Tensor:
+    if not raw.numel():
+        return torch.empty(slot.spec.sizes, dtype=torch_dtype(slot.spec.dtype))
+    return raw.view(torch_dtype(slot.spec.dtype)).view(slot.spec.sizes)
+
+
+def _shown(tensor: torch.Tensor) -> str:
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)} on {tensor.device.type}"
+
+
+def _wanted(slot: Slot) -> str:
+    return f"{slot.spec.dtype}{list(slot.spec.shape)}"

@@ -1,0 +1,80 @@
+"""torch → ONNX, compared with torch before anybody optimizes it. An ONNX source is taken as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from passes.prove import Prover, Reference
+from passes.weights import DetachedModel, digest_of, read_model
+from pipeline.config import RunConfig
+from pipeline.errors import CheckFailed
+from pipeline.export import export_onnx
+from pipeline.export.source import OnnxSource, Source
+from pipeline.report import ExportReport
+from pipeline.stages.tolerances import tolerances_of
+from pipeline.workspace import Workspace
+
+__all__ = ["export", "exported_path", "refuse_wrong_export"]
+
+
+def exported_path(source: Source, workspace: Workspace) -> Path:
+    """Where the model as exported lies."""
+    return source.path if isinstance(source, OnnxSource) else workspace.stages / "export.onnx"
+
+
+def export(
+    config: RunConfig, source: Source, references: Sequence[Reference], workspace: Workspace
+) -> tuple[ExportReport, str]:
+    """Export, and compare with the references.
+
+    Returns:
+        The report, and why the export is wrong: empty when it computes what torch does.
+    """
+    path = exported_path(source, workspace)
+    parameters: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    if not isinstance(source, OnnxSource):
+        exported = export_onnx(source, config.export)
+        exported.save(path)
+        parameters, notes = exported.parameters, exported.notes
+        del exported
+    model = read_model(path)
+    measurement = Prover(references, tolerances_of(config)).measure(model)
+    report = ExportReport(
+        origin="onnx" if isinstance(source, OnnxSource) else "torch",
+        opset=_opset(model),
+        nodes=len(model.proto.graph.node),
+        weight_bytes=sum(weight.data.nbytes for weight in model.weights.values()),
+        inputs=tuple(str(spec) for spec in source.inputs),
+        outputs=tuple(info.name for info in model.proto.graph.output),
+        draws=tuple(reference.label for reference in references),
+        parameters=_digests(model, parameters),
+        errors=measurement.errors,
+        notes=notes,
+    )
+    return report, measurement.why
+
+
+def refuse_wrong_export(why: str) -> None:
+    """Raises CheckFailed when the exported model differs from its reference."""
+    if why:
+        raise CheckFailed(
+            f"the exported model does not compute what torch computes ({why}); "
+            "try another export.opset, or find the operator with `model:` narrowed to a part of the model"
+        )
+
+
+def _digests(model: DetachedModel, names: frozenset[str]) -> frozenset[str]:
+    """Digests of the initializers called `names`, as they are and transposed: passes may fold a Transpose into them."""
+    digests: set[str] = set()
+    for tensor in model.proto.graph.initializer:
+        if tensor.name in names:
+            digests.add(model.digest(tensor))
+            if len(tensor.dims) == 2:
+                digests.add(digest_of(model.array(tensor).T))
+    return frozenset(digests)
+
+
+def _opset(model: DetachedModel) -> int:
+    return next((entry.version for entry in model.proto.opset_import if entry.domain in ("", "ai.onnx")), 0)

@@ -1,0 +1,76 @@
+"""Run the recipe under the policy; write the final model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+
+from passes.base import Workbench
+from passes.files import save
+from passes.isolate import Worker
+from passes.policy import Policy
+from passes.prove import Prover, Reference
+from passes.recipe import steps_of
+from passes.result import PassRow
+from passes.runner import run_passes
+from passes.weights import read_model
+from pipeline.config import RunConfig
+from pipeline.errors import CheckFailed
+from pipeline.events import Note, Observer, PassEnded, Progress
+from pipeline.report import OptimizeReport
+from pipeline.stages.tolerances import tolerances_of
+from pipeline.workspace import Workspace, stamp
+
+__all__ = ["MODEL", "optimize", "refuse_reverts", "still_there"]
+
+MODEL = "model.onnx"
+
+
+def optimize(
+    config: RunConfig, exported: Path, references: Sequence[Reference], workspace: Workspace, observer: Observer
+) -> OptimizeReport:
+    """Every pass alone, proven after every change.
+
+    Raises:
+        PolicyMistake: an unknown name, or a `keep` that matches nothing.
+    """
+    wishes = config.passes
+    policy = Policy(tuple(wishes.skip), tuple(wishes.keep), wishes.watch)
+    steps = steps_of(wishes.recipe)
+
+    def observe(name: str, index: int, total: int, row: PassRow | None) -> None:
+        observer(Progress("passes", name, index, total) if row is None else PassEnded(row))
+
+    with Worker(wishes.timeout_s) as worker:
+        prover = Prover(references, tolerances_of(config))
+        run = run_passes(
+            read_model(exported), steps, policy, prover, Workbench(worker, workspace.scratch), observe
+        )
+    if run.power.blind:
+        observer(Note(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs"))
+    path = workspace.folder / MODEL
+    save(run.model, path)
+    onnx.checker.check_model(str(path))
+    files = [path, *sorted(workspace.folder.glob(f"{MODEL}.*.data"))]
+    return OptimizeReport(
+        passes=run.rows,
+        structures=run.structures,
+        sensitivity=run.power,
+        nodes=len(run.model.proto.graph.node),
+        files=tuple((file.name, *stamp(file)) for file in files),
+    )
+
+
+def still_there(files: Sequence[tuple[str, int, int]], workspace: Workspace) -> bool:
+    """Whether nobody has touched the files since they were written."""
+    return bool(files) and all(stamp(workspace.folder / name) == (size, time) for name, size, time in files)
+
+
+def refuse_reverts(config: RunConfig, report: OptimizeReport) -> None:
+    """Raises CheckFailed under `strict` when a step was reverted."""
+    bad = [row for row in report.passes if row.status.counts_as_reverted]
+    if config.passes.strict and bad:
+        listing = "; ".join(f"{row.name} {row.status}: {row.reason}" for row in bad)
+        raise CheckFailed(f"passes.strict: {len(bad)} step(s) did not stand: {listing}")

@@ -1,0 +1,78 @@
+"""The outputs that everything else is judged by: torch's, or for an ONNX source that file's on onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from passes.errors import StepFailed
+from passes.prove import Reference
+from passes.weights import read_model
+from pipeline.config import ModelConfig, VerifyConfig
+from pipeline.errors import SourceMistake
+from pipeline.export.inputs import draw_inputs, named_dims
+from pipeline.export.source import Source, TorchSource
+from pipeline.verify.runners import Runner, onnxruntime_runner, torch_runner
+
+__all__ = ["Draw", "compute_references", "plan_draws"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One comparison: a seed, and a size for every named dim."""
+
+    seed: int
+    sizes: Mapping[str, int]
+
+    @property
+    def label(self) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        return f"draw {self.seed}" + (f" ({sizes})" if sizes else "")
+
+
+def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig) -> tuple[Draw, ...]:
+    """`verify.draws` draws at the first size of each named dim, and one at each further size."""
+    dims = {name: model.sizes(name) for name in named_dims(source.inputs)}
+    first = {name: sizes[0] for name, sizes in dims.items()}
+    draws = [Draw(verify.seed + index, first) for index in range(verify.draws)]
+    for index in range(1, max((len(sizes) for sizes in dims.values()), default=1)):
+        sizes = {name: sizes[min(index, len(sizes) - 1)] for name, sizes in dims.items()}
+        draws.append(Draw(verify.seed + verify.draws + index - 1, sizes))
+    return tuple(draws)
+
+
+def compute_references(source: Source, draws: tuple[Draw, ...]) -> list[Reference]:
+    """Run the reference on every draw.
+
+    Raises:
+        SourceMistake: it does not run, or an output holds NaN, with which nothing can be compared.
+    """
+    try:
+        runner = _runner(source)
+        return [_reference(runner, source, draw) for draw in draws]
+    except StepFailed as error:
+        raise SourceMistake(f"the ONNX file does not run as it is: {error}") from error
+
+
+def _reference(runner: Runner, source: Source, draw: Draw) -> Reference:
+    feeds = draw_inputs(source.inputs, draw.sizes, draw.seed)
+    outputs = runner(feeds)
+    for name, array in outputs.items():
+        if _has_nan(array):
+            raise SourceMistake(
+                f"output {name!r} of the reference holds NaN on {draw.label}, so nothing can be compared with it; "
+                "check the weights and the ranges of the inputs"
+            )
+    return Reference(feeds, outputs, draw.label)
+
+
+def _runner(source: Source) -> Runner:
+    if isinstance(source, TorchSource):
+        return torch_runner(source)
+    return onnxruntime_runner(read_model(source.path))
+
+
+def _has_nan(array: np.ndarray) -> bool:
+    return array.dtype.kind not in "OUSbiu" and bool(np.isnan(array.astype(np.float64, copy=False)).any())

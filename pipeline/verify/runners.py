@@ -1,0 +1,49 @@
+"""One protocol for everything that can run a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from passes.sessions import Session
+from passes.weights import DetachedModel
+from pipeline.export.arrays import to_numpy
+from pipeline.export.reference import run_torch
+from pipeline.export.source import TorchSource
+from pipeline.importers import from_onnx
+from pipeline.lowering import EMITTERS
+from pipeline.runtime import compile_graph
+
+__all__ = ["Feeds", "Runner", "onnxruntime_runner", "plan_runner", "torch_runner"]
+
+Feeds = Mapping[str, np.ndarray]
+
+
+class Runner(Protocol):
+    """Feeds by input name → outputs by output name."""
+
+    def __call__(self, feeds: Feeds) -> dict[str, np.ndarray]: ...
+
+
+def torch_runner(source: TorchSource) -> Runner:
+    return lambda feeds: run_torch(source, feeds)
+
+
+def onnxruntime_runner(model: DetachedModel) -> Runner:
+    """onnxruntime on the CPU, graph optimization off."""
+    return Session(model).run
+
+
+def plan_runner(path: Path, sizes: Mapping[str, int], trainable: frozenset[str]) -> Runner:
+    """Our own runtime: the ONNX file imported for these sizes of named dims, lowered, planned and bound.
+
+    Raises:
+        Unsupported: an operator that cannot be imported or has no emitter; all are listed.
+    """
+    program = compile_graph(from_onnx(path, dims=sizes, emitters=EMITTERS, trainable=trainable))
+    return lambda feeds: {name: to_numpy(tensor) for name, tensor in program.run(feeds).items()}
+
+

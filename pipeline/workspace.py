@@ -1,0 +1,121 @@
+"""The folder of a run: its files, what is known of earlier runs, and the lock that keeps a second run out.
+
+    runs/<name>/
+      model.onnx …         the artifacts, each under its final name only when it is whole
+      .stages/<stage>.json  what a stage found, with the key of everything that it depends on
+      .stages/export.onnx   the model as torch exported it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from passes.files import replace_when_done
+from pipeline.errors import UserMistake
+
+__all__ = ["Workspace", "key_of", "stamp"]
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Reads and writes files below `folder`; every write goes to a temporary name and is renamed."""
+
+    folder: Path
+
+    @property
+    def stages(self) -> Path:
+        return self.folder / ".stages"
+
+    @property
+    def scratch(self) -> Path:
+        """For files that do not outlive the run; emptied when the next one begins."""
+        return self.stages / "scratch"
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Make the folder, take its lock, and clear away what a killed run has left.
+
+        Raises:
+            UserMistake: another run holds the folder, or it cannot be written.
+        """
+        with disk_errors(self.folder):
+            self.stages.mkdir(parents=True, exist_ok=True)
+            with (self.stages / "lock").open("w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise UserMistake(
+                        f"another run is writing to {self.folder}; wait for it, or choose another folder with --out"
+                    ) from error
+                self._clear()
+                yield
+                shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def write_text(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        with replace_when_done(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+        return path
+
+    def save(self, stage: str, key: str, record: Any) -> None:
+        """Remember what `stage` found for `key`; a later run with the same key takes it from here."""
+        data = {"key": key, "record": json.loads(TypeAdapter(type(record)).dump_json(record))}
+        self.write_text(f".stages/{stage}.json", json.dumps(data, indent=1))
+
+    def load(self, stage: str, key: str, kind: type[Record]) -> Record | None:
+        """The record that was saved for this key; None when there is none, or when its files have changed since."""
+        try:
+            data = json.loads((self.stages / f"{stage}.json").read_text(encoding="utf-8"))
+            return TypeAdapter(kind).validate_python(data["record"]) if data["key"] == key else None
+        except (OSError, ValueError, KeyError, ValidationError):
+            return None
+
+    def forget(self, stage: str) -> None:
+        (self.stages / f"{stage}.json").unlink(missing_ok=True)
+
+    def _clear(self) -> None:
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir()
+        for folder in (self.folder, self.stages):
+            for leftover in folder.glob(".*.tmp"):
+                leftover.unlink(missing_ok=True)
+
+
+def key_of(*parts: Any) -> str:
+    """A digest of everything that a stage depends on: plain data, in any nesting."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """Size and time of a file: enough to see that somebody has changed or removed it. (-1, -1) if it is not there."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return (-1, -1)
+    return (status.st_size, status.st_mtime_ns)
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Tell a full disk or a read-only folder from a bug of ours."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise UserMistake(
+            f"cannot write to {folder}: {os.strerror(error.errno)}; what was there before is unharmed"
+        ) from error

@@ -1,0 +1,223 @@
+"""YAML in, `RunConfig` or one clear message out. Messages are compared whole: they are the interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import RunConfig
+from pipeline.errors import ConfigMistake
+
+Write = Callable[[str, str], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    monkeypatch.chdir(tmp_path)
+
+    def write_file(name: str, text: str) -> str:
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return name
+
+    return write_file
+
+
+def mistake(path: str, *overrides: str) -> str:
+    with pytest.raises(ConfigMistake) as caught:
+        RunConfig.from_yaml(path, overrides)
+    return str(caught.value)
+
+
+def test_the_example_of_the_design_loads(write: Write) -> None:
+    path = write(
+        "vit.yaml",
+        """\
+model:
+  transformers: {class: ViTModel, config: {hidden_size: 768}, checkpoint: null}
+  seed: 0
+  inputs:
+    pixel_values: {shape: [1, 3, 224, 224], dtype: float32, range: [-1, 1]}
+export: {opset: 20}
+passes:
+  strict: false
+  recipe: [default, onnxsim]
+  skip: [fuse_qkv]
+  keep: [qkv]
+verify: {draws: 2}
+runtime: {backends: [torch, plan]}
+""",
+    )
+    config = RunConfig.from_yaml(path)
+    assert config.name == "vit"
+    assert config.model.transformers is not None
+    assert config.model.transformers.class_name == "ViTModel"
+    assert config.model.inputs["pixel_values"].shape == (1, 3, 224, 224)
+    assert config.passes.recipe == ("default", "onnxsim")
+    assert (config.passes.skip, config.passes.keep) == (("fuse_qkv",), ("qkv",))
+    assert config.runtime.backends == ("torch", "plan")
+
+
+def test_resolved_yaml_loads_back_to_an_equal_config(write: Write) -> None:
+    path = write(
+        "one.yaml",
+        """\
+model:
+  factory: sub/net.py:make
+  args: {width: null, slope: 1e-3, day: 2024-01-02}
+  inputs: {x: {shape: [batch, 4], seed: 3}}
+  dims: {batch: [4, 5, 6]}
+passes: {recipe: [default, {onnxsim: {check_n: 1}}, mine.py:Pass]}
+verify: {tolerances: {float32: {atol: 1e-5, rtol: 0}}}
+""",
+    )
+    config = RunConfig.from_yaml(path)
+    assert config.model.args == {"width": None, "slope": 0.001, "day": "2024-01-02"}
+    assert config.passes.recipe == ("default", {"onnxsim": {"check_n": 1}}, "mine.py:Pass")
+    again = RunConfig.from_yaml(write("elsewhere/other.yaml", config.to_yaml()))
+    assert again == config
+    assert again.to_yaml() == config.to_yaml()
+
+
+def test_paths_are_relative_to_the_file_that_they_are_written_in(write: Write, tmp_path: Path) -> None:
+    write("shared/base.yaml", "model: {factory: net.py:make}\npasses: {recipe: [mine.py:Pass]}\n")
+    config = RunConfig.from_yaml(write("runs/one.yaml", "extends: ../shared/base.yaml\n"))
+    assert config.model.factory == f"{tmp_path}/shared/net.py:make"
+    assert config.passes.recipe == ("mine.py:Pass",)
+    onnx = RunConfig.from_yaml(write("runs/two.yaml", "model: {onnx: m.onnx}\n"))
+    assert onnx.model.onnx == f"{tmp_path}/runs/m.onnx"
+    packaged = RunConfig.from_yaml(write("three.yaml", "model: {onnx: package:silero_vad/data/a.onnx}\n"))
+    assert packaged.model.onnx == "package:silero_vad/data/a.onnx"
+
+
+def test_extends_merges_mappings_and_replaces_lists(write: Write) -> None:
+    write("a.yaml", "model: {factory: m:f, args: {x: 1, y: 2}}\npasses: {skip: [a, b], keep: [qkv]}\n")
+    write("b.yaml", "verify: {draws: 5}\npasses: {skip: [c]}\n")
+    path = write("c.yaml", "extends: [a.yaml, b.yaml]\nmodel: {args: {y: 3}}\n")
+    config = RunConfig.from_yaml(path)
+    assert config.model.args == {"x": 1, "y": 3}
+    assert config.passes.skip == ("c",)
+    assert config.passes.keep == ("qkv",)
+    assert config.verify.draws == 5
+
+
+def test_a_mistake_in_a_base_points_at_the_base(write: Write) -> None:
+    write("base.yaml", "model:\n  factory: m:f\nverify:\n  draws: two\n")
+    path = write("top.yaml", "extends: base.yaml\nname: top\n")
+    assert mistake(path) == "base.yaml:4: verify.draws: found 'two', expected a whole number"
+
+
+def test_a_value_that_replaces_a_wrong_one_is_right(write: Write) -> None:
+    write("base.yaml", "model: {factory: m:f}\nverify: {draws: two}\n")
+    path = write("top.yaml", "extends: base.yaml\nverify:\n  draws: 3\n")
+    assert RunConfig.from_yaml(path).verify.draws == 3
+
+
+def test_circles_are_refused(write: Write) -> None:
+    write("a.yaml", "extends: b.yaml\n")
+    write("b.yaml", "extends: a.yaml\n")
+    assert mistake("a.yaml") == "a.yaml: extends itself: a.yaml → b.yaml → a.yaml; take one of these out"
+
+
+def test_a_missing_base_names_its_line(write: Write) -> None:
+    path = write("a.yaml", "name: a\nextends: none.yaml\n")
+    assert mistake(path) == "a.yaml:2: extends: no file 'none.yaml'; expected a YAML file"
+
+
+def test_all_mistakes_are_listed_at_once(write: Write) -> None:
+    path = write(
+        "bad.yaml",
+        """\
+name: a/b
+model:
+  factory: m:f
+  inputs:
+    x: {shape: [batch, -1], dtyp: int64}
+pases: {}
+passes:
+  strict: "no"
+  recipe: [3]
+verify: {tolerances: {float32: {atol: x}}}
+runtime: {backends: [torchh]}
+export: 3
+""",
+    )
+    assert mistake(path).splitlines() == [
+        "bad.yaml has 10 mistakes:",
+        "  bad.yaml:1: name: found 'a/b', expected letters, digits, '_', '.' and '-' (it names a folder)",
+        "  bad.yaml:5: model.inputs.x.shape[1]: found -1, expected 0 or more or text",
+        "  bad.yaml:5: unknown key 'dtyp' in model.inputs.x; did you mean 'dtype'?",
+        "  bad.yaml:6: unknown key 'pases'; did you mean 'passes'?",
+        "  bad.yaml:8: passes.strict: found 'no', expected true or false",
+        "  bad.yaml:9: passes.recipe[0]: found 3, expected the name of a pass, "
+        "or one name with a mapping of options: {onnxsim: {check_n: 1}}",
+        "  bad.yaml:10: verify.tolerances.float32.atol: found 'x', expected a number",
+        "  bad.yaml:10: verify.tolerances.float32: the key 'rtol' is missing",
+        "  bad.yaml:11: runtime.backends[0]: found 'torchh', expected one of 'torch', 'onnxruntime' or 'plan'",
+        "  bad.yaml:12: export: found 3, expected a mapping",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: [1, 2\n", "c.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'"),
+        ("name: a\nname: b\n", "c.yaml:2: the key 'name' is already on line 1; keep one of them"),
+        ("- a\n", "c.yaml: found a list, expected a mapping with at least the key 'model'"),
+        ("", "c.yaml: found nothing, expected a mapping with at least the key 'model'"),
+        ("1: a\n", "c.yaml:1: the key is 1, expected text; put it in quotes"),
+        ("name: &a [*a]\n", "c.yaml:1: an alias inside its own anchor; expected a finite value"),
+        (
+            "name: !!python/name:os.system x\n",
+            "c.yaml:1: not YAML: could not determine a constructor for the tag "
+            "'tag:yaml.org,2002:python/name:os.system'",
+        ),
+        ("name: a\n", "c.yaml:1: the key 'model' is missing"),
+        (
+            "model: {factory: m:f, onnx: x.onnx}\n",
+            "c.yaml:1: model: found factory and onnx, expected exactly one of factory, transformers, onnx",
+        ),
+        ("name: a\nmodel: {}\n", "c.yaml:2: model: found none, expected exactly one of factory, transformers, onnx"),
+        (
+            "model: {onnx: x.onnx, args: {a: 1}}\n",
+            "c.yaml:1: model: found 'args' beside 'onnx', expected it with 'factory' only",
+        ),
+        (
+            "model:\n  factory: m:f\n  inputs: {x: {shape: [2], range: [1, 0]}}\n",
+            "c.yaml:3: model.inputs.x.range: found a list, expected [lo, hi] with lo not above hi",
+        ),
+        (
+            "model: {factory: m:f, dims: {batch: [1, 2]}}\n",
+            "c.yaml:1: model.dims: found a mapping, expected the first size of 'batch' to be 2 or more: "
+            "the model is exported with it",
+        ),
+        (
+            "model: {factory: m:f}\nverify: {draws: true}\n",
+            "c.yaml:2: verify.draws: found true, expected a whole number",
+        ),
+        (
+            "model: {factory: m:f}\npasses: {timeout_s: .inf}\n",
+            "c.yaml:2: passes.timeout_s: found inf, expected a finite number",
+        ),
+        (
+            "model: {factory: m:f}\nexport: {output_names: [a, a]}\n",
+            "c.yaml:2: export.output_names: found a list, expected each name once; found twice: a",
+        ),
+    ],
+)
+def test_messages(write: Write, text: str, message: str) -> None:
+    assert mistake(write("c.yaml", text)) == message
+
+
+def test_a_missing_file_is_named(write: Write) -> None:
+    assert mistake("nowhere.yaml") == "nowhere.yaml: no such file; expected a YAML configuration"
+
+
+def test_merge_keys_and_anchors_work(write: Write) -> None:
+    text = "model:\n  factory: m:f\n  inputs:\n    a: &a {shape: [2], seed: 1}\n    b: {<<: *a, seed: 2}\n"
+    inputs = RunConfig.from_yaml(write("m.yaml", text)).model.inputs
+    assert inputs["b"].shape == (2,)
+    assert (inputs["a"].seed, inputs["b"].seed) == (1, 2)

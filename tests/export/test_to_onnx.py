@@ -1,0 +1,288 @@
+"""torch → ONNX: numbers by onnxruntime, names, dynamic dims, metadata, parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from pipeline.config import ExportConfig, ModelConfig
+from pipeline.errors import ConfigMistake, SourceMistake, Unsupported, UserMistake
+from pipeline.export import ExportedModel, TorchSource, export_onnx, load_source, run_torch
+
+Make = Callable[..., ModelConfig]
+Agrees = Callable[..., None]
+
+NESTED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.b.weight = self.a.weight
+        self.register_buffer("shift", torch.full((4,), 0.5))
+        self.constant = torch.full((4,), 2.0)
+
+    def forward(self, x, batch=None, *, scale=2.0, mask=None):
+        y = self.b(self.a(x)) * scale + self.shift + self.constant
+        y = torch.where(mask, y, batch["bias"])
+        return {"y": y, "same": y, "none": None, "more": (y + 1, [batch["k"] * 2, x]), "shift": self.shift}
+
+def make():
+    batch = {"k": torch.ones(2), "bias": torch.rand(2, 3, 4)}
+    return Net(), (torch.rand(2, 3, 4),), {"mask": torch.rand(2, 3, 4) > 0.5, "batch": batch, "scale": 3.0}
+"""
+OPEN = {
+    "x": {"shape": ["batch", "seq", 4]},
+    "batch.bias": {"shape": ["batch", "seq", 4]},
+    "batch.k": {"shape": ["batch"]},
+    "mask": {"shape": ["batch", "seq", 4]},
+}
+
+
+def export(config: ModelConfig, **settings: Any) -> ExportedModel:
+    source = load_source(config)
+    assert isinstance(source, TorchSource)
+    return export_onnx(source, ExportConfig(**settings))
+
+
+def shapes(exported: ExportedModel) -> dict[str, str]:
+    graph = exported.ir_model.graph
+    return {str(value.name): str(value.shape) for value in (*graph.inputs, *graph.outputs)}
+
+
+def test_nested_inputs_and_outputs(factory: Make, assert_agrees: Agrees, capfd: pytest.CaptureFixture[str]) -> None:
+    exported = export(factory(NESTED, inputs=OPEN))
+    assert capfd.readouterr() == ("", "")
+    assert shapes(exported) == {
+        "x": "[batch,seq,4]",
+        "batch.k": "[batch]",
+        "batch.bias": "[batch,seq,4]",
+        "mask": "[batch,seq,4]",
+        "y": "[batch,seq,4]",
+        "same": "[batch,seq,4]",
+        "more.0": "[batch,seq,4]",
+        "more.1.0": "[batch]",
+        "more.1.1": "[batch,seq,4]",
+        "shift": "[4]",
+    }
+    assert exported.inputs == ("x", "batch.k", "batch.bias", "mask")
+    assert exported.dynamic_dims == ("batch", "seq")
+    assert_agrees(exported, batch=2, seq=3)
+    assert_agrees(exported, batch=5, seq=7)
+
+
+def test_parameters_are_told_from_buffers_and_constants(factory: Make) -> None:
+    exported = export(factory(NESTED))
+    initializers = set(exported.ir_model.graph.initializers)
+    tied = {"a.weight", "b.weight"} & initializers
+    assert len(tied) == 1
+    assert exported.parameters == {"a.bias", "b.bias", *tied}
+    assert len(initializers - exported.parameters) >= 2  # the buffer and the constant
+
+
+def test_weights_are_torchs_own_memory(factory: Make) -> None:
+    exported = export(factory(NESTED))
+    bias = exported.ir_model.graph.initializers["a.bias"].const_value
+    assert bias is not None
+    parameter = dict(exported.source.module.named_parameters())["a.bias"]
+    assert np.shares_memory(bias.numpy(), parameter.detach().numpy())
+
+
+def test_names_of_the_settings(factory: Make, assert_agrees: Agrees) -> None:
+    code = """
+class Net(nn.Module):
+    def forward(self, x, y):
+        z = x @ y
+        return z, z.relu()
+
+make = lambda: (Net(), (torch.rand(2, 2), torch.rand(2, 2)))
+"""
+    config = factory(code)
+    assert export(config).outputs == ("output_0", "output_1")
+    exported = export(config, input_names=["relu", "right"], output_names=["matmul", "last"])
+    assert (exported.inputs, exported.outputs) == (("relu", "right"), ("matmul", "last"))
+    assert_agrees(exported)
+    with pytest.raises(ConfigMistake) as caught:
+        export(config, output_names=["one"])
+    assert str(caught.value) == "export.output_names: 1 names, but the model has 2 tensors there: output_0, output_1"
+    with pytest.raises(ConfigMistake, match="'x' names an input and an output; a graph needs two names"):
+        export(config, output_names=["x", "z"])
+
+
+def test_an_intermediate_gives_way_to_an_output(factory: Make, assert_agrees: Agrees) -> None:
+    code = "class Net(nn.Module):\n    def forward(self, x):\n        return {'relu': x.relu().exp()}\n\nmake = Net\n"
+    exported = export(factory(code, inputs={"x": {"shape": [3]}}))
+    assert exported.outputs == ("relu",)
+    assert_agrees(exported)
+
+
+BAKED = """
+class Head(nn.Module):
+    def forward(self, x):
+        return x.reshape(int({size}), 4) + torch.zeros({size}, 4)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = Head()
+
+    def forward(self, x):
+        return self.head(x)
+
+make = Net
+"""
+
+
+def test_a_dim_that_came_out_constant_is_named(factory: Make) -> None:
+    with pytest.raises(UserMistake) as caught:
+        export(factory(BAKED.format(size=2), inputs={"x": {"shape": ["batch", 4]}}))
+    assert str(caught.value).startswith(
+        "input 'x', axis 0: the dim 'batch' was asked to be dynamic and came out as the constant 2"
+    )
+
+
+def test_two_names_for_one_dim(factory: Make) -> None:
+    code = "class Net(nn.Module):\n    def forward(self, x, y):\n        return x + y\n\nmake = Net\n"
+    inputs = {"x": {"shape": ["rows", 4]}, "y": {"shape": ["lines", 4]}}
+    with pytest.raises(UserMistake, match="the dims 'rows' and 'lines' are always equal in this model"):
+        export(factory(code, inputs=inputs))
+
+
+def test_equal_sizes_stay_two_dims_and_a_bounded_dim_stays_open(factory: Make, assert_agrees: Agrees) -> None:
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+
+    def forward(self, x):
+        return x + self.table(torch.arange(x.shape[1]))
+
+make = Net
+"""
+    exported = export(factory(code, inputs={"x": {"shape": ["batch", "seq", 4]}}))
+    assert shapes(exported) == {"x": "[batch,seq,4]", "output": "[batch,seq,4]"}
+    assert_agrees(exported, batch=3, seq=9)
+
+
+STARRED = """
+class Net(nn.Module):
+    def forward(self, *xs, **more):
+        return sum(xs) * more["scale"]
+
+make = lambda: (Net(), (torch.rand(2, 4), torch.rand(2, 4)), {"scale": torch.rand(4)})
+"""
+
+
+def test_starred_parameters(factory: Make, assert_agrees: Agrees) -> None:
+    exported = export(factory(STARRED))
+    assert exported.inputs == ("xs.0", "xs.1", "scale")
+    assert_agrees(exported)
+    with pytest.raises(SourceMistake, match=r"name the input in forward's signature: torch 2\.13 fails on"):
+        export(factory(STARRED, inputs={"xs.0": {"shape": ["batch", 4]}, "xs.1": {"shape": ["batch", 4]}}))
+
+
+def test_node_metadata_is_kept(factory: Make) -> None:
+    code = "def make():\n    return nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (torch.rand(2, 4),)\n"
+    relu = next(node for node in export(factory(code)).ir_model.graph if node.op_type == "Relu")
+    assert "'1'" in relu.metadata_props["pkg.torch.onnx.name_scopes"]
+    assert "torch.nn.modules.activation.ReLU" in relu.metadata_props["pkg.torch.onnx.class_hierarchy"]
+    assert "activation.py" in relu.metadata_props["pkg.torch.onnx.stack_trace"]
+
+
+@pytest.mark.parametrize("opset", [18, 23])
+def test_opset(factory: Make, assert_agrees: Agrees, opset: int) -> None:
+    exported = export(factory(NESTED), opset=opset)
+    assert exported.ir_model.opset_imports[""] == opset
+    assert_agrees(exported)
+
+
+def test_an_opset_that_cannot_be_had(factory: Make) -> None:
+    code = """
+class Net(nn.Module):
+    def forward(self, x):
+        return x.reshape(x.shape[0] // 2, 2, -1)
+
+make = Net
+"""
+    with pytest.raises(Unsupported) as caught:
+        export(factory(code, inputs={"x": {"shape": ["batch", 4]}}, dims={"batch": [4]}), opset=13)
+    assert str(caught.value) == "export.opset: asked for 13, torch could make 18 only; set it to 18 or more"
+
+
+FAILING = """
+class Inner(nn.Module):
+    def forward(self, x):
+        {body}
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x):
+        return self.inner(x)
+
+make = lambda: (Net(), (torch.rand(4, 4),))
+"""
+
+
+def test_a_model_that_cannot_be_traced(factory: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SourceMistake) as caught:
+        export(factory(FAILING.format(body="return x + 1 if x.sum() > 0 else x")))
+    message = str(caught.value)
+    assert message.startswith("torch.export cannot trace the model in module 'inner'\n  at ")
+    assert "net.py:7\n" in message
+    assert message.endswith("use torch.where, torch.cond or a fixed size")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_op_without_translation(factory: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Unsupported) as caught:
+        export(factory(FAILING.format(body="return torch.linalg.eigh(x)[0]")))
+    first, module, place, reason, advice = str(caught.value).splitlines()
+    assert first == "torch.onnx has no translation for aten._linalg_eigh.default"
+    assert module.startswith("  in module 'inner' (")
+    assert place.endswith('net.py", line 7, in forward')
+    assert reason.startswith("  DispatchError: No ONNX function found for")
+    assert advice == "  what to try: another opset (export.opset), or other torch operators that compute the same"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_buffer_that_forward_writes(factory: Make) -> None:
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        y = x + self.seen
+        self.seen += 1
+        return y
+
+make = lambda: (Net(), (torch.rand(4),))
+"""
+    exported = export(factory(code))
+    assert exported.outputs == ("output",)
+
+
+def test_half_precision(factory: Make, onnx_outputs: Callable[..., dict[str, np.ndarray]]) -> None:
+    code = "def make():\n    return nn.Linear(4, 4).bfloat16(), (torch.rand(2, 4).bfloat16(),)\n"
+    exported = export(factory(code))
+    feed = np.ones((2, 4), ml_dtypes.bfloat16)
+    assert run_torch(exported.source, {"input": feed})["output"].dtype == ml_dtypes.bfloat16
+    assert exported.ir_model.graph.outputs[0].dtype is not None
+    assert exported.ir_model.graph.outputs[0].dtype.name == "BFLOAT16"
+
+
+def test_saved_files_pass_the_checker(factory: Make, tmp_path: Any) -> None:
+    source = load_source(factory(NESTED, inputs=OPEN))
+    assert isinstance(source, TorchSource)
+    export_onnx(source, ExportConfig(), tmp_path / "out" / "model.onnx")
+    onnx.checker.check_model(tmp_path / "out" / "model.onnx", full_check=True)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.onnx"]

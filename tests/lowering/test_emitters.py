@@ -1,0 +1,98 @@
+"""Emitters: one per kind, each refuses the call that its kernel could not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import InternalError
+from pipeline.ir.spec import TensorSpec
+from pipeline.lowering import EMITTERS, Kind, unpack
+from pipeline.lowering.emitters import FAMILIES, INPLACE, VIEWS, join
+
+RELEASED = Path(__file__).parent / "kind_ids.txt"
+
+
+def f32(*shape: int) -> TensorSpec:
+    return TensorSpec(shape, "float32")
+
+
+def i64(*shape: int) -> TensorSpec:
+    return TensorSpec(shape, "int64")
+
+
+def test_released_numbers_stand() -> None:
+    """A new kind is a new line here; a line never changes and never goes."""
+    released = {name: int(number) for number, name in map(str.split, RELEASED.read_text().splitlines())}
+    assert {kind.name: kind.value for kind in Kind} == released
+
+
+def test_every_kind_has_an_emitter_and_every_emitter_its_kind() -> None:
+    assert set(EMITTERS) == {kind.name for kind in Kind}
+
+
+def test_families_own_their_hundred() -> None:
+    for family in FAMILIES:
+        assert len({Kind[name].value // 100 for name in family.EMITTERS}) == 1, family.__name__
+
+
+def test_facts_are_about_kinds_that_exist() -> None:
+    assert set(INPLACE) | set(VIEWS) <= set(EMITTERS)
+
+
+def test_a_kind_in_two_families_is_refused() -> None:
+    with pytest.raises(InternalError, match="two families have a row for Add"):
+        join([{"Add": 1, "Sub": 2}, {"Add": 3}])
+
+
+def test_an_emitter_fixes_the_call() -> None:
+    attrs = {"alpha": 0.5, "beta": 1.0, "trans_a": False, "trans_b": True}
+    kernel = EMITTERS["Gemm"](attrs, [f32(3, 4), f32(5, 4)], [f32(3, 5)])
+    assert kernel.kind_id == Kind.Gemm
+    assert kernel.attr_schema == "gemm/1:alpha=f,beta=f,trans_a=?,trans_b=?"
+    assert unpack(kernel.attr_schema, kernel.attr_blob) == attrs
+
+
+CONV = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "group": 1}
+GEMM = {"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False}
+SLICE = {"starts": (0,), "ends": (1,), "axes": (0,), "steps": (1,)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "attrs", "ins", "outs", "message"),
+    [
+        ("Relu", {"alpha": 1.0}, [f32(3)], [f32(3)], "unknown .*alpha"),
+        ("LeakyRelu", {}, [f32(3)], [f32(3)], "missing .*alpha"),
+        ("Add", {}, [f32(3)], [f32(3)], "1 inputs; expected 2"),
+        ("Concat", {"axis": 0}, [], [f32(3)], "0 inputs; expected at least 1"),
+        ("Add", {}, [f32(3), i64(3)], [f32(3)], r"dtypes \['float32', 'int64'\]"),
+        ("Exp", {}, [i64(3)], [i64(3)], "expected floating point"),
+        ("Equal", {}, [f32(3), f32(3)], [f32(3)], "expected bool"),
+        ("Where", {}, [f32(3), f32(3), f32(3)], [f32(3)], "condition dtype float32"),
+        ("Cast", {"to": "float16"}, [f32(3)], [f32(3)], "the output is float32"),
+        ("Gelu", {"approximate": "quick"}, [f32(3)], [f32(3)], "approximate='quick'; expected one of"),
+        ("Softmax", {"axis": 2}, [f32(3, 4)], [f32(3, 4)], "axis=2 .*out of range for rank 2"),
+        ("ReduceSum", {"axes": (0, -2), "keepdims": False}, [f32(3, 4)], [f32(4)], "an axis twice"),
+        ("ReduceSum", {"axes": (), "keepdims": False}, [f32(3, 4)], [f32(3, 4)], "spell out every axis"),
+        ("ArgMax", {"axis": 0, "keepdims": False}, [f32(3)], [f32()], "expected int64"),
+        ("Gemm", GEMM, [f32(3), f32(3, 4)], [f32(4)], "matrices"),
+        ("MatMul", {}, [f32(), f32(3)], [f32()], "scalar operand"),
+        ("Conv", CONV | {"pads": (0, 0)}, [f32(1, 2, 5, 5), f32(3, 2, 1, 1)], [f32(1, 3, 5, 5)], "pads=.*expected 4"),
+        ("Conv", CONV, [f32(1, 2), f32(3, 2)], [f32(1, 3)], "1 to 3 more"),
+        ("Reshape", {"shape": (2, 2)}, [f32(3)], [f32(2, 2)], "3 elements into"),
+        ("Transpose", {"perm": (0, 0)}, [f32(3, 4)], [f32(3, 4)], "no permutation"),
+        ("Split", {"axis": 0, "sizes": (1,)}, [f32(3)], [f32(1), f32(2)], "sizes=.*expected 2 items"),
+        ("Slice", SLICE | {"ends": (1, 2)}, [f32(3)], [f32(1)], "differ in length"),
+        ("Slice", SLICE | {"steps": (0,)}, [f32(3)], [f32(1)], "steps holds 0"),
+        ("Pad", {"pads": (1, 1), "mode": "wrap", "value": 0.0}, [f32(3)], [f32(5)], "mode='wrap'"),
+        ("Gather", {"axis": 0}, [f32(3), f32(1)], [f32(1)], "indices of dtype float32"),
+        ("TopK", {"axis": 0, "largest": True, "k": 1}, [f32(3)], [f32(1), f32(1)], "positions of dtype float32"),
+    ],
+)
+def test_a_call_that_no_kernel_could_run_is_refused(
+    kind: str, attrs: dict[str, Any], ins: list[TensorSpec], outs: list[TensorSpec], message: str
+) -> None:
+    with pytest.raises(InternalError, match=message):
+        EMITTERS[kind](attrs, ins, outs)

@@ -1,0 +1,62 @@
+"""Graph → calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.errors import InternalError, Unsupported
+from pipeline.ir.builder import Builder
+from pipeline.ir.spec import TensorSpec
+from pipeline.lowering import EMITTERS, Kind, lower
+
+F32 = TensorSpec((3,), "float32")
+
+
+def test_one_call_per_op_with_what_the_planner_may_do() -> None:
+    builder = Builder("chain", EMITTERS)
+    x = builder.input("x", F32)
+    (y,) = builder.emit("Relu", [x], [("y", F32)])
+    (z,) = builder.emit("Reshape", [y], [("z", TensorSpec((3, 1), "float32"))], {"shape": (3, 1)})
+    (w,) = builder.emit("MatMul", [z, y], [("w", F32)])
+    calls = lower(builder.build([w]))
+    assert [(Kind(call.kind_id).name, call.in_vids, call.out_vids, dict(call.constraints)) for call in calls] == [
+        ("Relu", (x,), (y,), {"inplace": (0,)}),
+        ("Reshape", (y,), (z,), {"view": 0}),
+        ("MatMul", (z, y), (w,), {}),
+    ]
+
+
+def test_an_op_may_ask_for_less_than_its_kernel_allows() -> None:
+    builder = Builder("less", EMITTERS)
+    x = builder.input("x", F32)
+    (y,) = builder.emit("Add", [x, x], [("y", F32)], constraints={"inplace": (1,)})
+    (z,) = builder.emit("Add", [y, y], [("z", F32)], constraints={"inplace": ()})
+    first, second = lower(builder.build([z]))
+    assert first.constraints["inplace"] == (1,)
+    assert second.constraints["inplace"] == ()
+
+
+def test_an_op_may_not_ask_for_more() -> None:
+    builder = Builder("more", EMITTERS)
+    x = builder.input("x", F32)
+    (y,) = builder.emit("Softmax", [x], [("y", F32)], {"axis": 0}, constraints={"inplace": (0,)}, name="attn")
+    with pytest.raises(InternalError, match=r"Softmax 'attn' asks for inplace=\(0,\); its kernel allows \(\)"):
+        lower(builder.build([y]))
+
+
+def test_all_missing_kinds_are_one_message() -> None:
+    builder = Builder("exotic", EMITTERS)
+    x = builder.input("x", F32)
+    for at in range(4):
+        (x,) = builder.emit("STFT", [x], [(f"s{at}", F32)], name=f"stft_{at}", origin=f"encoder.{at}")
+    (x,) = builder.emit("Bernoulli", [x], [("noise", F32)])
+    (x,) = builder.emit("Relu", [x], [("y", F32)])
+    with pytest.raises(Unsupported) as caught:
+        lower(builder.build([x]))
+    assert str(caught.value).splitlines() == [
+        "graph 'exotic': 5 of 6 ops have no kernel (2 kinds):",
+        "  4 STFT: stft_0 (in encoder.0), stft_1 (in encoder.1), stft_2 (in encoder.2), and 1 more",
+        "  1 Bernoulli: → noise",
+        "Run this model by onnxruntime instead (`runtime: {backends: [onnxruntime]}`), or add a row for the kind to "
+        "its family in pipeline/lowering and pipeline/runtime/kernels.",
+    ]

@@ -1,0 +1,78 @@
+"""Random graphs that make planning hard: views of views, in-place chains, broadcasts, dead values, several outputs,
+outputs that are inputs or constants, empty tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from pipeline.ir.builder import Builder
+from pipeline.ir.graph import Graph
+from pipeline.ir.spec import TensorSpec
+from pipeline.lowering import EMITTERS
+
+__all__ = ["SHAPES", "Stored", "graphs"]
+
+SHAPES = ((4, 6), (6, 4), (24,), (1, 24), (0, 3), (2, 2, 6))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A payload."""
+
+    array: np.ndarray
+
+    def numpy(self) -> np.ndarray:
+        return self.array
+
+
+@st.composite
+def graphs(draw: st.DrawFn, *, least_ops: int = 1, most_ops: int = 20) -> Graph:
+    builder = Builder("random", EMITTERS)
+    vids = [builder.input(f"in{at}", _spec(draw(st.sampled_from(SHAPES)))) for at in range(draw(st.integers(1, 2)))]
+    weight = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
+    vids.append(builder.const("weight", _spec(weight.shape), Stored(weight)))
+    for at in range(draw(st.integers(least_ops, most_ops))):
+        vids += _op(draw, builder, vids, f"v{at}")
+    outputs = draw(st.lists(st.sampled_from(vids), min_size=1, max_size=4, unique=True))
+    return builder.build([*outputs, vids[-1]] if vids[-1] not in outputs else outputs)
+
+
+def _op(draw: st.DrawFn, builder: Builder, vids: list[int], name: str) -> tuple[int, ...]:
+    x = draw(st.sampled_from(vids))
+    spec = builder.spec(x)
+    shape = spec.sizes
+    peers = [vid for vid in vids if builder.spec(vid) == spec]
+    match draw(st.sampled_from(["unary", "binary", "view", "copy", "split", "softmax", "outer"])):
+        case "unary":
+            return builder.emit(draw(st.sampled_from(["Relu", "Neg", "Tanh"])), [x], [(name, spec)])
+        case "binary":
+            other = draw(st.sampled_from(peers))
+            return builder.emit(draw(st.sampled_from(["Add", "Mul", "Sub"])), [x, other], [(name, spec)])
+        case "view":
+            fits = [other for other in SHAPES if spec.numel == _spec(other).numel]
+            target = draw(st.sampled_from(fits))
+            if target == shape and draw(st.booleans()):
+                return builder.emit("Identity", [x], [(name, spec)])
+            return builder.emit("Reshape", [x], [(name, _spec(target))], {"shape": target})
+        case "split" if shape[0] % 2 == 0:
+            half = _spec((shape[0] // 2, *shape[1:]))
+            first, second = builder.emit(
+                "Split", [x], [(f"{name}a", half), (f"{name}b", half)], {"axis": 0, "sizes": (shape[0] // 2,) * 2}
+            )
+            return builder.emit("Concat", [second, first], [(name, spec)], {"axis": 0})
+        case "softmax" if spec.numel:
+            return builder.emit("Softmax", [x], [(name, spec)], {"axis": -1})
+        case "outer" if spec.rank == 2 and spec.numel:
+            turned = _spec(shape[::-1])
+            (other,) = builder.emit("Transpose", [x], [(f"{name}t", turned)], {"perm": (1, 0)})
+            (square,) = builder.emit("MatMul", [x, other], [(f"{name}q", _spec((shape[0], shape[0])))])
+            return builder.emit("MatMul", [square, x], [(name, spec)])
+        case _:
+            return builder.emit("Tile", [x], [(name, spec)], {"repeats": (1,) * spec.rank})
+
+
+def _spec(shape: tuple[int, ...]) -> TensorSpec:
+    return TensorSpec(shape, "float32")

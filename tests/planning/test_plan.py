@@ -1,0 +1,200 @@
+"""What the planner decides, as pictures of small graphs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipeline.errors import InternalError, UserMistake
+from pipeline.ir.builder import Builder
+from pipeline.ir.graph import Graph
+from pipeline.ir.spec import TensorSpec
+from pipeline.lowering import EMITTERS, lower
+from pipeline.planning import ExecutionPlan, check_plan, make_plan, to_json
+from pipeline.planning.lifetime import Lifetime, lifetimes
+
+F32 = TensorSpec((16, 16), "float32")  # 1024 bytes
+FLAT = TensorSpec((256,), "float32")
+
+
+def planned(builder: Builder, *outputs: int) -> ExecutionPlan:
+    graph = builder.build(outputs)
+    plan = make_plan(graph, lower(graph))
+    check_plan(plan)
+    return plan
+
+
+def names(plan: ExecutionPlan) -> dict[str, str]:
+    return {plan.slots[out].name: plan.slots[source].name for out, source in plan.alias.items()}
+
+
+class Chain:
+    """A builder that names values by letters: `c.relu("y", "x")`."""
+
+    def __init__(self) -> None:
+        self.builder = Builder("chain", EMITTERS)
+        self.vids = {"x": self.builder.input("x", F32), "w": self.builder.param("w", F32)}
+
+    def emit(self, kind: str, out: str, *ins: str, spec: TensorSpec = F32, **attrs) -> None:
+        (self.vids[out],) = self.builder.emit(kind, [self.vids[name] for name in ins], [(out, spec)], attrs)
+
+    def plan(self, *outputs: str) -> ExecutionPlan:
+        return planned(self.builder, *(self.vids[name] for name in outputs))
+
+    def graph(self, *outputs: str) -> Graph:
+        return self.builder.build([self.vids[name] for name in outputs])
+
+
+def test_lifetimes() -> None:
+    c = Chain()
+    c.emit("Relu", "a", "x")
+    c.emit("Neg", "dead", "a")
+    c.emit("Add", "y", "a", "w")
+    graph = c.graph("y")
+    found = {graph.values[vid].name: life for vid, life in lifetimes(graph, lower(graph)).items()}
+    assert found == {
+        "x": Lifetime(-1, 0),
+        "w": Lifetime(-1, 2),
+        "a": Lifetime(0, 2),
+        "dead": Lifetime(1, 1),
+        "y": Lifetime(2, 3),
+    }
+
+
+def test_a_chain_runs_in_place_from_the_first_tmp_value() -> None:
+    c = Chain()
+    c.emit("Relu", "a", "x")  # x is the caller's: a gets storage of its own
+    c.emit("Neg", "b", "a")
+    c.emit("Add", "y", "w", "b")  # the second operand
+    plan = c.plan("y")
+    assert names(plan) == {"b": "a", "y": "b"}
+    assert plan.arena_bytes == plan.live_bytes == 1024
+
+
+@pytest.mark.parametrize("later", ["a", "view"])
+def test_no_write_over_a_value_that_is_read_later_also_through_a_view(later: str) -> None:
+    c = Chain()
+    c.emit("Tanh", "a", "x")
+    c.emit("Identity", "view", "a")
+    c.emit("Neg", "b", "a")
+    c.emit("Sub", "y", "b", later)
+    assert names(c.plan("y")) == {"view": "a", "y": "b"}
+
+
+def test_no_write_over_storage_that_the_same_call_reads_otherwise() -> None:
+    c = Chain()
+    c.emit("Tanh", "a", "x")
+    c.emit("Identity", "view", "a")
+    c.emit("Sub", "y", "a", "view")
+    assert names(c.plan("y")) == {"view": "a"}
+
+
+def test_no_write_over_a_view_of_an_input_or_a_weight() -> None:
+    c = Chain()
+    c.emit("Reshape", "vx", "x", spec=FLAT, shape=(256,))
+    c.emit("Neg", "a", "vx", spec=FLAT)
+    c.emit("Identity", "vw", "w")
+    c.emit("Neg", "b", "vw")
+    assert names(c.plan("a", "b")) == {"vx": "x", "vw": "w"}
+
+
+def test_an_output_keeps_storage_of_its_own() -> None:
+    c = Chain()
+    c.emit("Identity", "of_input", "x")
+    c.emit("Relu", "first", "x")
+    c.emit("Identity", "second", "first")
+    c.emit("Neg", "third", "first")
+    assert names(c.plan("of_input", "first", "second", "third")) == {}
+
+
+def test_an_output_may_be_a_view_of_a_tmp_value() -> None:
+    c = Chain()
+    c.emit("Relu", "a", "x")
+    c.emit("Reshape", "y", "a", spec=FLAT, shape=(256,))
+    assert names(c.plan("y")) == {"y": "a"}
+
+
+def test_an_input_or_a_weight_may_leave_as_it_is() -> None:
+    plan = Chain().plan("x", "w")
+    assert (plan.calls, plan.offsets, plan.arena_bytes) == ((), {}, 0)
+
+
+def test_another_shape_or_dtype_is_not_in_place() -> None:
+    c = Chain()
+    row = TensorSpec((1, 16), "float32")
+    c.emit("ReduceSum", "row", "x", spec=row, axes=(0,), keepdims=True)
+    c.emit("Add", "y", "row", "w")
+    c.emit("Tanh", "t", "y")
+    c.emit("Less", "z", "t", "w", spec=TensorSpec((16, 16), "bool"))
+    assert names(c.plan("z")) == {"t": "y"}
+
+
+def test_storage_is_reused_when_its_value_is_dead() -> None:
+    c = Chain()
+    for last, out in zip(["x", "a", "b", "c"], ["a", "b", "c", "y"], strict=True):
+        c.emit("MatMul", out, last, "w")
+    plan = c.plan("y")
+    assert plan.alias == {}
+    assert plan.arena_bytes == plan.live_bytes == 2048
+    assert sorted(plan.offsets.values()) == [0, 0, 1024, 1024]
+
+
+def test_a_plan_needs_numbers_for_dims() -> None:
+    builder = Builder("dynamic", EMITTERS)
+    x = builder.input("x", TensorSpec(("batch", 3), "float32"))
+    graph = builder.build([x])
+    with pytest.raises(UserMistake, match=r"x\['batch', 3\].*bind the dims"):
+        make_plan(graph, ())
+
+
+def test_calls_of_another_graph_are_refused() -> None:
+    c = Chain()
+    c.emit("Relu", "y", "x")
+    with pytest.raises(InternalError, match="0 calls for 1 ops"):
+        make_plan(c.graph("y"), ())
+
+
+def test_the_feed_signature_has_the_inputs_and_then_weights_without_bytes() -> None:
+    plan = Chain().plan("x")
+    assert [(entry.name, entry.spec) for entry in plan.feed_signature] == [("x", F32), ("w", F32)]
+    assert hash(plan.feed_signature) == hash(Chain().plan("x").feed_signature)
+
+
+def test_json() -> None:
+    c = Chain()
+    c.emit("Clip", "y", "x", min=float("-inf"), max=1.0)
+    document = json.loads(json.dumps(to_json(c.plan("y")), allow_nan=False))
+    assert document.pop("values")[2] == {
+        "vid": 2,
+        "name": "y",
+        "role": "output",
+        "shape": [16, 16],
+        "dtype": "float32",
+        "device": "cpu",
+        "alias_of": None,
+        "offset": 0,
+    }
+    f32 = {"shape": [16, 16], "dtype": "float32", "device": "cpu"}
+    assert document == {
+        "format_version": 1,
+        "graph": "chain",
+        "inputs": [0],
+        "outputs": [2],
+        "feed_signature": [{"name": "x", **f32}, {"name": "w", **f32}],
+        "arena_bytes": 1024,
+        "live_bytes": 1024,
+        "calls": [
+            {
+                "op": 0,
+                "kind": "Clip",
+                "kind_id": 142,
+                "attr_schema": "clip/1:min=n,max=n",
+                "attr_blob": "66000000000000f0ff66000000000000f03f",
+                "attrs": {"min": "-inf", "max": 1.0},
+                "in_vids": [0],
+                "out_vids": [2],
+                "constraints": {"inplace": [0]},
+            }
+        ],
+    }

@@ -1,0 +1,48 @@
+"""The tree reads as a matrix: every kind has its emitter and its kernel in the file of the same family."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.lowering import Kind
+from pipeline.lowering.emitters import FAMILIES as EMITTER_FAMILIES
+from pipeline.lowering.emitters import INPLACE
+from pipeline.runtime.kernels import FAMILIES as KERNEL_FAMILIES
+from pipeline.runtime.kernels import KERNELS
+from tests.runtime import test_kernels_elementwise as elementwise
+from tests.runtime import test_kernels_linear_conv as linear_conv
+from tests.runtime import test_kernels_norm_reduce as norm_reduce
+from tests.runtime import test_kernels_shape_index as shape_index
+
+NO_KERNEL: dict[str, str] = {}
+"""kind → why this runtime has no kernel for it."""
+
+NO_CASE: dict[str, str] = {}
+"""kind → why no case compares its kernel with a reference."""
+
+
+def family(table: object) -> str:
+    return getattr(table, "__name__", "").rpartition(".")[2]
+
+
+def test_the_families_are_the_same() -> None:
+    assert list(map(family, EMITTER_FAMILIES)) == list(map(family, KERNEL_FAMILIES))
+
+
+@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
+def test_every_kind_has_a_kernel_in_its_family(kind: Kind) -> None:
+    emitted = [family(table) for table in EMITTER_FAMILIES if kind.name in table.EMITTERS]
+    run = [family(table) for table in KERNEL_FAMILIES if kind in table.KERNELS]
+    assert len(emitted) == 1
+    assert run == ([] if kind.name in NO_KERNEL else emitted)
+
+
+def test_every_kernel_has_a_case() -> None:
+    modules = (elementwise, linear_conv, norm_reduce, shape_index)
+    shown = {case.kind for module in modules for case in module.CASES}
+    assert {kind.name for kind in KERNELS} - shown == set(NO_CASE)
+
+
+def test_every_in_place_fact_has_a_case() -> None:
+    shown = {case.kind for module in (elementwise, norm_reduce, shape_index) for case in module.CASES}
+    assert set(INPLACE) <= shown
