@@ -1,4 +1,4 @@
-"""ONNX → ONNX: policies that hold against any optimizer, and proof after every pass. Never imports torch or pipeline."""
+"""ONNX → ONNX: policies that hold against any optimizer, and proof after every pass. Knows no torch, no pipeline."""
 
 from __future__ import annotations
 

@@ -45,6 +45,14 @@ class Step(Protocol):
 class Composite(Step, Protocol):
     """A step that runs passes of its own inside, and can leave named ones out."""
 
+    def check(self, bench: Workbench) -> None:
+        """Refuse options that the installed release does not take.
+
+        Raises:
+            PolicyMistake: naming the nearest option or pass.
+        """
+        ...
+
     def inner(self, bench: Workbench) -> tuple[str, ...]:
         """The inner passes that this step would run, in the order in which the library lists them."""
         ...

@@ -18,7 +18,7 @@ __all__ = ["DESTROYS", "GROUPS", "OWN_STEPS", "Entry", "catalog"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row: `name` as a recipe or a skip list writes it, `source` the library, `default` whether `default` runs it."""
+    """One row: `name` as a recipe or a skip list writes it, and whether the library's default set runs it."""
 
     name: str
     source: str
@@ -59,4 +59,3 @@ OWN_STEPS: Final = {
     "fold_constants": FoldConstants,
 }
 """Recipe names of the steps that are not onnxoptimizer's."""
-

@@ -55,7 +55,7 @@ def _write_data(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> Pat
             if weight is None:
                 continue
             offset = file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
-            file.write(memoryview(weight.data))
+            file.write(weight.data.data)
             clear_data(tensor)
             tensor.data_location = TensorProto.EXTERNAL
             where = {"location": data_path.name, "offset": str(offset), "length": str(weight.data.nbytes)}

@@ -27,8 +27,8 @@ class Tolerance:
 class Errors:
     """Distance of a result from what was expected, over all its elements.
 
-    `max_rel` is relative to the element, where the element is not tiny against the tensor; `sqnr_db` is signal power over
-    error power in dB, infinite for equal tensors. `why` is empty when the result is within tolerance.
+    `max_rel` is relative to the element, where the element is not tiny against the tensor; `sqnr_db` is signal power
+    over error power in dB, infinite for equal tensors. `why` is empty when the result is within tolerance.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
@@ -73,7 +73,12 @@ def compare(expected: np.ndarray, got: np.ndarray, tolerances: Mapping[str, Tole
     floor = max(scale * 1e-3, np.finfo(np.float64).tiny)
     why = "" if max_abs <= limit else f"max abs error {max_abs:.3g} is over {limit:.3g}"
     return Errors(
-        max_abs, float((error / np.maximum(magnitude, floor)).max()), _cosine(left, right), _sqnr(left, error), limit, why
+        max_abs,
+        float((error / np.maximum(magnitude, floor)).max()),
+        _cosine(left, right),
+        _sqnr(left, error),
+        limit,
+        why,
     )
 
 

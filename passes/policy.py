@@ -25,9 +25,9 @@ class Skip:
 class Policy:
     """The user's wishes, as written.
 
-    `skip` holds pass names, groups and globs; `keep` structures, with `?` behind one that may be absent. `watch` lets the
-    skip of a pass that destroys a structure watch that structure. A kept structure is pinned and proven; a watched one is
-    proven; in both cases a step that breaks it is reverted.
+    `skip` holds pass names, groups and globs; `keep` structures, with `?` behind one that may be absent. `watch` lets
+    the skip of a pass that destroys a structure watch that structure. A kept structure is pinned and proven; a
+    watched one is proven; in both cases a step that breaks it is reverted.
     """
 
     skip: tuple[str, ...] = ()

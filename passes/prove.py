@@ -1,8 +1,8 @@
 """Numeric proof: the model against references that were computed once, by another program than the one under test.
 
-A proof is worth what it can see. Random tiny weights hide faults (zeroing a layer's Q and K moved a random BEiT's output
-by 1.6e-5), so the values at kept structures are compared too, and `power` plants a fault in every kept weight and looks
-whether it shows.
+A proof is worth what it can see. Random tiny weights hide faults (zeroing a layer's Q and K moved a random BEiT's
+output by 1.6e-5), so the values at kept structures are compared too, and `power` plants a fault in every kept weight
+and looks whether it shows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 import onnx
 
+from passes.canonical import live_digest
 from passes.numbers import Errors, Tolerance, compare
 from passes.sessions import Session
 from passes.structures import Instance
@@ -66,21 +67,33 @@ class Power:
 
 
 class Prover:
-    """Measures models against references. References over the values at `probes` come from the exported model itself."""
+    """Measures models against references; at kept structures, against the values of the exported model itself."""
 
-    def __init__(
-        self, references: Sequence[Reference], tolerances: Mapping[str, Tolerance] | None = None
-    ) -> None:
+    def __init__(self, references: Sequence[Reference], tolerances: Mapping[str, Tolerance] | None = None) -> None:
         self._references = tuple(references)
         self._tolerances = dict(tolerances or {})
         self._inner: list[dict[str, np.ndarray]] = [{} for _ in self._references]
+        self._measured: dict[str, Measurement] = {}
+        self._ran: onnx.ModelProto | None = None
 
     def measure(self, model: DetachedModel) -> Measurement:
-        """Run every draw and compare.
+        """Run every draw and compare. A model that computes the very same thing as one before is not run again.
 
         Raises:
             StepFailed: onnxruntime refuses or stops.
         """
+        digest = live_digest(model)
+        if digest not in self._measured:
+            self._measured[digest] = self.run(model)
+        return self._measured[digest]
+
+    def has_run(self, model: DetachedModel) -> bool:
+        """Whether this very object was run, and not only one that computes the same."""
+        return self._ran is model.proto
+
+    def run(self, model: DetachedModel) -> Measurement:
+        """`measure`, always by running."""
+        self._ran = model.proto
         made = {name for node in model.proto.graph.node for name in node.output}
         probes = [name for name in (self._inner[0] if self._inner else {}) if name in made]
         session = Session(model, probes)
@@ -107,6 +120,7 @@ class Prover:
             got = sound.run(reference.feeds)
             values.update({name: got[name] for name in probes})
         del sound  # before the next session: each may hold copies of weights
+        self._measured.clear()  # those were without the values at kept structures
         faulty = Session(_zeroed(model, instances), probes).run(self._references[0].feeds)
         ratios = {}
         for instance in instances:

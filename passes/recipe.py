@@ -24,7 +24,8 @@ DEFAULT_RECIPE: Final = ("default", "onnxsim")
 def steps_of(recipe: Sequence[RecipeItem]) -> tuple[Step, ...]:
     """The steps of a recipe, in order.
 
-    An item is a name, or a mapping of one name to its options. `default` stands for onnxoptimizer's fuse-and-eliminate set.
+    An item is a name, or a mapping of one name to its options. `default` stands for onnxoptimizer's
+    fuse-and-eliminate set.
 
     Raises:
         PolicyMistake: no such pass (naming the nearest), or an option that the pass does not take.

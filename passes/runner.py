@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 
 import onnx
@@ -13,7 +13,7 @@ from passes.base import Composite, Step, Workbench
 from passes.canonical import canonical_digest
 from passes.catalog import DESTROYS, catalog
 from passes.errors import PolicyMistake, StepFailed
-from passes.external.onnxsim import STAGES, OnnxSim
+from passes.external.onnxsim import STAGES
 from passes.narrow import culprits
 from passes.numbers import Errors
 from passes.pins import pin, unpin
@@ -81,13 +81,16 @@ def run_passes(
     steps = _prepared(steps, policy, bench)
     watched = _find(model, policy, _all_names(steps, bench))
     power = prover.watch(model, [one for kind in watched.enforced for one in watched.instances[kind]])
-    run = _Run(model, watched, prover, bench)
+    run = _Run(model, watched, prover, bench, exported=model)
     for index, step in enumerate(steps):
         observer(step.name, index, len(steps), None)
         for row in run.step(step, policy):
             observer(step.name, index, len(steps), row)
+    run.conclude()
     verdicts = tuple(
-        StructureVerdict(kind, one.name, one.module, (kind, one.name) not in run.lost, run.broken_by.get((kind, one.name)))
+        StructureVerdict(
+            kind, one.name, one.module, (kind, one.name) not in run.lost, run.broken_by.get((kind, one.name))
+        )
         for kind, instances in watched.instances.items()
         for one in instances
     )
@@ -102,8 +105,12 @@ class _Run:
     watched: Watched
     prover: Prover
     bench: Workbench
+    exported: DetachedModel
     rows: list[PassRow] = field(default_factory=list)
     digest: str = ""
+    proven: DetachedModel | None = None
+    """The last model that was run and not only reasoned about, with the number of rows up to it."""
+    proven_rows: int = 0
     lost: dict[tuple[str, str], str] = field(default_factory=dict)
     broken_by: dict[tuple[str, str], str] = field(default_factory=dict)
 
@@ -128,11 +135,32 @@ class _Run:
         nodes = len(self.model.proto.graph.node)
         if attempt.changed:
             self.model, self.digest = attempt.model, ""
+            if self.prover.has_run(self.model):
+                self.proven, self.proven_rows = self.model, len(self.rows) + 1
         self.lost |= attempt.lost
         left_out = [name for name in getattr(step, "skipped", ()) if policy.skips(name)]
         reason = "without " + ", ".join(left_out) if left_out else ""
         self._record(step, Status.RAN, reason, begun, attempt, nodes)
         return self.rows[before:]
+
+    def conclude(self) -> None:
+        """Run the final model, if its proof was that it computes the same as one that was run.
+
+        Should onnxruntime refuse it all the same (a wrong type annotation, say), the steps since then are reverted.
+        """
+        base = self.proven or self.exported
+        if self.model is base:
+            return
+        try:
+            why = self.prover.run(self.model).why
+        except StepFailed as failure:
+            why = str(failure)
+        if not why:
+            return
+        self.model = base
+        for index in range(self.proven_rows, len(self.rows)):
+            if self.rows[index].changed and self.rows[index].status is Status.RAN:
+                self.rows[index] = replace(self.rows[index], status=Status.REVERTED, reason=f"the final model: {why}")
 
     def _attempt(self, step: Step) -> Attempt:
         outputs = [output.name for output in self.model.proto.graph.output]
@@ -151,7 +179,7 @@ class _Run:
         return Attempt(after, True, lost, measurement, measurement.why and f"differs: {measurement.why}")
 
     def _narrowed(self, step: Step, attempt: Attempt) -> tuple[Step, Attempt]:
-        """Find the inner passes at fault; leave them out if something that must hold was broken, else only name them."""
+        """Find the inner passes at fault; leave them out if what they broke must hold, else only name them."""
         if not isinstance(step, Composite):
             self._blame(attempt, step.name)
             return step, attempt
@@ -193,9 +221,7 @@ class _Run:
         nodes = len(self.model.proto.graph.node)
         after = len(attempt.model.proto.graph.node)
         reason = attempt.why
-        self.rows.append(
-            PassRow(name, step.source, Status.REVERTED, reason, nodes, after, 0.0, True, attempt.errors)
-        )
+        self.rows.append(PassRow(name, step.source, Status.REVERTED, reason, nodes, after, 0.0, True, attempt.errors))
 
     def _record(
         self, step: Step, status: Status, reason: str, begun: float, attempt: Attempt | None = None, before: int = -1
@@ -225,19 +251,18 @@ def _prepared(steps: Sequence[Step], policy: Policy, bench: Workbench) -> tuple[
     """Steps with the policy's skips told to those that have inner passes."""
     ready: list[Step] = []
     for step in steps:
-        if isinstance(step, OnnxSim):
-            step.check_options(bench)
-        if isinstance(step, Composite) and policy.skip:
-            ready.append(step.without([name for name in step.inner(bench) if policy.skips(name)]))
-        else:
+        if not isinstance(step, Composite):
             ready.append(step)
+            continue
+        step.check(bench)
+        ready.append(step.without([name for name in step.inner(bench) if policy.skips(name)]))
     policy.check(_all_names(steps, bench))
     return tuple(ready)
 
 
 def _all_names(steps: Sequence[Step], bench: Workbench) -> tuple[str, ...]:
     """Names that a skip list may hold; onnxsim's own count only where it runs, since asking for them takes seconds."""
-    with_onnxsim = any(isinstance(step, OnnxSim) for step in steps)
+    with_onnxsim = any(isinstance(step, Composite) for step in steps)
     return tuple(row.name.removeprefix("onnxsim/") for row in catalog(bench, with_onnxsim=with_onnxsim))
 
 

@@ -1,4 +1,4 @@
-"""onnxruntime sessions over detached models: weights are shared with the session, not copied, and nothing is optimized."""
+"""onnxruntime sessions over detached models: weights are shared with the session, and nothing is optimized."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Session:
             results = self._session.run(None, given)
         except Exception as error:
             raise StepFailed(f"onnxruntime stopped: {error}") from error
-        return dict(zip(self.outputs, results, strict=True))
+        return {name: np.asarray(result) for name, result in zip(self.outputs, results, strict=True)}
 
 
 def _with_shared_weights(

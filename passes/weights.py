@@ -1,12 +1,12 @@
 """Take the large initializers out of a model, so that a pass costs milliseconds whatever the model weighs.
 
-A detached tensor leaves a **stand-in**: the same name, shape and dtype, but a few numbers spelled from the digest of its
-content instead of its data. Optimizers compare and hash tensors by those numbers, so two stand-ins look equal exactly
-when their tensors are equal, and one of a tensor that is all 0 or all 1 still looks all 0 or all 1. They are numbers
-that no format reads as NaN, 0 or 1, since a NaN would make a tensor unequal to itself.
+A detached tensor leaves a **stand-in**: the same name, shape and dtype, but a few numbers spelled from the digest of
+its content instead of its data. Optimizers compare and hash tensors by those numbers, so two stand-ins look equal
+exactly when their tensors are equal, and one of a tensor that is all 0 or all 1 still looks all 0 or all 1. They are
+numbers that no format reads as NaN, 0 or 1, since a NaN would make a tensor unequal to itself.
 
-Stand-ins are only for tools that never compute with the data (onnxoptimizer computes nothing: its Conv + BatchNormalization
-fusion writes the arithmetic as nodes). Others get the attached model.
+Stand-ins are only for tools that never compute with the data (onnxoptimizer computes nothing: its Conv +
+BatchNormalization fusion writes the arithmetic as nodes). Others get the attached model.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Key = tuple[tuple[int, ...], int, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor's bytes: row-major, little-endian, as ONNX `raw_data`. A view; the file or array behind it owns them."""
+    """One tensor's bytes as in ONNX `raw_data`: row-major, little-endian. A view; what lies behind it owns them."""
 
     dims: tuple[int, ...]
     data_type: int
@@ -114,7 +114,7 @@ def detach(model: onnx.ModelProto, base_dir: Path | None = None, known: WeightSt
         if data is None or tensor.data_type not in TYPED_FIELDS:
             continue
         dims = tuple(tensor.dims)
-        digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+        digest = hashlib.blake2b(data.data, digest_size=16).hexdigest()
         weight = Weight(dims, tensor.data_type, data, digest)
         numbers = _stand_in(weight)
         if numbers is None:

@@ -33,7 +33,8 @@ def run(
     config: Annotated[Path, typer.Argument(help="The configuration file.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the artifacts (default runs/<name>).")] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one setting; YAML on the right.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one setting; YAML on the right."),
     ] = None,
 ) -> None:
     """Run a configuration from its source to a verified model, IR and plan."""

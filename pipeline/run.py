@@ -118,7 +118,7 @@ class _Journey:
             executed = workspace.load("runtime", key, RuntimeReport)
             needs_files = "plan" in config.runtime.backends
             if executed is None or (needs_files and not still_there(executed.files, workspace)):
-                executed = execute(config, found, self.draws, self.references, workspace, self.tell)
+                executed = execute(config, found, self.references, workspace, self.tell)
                 self.executed = executed
                 refuse_wrong_results(executed)
                 workspace.save("runtime", key, executed)
@@ -188,7 +188,9 @@ class _Journey:
         """The configuration as it was understood, which runs again as it is, with the versions as a comment."""
         lines = "".join(f"#   {name} {version}\n" for name, version in self.versions.items())
         resolved: dict[str, Any] = self.config.resolved()
-        return f"# As resolved by onnxline, with\n{lines}" + yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
+        return f"# As resolved by onnxline, with\n{lines}" + yaml.safe_dump(
+            resolved, sort_keys=False, allow_unicode=True
+        )
 
 
 class _StageNote:

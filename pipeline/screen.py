@@ -79,7 +79,8 @@ class Screen:
         for backend in result.runtime.backends:
             worst = max((errors.max_abs for errors in backend.errors.values()), default=0.0)
             wide.print(
-                f"{backend.name}: max abs error {worst:.2e} against {result.export.origin}, {backend.seconds:.2f} s a run",
+                f"{backend.name}: max abs error {worst:.2e} against {result.export.origin}, "
+                f"{backend.seconds:.2f} s a run",
                 highlight=False,
             )
         if result.runtime.ops:

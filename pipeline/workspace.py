@@ -1,9 +1,9 @@
 """The folder of a run: its files, what is known of earlier runs, and the lock that keeps a second run out.
 
-    runs/<name>/
-      model.onnx …         the artifacts, each under its final name only when it is whole
-      .stages/<stage>.json  what a stage found, with the key of everything that it depends on
-      .stages/export.onnx   the model as torch exported it
+runs/<name>/
+  model.onnx …         the artifacts, each under its final name only when it is whole
+  .stages/<stage>.json  what a stage found, with the key of everything that it depends on
+  .stages/export.onnx   the model as torch exported it
 """
 
 from __future__ import annotations

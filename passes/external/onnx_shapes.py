@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -19,8 +18,8 @@ class InferShapes:
     """Write the inferred type and shape of every value into the model."""
 
     data_prop: bool = True
-    name: ClassVar[str] = "infer_shapes"
-    source: ClassVar[str] = "onnx"
+    name: str = field(default="infer_shapes", init=False)
+    source: str = field(default="onnx", init=False)
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         try:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -18,7 +17,7 @@ class OnnxOptimizerPass:
     """Run one named pass of onnxoptimizer once."""
 
     name: str
-    source: ClassVar[str] = "onnxoptimizer"
+    source: str = field(default="onnxoptimizer", init=False)
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         result = bench.worker.call(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from passes.base import Workbench
 from passes.external.files import through_files
@@ -18,8 +18,8 @@ class OnnxScriptOptimizer:
     """Run `onnxscript.optimizer.optimize`; options are its keyword arguments."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
-    name: ClassVar[str] = "onnxscript"
-    source: ClassVar[str] = "onnxscript"
+    name: str = field(default="onnxscript", init=False)
+    source: str = field(default="onnxscript", init=False)
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         return through_files(model, bench, "passes.external.onnxscript:optimize", self.options)

@@ -1,4 +1,4 @@
-"""onnxsim: one composite step. Importing it loads torch when torch is installed and takes seconds, so the worker does."""
+"""onnxsim: one composite step. Importing it takes seconds (it loads torch where that is installed): the worker does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import onnx
 
@@ -35,8 +35,8 @@ class OnnxSim:
 
     options: Mapping[str, Any] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
-    name: ClassVar[str] = "onnxsim"
-    source: ClassVar[str] = "onnxsim"
+    name: str = field(default="onnxsim", init=False)
+    source: str = field(default="onnxsim", init=False)
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         options = dict(self.options)
@@ -52,7 +52,7 @@ class OnnxSim:
     def without(self, names: Sequence[str]) -> OnnxSim:
         return replace(self, skipped=tuple(dict.fromkeys((*self.skipped, *names))))
 
-    def check_options(self, bench: Workbench) -> None:
+    def check(self, bench: Workbench) -> None:
         """Refuse options that this release's simplify does not take, and skip names that it does not have.
 
         Raises:
@@ -76,7 +76,9 @@ def facts() -> dict[str, list[str]]:
     import onnxsim
     import onnxsim.onnxsim_cpp2py_export as native
 
-    nothing = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg(x)}')
+    nothing = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg(x)}'
+    )
     onnxsim.simplify(nothing)
     options = [name for name in inspect.signature(onnxsim.simplify).parameters if name not in OWN_ARGUMENTS]
     return {"passes": list(native._list_optimizers()), "options": options}

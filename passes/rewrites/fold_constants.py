@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import onnx
@@ -27,13 +27,13 @@ KEEP_OPS: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuant
 class FoldConstants:
     """Replace every value that is computed from constants alone by an initializer.
 
-    A result larger than `grow_limit` bytes that is also larger than everything it is computed from stays computed: a tiny
-    Expand or Tile may spell a matrix of megabytes.
+    A result larger than `grow_limit` bytes that is also larger than everything it is computed from stays computed: a
+    tiny Expand or Tile may spell a matrix of megabytes.
     """
 
     grow_limit: int = 2**20
-    name: ClassVar[str] = "fold_constants"
-    source: ClassVar[str] = "onnxline"
+    name: str = field(default="fold_constants", init=False)
+    source: str = field(default="onnxline", init=False)
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         excluded: set[str] = set()

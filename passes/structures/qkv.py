@@ -32,7 +32,7 @@ HEAD_OPS = frozenset(
         *("SplitToSequence", "LpNormalization", "ReduceL2", "Clip", "RotaryEmbedding"),
     }
 )
-"""What may stand between a projection and its place in attention: heads, rotary embedding, norm of Q and K, KV cache."""
+"""What may stand between a projection and its place in attention: heads, rotary embedding, norms, KV cache."""
 
 
 @dataclass(frozen=True, slots=True)

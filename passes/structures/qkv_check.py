@@ -31,9 +31,9 @@ def lost_projections(instances: Sequence[Instance], model: DetachedModel) -> dic
     for instance in instances:
         missing = [weight for weight in instance.weights if weight.digests in short]
         # A matrix shared by several instances: those whose own values are still computed have theirs.
-        if missing and any(short[weight.digests] for weight in missing):
-            if instance.pins and all(pin.name in outputs for pin in instance.pins):
-                continue
+        shared = any(short[weight.digests] for weight in missing)
+        if shared and instance.pins and all(pin.name in outputs for pin in instance.pins):
+            continue
         if missing:
             roles = ", ".join(f"{weight.role} ({weight.name})" for weight in missing)
             reasons[instance.name] = f"no separate product with the matrix of {roles}"

@@ -53,7 +53,7 @@ class GraphView:
         return self.weight_behind(name) is not None or (node is not None and node.op_type == "Constant")
 
     def upstream(self, name: str, through: frozenset[str]) -> Iterator[NodeProto]:
-        """Nodes that `name` is computed from, nearest first; the walk goes on behind nodes of the types in `through`."""
+        """Nodes that `name` is computed from, nearest first; the walk goes on behind nodes of a type in `through`."""
         seen: set[str] = set()
         front = [name]
         while front:

@@ -1,9 +1,9 @@
 """What a run is told: YAML, `extends:` and `--set` → one frozen, checked `RunConfig`."""
 
-from .model import DEFAULT_SIZES, DTYPES, InputConfig, ModelConfig, TransformersConfig
-from .paths import locate, split_factory
-from .run_config import RunConfig, json_schema
-from .stages import (
+from pipeline.config.model import DEFAULT_SIZES, DTYPES, InputConfig, ModelConfig, TransformersConfig
+from pipeline.config.paths import locate, split_factory
+from pipeline.config.run_config import RunConfig, json_schema
+from pipeline.config.stages import (
     Backend,
     ExportConfig,
     PassesConfig,

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from .marks import Document, KeyPath
-from .yaml_source import describe
+from pipeline.config.marks import Document, KeyPath
+from pipeline.config.yaml_source import describe
 
 __all__ = ["explain", "suggest"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigMistake
-from .marks import Document, KeyPath, Marks
-from .paths import anchor_paths
-from .yaml_source import describe, read_yaml
+from pipeline.config.marks import Document, KeyPath, Marks
+from pipeline.config.paths import anchor_paths
+from pipeline.config.yaml_source import describe, read_yaml
+from pipeline.errors import ConfigMistake
 
 __all__ = ["merge", "read_with_bases"]
 

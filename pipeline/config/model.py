@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StrictFloat, StrictInt, StrictStr, field_validator, model_validator
 
-from .base import Count, Natural, Section
+from pipeline.config.base import Count, Natural, Section
 
 __all__ = ["DEFAULT_SIZES", "DTYPES", "InputConfig", "ModelConfig", "TransformersConfig"]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigMistake
-from .extends import merge
-from .marks import Document, KeyPath, Marks
-from .paths import anchor_paths
-from .yaml_source import describe, parse_value
+from pipeline.config.extends import merge
+from pipeline.config.marks import Document, KeyPath, Marks
+from pipeline.config.paths import anchor_paths
+from pipeline.config.yaml_source import describe, parse_value
+from pipeline.errors import ConfigMistake
 
 __all__ = ["apply_overrides"]
 

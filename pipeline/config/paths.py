@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigMistake, SourceMistake
-from .marks import KeyPath
+from pipeline.config.marks import KeyPath
+from pipeline.errors import ConfigMistake, SourceMistake
 
 __all__ = ["PACKAGE", "anchor_paths", "locate", "split_factory"]
 

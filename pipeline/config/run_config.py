@@ -9,15 +9,15 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, StrictStr, ValidationError
 
-from ..errors import ConfigMistake
-from .base import Section
-from .explain import explain
-from .extends import read_with_bases
-from .marks import Document, Marks
-from .model import ModelConfig
-from .overrides import apply_overrides
-from .paths import anchor_paths
-from .stages import ExportConfig, PassesConfig, ReportConfig, RuntimeConfig, VerifyConfig
+from pipeline.config.base import Section
+from pipeline.config.explain import explain
+from pipeline.config.extends import read_with_bases
+from pipeline.config.marks import Document, Marks
+from pipeline.config.model import ModelConfig
+from pipeline.config.overrides import apply_overrides
+from pipeline.config.paths import anchor_paths
+from pipeline.config.stages import ExportConfig, PassesConfig, ReportConfig, RuntimeConfig, VerifyConfig
+from pipeline.errors import ConfigMistake
 
 __all__ = ["RunConfig", "json_schema"]
 

@@ -16,8 +16,8 @@ from pydantic import (
     field_validator,
 )
 
-from .base import Count, Fraction, Natural, Seconds, Section
-from .model import DTYPES
+from pipeline.config.base import Count, Fraction, Natural, Seconds, Section
+from pipeline.config.model import DTYPES
 
 __all__ = [
     "Backend",

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from ..errors import ConfigMistake
-from .marks import Document, KeyPath, Marks
+from pipeline.config.marks import Document, KeyPath, Marks
+from pipeline.errors import ConfigMistake
 
 __all__ = ["parse_value", "read_yaml"]
 

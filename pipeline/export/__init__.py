@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .inputs import InputSpec, draw_inputs, named_dims
-from .source import Example, OnnxSource, Source, TorchSource, load_source, with_names
+from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
+from pipeline.export.source import Example, OnnxSource, Source, TorchSource, load_source, with_names
 
 if TYPE_CHECKING:
-    from .exported import ExportedModel, save_model
-    from .reference import run_torch
-    from .to_onnx import export_onnx
+    from pipeline.export.exported import ExportedModel, save_model
+    from pipeline.export.reference import run_torch
+    from pipeline.export.to_onnx import export_onnx
 
 __all__ = [
     "Example",

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import InputConfig, ModelConfig
-from ..errors import OnnxlineError, SourceMistake
-from .arrays import dtype_name, to_torch
-from .blame import first_line, module_frame
-from .caches import register_caches
-from .inputs import InputSpec, draw_inputs, input_spec, is_float, named_dims
-from .quiet import quiet
-from .source import Example, TorchSource
-from .tree import call, input_tensors, output_tensors, parameter_names, refill
+from pipeline.config import InputConfig, ModelConfig
+from pipeline.errors import OnnxlineError, SourceMistake
+from pipeline.export.arrays import dtype_name, to_torch
+from pipeline.export.blame import first_line, module_frame
+from pipeline.export.caches import register_caches
+from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float, named_dims
+from pipeline.export.quiet import quiet
+from pipeline.export.source import Example, TorchSource
+from pipeline.export.tree import call, input_tensors, output_tensors, parameter_names, refill
 
 __all__ = ["assemble"]
 

@@ -38,9 +38,9 @@ def register_caches(module: nn.Module) -> None:
 def _register(cache: type) -> None:
     from transformers.exporters.exporter_dynamo import _pytree_flatten, _pytree_unflatten
 
-    def flatten_with_keys(value: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], Any]:
+    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], Any]:
         leaves, context = _pytree_flatten(value)
-        keys: list[pytree.KeyEntry] = [pytree.MappingKey(name) for name in _tensor_names(context, "")]
+        keys: list[Any] = [pytree.MappingKey(name) for name in _tensor_names(context, "")]
         return list(zip(keys, leaves, strict=True)), context
 
     pytree.register_pytree_node(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from ..errors import SourceMistake
-from .blame import first_line, module_frame
-from .source import TorchSource
-from .tree import input_names, input_tensors
+from pipeline.errors import SourceMistake
+from pipeline.export.blame import first_line, module_frame
+from pipeline.export.source import TorchSource
+from pipeline.export.tree import input_names, input_tensors
 
 __all__ = ["capture"]
 
@@ -51,16 +52,33 @@ def _dynamic_shapes(source: TorchSource) -> dict[str, Any] | None:
     specs = dict(zip(input_tensors(source.module, source.example), source.inputs, strict=True))
     if not any(isinstance(dim, str) for spec in source.inputs for dim in spec.shape):
         return None
-    leaves, shape = pytree.tree_flatten((source.example.args, source.example.kwargs))
-    axes = [
+    leaves = pytree.tree_leaves((source.example.args, source.example.kwargs))
+    axes = (
         {axis: torch.export.Dim.AUTO for axis, dim in enumerate(specs[name].shape) if isinstance(dim, str)}
         if isinstance(leaf, torch.Tensor)
         else None
         for name, leaf in zip(input_names(source.module, source.example), leaves, strict=True)
-    ]
-    args, kwargs = pytree.tree_unflatten(axes, shape)
+    )
+    args = _in_place_of_leaves(source.example.args, axes)
+    kwargs = _in_place_of_leaves(source.example.kwargs, axes)
     # torch wants one mapping by parameter name: positional ones take theirs from the signature.
     return dict(inspect.signature(source.module.forward).bind_partial(*args, **kwargs).arguments)
+
+
+def _in_place_of_leaves(tree: Any, leaves: Iterator[Any]) -> Any:
+    """The tree with the next of `leaves` at each leaf, in the order of flattening.
+
+    torch wants a plain list where the example has a registered type, such as a cache.
+    """
+    kind = type(tree)
+    if kind is dict:
+        return {key: _in_place_of_leaves(child, leaves) for key, child in tree.items()}
+    if kind in (tuple, list):
+        return kind(_in_place_of_leaves(child, leaves) for child in tree)
+    registered = pytree.SUPPORTED_NODES.get(kind)
+    if registered is not None:
+        return [_in_place_of_leaves(child, leaves) for child in registered.flatten_fn(tree)[0]]
+    return next(leaves)
 
 
 def _advice(error: Exception) -> str:

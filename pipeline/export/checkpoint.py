@@ -11,7 +11,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from ..errors import SourceMistake
+from pipeline.errors import SourceMistake
 
 __all__ = ["read_checkpoint"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from ..errors import UserMistake
-from .inputs import InputSpec
+from pipeline.errors import UserMistake
+from pipeline.export.inputs import InputSpec
 
 __all__ = ["name_dims"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ..errors import UserMistake
-from .inputs import named_dims
-from .source import TorchSource
+from pipeline.errors import UserMistake
+from pipeline.export.inputs import named_dims
+from pipeline.export.source import TorchSource
 
 __all__ = ["ExportedModel", "save_model"]
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import ModelConfig, split_factory
-from ..errors import OnnxlineError, SourceMistake
-from .assemble import assemble
-from .blame import first_line, last_frame
-from .source import Example, TorchSource
+from pipeline.config import ModelConfig, split_factory
+from pipeline.errors import OnnxlineError, SourceMistake
+from pipeline.export.assemble import assemble
+from pipeline.export.blame import first_line, last_frame
+from pipeline.export.source import Example, TorchSource
 
 __all__ = ["make_from_factory"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from ..config import InputConfig
-from ..errors import SourceMistake
+from pipeline.config import InputConfig
+from pipeline.errors import SourceMistake
 
 __all__ = ["InputSpec", "draw_inputs", "dtype_named", "input_spec", "named_dims"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from ..errors import Unsupported
+from pipeline.errors import Unsupported
 
 __all__ = ["name_inputs_and_outputs"]
 

@@ -10,10 +10,10 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, ValueInfoProto
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from ..config import DTYPES, InputConfig, ModelConfig, locate
-from ..errors import SourceMistake, Unsupported
-from .inputs import InputSpec, input_spec
-from .source import OnnxSource
+from pipeline.config import DTYPES, InputConfig, ModelConfig, locate
+from pipeline.errors import SourceMistake, Unsupported
+from pipeline.export.inputs import InputSpec, input_spec
+from pipeline.export.source import OnnxSource
 
 __all__ = ["read_onnx_file"]
 
@@ -106,7 +106,11 @@ def _own_shape(value: ValueInfoProto) -> tuple[int | str | None, ...] | None:
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
-    return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
+    # Paddle's exporter writes -1 for a dim that is open.
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
+        for dim in tensor.shape.dim
+    )
 
 
 def _dtype(value: ValueInfoProto) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from ..errors import OnnxlineError, SourceMistake
-from .arrays import to_numpy, to_torch
-from .blame import first_line, module_frame
-from .quiet import quiet
-from .source import TorchSource
-from .tree import call, input_tensors, output_tensors, refill
+from pipeline.errors import OnnxlineError, SourceMistake
+from pipeline.export.arrays import to_numpy, to_torch
+from pipeline.export.blame import first_line, module_frame
+from pipeline.export.quiet import quiet
+from pipeline.export.source import TorchSource
+from pipeline.export.tree import call, input_tensors, output_tensors, refill
 
 __all__ = ["run_torch"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import ExportConfig, ModelConfig
-from ..errors import ConfigMistake
-from .inputs import InputSpec, named_dims
+from pipeline.config import ExportConfig, ModelConfig
+from pipeline.errors import ConfigMistake
+from pipeline.export.inputs import InputSpec, named_dims
 
 if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not need it
     from torch import nn
@@ -66,14 +66,14 @@ def load_source(model: ModelConfig) -> Source:
 
 def _load(model: ModelConfig) -> Source:
     if model.onnx is not None:
-        from .onnx_file import read_onnx_file
+        from pipeline.export.onnx_file import read_onnx_file
 
         return read_onnx_file(model.onnx, model)
     if model.transformers is not None:
-        from .transformers_class import make_from_transformers
+        from pipeline.export.transformers_class import make_from_transformers
 
         return make_from_transformers(model.transformers, model)
-    from .factory import make_from_factory
+    from pipeline.export.factory import make_from_factory
 
     return make_from_factory(model)
 

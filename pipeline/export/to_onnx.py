@@ -9,15 +9,15 @@ import onnx_ir as ir
 import torch
 from torch.export import ExportedProgram
 
-from ..config import ExportConfig
-from ..errors import Unsupported
-from .blame import first_line
-from .capture import capture
-from .dims import name_dims
-from .exported import ExportedModel
-from .names import name_inputs_and_outputs
-from .quiet import quiet
-from .source import TorchSource, with_names
+from pipeline.config import ExportConfig
+from pipeline.errors import Unsupported
+from pipeline.export.blame import first_line
+from pipeline.export.capture import capture
+from pipeline.export.dims import name_dims
+from pipeline.export.exported import ExportedModel
+from pipeline.export.names import name_inputs_and_outputs
+from pipeline.export.quiet import quiet
+from pipeline.export.source import TorchSource, with_names
 
 __all__ = ["export_onnx"]
 
@@ -38,9 +38,11 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
     with quiet() as notes:
         program = capture(source)
         model = _translated(program, settings.opset)
+    parameters = _parameters(model, source)  # before renaming, while names are torch's
     name_inputs_and_outputs(model, [spec.name for spec in source.inputs], source.outputs)
     name_dims(model, source.inputs)
-    exported = ExportedModel(model, source, _parameters(model, source), tuple(dict.fromkeys(notes)))
+    names = frozenset(str(value.name) for value in parameters)
+    exported = ExportedModel(model, source, names, tuple(dict.fromkeys(notes)))
     if path is not None:
         exported.save(path)
     return exported
@@ -99,7 +101,7 @@ def _whereabouts(op: str, program: ExportedProgram) -> list[str]:
     return []
 
 
-def _parameters(model: ir.Model, source: TorchSource) -> frozenset[str]:
+def _parameters(model: ir.Model, source: TorchSource) -> list[ir.Value]:
     """A tied weight has one initializer under one of its names: all of the names are compared."""
     named = {name for name, _ in source.module.named_parameters(remove_duplicate=False)}
-    return frozenset(named & set(model.graph.initializers))
+    return [value for name, value in model.graph.initializers.items() if name in named]

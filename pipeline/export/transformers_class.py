@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from ..config import ModelConfig, TransformersConfig, locate
-from ..errors import OnnxlineError, SourceMistake
-from .assemble import assemble
-from .blame import first_line
-from .checkpoint import read_checkpoint
-from .quiet import quiet
-from .source import TorchSource
+from pipeline.config import ModelConfig, TransformersConfig, locate
+from pipeline.errors import OnnxlineError, SourceMistake
+from pipeline.export.assemble import assemble
+from pipeline.export.blame import first_line
+from pipeline.export.checkpoint import read_checkpoint
+from pipeline.export.quiet import quiet
+from pipeline.export.source import TorchSource
 
 __all__ = ["make_from_transformers"]
 

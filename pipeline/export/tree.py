@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..errors import SourceMistake, Unsupported
-from .source import Example
+from pipeline.errors import SourceMistake, Unsupported
+from pipeline.export.source import Example
 
 __all__ = ["call", "input_names", "input_tensors", "output_tensors", "parameter_names", "refill"]
 

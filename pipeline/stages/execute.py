@@ -25,7 +25,6 @@ from pipeline.report import BackendReport, ExportReport, RuntimeReport
 from pipeline.runtime import compile_graph
 from pipeline.stages.optimize import MODEL
 from pipeline.stages.tolerances import tolerances_of
-from pipeline.verify.references import Draw
 from pipeline.verify.runners import Runner, onnxruntime_runner, plan_runner
 from pipeline.workspace import Workspace, stamp
 
@@ -35,12 +34,11 @@ __all__ = ["execute", "refuse_wrong_results"]
 def execute(
     config: RunConfig,
     exported: ExportReport,
-    draws: Sequence[Draw],
     references: Sequence[Reference],
     workspace: Workspace,
     observer: Observer,
 ) -> RuntimeReport:
-    """Write `ir.json`, `ir.txt` and `plan.json` for the first draw's sizes, then run and compare each backend.
+    """Write `ir.json`, `ir.txt` and `plan.json` for the first draw's shapes, then run and compare each backend.
 
     The `torch` backend is the reference itself, so it is not run again.
 
@@ -54,14 +52,12 @@ def execute(
     files: list[Path] = []
     if "plan" in names:
         observer(Progress("runtime", "import, lower, plan", 0, len(names) + 1))
-        facts, files = _write_ir(path, draws[0], trainable, workspace)
+        facts, files = _write_ir(path, shapes_of(references[0]), trainable, workspace)
     reports = []
     for index, name in enumerate(names, start=1):
         observer(Progress("runtime", name, index, len(names) + 1))
-        reports.append(_run(name, path, draws, references, trainable, tolerances_of(config)))
-    return RuntimeReport(
-        backends=tuple(reports), files=tuple((file.name, *stamp(file)) for file in files), **facts
-    )
+        reports.append(_run(name, path, references, trainable, tolerances_of(config)))
+    return RuntimeReport(backends=tuple(reports), files=tuple((file.name, *stamp(file)) for file in files), **facts)
 
 
 def refuse_wrong_results(report: RuntimeReport) -> None:
@@ -79,7 +75,6 @@ def refuse_wrong_results(report: RuntimeReport) -> None:
 def _run(
     name: str,
     path: Path,
-    draws: Sequence[Draw],
     references: Sequence[Reference],
     trainable: frozenset[str],
     tolerances: Mapping[str, Tolerance],
@@ -87,13 +82,14 @@ def _run(
     runners: dict[str, Runner] = {}
     found: list[dict[str, Errors]] = []
     seconds: list[float] = []
-    for draw, reference in zip(draws, references, strict=True):
+    for reference in references:
         # A plan is made for one feed signature; onnxruntime takes any size.
-        key = str(draw.sizes) if name == "plan" else ""
+        shapes = shapes_of(reference)
+        key = str(shapes) if name == "plan" else ""
         if key not in runners:
             runners.clear()
             runners[key] = (
-                plan_runner(path, draw.sizes, trainable) if name == "plan" else onnxruntime_runner(read_model(path))
+                plan_runner(path, shapes, trainable) if name == "plan" else onnxruntime_runner(read_model(path))
             )
         begun = time.perf_counter()
         outputs = runners[key](reference.feeds)
@@ -103,9 +99,9 @@ def _run(
 
 
 def _write_ir(
-    path: Path, draw: Draw, trainable: frozenset[str], workspace: Workspace
+    path: Path, shapes: Mapping[str, tuple[int, ...]], trainable: frozenset[str], workspace: Workspace
 ) -> tuple[dict[str, int], list[Path]]:
-    graph = from_onnx(path, dims=draw.sizes, emitters=EMITTERS, trainable=trainable)
+    graph = from_onnx(path, shapes=shapes, emitters=EMITTERS, trainable=trainable)
     check(graph)
     plan = compile_graph(graph).plan
     files = [
@@ -120,6 +116,11 @@ def _write_ir(
         "aliases": len(plan.alias),
     }
     return facts, files
+
+
+def shapes_of(reference: Reference) -> dict[str, tuple[int, ...]]:
+    """An ONNX file may call its dims other names than the configuration does, or none; shapes fit always."""
+    return {name: array.shape for name, array in reference.feeds.items()}
 
 
 def _trainable(path: Path, digests: frozenset[str], globs: Sequence[str]) -> frozenset[str]:

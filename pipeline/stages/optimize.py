@@ -45,9 +45,7 @@ def optimize(
 
     with Worker(wishes.timeout_s) as worker:
         prover = Prover(references, tolerances_of(config))
-        run = run_passes(
-            read_model(exported), steps, policy, prover, Workbench(worker, workspace.scratch), observe
-        )
+        run = run_passes(read_model(exported), steps, policy, prover, Workbench(worker, workspace.scratch), observe)
     if run.power.blind:
         observer(Note(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs"))
     path = workspace.folder / MODEL

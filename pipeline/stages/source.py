@@ -59,5 +59,5 @@ def _add_tensors(digest: hashlib.blake2b, source: TorchSource) -> None:
     for name, tensor in named:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy() if flat.numel() else b"")
+        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
     digest.update(repr(source.module).encode())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -37,13 +37,11 @@ def onnxruntime_runner(model: DetachedModel) -> Runner:
     return Session(model).run
 
 
-def plan_runner(path: Path, sizes: Mapping[str, int], trainable: frozenset[str]) -> Runner:
-    """Our own runtime: the ONNX file imported for these sizes of named dims, lowered, planned and bound.
+def plan_runner(path: Path, shapes: Mapping[str, Sequence[int]], trainable: frozenset[str]) -> Runner:
+    """Our own runtime: the ONNX file imported for inputs of these shapes, lowered, planned and bound.
 
     Raises:
         Unsupported: an operator that cannot be imported or has no emitter; all are listed.
     """
-    program = compile_graph(from_onnx(path, dims=sizes, emitters=EMITTERS, trainable=trainable))
+    program = compile_graph(from_onnx(path, shapes=shapes, emitters=EMITTERS, trainable=trainable))
     return lambda feeds: {name: to_numpy(tensor) for name, tensor in program.run(feeds).items()}
-
-

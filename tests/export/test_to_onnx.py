@@ -120,6 +120,24 @@ def test_an_intermediate_gives_way_to_an_output(factory: Make, assert_agrees: Ag
     assert_agrees(exported)
 
 
+def test_a_weight_gives_way_to_an_output_and_stays_a_parameter(factory: Make, assert_agrees: Agrees) -> None:
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(3))
+
+    def forward(self, x):
+        return {"weight": x * self.weight, "raw": self.weight}
+
+make = lambda: (Net(), (torch.rand(3),))
+"""
+    exported = export(factory(code))
+    assert exported.outputs == ("weight", "raw")
+    assert exported.parameters == {"weight_1"} == set(exported.ir_model.graph.initializers)
+    assert_agrees(exported)
+
+
 BAKED = """
 class Head(nn.Module):
     def forward(self, x):

@@ -24,7 +24,7 @@ def block_lists(draw: st.DrawFn) -> list[Block]:
 def test_blocks_that_live_together_do_not_overlap(blocks: list[Block]) -> None:
     offsets, total = assign_offsets(blocks)
     assert all(offset % 64 == 0 for offset in offsets.values())
-    assert all(0 <= offsets[block.root] and offsets[block.root] + block.nbytes <= total for block in blocks)
+    assert all(offsets[block.root] >= 0 and offsets[block.root] + block.nbytes <= total for block in blocks)
     for a, b in combinations([block for block in blocks if block.nbytes], 2):
         if {*range(a.life.first, a.life.last + 1)} & {*range(b.life.first, b.life.last + 1)}:
             low, high = sorted((a, b), key=lambda block: offsets[block.root])

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from pipeline.ir.builder import Builder
+from pipeline.ir.spec import TensorSpec
+from pipeline.lowering import EMITTERS
 from pipeline.lowering.elementwise import INPLACE
 from pipeline.runtime import compile_graph
 from tests.runtime.reference import Case, assert_close, expected, graph_of, ints, rand
@@ -90,3 +94,25 @@ def test_like_onnx_in_place(case: Case) -> None:
         assert bool(program.plan.alias) == same
         found = program.run({f"in{at}": array for at, array in enumerate(case.inputs)})
         assert_close(found["out0"].numpy(), results[0])
+
+
+@pytest.mark.parametrize(("to", "limit"), [("float8_e4m3fn", 448.0), ("float8_e5m2", 57344.0)])
+def test_a_cast_to_float8_saturates(to: str, limit: float) -> None:
+    """The ONNX specification's table for saturate=True; torch's own conversion gives NaN or infinity."""
+    x = np.array([1e6, -1e6, math.inf, 0.3, 0.0], np.float32)
+    builder = Builder("cast", EMITTERS)
+    vid = builder.input("x", TensorSpec(x.shape, "float32"))
+    (y,) = builder.emit("Cast", [vid], [("y", TensorSpec(x.shape, to))], {"to": to})
+    found = compile_graph(builder.build([y])).run({"x": x})["y"].float().tolist()
+    assert found == [limit, -limit, limit, 0.3125, 0.0]
+
+
+def test_bfloat16_like_ml_dtypes() -> None:
+    a, b = (rand(3, 4, high=high).astype(ml_dtypes.bfloat16) for high in (2, 3))
+    spec = TensorSpec(a.shape, "bfloat16")
+    builder = Builder("bfloat16", EMITTERS)
+    vids = [builder.input(name, spec) for name in ("a", "b")]
+    program = compile_graph(builder.build(builder.emit("Mul", vids, [("y", spec)])))
+    np.testing.assert_array_equal(
+        program.run({"a": a, "b": b})["y"].float().numpy(), np.multiply(a, b).astype(np.float32)
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -10,6 +10,7 @@ import onnx
 from pipeline.importers.from_onnx.node import Node
 from pipeline.importers.from_onnx.resolve import Resolved, resolve
 from pipeline.importers.from_onnx.scope import Scope
+from pipeline.importers.from_onnx.sizes import Sizes
 from pipeline.importers.from_onnx.source import op_key, read_source
 from pipeline.importers.from_onnx.stored import read_initializers
 from pipeline.importers.from_onnx.tables import importers
@@ -23,13 +24,15 @@ def from_onnx(
     model: onnx.ModelProto | str | Path,
     *,
     dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
     emitters: Mapping[str, Emitter] | None = None,
     trainable: Collection[str] = (),
     base_dir: str | Path | None = None,
 ) -> Graph:
     """The Graph of an ONNX model. Every shape is static; every value keeps its name; initializers are referenced.
 
-    `dims` fixes named dimensions of the inputs: {"batch": 2}. `trainable` lists initializers, by name or glob, that
+    `dims` fixes named dimensions of the inputs: {"batch": 2}. `shapes` fixes whole inputs, {"x": (2, 3)}, and with them
+    the dimensions that they name. `trainable` lists initializers, by name or glob, that
     become params; the others become consts. An initializer that is also an input counts as stored, and one that no op
     reads is left out. Its bytes are views of the model's `raw_data`, or maps of its data file: keep both alive and
     unchanged. Where the bytes or the data file are missing, the graph is weight-free: no payload. `base_dir` is the
@@ -45,15 +48,15 @@ def from_onnx(
     graph = source.model.graph
     table = importers()
     stored = read_initializers(graph, source.folder, trainable)
-    resolved = resolve(source, stored, dims or {}, table)
+    resolved = resolve(source, stored, Sizes(graph, dims or {}, shapes or {}), table)
 
     builder = Builder(graph.name or "graph", emitters)
-    scope = Scope(builder, resolved, output_labels(graph, resolved), value_names(graph))
+    scope = Scope(builder, resolved, output_labels(graph, resolved), value_names(graph, resolved))
     for value in graph.input:
         if value.name not in stored:
             scope.input(value.name)
-    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-    for node in graph.node:
+    read = {name for node in resolved.nodes for name in node.input} | {value.name for value in graph.output}
+    for node in resolved.nodes:
         if node.output[0] not in resolved.constants and node.output[0] not in resolved.roots:
             table[op_key(node.domain, node.op_type)](Node(node, scope, source.opset, read))
     return builder.build([leave(scope, value.name) for value in graph.output])
@@ -62,7 +65,7 @@ def from_onnx(
 def output_labels(graph: onnx.GraphProto, resolved: Resolved) -> dict[str, str]:
     """Computed values that take the name of the graph output that is an Identity of them."""
     outputs = [value.name for value in graph.output]
-    computed = {name for node in graph.node for name in node.output} - set(resolved.constants) - set(outputs)
+    computed = {name for node in resolved.nodes for name in node.output} - set(resolved.constants) - set(outputs)
     labels: dict[str, str] = {}
     for name in outputs:
         root = resolved.root(name)
@@ -79,6 +82,6 @@ def leave(scope: Scope, name: str) -> int:
     return scope.emit("Identity", [vid], [(name, scope.spec(vid))], {}, "", "")[0]
 
 
-def value_names(graph: onnx.GraphProto) -> set[str]:
+def value_names(graph: onnx.GraphProto, resolved: Resolved) -> set[str]:
     begin = {item.name for item in (*graph.input, *graph.initializer)}
-    return begin | {name for node in graph.node for name in node.output}
+    return begin | {name for node in resolved.nodes for name in node.output}

@@ -6,6 +6,7 @@ inferred from its inputs, and what inference cannot say is taken from the model'
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -14,9 +15,11 @@ import onnx
 
 from pipeline.errors import SourceMistake, Unsupported, UserMistake
 from pipeline.importers.from_onnx.attributes import Attributes
+from pipeline.importers.from_onnx.branches import branch_nodes
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
 from pipeline.importers.from_onnx.infer import declared, infer
 from pipeline.importers.from_onnx.sequence import Pieces, split_pieces
+from pipeline.importers.from_onnx.sizes import Sizes
 from pipeline.importers.from_onnx.source import Source, op_key
 from pipeline.importers.from_onnx.stored import Stored
 from pipeline.importers.from_onnx.unsupported import refuse_all
@@ -38,6 +41,8 @@ class Resolved:
     """The output of an Identity → what it is another name of."""
     pieces: dict[str, Pieces] = field(default_factory=dict)
     """A sequence that SplitToSequence makes → its tensors."""
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    """In order; in the place of an If stands the branch that it takes."""
 
     def root(self, name: str) -> str:
         return self.roots.get(name, name)
@@ -55,26 +60,24 @@ class Resolved:
         return self.constant(name)
 
 
-def resolve(source: Source, stored: Mapping[str, Stored], dims: Mapping[str, int], known: Collection[str]) -> Resolved:
+def resolve(source: Source, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> Resolved:
     """Specs and constants of every value of `source`; `known` are the op types that can be imported.
 
     Raises:
         Unsupported: op types that nobody knows and that do not fold: all of them, with their places.
-        UserMistake: values whose shape is not static, or a name in `dims` that the model does not use.
+        UserMistake: values whose shape is not static.
         SourceMistake: a node reads what nothing makes, or cannot be.
     """
-    return Resolver(source, stored, dims, known).run()
+    return Resolver(source, stored, sizes, known).run()
 
 
 class Resolver:
     """The walk, and what it has found so far."""
 
-    def __init__(
-        self, source: Source, stored: Mapping[str, Stored], dims: Mapping[str, int], known: Collection[str]
-    ) -> None:
+    def __init__(self, source: Source, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> None:
         self._graph = source.model.graph
         self._opset = source.opset
-        self._dims = dims
+        self._sizes = sizes
         self._known = known
         self._found = Resolved(stored)
         self._notes = {value.name: value for value in (*self._graph.value_info, *self._graph.output)}
@@ -83,21 +86,38 @@ class Resolver:
         self._strange: list[onnx.NodeProto] = []
 
     def run(self) -> Resolved:
-        check_dims(self._graph, self._dims)
         self._found.specs.update({name: item.spec for name, item in self._found.stored.items()})
         for value in self._graph.input:
             # Up to IR version 3 an initializer has to be listed as an input too.
             if value.name not in self._found.stored:
-                self._note(value.name, declared(value, self._dims))
-        for node in self._graph.node:
+                self._note(value.name, self._sizes.of(value))
+        waiting = deque(self._graph.node)
+        while waiting:
+            node = waiting.popleft()
             self._need_order(node)
+            if (taken := self._taken(node)) is not None:
+                waiting.extendleft(reversed(branch_nodes(node, taken, self._fresh)))
+                continue
+            self._found.nodes.append(node)
             if not self._known_numbers(node):
                 self._shapes(node)
         if self._strange:
             refuse_all(self._strange, self._graph.name)
         if self._open:
-            refuse_open(self._open, self._graph, self._dims)
+            refuse_open(self._open, self._sizes)
         return self._found
+
+    def _taken(self, node: onnx.NodeProto) -> bool | None:
+        """Which branch of an If is taken; None for every other node, and where only the run will tell."""
+        if op_key(node.domain, node.op_type) != "If":
+            return None
+        condition = self._found.small(node.input[0])
+        return None if condition is None else bool(condition.item())
+
+    def _fresh(self, name: str) -> str:
+        while self._exists(name):
+            name = f"{name}.branch"
+        return name
 
     def _known_numbers(self, node: onnx.NodeProto) -> bool:
         """Whether `node` is no op at run time: another name, a constant, or a small computation on constants."""
@@ -137,8 +157,8 @@ class Resolver:
         """Specs of the outputs of an op that stays."""
         key = op_key(node.domain, node.op_type)
         if key not in self._known:
-            # A Shape of something open is no strange op: it would have been a constant.
-            if not (key in NUMBERS and any(name in self._open for name in node.input)):
+            # A Shape of something open is no strange op: it would have been a constant. So would an If's condition.
+            if not (key in (*NUMBERS, "If") and any(name in self._open for name in node.input)):
                 self._strange.append(node)
             self._note_all(node, {})
         elif key == "SplitToSequence":
@@ -185,7 +205,7 @@ class Resolver:
         for name in filter(None, node.output):
             spec = inferred.get(name)
             if (spec is None or not spec.is_static) and name in self._notes:
-                spec = declared(self._notes[name], self._dims) or spec
+                spec = declared(self._notes[name], self._sizes.dims) or spec
             self._note(name, spec)
 
     def _note(self, name: str, spec: TensorSpec | None) -> None:
@@ -197,7 +217,7 @@ class Resolver:
     def _need_order(self, node: onnx.NodeProto) -> None:
         """Every value is made once, and before it is read."""
         for name in filter(None, (*node.input, *node.output)):
-            exists = name in self._found.specs or name in self._open or name in self._found.pieces
+            exists = self._exists(name)
             if exists != (name in node.input):
                 wrong = "makes {!r}, which exists already" if exists else "reads {!r}, which nothing before it makes"
                 raise SourceMistake(
@@ -205,26 +225,12 @@ class Resolver:
                     "sort the nodes, and check the model with onnx.checker.check_model"
                 )
 
-
-def check_dims(graph: onnx.GraphProto, dims: Mapping[str, int]) -> None:
-    names = input_dims(graph)
-    if strange := [name for name in dims if name not in names]:
-        raise UserMistake(
-            f"dims: found {', '.join(map(repr, strange))}, expected names of dimensions of the inputs: "
-            f"{', '.join(map(repr, names)) or 'this model has none'}"
-        )
-    for name, size in dims.items():
-        if size < 0:
-            raise UserMistake(f"dims: found {name!r}: {size}, expected a size of at least 0")
+    def _exists(self, name: str) -> bool:
+        return name in self._found.specs or name in self._open or name in self._found.pieces
 
 
-def input_dims(graph: onnx.GraphProto) -> list[str]:
-    dims = (dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim)
-    return list(dict.fromkeys(filter(None, dims)))
-
-
-def refuse_open(values: Mapping[str, str], graph: onnx.GraphProto, dims: Mapping[str, int]) -> None:
-    left = [name for name in input_dims(graph) if name not in dims]
+def refuse_open(values: Mapping[str, str], sizes: Sizes) -> None:
+    left = sizes.missing()
     advice = (
         f"pass dims={{{', '.join(f'{name!r}: …' for name in left)}}}"
         if left

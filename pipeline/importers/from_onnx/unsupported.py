@@ -18,7 +18,9 @@ def refuse_all(nodes: Iterable[onnx.NodeProto], graph: str) -> None:
     places: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes:
         places.setdefault(op_key(node.domain, node.op_type), []).append(node)
-    lines = [f"  - {kind}: {len(found)} × at {where(found)}" for kind, found in sorted(places.items())]
+    lines = [
+        f"  - {kind}{NOTES.get(kind, '')}: {len(found)} × at {where(found)}" for kind, found in sorted(places.items())
+    ]
     raise Unsupported(
         f"the model {graph!r} has {len(places)} op types that onnxline cannot import:\n" + "\n".join(lines) + "\n"
         "Expected ops of the tables in pipeline/importers/from_onnx, or nodes that fold because their inputs are "
@@ -42,3 +44,6 @@ def module_path(node: onnx.NodeProto) -> str:
     except (SyntaxError, ValueError):
         return ""
     return str(scopes[-2]) if isinstance(scopes, list) and len(scopes) > 1 else ""
+
+
+NOTES = {"If": " (its condition is known only at run time)"}

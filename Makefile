@@ -1,0 +1,39 @@
+# Two commands: `make run` and `make test`. Each makes .venv and installs what it needs, pinned by constraints.txt.
+
+PYTHON ?= python3
+CONFIG ?= configs/vit_base_keep_qkv.yaml
+# Index of torch's wheels, e.g. TORCH_INDEX=https://download.pytorch.org/whl/cu130; empty: pip's own configuration.
+TORCH_INDEX ?=
+BIN := .venv/bin
+
+.PHONY: run test lint install bench clean
+
+run: .venv/run
+	$(BIN)/onnxline run $(CONFIG) $(ARGS)
+
+test: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: .venv/run
+	$(BIN)/python benchmarks/run_vs_bare.py
+
+# The stamps are made last, so that an interrupted install is done again.
+.venv/run: .venv/made pyproject.toml constraints.txt
+	$(BIN)/pip install -q -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[torch,models]'
+	@touch $@
+
+.venv/test: .venv/run
+	$(BIN)/pip install -q -c constraints.txt -e '.[torch,models,dev]'
+	@touch $@
+
+.venv/made:
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,33 @@
+"""A plain attention block: three projections apart, no mask. `configs/attention_block.yaml` runs it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class AttentionBlock(nn.Module):
+    """Multi-head self-attention with a Linear layer each for Q, K and V."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(hidden, hidden)
+        self.key = nn.Linear(hidden, hidden)
+        self.value = nn.Linear(hidden, hidden)
+        self.out = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (self._split(layer(x)) for layer in (self.query, self.key, self.value))
+        context = functional.scaled_dot_product_attention(query, key, value)
+        return self.out(context.transpose(1, 2).flatten(2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(batch, places, hidden) → (batch, heads, places, hidden / heads)."""
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+def make(hidden: int = 768, heads: int = 12, places: int = 16) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The block with random weights, and an example to call it with."""
+    return AttentionBlock(hidden, heads), (torch.rand(2, places, hidden) * 2 - 1,)
