@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 
 class AttentionBlock(nn.Module):
@@ -20,12 +21,14 @@ class AttentionBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (self._split(layer(x)) for layer in (self.query, self.key, self.value))
-        context = functional.scaled_dot_product_attention(query, key, value)
-        return self.out(context.transpose(1, 2).flatten(2))
+        scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
+        context = torch.softmax(scores, dim=3) @ value
+        return self.out(context.transpose(1, 2).reshape(x.shape))
 
     def _split(self, x: Tensor) -> Tensor:
         """(batch, places, hidden) → (batch, heads, places, hidden / heads)."""
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        batch, places, hidden = x.shape
+        return x.reshape(batch, places, self.heads, hidden // self.heads).transpose(1, 2)
 
 
 def make(hidden: int = 768, heads: int = 12, places: int = 16) -> tuple[nn.Module, tuple[Tensor, ...]]:

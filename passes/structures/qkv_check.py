@@ -6,7 +6,7 @@ each kept matrix, reached through nothing but layout, and counts them, since lay
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from onnx import NodeProto
@@ -18,40 +18,39 @@ __all__ = ["lost_projections"]
 
 
 def lost_projections(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
-    """Instance name → why it is lost. An instance stands when each of its matrices has a product node of its own."""
-    available = _products_by_digest(model)
-    needed: Counter[frozenset[str]] = Counter(weight.digests for one in instances for weight in one.weights)
-    short = {
-        digests: sum(available[digest] for digest in digests)
-        for digests, count in needed.items()
-        if sum(available[digest] for digest in digests) < count
-    }
-    outputs = {name for node in model.proto.graph.node for name in node.output}
+    """Instance name → why it is lost. An instance stands when each of its matrices has a product node of its own.
+
+    Layers may share a matrix. Where there are fewer products with it than instances, those instances stand whose own value
+    is still such a product.
+    """
+    products = _products_by_digest(model)
+    needed = Counter(weight.digests for instance in instances for weight in instance.weights)
     reasons: dict[str, str] = {}
     for instance in instances:
-        missing = [weight for weight in instance.weights if weight.digests in short]
-        # A matrix shared by several instances: those whose own values are still computed have theirs.
-        shared = any(short[weight.digests] for weight in missing)
-        if shared and instance.pins and all(pin.name in outputs for pin in instance.pins):
-            continue
+        values = {weight.role: pin.name for weight, pin in zip(instance.weights, instance.pins, strict=False)}
+        missing = []
+        for weight in instance.weights:
+            made = {name for digest in weight.digests for name in products[digest]}
+            if len(made) < needed[weight.digests] and values.get(weight.role) not in made:
+                missing.append(f"{weight.role} ({weight.name})")
         if missing:
-            roles = ", ".join(f"{weight.role} ({weight.name})" for weight in missing)
-            reasons[instance.name] = f"no separate product with the matrix of {roles}"
+            reasons[instance.name] = f"no separate product with the matrix of {', '.join(missing)}"
     return reasons
 
 
-def _products_by_digest(model: DetachedModel) -> Counter[str]:
+def _products_by_digest(model: DetachedModel) -> dict[str, set[str]]:
+    """Digest of a matrix → the values that are a product with it and nothing else."""
     graph = model.proto.graph
     digests = {tensor.name: model.digest(tensor) for tensor in graph.initializer if len(tensor.dims) >= 2}
     made_by = {name: node for node in graph.node for name in node.output}
-    count: Counter[str] = Counter()
+    products: dict[str, set[str]] = defaultdict(set)
     for node in graph.node:
         if node.op_type not in ("MatMul", "Gemm", "Conv", "FusedMatMul"):
             continue
         digest = digests.get(_source(node.input[1], made_by))
         if digest is not None and _is_unscaled(node):
-            count[digest] += 1
-    return count
+            products[digest].add(node.output[0])
+    return products
 
 
 def _source(name: str, made_by: dict[str, NodeProto]) -> str:

@@ -1,4 +1,4 @@
-"""Convolutions and pooling over 1 to 3 spatial dimensions; pads are in ONNX order, every begin and then every end."""
+"""Convolutions, pooling and resizing over 1 to 3 spatial dimensions; pads are in ONNX order, every begin and then every end."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Mapping
 
 from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import Attr
-from pipeline.lowering.emitter import Specs, emitter, per_spatial_dim, same_dtype
+from pipeline.lowering.emitter import Specs, emitter, one_of, per_spatial_dim, same_dtype, sizes_of
 from pipeline.lowering.kinds import Kind
 
 __all__ = ["EMITTERS", "INPLACE", "VIEWS"]
+
+
+COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 
 
 def weight_rank(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
@@ -50,6 +53,15 @@ EMITTERS: dict[str, Emitter] = {
     ),
     "GlobalAveragePool": emitter(Kind.GlobalAveragePool, "", same_dtype, *per_spatial_dim()),
     "GlobalMaxPool": emitter(Kind.GlobalMaxPool, "", same_dtype, *per_spatial_dim()),
+    "Resize": emitter(
+        Kind.Resize,
+        "mode=s,scales=f[],coordinates=s,nearest=s",
+        same_dtype,
+        one_of("mode", "nearest", "linear"),
+        one_of("coordinates", *COORDINATES),
+        one_of("nearest", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
+        sizes_of("scales", lambda ins, outs: ins[0].rank, "dimension"),
+    ),
 }
 
 INPLACE: dict[str, tuple[int, ...]] = {}

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Emitter
-from pipeline.lowering import conv, elementwise, index, linear, norm, reduce, shape
+from pipeline.lowering import conv, elementwise, index, linear, norm, recurrent, reduce, shape
 
 __all__ = ["EMITTERS", "FAMILIES", "INPLACE", "VIEWS", "join"]
 
@@ -33,7 +33,7 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
     return MappingProxyType(joined)
 
 
-FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index)
+FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent)
 
 EMITTERS: Mapping[str, Emitter] = join(family.EMITTERS for family in FAMILIES)
 INPLACE: Mapping[str, tuple[int, ...]] = join(family.INPLACE for family in FAMILIES)

@@ -75,6 +75,7 @@ class Kind(IntEnum):
     AveragePool = 304
     GlobalAveragePool = 305
     GlobalMaxPool = 306
+    Resize = 307
 
     # norm
     LayerNormalization = 401
@@ -112,3 +113,6 @@ class Kind(IntEnum):
     GatherND = 703
     ScatterND = 704
     TopK = 705
+
+    # recurrent
+    LSTM = 801

@@ -39,6 +39,8 @@ class Case:
     node: Mapping[str, Any] = field(default_factory=dict)
     op: str = ""
     extra: Sequence[np.ndarray | None] = ()
+    gap: int | None = None
+    """A place among the ONNX node's inputs that is left out."""
     outputs: int = 1
     opset: int = OPSET
     by_ort: bool = False
@@ -54,9 +56,12 @@ class Case:
 def expected(case: Case) -> list[np.ndarray]:
     """What the reference computes."""
     arrays = {f"in{at}": array for at, array in enumerate((*case.inputs, *case.extra)) if array is not None}
+    names = [f"in{at}" for at in range(len(case.inputs) + len(case.extra))]
+    if case.gap is not None:
+        names.insert(case.gap, "")
     node = helper.make_node(
         case.op or case.kind,
-        [name if name in arrays else "" for name in (f"in{at}" for at in range(len(case.inputs) + len(case.extra)))],
+        [name if name in arrays else "" for name in names],
         [f"out{at}" for at in range(case.outputs)],
         **case.node,
     )

@@ -56,6 +56,25 @@ def pool(kind: str, x: np.ndarray, *, ceil_mode: bool = False, include: bool | N
     return Case(kind, [x], attrs, node, by_ort=True, opset=21)
 
 
+def resize(
+    x: np.ndarray,
+    scales: tuple[float, ...],
+    *,
+    mode: str = "nearest",
+    coordinates: str = "half_pixel",
+    nearest: str = "round_prefer_floor",
+) -> Case:
+    return Case(
+        "Resize",
+        [x],
+        {"mode": mode, "scales": scales, "coordinates": coordinates, "nearest": nearest},
+        {"mode": mode, "coordinate_transformation_mode": coordinates, "nearest_mode": nearest},
+        extra=[None, np.array(scales, np.float32)],
+        by_ort=True,
+        opset=19,
+    )
+
+
 CASES = [
     *(
         Case("MatMul", [rand(*a), rand(*b)])
@@ -107,6 +126,19 @@ CASES = [
         for kind in ("GlobalAveragePool", "GlobalMaxPool")
         for x in (LINE, IMAGE, SOLID)
     ),
+    *(
+        resize(IMAGE, scales, mode=mode, coordinates=coordinates)
+        for mode in ("nearest", "linear")
+        for coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+        for scales in [(1.0, 1.0, 2.0, 2.0), (1.0, 1.0, 0.5, 1.5)]
+    ),
+    *(
+        resize(IMAGE, (1.0, 1.0, 2.0, 0.75), nearest=nearest)
+        for nearest in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+    ),
+    resize(IMAGE, (1.0, 1.0, 1.6, 0.6), mode="linear", coordinates="half_pixel_symmetric"),
+    resize(LINE, (1.0, 1.0, 0.12), mode="linear", coordinates="pytorch_half_pixel"),
+    resize(SOLID, (1.0, 1.0, 2.0, 1.0, 0.5)),
 ]
 
 

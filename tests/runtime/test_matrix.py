@@ -12,6 +12,7 @@ from pipeline.runtime.kernels import KERNELS
 from tests.runtime import test_kernels_elementwise as elementwise
 from tests.runtime import test_kernels_linear_conv as linear_conv
 from tests.runtime import test_kernels_norm_reduce as norm_reduce
+from tests.runtime import test_kernels_recurrent as recurrent
 from tests.runtime import test_kernels_shape_index as shape_index
 
 NO_KERNEL: dict[str, str] = {}
@@ -38,7 +39,7 @@ def test_every_kind_has_a_kernel_in_its_family(kind: Kind) -> None:
 
 
 def test_every_kernel_has_a_case() -> None:
-    modules = (elementwise, linear_conv, norm_reduce, shape_index)
+    modules = (elementwise, linear_conv, norm_reduce, recurrent, shape_index)
     shown = {case.kind for module in modules for case in module.CASES}
     assert {kind.name for kind in KERNELS} - shown == set(NO_CASE)
 

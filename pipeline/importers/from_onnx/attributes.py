@@ -31,6 +31,9 @@ class Attributes:
     def text(self, name: str, default: str = "") -> str:
         return self._protos[name].s.decode() if name in self else default
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        return tuple(text.decode() for text in self._protos[name].strings) if name in self else ()
+
     def integers(self, name: str) -> tuple[int, ...] | None:
         return tuple(self._protos[name].ints) if name in self else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeline.errors import InternalError
-from pipeline.importers.from_onnx import conv, elementwise, index, linear, norm, reduce, sequence, shape
+from pipeline.importers.from_onnx import conv, elementwise, index, linear, norm, recurrent, reduce, sequence, shape
 from pipeline.importers.from_onnx.node import Importer
 
 __all__ = ["FAMILIES", "importers", "join"]
@@ -40,5 +40,6 @@ FAMILIES: dict[str, Mapping[str, Importer]] = {
     "reduce": reduce.IMPORTERS,
     "shape": shape.IMPORTERS,
     "index": index.IMPORTERS,
+    "recurrent": recurrent.IMPORTERS,
     "sequence": sequence.IMPORTERS,
 }

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from pipeline.lowering import Kind
 from pipeline.lowering.emitters import join
-from pipeline.runtime.kernels import conv, elementwise, index, linear, norm, reduce, shape
+from pipeline.runtime.kernels import conv, elementwise, index, linear, norm, recurrent, reduce, shape
 from pipeline.runtime.kernels.base import Attrs, Kernel
 
 __all__ = ["KERNELS", "Attrs", "Kernel"]
 
-FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index)
+FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent)
 
 KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)

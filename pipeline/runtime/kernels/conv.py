@@ -1,4 +1,4 @@
-"""Convolution and pooling, 1 to 3 spatial dimensions. Pads are in ONNX order: every begin, then every end."""
+"""Convolution, pooling and resizing, 1 to 3 spatial dimensions. Pads are in ONNX order: every begin, then every end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs
 
 __all__ = ["KERNELS"]
 
+NEAREST = {
+    "round_prefer_floor": lambda places: torch.ceil(places - 0.5),
+    "round_prefer_ceil": lambda places: torch.floor(places + 0.5),
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+}
 MAX_POOL = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
 AVERAGE_POOL: dict[int, Any] = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
 
@@ -84,6 +90,39 @@ def global_max_pool(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     torch.amax(ins[0], dim=list(range(2, ins[0].dim())), keepdim=True, out=outs[0])
 
 
+def resize(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """One axis after the other: nearest picks an element, linear mixes the two around a place."""
+    x, out = ins[0], outs[0]
+    for axis, scale in enumerate(attrs["scales"]):
+        size = x.shape[axis]
+        if scale == 1 and size == out.shape[axis]:
+            continue
+        places = _places(size, out.shape[axis], scale, attrs["coordinates"])
+        if attrs["mode"] == "nearest":
+            x = x.index_select(axis, NEAREST[attrs["nearest"]](places).long().clamp(0, size - 1))
+            continue
+        places = places.clamp(0, size - 1)
+        low = places.long()
+        share = (places - low).to(x.dtype).reshape([-1 if at == axis else 1 for at in range(x.dim())])
+        x = torch.lerp(x.index_select(axis, low), x.index_select(axis, (low + 1).clamp(max=size - 1)), share)
+    out.copy_(x)
+
+
+def _places(size: int, new_size: int, scale: float, coordinates: str) -> torch.Tensor:
+    """Where each new element lies among the old ones, by the formulas of ONNX's Resize."""
+    at = torch.arange(new_size, dtype=torch.float64)
+    if coordinates == "asymmetric":
+        return at / scale
+    if coordinates == "align_corners":
+        return at * ((size - 1) / max(new_size - 1, 1))
+    if coordinates == "pytorch_half_pixel" and new_size == 1:
+        return at
+    places = (at + 0.5) / scale - 0.5
+    if coordinates == "half_pixel_symmetric":
+        places += size / 2 * (1 - new_size / (scale * size))
+    return places
+
+
 def _sides(pads: Sequence[int]) -> tuple[list[int], list[int]]:
     half = len(pads) // 2
     return list(pads[:half]), list(pads[half:])
@@ -125,4 +164,5 @@ KERNELS: dict[Kind, Kernel] = {
     Kind.AveragePool: average_pool,
     Kind.GlobalAveragePool: global_average_pool,
     Kind.GlobalMaxPool: global_max_pool,
+    Kind.Resize: resize,
 }

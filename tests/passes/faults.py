@@ -1,0 +1,31 @@
+"""Functions for the worker that misbehave, as native passes do."""
+
+from __future__ import annotations
+
+import os
+import time
+
+
+def die() -> None:
+    os.abort()
+
+
+def leave() -> None:
+    os._exit(7)
+
+
+def loop() -> None:
+    time.sleep(60)
+
+
+def complain(words: str) -> None:
+    raise ValueError(words)
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def shout() -> str:
+    print("a native library writes to standard output")
+    return "done"

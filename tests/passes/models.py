@@ -1,0 +1,81 @@
+"""Small models as ONNX text, with seeded weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from passes.weights import DetachedModel, detach
+
+HEADER = '<ir_version: 9, opset_import: ["": 20]>\n'
+
+
+def model_of(text: str, **weights: np.ndarray) -> onnx.ModelProto:
+    """A model from a graph in ONNX text; keyword arguments are its initializers."""
+    model = onnx.parser.parse_model(HEADER + text)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    inferred = onnx.shape_inference.infer_shapes(model)
+    return inferred
+
+
+def detached(model: onnx.ModelProto) -> DetachedModel:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return detach(copy)
+
+
+def matrix(rows: int, columns: int, seed: int) -> np.ndarray:
+    scale = 1.0 / np.sqrt(rows)
+    return (np.random.default_rng(seed).standard_normal((rows, columns)) * scale).astype(np.float32)
+
+
+def vector(size: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+ATTENTION = """
+block (float[2, 8, {width}] x) => (float[2, 8, {width}] y) {{
+    h = Relu (x)
+    {projections}
+    shape = Constant <value_ints = [2, 8, {heads}, {head}]> ()
+    back = Constant <value_ints = [2, 8, {width}]> ()
+    qh = Reshape (q, shape)
+    kh = Reshape (k, shape)
+    vh = Reshape (v, shape)
+    qt = Transpose <perm = [0, 2, 1, 3]> (qh)
+    kt = Transpose <perm = [0, 2, 3, 1]> (kh)
+    vt = Transpose <perm = [0, 2, 1, 3]> (vh)
+    scores = MatMul (qt, kt)
+    scaled = Mul (scores, scale)
+    weights = Softmax <axis = -1> (scaled)
+    mixed = MatMul (weights, vt)
+    merged = Transpose <perm = [0, 2, 1, 3]> (mixed)
+    flat = Reshape (merged, back)
+    y = MatMul (flat, wo)
+}}
+"""
+
+PLAIN = "q = MatMul (h, wq) k = MatMul (h, wk) v = MatMul (h, wv)"
+BIASED = """
+    q0 = MatMul (h, wq) q = Add (q0, bq)
+    k0 = MatMul (h, wk) k = Add (k0, bk)
+    v0 = MatMul (h, wv) v = Add (v0, bv)
+"""
+
+
+def attention(width: int = 32, heads: int = 2) -> onnx.ModelProto:
+    """One attention block behind a Relu: onnxoptimizer's fuse_qkv and onnxsim merge its Q, K and V."""
+    return _attention(PLAIN, width, heads)
+
+
+def biased_attention(width: int = 32, heads: int = 2) -> onnx.ModelProto:
+    """The same with biases, as `nn.Linear` has them: onnxsim makes one `com.microsoft::Attention` of it."""
+    biases = {name: vector(width, seed) for seed, name in enumerate(("bq", "bk", "bv"))}
+    return _attention(BIASED, width, heads, **biases)
+
+
+def _attention(projections: str, width: int, heads: int, **biases: np.ndarray) -> onnx.ModelProto:
+    text = ATTENTION.format(projections=projections, width=width, heads=heads, head=width // heads)
+    weights = {name: matrix(width, width, seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))}
+    return model_of(text, scale=np.array((width // heads) ** -0.5, np.float32), **weights, **biases)

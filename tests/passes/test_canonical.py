@@ -1,0 +1,109 @@
+"""Digests see what is computed, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import numpy_helper
+
+from passes.canonical import canonical_digest, live_digest
+from passes.weights import DetachedModel
+from tests.passes.models import attention, detached, matrix, model_of
+
+Change = Callable[[onnx.ModelProto], None]
+
+
+def changed(change: Change) -> DetachedModel:
+    model = attention()
+    change(model)
+    return detached(model)
+
+
+def rename(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        node.name = f"n_{node.name}_{node.output[0]}"
+        node.doc_string = "words"
+        for names in (node.input, node.output):
+            names[:] = [name if name in ("x", "y", "wq", "wk", "wv", "wo") else f"v_{name}" for name in names]
+    for index, tensor in enumerate(model.graph.initializer):
+        for node in model.graph.node:
+            node.input[:] = [f"w{index}" if name == tensor.name else name for name in node.input]
+        tensor.name = f"w{index}"
+
+
+def swap_constants(model: onnx.ModelProto) -> None:
+    nodes = list(model.graph.node)
+    constants = [node for node in nodes if node.op_type == "Constant"]
+    others = [node for node in nodes if node.op_type != "Constant"]
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(constants))
+    model.graph.node.extend(others)
+
+
+@pytest.mark.parametrize("change", [rename, swap_constants], ids=["renamed", "reordered"])
+def test_what_computes_the_same_digests_the_same(change: Change) -> None:
+    assert canonical_digest(changed(change)) == canonical_digest(detached(attention()))
+
+
+def other_attribute(model: onnx.ModelProto) -> None:
+    next(node for node in model.graph.node if node.op_type == "Softmax").attribute[0].i = 1
+
+
+def other_weight(model: onnx.ModelProto) -> None:
+    array = numpy_helper.to_array(model.graph.initializer[0]).copy()
+    array[0, 0] += 1e-6
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(array, model.graph.initializer[0].name))
+
+
+def other_edge(model: onnx.ModelProto) -> None:
+    node = next(node for node in model.graph.node if list(node.output) == ["v"])
+    node.input[1] = "wk"
+
+
+def other_op(model: onnx.ModelProto) -> None:
+    next(node for node in model.graph.node if node.op_type == "Relu").op_type = "Tanh"
+
+
+@pytest.mark.parametrize("change", [other_attribute, other_weight, other_edge, other_op])
+def test_what_computes_another_thing_digests_differently(change: Change) -> None:
+    assert canonical_digest(changed(change)) != canonical_digest(detached(attention()))
+    assert live_digest(changed(change)) != live_digest(detached(attention()))
+
+
+PLAIN = "g (float[2] x) => (float[2] y) { y = Add (x, c) }"
+DEAD = "g (float[2] x) => (float[2] y) { dead = Neg (x) y = Add (x, c) }"
+IDENTITY = "g (float[2] x) => (float[2] y) { same = Identity (c) y = Add (x, same) }"
+
+
+@pytest.mark.parametrize("text", [DEAD, IDENTITY])
+def test_live_digest_looks_through_what_does_not_matter(text: str) -> None:
+    c = matrix(1, 2, 0).ravel()
+    plain, other = detached(model_of(PLAIN, c=c)), detached(model_of(text, c=c))
+    assert canonical_digest(plain) != canonical_digest(other)
+    assert live_digest(plain) == live_digest(other)
+
+
+def test_live_digest_sees_into_subgraphs() -> None:
+    text = """
+    g (bool c, float[2] x) => (float[2] y) {{
+        y = If (c) <then_branch = t () => (float[2] a) {{ a = {op} (x) }},
+                    else_branch = e () => (float[2] b) {{ b = Identity (x) }}>
+    }}
+    """
+    one, other = (detached(model_of(text.format(op=op))) for op in ("Neg", "Abs"))
+    assert live_digest(one) != live_digest(other)
+
+
+@given(st.permutations(["a", "b", "c"]))
+def test_independent_nodes_may_come_in_any_order(order: list[str]) -> None:
+    ops = {"a": "a = Neg (x)", "b": "b = Abs (x)", "c": "c = Relu (x)"}
+    lines = "\n".join(ops[name] for name in order)
+    text = f"g (float[2] x) => (float[2] y) {{ {lines}\n y = Sum (a, b, c) }}"
+    reference = detached(
+        model_of("g (float[2] x) => (float[2] y) { a = Neg (x) b = Abs (x) c = Relu (x) y = Sum (a, b, c) }")
+    )
+    assert canonical_digest(detached(model_of(text))) == canonical_digest(reference)

@@ -1,0 +1,86 @@
+"""Proof: what is compared, and whether a fault would be seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from passes.errors import ModelMistake, StepFailed
+from passes.optimize import draw_feeds, references_of
+from passes.prove import Prover
+from passes.structures import STRUCTURES
+from tests.passes.models import attention, detached, matrix, model_of
+
+
+def prover_of(model: onnx.ModelProto) -> Prover:
+    whole = detached(model)
+    return Prover(references_of(whole, [draw_feeds(whole, seed) for seed in range(2)]))
+
+
+def with_weight(name: str, scale: float) -> onnx.ModelProto:
+    model = attention()
+    for tensor in model.graph.initializer:
+        if tensor.name == name:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(scale), name))
+    return model
+
+
+def test_a_sound_model_has_no_error() -> None:
+    measurement = prover_of(attention()).measure(detached(attention()))
+    assert (measurement.why, measurement.max_abs) == ("", 0.0)
+
+
+def test_a_changed_weight_is_seen() -> None:
+    measurement = prover_of(attention()).measure(detached(with_weight("wo", 1.01)))
+    assert measurement.why.startswith("y: max abs error")
+
+
+def tiny_queries() -> onnx.ModelProto:
+    """Q and K so small that softmax is flat with or without them: their loss cannot be seen in the output."""
+    model = with_weight("wq", 1e-6)
+    for tensor in model.graph.initializer:
+        if tensor.name == "wk":
+            tensor.CopyFrom(numpy_helper.from_array(matrix(32, 32, 1) * np.float32(1e-2), "wk"))
+    return model
+
+
+def zeroed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    for tensor in model.graph.initializer:
+        if tensor.name == name:
+            tensor.CopyFrom(numpy_helper.from_array(np.zeros((32, 32), np.float32), name))
+    return model
+
+
+def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not() -> None:
+    model = detached(tiny_queries())
+    broken = detached(zeroed(tiny_queries(), "wk"))
+    prover = prover_of(tiny_queries())
+    assert prover.measure(broken).why == ""
+
+    power = prover.watch(model, STRUCTURES["qkv"].find(model).instances)
+
+    assert prover.measure(broken).why.startswith("k: max abs error")
+    assert power.blind == ("attention 0",), "Q itself is below the tolerance, and that has to be said"
+
+
+def test_power_is_measured_by_planting_a_fault() -> None:
+    model = detached(attention())
+    power = prover_of(attention()).watch(model, STRUCTURES["qkv"].find(model).instances)
+    assert power.blind == ()
+    assert power.margin > 1000
+
+
+def test_nan_in_the_reference_is_a_mistake() -> None:
+    model = detached(model_of("g (float[2] x) => (float[2] y) { y = Sqrt (x) }"))
+    with pytest.raises(ModelMistake, match="output 'y' of the reference holds NaN"):
+        references_of(model, [{"x": np.array([-1, 1], np.float32)}])
+
+
+def test_a_model_that_onnxruntime_refuses_is_a_failed_step() -> None:
+    prover = prover_of(attention())
+    broken = attention()
+    broken.graph.node[0].op_type = "NoSuchOperator"
+    with pytest.raises(StepFailed, match="onnxruntime refuses the model"):
+        prover.measure(detached(broken))

@@ -1,0 +1,223 @@
+"""The loop, on an attention block that real optimizers merge."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import passes
+from passes import PolicyMistake, Status
+from passes.base import Step, Workbench
+from passes.isolate import Worker
+from passes.optimize import draw_feeds, references_of
+from passes.policy import Policy
+from passes.prove import Prover
+from passes.result import PassRun
+from passes.runner import run_passes
+from passes.weights import DetachedModel
+from tests.passes.models import attention, biased_attention, detached, matrix, model_of
+
+
+def ops(run: PassRun) -> Counter[str]:
+    return Counter(node.op_type for node in run.model.proto.graph.node)
+
+
+def row(run: PassRun, name: str) -> passes.PassRow:
+    return next(one for one in run.rows if one.name == name)
+
+
+def test_without_a_policy_onnxoptimizer_merges_and_is_named() -> None:
+    run = passes.optimize(attention(), recipe=["fuse_qkv"])
+    (verdict,) = run.structures
+    assert (verdict.kept, verdict.broken_by) == (False, "fuse_qkv")
+    assert ops(run)["Split"] == 1
+
+
+def test_without_a_policy_the_guilty_inner_pass_of_onnxsim_is_named() -> None:
+    run = passes.optimize(attention(), recipe=["onnxsim"])
+    (verdict,) = run.structures
+    assert not verdict.kept
+    assert verdict.broken_by in ("onnxsim/fuse_qkv", "onnxsim/fuse_attention")
+    assert row(run, "onnxsim").status is Status.RAN
+
+
+@pytest.mark.parametrize("recipe", [["fuse_qkv"], ["onnxsim"], ["default", "onnxsim"]], ids=str)
+def test_keep_pins_so_that_nothing_is_merged(recipe: list[str]) -> None:
+    run = passes.optimize(attention(), recipe=recipe, keep=["qkv"])
+    (verdict,) = run.structures
+    assert (verdict.kept, verdict.broken_by) == (True, None)
+    assert run.power.margin > 1
+    assert not run.reverted
+    kept = {name: matrix(32, 32, seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))}
+    found = [run.model.array(tensor) for tensor in run.model.proto.graph.initializer if len(tensor.dims) == 2]
+    for array in kept.values():
+        assert any(np.array_equal(array, other) or np.array_equal(array.T, other) for other in found)
+
+
+@pytest.mark.parametrize("make", [attention, biased_attention])
+def test_keep_is_cheap(make) -> None:
+    """At most two nodes more than when only the passes that merge are skipped by name."""
+    kept = passes.optimize(make(), recipe=["onnxsim"], keep=["qkv"])
+    by_name = passes.optimize(make(), recipe=["onnxsim"], skip=["fuse_qkv", "fuse_attention"], watch=False)
+    assert by_name.structures[0].kept
+    assert ops(kept).total() <= ops(by_name).total() + 2
+
+
+def test_skip_alone_watches_and_reverts_whoever_merges_under_another_name() -> None:
+    run = passes.optimize(biased_attention(), recipe=["default", "onnxsim"], skip=["fuse_qkv"])
+    (verdict,) = run.structures
+    assert verdict.kept
+    assert verdict.broken_by == "onnxsim/fuse_attention"
+    assert row(run, "fuse_qkv").status is Status.SKIPPED
+    assert row(run, "fuse_qkv").reason == "skip: fuse_qkv"
+    assert row(run, "onnxsim/fuse_attention").status is Status.REVERTED
+    assert row(run, "onnxsim").changed, "the rest of the step stands"
+
+
+def test_watch_can_be_opted_out_of() -> None:
+    run = passes.optimize(biased_attention(), recipe=["onnxsim"], skip=["fuse_qkv"], watch=False)
+    assert [verdict.kept for verdict in run.structures] == [False]
+
+
+@pytest.mark.parametrize("entry", ["fusions", "fuse_q*"])
+def test_skip_takes_groups_and_globs(entry: str) -> None:
+    run = passes.optimize(attention(), recipe=["fuse_qkv"], skip=[entry])
+    assert row(run, "fuse_qkv").reason == f"skip: {entry} names fuse_qkv"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"recipe": ["fuse_qvk"]}, r"no pass named 'fuse_qvk'; did you mean 'fuse_qkv'\?"),
+        ({"skip": ["fuse_qvk"]}, r"skip: no pass named 'fuse_qvk'; did you mean 'fuse_qkv'\?"),
+        ({"skip": ["fuse_atention"], "recipe": ["onnxsim"]}, r"did you mean 'fuse_attention'\?"),
+        ({"keep": ["qkw"]}, r"keep: no structure named 'qkw'; did you mean 'qkv'\?"),
+        ({"recipe": [{"onnxsim": {"skip_fuse_b": True}}]}, r"no option 'skip_fuse_b'; did you mean 'skip_fuse_bn'\?"),
+        ({"recipe": [{"onnxsim": {"skipped_optimizers": ["fuse_qvk"]}}]}, "onnxsim has no pass named 'fuse_qvk'"),
+        ({"recipe": [{"default": {"x": 1}}]}, "pass 'default' takes no options, found x"),
+        ({"recipe": [{"fold_constants": {"limit": 1}}]}, "pass 'fold_constants' does not take these options"),
+    ],
+)
+def test_a_wrong_name_is_a_mistake_that_names_the_nearest(settings: dict, words: str) -> None:
+    with pytest.raises(PolicyMistake, match=words):
+        passes.optimize(attention(), **{"recipe": ["nop"], **settings})
+
+
+def merged_in_the_source() -> onnx.ModelProto:
+    text = """
+    g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+        qkv = MatMul (x, w)
+        q, k, v = Split <axis = -1, num_outputs = 3> (qkv)
+        kt = Transpose <perm = [0, 2, 1]> (k)
+        s = MatMul (q, kt)
+        p = Softmax <axis = -1> (s)
+        y = MatMul (p, v)
+    }
+    """
+    return model_of(text, w=matrix(32, 96, 0))
+
+
+def test_a_keep_that_matches_nothing_says_what_is_there() -> None:
+    with pytest.raises(PolicyMistake, match=r"keep: qkv matches nothing .* are one matrix in the source already: w"):
+        passes.optimize(merged_in_the_source(), recipe=["nop"], keep=["qkv"])
+
+
+def test_an_optional_keep_may_match_nothing() -> None:
+    assert passes.optimize(merged_in_the_source(), recipe=["nop"], keep=["qkv?"]).structures == ()
+
+
+def test_fuse_qkv_on_a_shared_graph_input_aborts_and_costs_one_step() -> None:
+    text = """
+    g (float[2, 8, 32] x) => (float[2, 8, 32] q, float[2, 8, 32] k, float[2, 8, 32] v) {
+        q0 = MatMul (x, wq)
+        k0 = MatMul (x, wk)
+        v0 = MatMul (x, wv)
+        q = Relu (q0)
+        k = Relu (k0)
+        v = Relu (v0)
+    }
+    """
+    model = model_of(text, **{name: matrix(32, 32, seed) for seed, name in enumerate(("wq", "wk", "wv"))})
+    run = passes.optimize(model, recipe=["fuse_qkv", "nop"])
+    assert row(run, "fuse_qkv").status in (Status.FAILED, Status.CRASHED)
+    assert row(run, "fuse_qkv").reason
+    assert row(run, "nop").status is Status.RAN
+    assert ops(run)["MatMul"] == 3
+
+
+@dataclass(frozen=True)
+class Harmful:
+    """A composite step that loses a weight, as long as its inner pass `bad` runs."""
+
+    skipped: tuple[str, ...] = ()
+    weight: str = "wo"
+    name: str = field(default="harmful", init=False)
+    source: str = field(default="tests", init=False)
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(model.proto)
+        proto.graph.node[0].doc_string = "seen"
+        if "bad" not in self.skipped:
+            for tensor in proto.graph.initializer:
+                if tensor.name == self.weight:
+                    tensor.CopyFrom(numpy_helper.from_array(np.zeros((32, 32), np.float32), self.weight))
+        if "good" not in self.skipped:
+            proto.graph.node.append(onnx.helper.make_node("Neg", ["x"], ["dead"]))
+        return model.with_proto(proto)
+
+    def check(self, bench: Workbench) -> None:
+        """Takes no options."""
+
+    def inner(self, bench: Workbench) -> tuple[str, ...]:
+        return ("good", "bad")
+
+    def without(self, names: Sequence[str]) -> Harmful:
+        return replace(self, skipped=(*self.skipped, *names))
+
+
+def run_steps(*steps: Step) -> PassRun:
+    model = detached(attention())
+    prover = Prover(references_of(model, [draw_feeds(model, 0)]))
+    with Worker() as worker:
+        return run_passes(model, steps, Policy(), prover, Workbench(worker, Path()))
+
+
+def test_a_step_with_wrong_numbers_is_narrowed_and_the_rest_of_it_stands() -> None:
+    run = run_steps(Harmful())
+    assert [(one.name, one.status) for one in run.rows] == [
+        ("harmful/bad", Status.REVERTED),
+        ("harmful", Status.RAN),
+    ]
+    assert "max abs error" in run.rows[0].reason
+    assert run.rows[0].errors["y"].max_abs > 0.01
+    assert ops(run)["Neg"] == 1
+
+
+def test_metadata_is_carried_and_authors_are_named() -> None:
+    model = attention()
+    for node in model.graph.node:
+        node.name = f"node_{node.output[0]}"
+        node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'block', 'call']")
+    run = passes.optimize(model, recipe=["fuse_qkv", "eliminate_deadend"])
+    told = {node.op_type: {e.key: e.value for e in node.metadata_props} for node in run.model.proto.graph.node}
+    assert told["Softmax"] == {"pkg.torch.onnx.name_scopes": "['', 'block', 'call']"}
+    assert told["Split"] == {"onnxline.pass": "fuse_qkv"}
+
+
+def test_a_pass_that_does_nothing_has_not_changed_the_model() -> None:
+    run = passes.optimize(attention(), recipe=["nop", "eliminate_identity"])
+    assert [(one.status, one.changed) for one in run.rows] == [(Status.RAN, False)] * 2
+
+
+def test_unchanged_outputs_are_the_reference_for_every_change() -> None:
+    run = passes.optimize(attention(), recipe=["fold_constants", "infer_shapes", "onnxscript", "default"])
+    assert all(one.status is Status.RAN for one in run.rows), [one for one in run.rows if one.reason]
+    assert all(errors.ok for one in run.rows for errors in one.errors.values())

@@ -1,0 +1,185 @@
+"""Detached weights: nothing is lost, and no two tensors look equal to a pass unless they are."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxoptimizer
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from passes.errors import ModelMistake
+from passes.weights import DETACH_FROM_BYTES, attach, detach, key_of, read_model
+from tests.passes.models import detached, matrix, model_of
+
+DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.uint8, np.int32, np.int64, np.uint64]
+
+
+def holding(**arrays: np.ndarray) -> onnx.ModelProto:
+    """A model that adds up nothing: it only holds initializers."""
+    graph = helper.make_graph([], "g", [], [], [numpy_helper.from_array(a, n) for n, a in arrays.items()])
+    return helper.make_model(graph)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+def test_attach_gives_back_every_byte(dtype: type) -> None:
+    values = np.arange(-700, 700).astype(np.int64).astype(dtype)
+    model = holding(a=values, zeros=np.zeros(1400, dtype), ones=np.ones(1400, dtype), small=values[:3])
+    before = [numpy_helper.to_array(tensor).tobytes() for tensor in model.graph.initializer]
+
+    after = attach(detached(model))
+
+    assert [numpy_helper.to_array(tensor).tobytes() for tensor in after.graph.initializer] == before
+    onnx.checker.check_tensor(after.graph.initializer[0])
+
+
+def test_a_small_tensor_and_a_bool_stay() -> None:
+    model = detached(holding(small=np.ones(2, np.float32), flags=np.ones(4096, np.bool_)))
+    assert not model.weights
+
+
+@given(
+    st.lists(st.sampled_from(["zeros", "ones", "negative zeros", "a", "a", "a but one", "b"]), min_size=2, max_size=5)
+)
+@settings(max_examples=40, deadline=None)
+def test_stand_ins_are_equal_exactly_when_tensors_are(kinds: list[str]) -> None:
+    base = matrix(20, 20, 0)
+    nearly = base.copy()
+    nearly[7, 7] = np.nextafter(nearly[7, 7], np.float32(2))
+    arrays = {
+        "zeros": np.zeros_like(base),
+        "ones": np.ones_like(base),
+        "negative zeros": -np.zeros_like(base),
+        "a": base,
+        "a but one": nearly,
+        "b": matrix(20, 20, 1),
+    }
+    model = detached(holding(**{f"t{i}": arrays[kind] for i, kind in enumerate(kinds)}))
+    tensors = list(model.proto.graph.initializer)
+    for (i, left), (j, right) in itertools.combinations(enumerate(tensors), 2):
+        same_bytes = arrays[kinds[i]].tobytes() == arrays[kinds[j]].tobytes()
+        assert (model.digest(left) == model.digest(right)) == same_bytes
+        if model.weight(left) and model.weight(right):
+            assert (key_of(left) == key_of(right)) == same_bytes
+
+
+PASSES = [name for name in onnxoptimizer.get_fuse_and_elimination_passes()]
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_onnxoptimizer_does_the_same_to_a_detached_model(name: str) -> None:
+    """Full of what could fool it: duplicates, zeros, ones, nearly equal weights, Conv + BatchNormalization, shared Q/K/V."""
+    model = tricky()
+    expected = onnxoptimizer.optimize(model, [name])
+    stripped = detached(model)
+
+    result = stripped.with_proto(onnxoptimizer.optimize(stripped.proto, [name]))
+
+    assert stripped.proto.ByteSize() < 0.2 * model.ByteSize()
+    assert attach(result).SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
+
+
+def tricky() -> onnx.ModelProto:
+    base = matrix(32, 32, 0)
+    nearly = base.copy()
+    nearly[3, 3] += 1e-6
+    channels = np.abs(matrix(1, 512, 9)).ravel() + 0.5
+    text = """
+    g (float[1, 4, 32] x, float[1, 3, 8, 8] image) => (float[1, 4, 32] y, float[1, 512, 6, 6] features) {
+        a = Relu (x)
+        q = MatMul (a, same)
+        k = MatMul (a, same_again)
+        v = MatMul (a, nearly)
+        qk = Add (q, k)
+        sum = Add (qk, v)
+        plus = Add (sum, zeros)
+        times = Mul (plus, ones)
+        y = Add (times, almost_zeros)
+        convolved = Conv (image, kernel)
+        features = BatchNormalization (convolved, scale, bias, mean, variance)
+    }
+    """
+    almost = np.zeros((32, 32), np.float32)[:4]
+    almost = np.zeros((1, 4, 32, 8), np.float32)[..., 0].copy()
+    wide = np.zeros((1, 4, 32), np.float32)
+    wide[0, 0, 0] = 1e-20
+    return model_of(
+        text,
+        same=base,
+        same_again=base.copy(),
+        nearly=nearly,
+        zeros=np.tile(almost, 1),
+        ones=np.ones((1, 4, 32), np.float32).repeat(1, 0),
+        almost_zeros=wide,
+        kernel=matrix(512, 27, 2).reshape(512, 3, 3, 3),
+        scale=channels,
+        bias=vector_of(512, 3),
+        mean=vector_of(512, 4),
+        variance=channels,
+    )
+
+
+def vector_of(size: int, seed: int) -> np.ndarray:
+    return matrix(1, size, seed).ravel()
+
+
+def test_external_data_is_mapped_not_read(tmp_path) -> None:
+    path = external_model(tmp_path)
+    model = read_model(path)
+    (weight,) = model.weights.values()
+    assert isinstance(weight.data, np.memmap)
+    assert np.array_equal(weight.array(), matrix(32, 32, 0))
+
+
+@pytest.mark.parametrize("location", ["../w.bin", "/etc/hostname", "sub/../../w.bin"])
+def test_external_data_may_not_leave_the_folder(tmp_path, location: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "w.bin").write_bytes(matrix(32, 32, 0).tobytes())
+    path = external_model(folder, location)
+    with pytest.raises(ModelMistake, match="outside of the model's folder"):
+        read_model(path)
+
+
+def test_external_data_that_ends_early_is_named(tmp_path) -> None:
+    path = external_model(tmp_path)
+    (tmp_path / "w.bin").write_bytes(b"too short")
+    with pytest.raises(ModelMistake, match=r"ends before initializer 'w' does \(9 bytes, needs 4096\)"):
+        read_model(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\x01garbage", b"\x08\x09\x12"], ids=["empty", "garbage", "truncated"])
+def test_a_broken_file_is_a_mistake(tmp_path, content: bytes) -> None:
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelMistake, match=r"broken\.onnx"):
+        read_model(path)
+
+
+def test_threshold_is_a_kibibyte() -> None:
+    just_below = np.arange(DETACH_FROM_BYTES // 4 - 1, dtype=np.float32)
+    model = detached(holding(below=just_below, at=np.arange(DETACH_FROM_BYTES // 4, dtype=np.float32)))
+    assert [weight.dims for weight in model.weights.values()] == [(256,)]
+
+
+def external_model(folder, location: str = "w.bin"):
+    (folder / "w.bin").write_bytes(matrix(32, 32, 0).tobytes())
+    model = model_of("g (float[1, 32] x) => (float[1, 32] y) { y = MatMul (x, w) }", w=matrix(32, 32, 0))
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_detach_keeps_what_is_known() -> None:
+    first = detached(holding(a=matrix(32, 32, 0)))
+    second = detach(holding(b=matrix(32, 32, 0)), known=first.weights)
+    assert next(iter(second.weights.values())) is next(iter(first.weights.values()))
