@@ -20,8 +20,8 @@ __all__ = ["lost_projections"]
 def lost_projections(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
     """Instance name → why it is lost. An instance stands when each of its matrices has a product node of its own.
 
-    Layers may share a matrix. Where there are fewer products with it than instances, those instances stand whose own value
-    is still such a product.
+    Layers may share a matrix. Where there are fewer products with it than instances, those instances stand whose own
+    value is still such a product.
     """
     products = _products_by_digest(model)
     needed = Counter(weight.digests for instance in instances for weight in instance.weights)

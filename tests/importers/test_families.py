@@ -271,6 +271,19 @@ def test_top_k_makes_both_outputs() -> None:
     assert text == '%1 "topk.0": float32[2, 2], %2 "i": int64[2, 2] = TopK(%0) {axis: 1, largest: false, k: 2}'
 
 
+LSTM = "float[5, 2, 3] x, float[1, 16, 3] w, float[1, 16, 4] r, float[1, 32] b, float[1, 2, 4] h"
+
+
+def test_an_lstm_has_all_inputs_and_outputs() -> None:
+    text = f"g ({LSTM}) => (float[1, 2, 4] last) {{ , last = LSTM <hidden_size = 4> (x, w, r, b, , h, h) }}"
+    assert ops(text) == (
+        '%5 ".Y": float32[5, 1, 2, 4], %6 "last": float32[1, 2, 4], %7 ".Y_c": float32[1, 2, 4] = '
+        'LSTM(%0, %1, %2, %3, %4, %4) {direction: "forward"}'
+    )
+    text = f"g ({LSTM}) => (float[5, 1, 2, 4] y) {{ y = LSTM <hidden_size = 4> (x, w, r) }}"
+    assert 'LSTM(%0, %1, %2, %5, %6, %7) {direction: "forward"}' in ops(text)
+
+
 REFUSED = {
     "y, m = Dropout(x) z = Not(m)": "its mask is read",
     "y = IsInf <detect_negative = 0> (x) z = Not(y)": "infinities of one sign only",

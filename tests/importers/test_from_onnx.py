@@ -251,6 +251,25 @@ def test_dims_that_no_input_has_are_refused() -> None:
         imported(DYNAMIC, dims={"batch": 2, "seq": -1})
 
 
+def test_shapes_fix_inputs_whatever_their_dims_are_called() -> None:
+    """silero-vad has dims without a name, PaddleOCR calls all of them "?", and writes -1 for a number."""
+    text = "g (float[?, -1] x, float[?, m] y) => (float[?, m] z) { z = Add(x, y) }"
+    assert ops(text, shapes={"x": (2, 3), "y": (2, 3)}) == '%2 "z": float32[2, 3] = Add(%0, %1)'
+
+
+def test_a_shape_fixes_the_dims_that_it_names() -> None:
+    text = "g (float[n, 4] x, float[n] y) => (float[n] z) { z = Neg(y) }"
+    assert ops(text, shapes={"x": (2, 4)}) == '%2 "z": float32[2] = Neg(%1)'
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UserMistake, match="shapes: found 'y', expected names of inputs: 'x'"):
+        imported(DYNAMIC, shapes={"y": (2, 3, 4)})
+    for shape in [(2, 3, 5), (2, 3)]:
+        with pytest.raises(UserMistake, match=r"does not fit the model's \['batch', 'seq', 4\]"):
+            imported(DYNAMIC, shapes={"x": shape})
+
+
 # ── models that cannot be imported ───────────────────────────────────────────────────────────────────────────────────
 
 

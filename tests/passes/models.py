@@ -78,4 +78,5 @@ def biased_attention(width: int = 32, heads: int = 2) -> onnx.ModelProto:
 def _attention(projections: str, width: int, heads: int, **biases: np.ndarray) -> onnx.ModelProto:
     text = ATTENTION.format(projections=projections, width=width, heads=heads, head=width // heads)
     weights = {name: matrix(width, width, seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))}
-    return model_of(text, scale=np.array((width // heads) ** -0.5, np.float32), **weights, **biases)
+    scale = np.array((width // heads) ** -0.5, np.float32)
+    return model_of(text, **weights, **biases, scale=scale)

@@ -24,11 +24,12 @@ def changed(change: Change) -> DetachedModel:
 
 
 def rename(model: onnx.ModelProto) -> None:
+    fixed = {"x", "y", *(tensor.name for tensor in model.graph.initializer)}
     for node in model.graph.node:
         node.name = f"n_{node.name}_{node.output[0]}"
         node.doc_string = "words"
         for names in (node.input, node.output):
-            names[:] = [name if name in ("x", "y", "wq", "wk", "wv", "wo") else f"v_{name}" for name in names]
+            names[:] = [name if name in fixed else f"v_{name}" for name in names]
     for index, tensor in enumerate(model.graph.initializer):
         for node in model.graph.node:
             node.input[:] = [f"w{index}" if name == tensor.name else name for name in node.input]
