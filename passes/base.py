@@ -45,6 +45,11 @@ class Step(Protocol):
 class Composite(Step, Protocol):
     """A step that runs passes of its own inside, and can leave named ones out."""
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The inner passes that `without` took out."""
+        ...
+
     def check(self, bench: Workbench) -> None:
         """Refuse options that the installed release does not take.
 

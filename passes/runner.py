@@ -138,7 +138,7 @@ class _Run:
             if self.prover.has_run(self.model):
                 self.proven, self.proven_rows = self.model, len(self.rows) + 1
         self.lost |= attempt.lost
-        left_out = [name for name in getattr(step, "skipped", ()) if policy.skips(name)]
+        left_out = step.left_out if isinstance(step, Composite) else ()
         reason = "without " + ", ".join(left_out) if left_out else ""
         self._record(step, Status.RAN, reason, begun, attempt, nodes)
         return self.rows[before:]

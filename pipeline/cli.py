@@ -24,6 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch"}
+"""Module → the extra that brings it."""
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
 
@@ -87,6 +90,10 @@ def _exit_code() -> int:
 
 
 def _explained(error: Exception) -> int:
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        extra = EXTRAS[error.name]
+        _complain(f"this needs {error.name}, which is not installed; pip install 'onnxline[{extra}]'")
+        return 2
     show = getattr(error, "show", None)  # the parser's own complaints about the command line
     if show is not None:
         show()

@@ -9,6 +9,7 @@ runs/<name>/
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -17,7 +18,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -27,6 +28,10 @@ from pipeline.errors import UserMistake
 __all__ = ["Workspace", "key_of", "stamp"]
 
 Record = TypeVar("Record")
+
+DISK_ERRORS: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None:
+        if error.errno not in DISK_ERRORS:
             raise
         raise UserMistake(
             f"cannot write to {folder}: {os.strerror(error.errno)}; what was there before is unharmed"

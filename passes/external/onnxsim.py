@@ -31,26 +31,26 @@ OWN_ARGUMENTS: Final = frozenset({"model", "output_path", "custom_rewriter", "fu
 
 @dataclass(frozen=True, slots=True)
 class OnnxSim:
-    """Run `onnxsim.simplify` with any of its options; `skipped_optimizers` holds the inner passes to leave out."""
+    """Run `onnxsim.simplify` with any of its options; those in `left_out` do not run."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
-    skipped: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     name: str = field(default="onnxsim", init=False)
     source: str = field(default="onnxsim", init=False)
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         options = dict(self.options)
-        listed = [*options.get("skipped_optimizers", ()), *(name for name in self.skipped if name not in STAGES)]
-        options |= {STAGES[name]: True for name in self.skipped if name in STAGES}
+        listed = [*options.get("skipped_optimizers", ()), *(name for name in self.left_out if name not in STAGES)]
+        options |= {STAGES[name]: True for name in self.left_out if name in STAGES}
         options["skipped_optimizers"] = list(dict.fromkeys(listed))
         return through_files(model, bench, "passes.external.onnxsim:simplify", options)
 
     def inner(self, bench: Workbench) -> tuple[str, ...]:
         names = (*bench.worker.call("passes.external.onnxsim:facts")["passes"], *STAGES)
-        return tuple(name for name in names if name not in self.skipped)
+        return tuple(name for name in names if name not in self.left_out)
 
     def without(self, names: Sequence[str]) -> OnnxSim:
-        return replace(self, skipped=tuple(dict.fromkeys((*self.skipped, *names))))
+        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
 
     def check(self, bench: Workbench) -> None:
         """Refuse options that this release's simplify does not take, and skip names that it does not have.

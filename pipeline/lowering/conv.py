@@ -1,4 +1,4 @@
-"""Convolutions, pooling and resizing over 1 to 3 spatial dimensions; pads are in ONNX order, every begin and then every end."""
+"""Convolutions and pooling over 1 to 3 spatial dimensions, and resizing; pads are every begin, then every end."""
 
 from __future__ import annotations
 

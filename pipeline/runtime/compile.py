@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from pipeline.ir.graph import Graph
-from pipeline.lowering import lower
+from pipeline.lowering import lower, with_kernels
 from pipeline.planning import ExecutionPlan, FeedSignature, check_plan, make_plan
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.slots import Feed
@@ -46,6 +46,7 @@ def compile_graph(graph: Graph) -> CompiledProgram:
         SourceMistake: a weight does not fit its declaration.
         InternalError: the plan did not pass its checker.
     """
+    graph = with_kernels(graph)
     plan = make_plan(graph, lower(graph))
     check_plan(plan)
     return CompiledProgram(plan, Executor(plan, graph.payloads))

@@ -277,7 +277,7 @@ LSTM = "float[5, 2, 3] x, float[1, 16, 3] w, float[1, 16, 4] r, float[1, 32] b, 
 def test_an_lstm_has_all_inputs_and_outputs() -> None:
     text = f"g ({LSTM}) => (float[1, 2, 4] last) {{ , last = LSTM <hidden_size = 4> (x, w, r, b, , h, h) }}"
     assert ops(text) == (
-        '%5 ".Y": float32[5, 1, 2, 4], %6 "last": float32[1, 2, 4], %7 ".Y_c": float32[1, 2, 4] = '
+        '%5 "last.Y": float32[5, 1, 2, 4], %6 "last": float32[1, 2, 4], %7 "last.Y_c": float32[1, 2, 4] = '
         'LSTM(%0, %1, %2, %3, %4, %4) {direction: "forward"}'
     )
     text = f"g ({LSTM}) => (float[5, 1, 2, 4] y) {{ y = LSTM <hidden_size = 4> (x, w, r) }}"

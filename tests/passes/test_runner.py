@@ -156,7 +156,7 @@ def test_fuse_qkv_on_a_shared_graph_input_aborts_and_costs_one_step() -> None:
 class Harmful:
     """A composite step that loses a weight, as long as its inner pass `bad` runs."""
 
-    skipped: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     weight: str = "wo"
     name: str = field(default="harmful", init=False)
     source: str = field(default="tests", init=False)
@@ -165,11 +165,11 @@ class Harmful:
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
         proto.graph.node[0].doc_string = "seen"
-        if "bad" not in self.skipped:
+        if "bad" not in self.left_out:
             for tensor in proto.graph.initializer:
                 if tensor.name == self.weight:
                     tensor.CopyFrom(numpy_helper.from_array(np.zeros((32, 32), np.float32), self.weight))
-        if "good" not in self.skipped:
+        if "good" not in self.left_out:
             proto.graph.node.append(onnx.helper.make_node("Neg", ["x"], ["dead"]))
         return model.with_proto(proto)
 
@@ -180,7 +180,7 @@ class Harmful:
         return ("good", "bad")
 
     def without(self, names: Sequence[str]) -> Harmful:
-        return replace(self, skipped=(*self.skipped, *names))
+        return replace(self, left_out=(*self.left_out, *names))
 
 
 def run_steps(*steps: Step) -> PassRun:

@@ -24,8 +24,9 @@ def lstm(node: Node) -> None:
     inputs += [node.operand(index) if node.has(index) else zeros(node, state) for index in (5, 6)]
     shapes = ((steps, directions, batch, hidden), state, state)
     names = [*node.output_names, "", ""][:3]
+    base = next(filter(None, names))
     outputs = [
-        (name or node.fresh(f"{node.name}.{role}"), TensorSpec(shape, x.dtype))
+        (name or node.fresh(f"{base}.{role}"), TensorSpec(shape, x.dtype))
         for name, role, shape in zip(names, ("Y", "Y_h", "Y_c"), shapes, strict=True)
     ]
     node.make("LSTM", inputs, outputs, {"direction": node.attributes.text("direction", "forward")})

@@ -16,6 +16,7 @@ import onnx
 from pipeline.errors import SourceMistake, Unsupported, UserMistake
 from pipeline.importers.from_onnx.attributes import Attributes
 from pipeline.importers.from_onnx.branches import branch_nodes
+from pipeline.importers.from_onnx.contrib import SHAPES
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
 from pipeline.importers.from_onnx.infer import declared, infer
 from pipeline.importers.from_onnx.sequence import Pieces, split_pieces
@@ -173,6 +174,8 @@ class Resolver:
         specs = {name: self._found.specs[name] for name in names if name in self._found.specs}
         if len(specs) < len(names) or not all(spec.is_static for spec in specs.values()):
             return {}
+        if (shapes := SHAPES.get(op_key(node.domain, node.op_type))) is not None:
+            return shapes(node, specs)
         small = {name: array for name in names if (array := self._found.small(name)) is not None}
         return infer(node, self._opset, specs, small)
 

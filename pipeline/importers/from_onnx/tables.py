@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeline.errors import InternalError
-from pipeline.importers.from_onnx import conv, elementwise, index, linear, norm, recurrent, reduce, sequence, shape
+from pipeline.importers.from_onnx import (
+    contrib,
+    conv,
+    elementwise,
+    index,
+    linear,
+    norm,
+    recurrent,
+    reduce,
+    sequence,
+    shape,
+)
 from pipeline.importers.from_onnx.node import Importer
 
 __all__ = ["FAMILIES", "importers", "join"]
@@ -42,4 +53,5 @@ FAMILIES: dict[str, Mapping[str, Importer]] = {
     "index": index.IMPORTERS,
     "recurrent": recurrent.IMPORTERS,
     "sequence": sequence.IMPORTERS,
+    "contrib": contrib.IMPORTERS,
 }

@@ -1,0 +1,77 @@
+"""Ops of onnxruntime's own domain, as onnxsim makes them, taken apart into ops of ONNX.
+
+ONNX's shape inference does not know them, so each comes with its shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+
+from pipeline.importers.from_onnx.attributes import Attributes
+from pipeline.ir.spec import TensorSpec
+
+if TYPE_CHECKING:  # resolve.py reads this file first
+    from pipeline.importers.from_onnx.node import Node
+
+__all__ = ["IMPORTERS", "SHAPES"]
+
+Shapes = Callable[[onnx.NodeProto, Mapping[str, TensorSpec]], dict[str, TensorSpec]]
+
+
+def attention(node: Node) -> None:
+    """Self-attention whose Q, K and V are one matrix: three of everything after one product."""
+    rest = node.input_names[3:]
+    if any(rest) or node.attributes.flag("unidirectional") or node.attributes.flag("do_rotary"):
+        raise node.refusal("it has a mask, a past, a causal mask or rotary places, expected none of them")
+    if node.is_read(1):
+        raise node.refusal("its second output, the keys and values so far, is read")
+    heads, sizes = node.attributes.integer("num_heads"), qkv_sizes(node.attributes, node.spec(1))
+    batch, places, dtype = *node.spec(0).sizes[:2], node.spec(0).dtype
+    merged = TensorSpec((batch, places, sum(sizes)), dtype)
+    product = node.step("MatMul", node.operands(0, 1), merged)
+    if node.has(2):
+        product = node.step("Add", [product, node.operand(2)], merged)
+    names = [node.fresh(f"{node.output_names[0]}.{role}") for role in "QKV"]
+    parts = [(name, TensorSpec((batch, places, size), dtype)) for name, size in zip(names, sizes, strict=True)]
+    query, key, value = node.make("Split", [product], parts, {"axis": 2, "sizes": sizes})
+    query = split_heads(node, query, heads, (0, 2, 1, 3))
+    key = split_heads(node, key, heads, (0, 2, 3, 1))
+    value = split_heads(node, value, heads, (0, 2, 1, 3))
+
+    scale = node.attributes.number("scale") or (sizes[0] // heads) ** -0.5
+    scores = TensorSpec((batch, heads, places, places), dtype)
+    products = node.step("MatMul", [query, key], scores)
+    factor = node.constant_operand(np.array(scale, dtype))
+    weights = node.step("Softmax", [node.step("Mul", [products, factor], scores)], scores, {"axis": 3})
+    context = node.step("MatMul", [weights, value], node.vid_spec(value))
+    ordered = TensorSpec((batch, places, heads, sizes[2] // heads), dtype)
+    context = node.step("Transpose", [context], ordered, {"perm": (0, 2, 1, 3)})
+    node.emit("Reshape", [context], {"shape": node.output().sizes})
+
+
+def split_heads(node: Node, vid: int, heads: int, perm: Sequence[int]) -> int:
+    """(batch, places, hidden) → (batch, places, heads, head), transposed."""
+    spec = node.vid_spec(vid)
+    apart = (*spec.sizes[:2], heads, spec.sizes[2] // heads)
+    vid = node.step("Reshape", [vid], TensorSpec(apart, spec.dtype), {"shape": apart})
+    turned = TensorSpec(tuple(apart[axis] for axis in perm), spec.dtype)
+    return node.step("Transpose", [vid], turned, {"perm": tuple(perm)})
+
+
+def qkv_sizes(attributes: Attributes, weight: TensorSpec) -> tuple[int, ...]:
+    return attributes.integers("qkv_hidden_sizes") or (weight.sizes[1] // 3,) * 3
+
+
+def attention_shapes(node: onnx.NodeProto, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    x, weight = specs[node.input[0]], specs[node.input[1]]
+    hidden = qkv_sizes(Attributes(node), weight)[2]
+    return {node.output[0]: TensorSpec((*x.shape[:2], hidden), x.dtype)}
+
+
+IMPORTERS = {"com.microsoft::Attention": attention}
+
+SHAPES: dict[str, Shapes] = {"com.microsoft::Attention": attention_shapes}

@@ -1,0 +1,31 @@
+"""Fix the kernel calls of a graph that was built without emitters: an importer need not know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pipeline.ir.builder import Emitter
+from pipeline.ir.graph import Graph, Op
+from pipeline.lowering.emitters import EMITTERS
+
+__all__ = ["with_kernels"]
+
+
+def with_kernels(graph: Graph, emitters: Mapping[str, Emitter] = EMITTERS) -> Graph:
+    """A graph whose ops all have the kernel that their emitter gives; the same graph if nothing is missing.
+
+    Ops of a kind that no emitter knows stay without one, for `lower` to list.
+    """
+    if all(op.kernel is not None or op.kind not in emitters for op in graph.ops):
+        return graph
+
+    def fixed(op: Op) -> Op:
+        emitter = emitters.get(op.kind)
+        if op.kernel is not None or emitter is None:
+            return op
+        inputs = [graph.values[vid].spec for vid in op.inputs]
+        outputs = [graph.values[vid].spec for vid in op.outputs]
+        return replace(op, kernel=emitter(op.attrs, inputs, outputs))
+
+    return replace(graph, ops=tuple(fixed(op) for op in graph.ops))

@@ -1,0 +1,135 @@
+"""The reference pages say what the code says."""
+
+from __future__ import annotations
+
+import configparser
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from passes.errors import PassError
+from passes.numbers import TOLERANCES, Errors, Tolerance
+from passes.prove import Power
+from passes.result import PassRow, Status, StructureVerdict
+from pipeline.cli import INTERRUPTED
+from pipeline.config import json_schema
+from pipeline.errors import OnnxlineError
+from pipeline.ir import FORMAT_VERSION as IR_VERSION
+from pipeline.planning import FORMAT_VERSION as PLAN_VERSION
+from pipeline.report import REPORT_VERSION, BackendReport, ExportReport, Report, RuntimeReport
+from tests.docs.pages import ROOT, rows
+
+
+def test_tolerances() -> None:
+    """Every dtype with both numbers, and none besides."""
+    told = {
+        name: Tolerance(float(cells[0]), float(cells[1]))
+        for name, *cells in rows("docs/tolerances.md")
+        if name != "all others"
+    }
+    assert told == dict(TOLERANCES)
+
+
+def keys_of(section: dict[str, Any], schema: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted key → its default as the page writes it, for every key of a JSON Schema."""
+    found: dict[str, str] = {}
+    for key, entry in section["properties"].items():
+        found[prefix + key] = default_of(key, entry, section)
+        for inner, step in sections_in(entry, schema):
+            found |= keys_of(inner, schema, f"{prefix}{key}.{step}")
+    return found
+
+
+def default_of(key: str, entry: dict[str, Any], section: dict[str, Any]) -> str:
+    if key in section.get("required", ()):
+        return "required"
+    if "default" in entry:
+        default = entry["default"]
+        return "none" if default is None else yaml.safe_dump(default, default_flow_style=True).split("\n")[0]
+    return "{}" if "$ref" in entry or entry.get("type") == "object" else "none"
+
+
+def sections_in(entry: dict[str, Any], schema: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """The sections that an entry is, or holds by name."""
+    found = []
+    for branch in (entry, *entry.get("anyOf", ())):
+        named = branch.get("additionalProperties")
+        for candidate, step in ((branch, ""), (named if isinstance(named, dict) else {}, "<name>.")):
+            if "$ref" in candidate:
+                found.append((schema["$defs"][candidate["$ref"].rpartition("/")[2]], step))
+    return found
+
+
+def test_configuration() -> None:
+    """Every key of the models, with its default, in a row of its own; and no key that is not there."""
+    schema = json_schema()
+    expected = keys_of(schema, schema)
+    told = {row[0]: row[1] for row in rows("docs/configuration.md") if len(row) == 3 and row[0] in expected}
+    told |= {row[0]: row[1] for row in rows("docs/configuration.md") if "." in row[0] and " " not in row[0]}
+    assert told == expected
+    assert len(expected) > 30
+
+
+REPORTED = (Report, ExportReport, PassRow, StructureVerdict, Power, RuntimeReport, BackendReport, Errors)
+
+
+@pytest.mark.parametrize("kind", REPORTED, ids=lambda kind: kind.__name__)
+def test_report_fields(kind: type) -> None:
+    text = (ROOT / "docs/report.md").read_text(encoding="utf-8")
+    assert [one.name for one in dataclasses.fields(kind) if f"`{one.name}`" not in text] == []
+
+
+def test_report_names_every_status_and_version() -> None:
+    text = (ROOT / "docs/report.md").read_text(encoding="utf-8")
+    assert [status for status in Status if f"`{status}`" not in text] == []
+    versions = [int(row[1]) for row in rows("docs/report.md") if row[0] == "format_version" and row[1].isdigit()]
+    assert versions == [IR_VERSION, PLAN_VERSION]
+    assert f"`format_version` is {REPORT_VERSION}." in text
+
+
+def test_the_keys_of_ir_and_plan() -> None:
+    """Each key that the two files have, at any depth down to attributes."""
+    from pipeline.ir import Builder, to_json
+    from pipeline.ir.spec import TensorSpec
+    from pipeline.lowering import EMITTERS, lower
+    from pipeline.planning import make_plan
+    from pipeline.planning import to_json as plan_to_json
+
+    builder = Builder("one", EMITTERS)
+    x = builder.input("x", TensorSpec((2,), "float32"))
+    builder.output(*builder.emit("Neg", [x], [("y", TensorSpec((2,), "float32"))], {}))
+    graph = builder.finish()
+    text = (ROOT / "docs/report.md").read_text(encoding="utf-8")
+    for data in (to_json(graph), plan_to_json(make_plan(graph, lower(graph)))):
+        assert [key for key in keys_in(data) if f"`{key}`" not in text] == []
+
+
+def keys_in(data: Any) -> set[str]:
+    if isinstance(data, list):
+        return {key for item in data for key in keys_in(item)}
+    if isinstance(data, dict):
+        return set(data) | {key for value in data.values() for key in keys_in(value)}
+    return set()
+
+
+def test_exit_codes() -> None:
+    codes = {0, INTERRUPTED} | {error.exit_code for root in (OnnxlineError, PassError) for error in family(root)}
+    for page in ("README.md", "docs/report.md"):
+        assert {int(row[0]) for row in rows(page) if row[0].isdigit()} == codes
+
+
+def family(error: type[Any]) -> list[type[Any]]:
+    return [error, *(one for child in error.__subclasses__() for one in family(child))]
+
+
+def test_import_rules() -> None:
+    """The page shows the layers as .importlinter has them."""
+    rules = configparser.ConfigParser()
+    rules.read(ROOT / ".importlinter")
+    layers = rules["importlinter:contract:layers"]["layers"].split("\n")[1:]
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    [shown] = re.findall(rf"((?:^    .+\n)*^    {layers[-1]}\n)", page, re.MULTILINE)
+    assert shown.split("\n")[:-1] == [f"    {layer}" for layer in layers]

@@ -1,0 +1,61 @@
+"""Small torch models for whole runs. Read by path, as a user's file would be."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    """One attention block with separate projections, as `nn.Linear` makes them."""
+
+    def __init__(self, width: int = 32, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q = nn.Linear(width, width)
+        self.k = nn.Linear(width, width)
+        self.v = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+
+        def split(y: torch.Tensor) -> torch.Tensor:
+            return y.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+
+        q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+        weights = torch.softmax(q @ k.transpose(-1, -2) / (width // self.heads) ** 0.5, -1)
+        return self.out((weights @ v).transpose(1, 2).reshape(batch, length, width))
+
+
+class Root(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(x)
+
+
+class Baked(nn.Module):
+    """Computes another thing after export: the exporter sees the constant, torch sees the counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * float(self.calls)
+
+
+def attention(width: int = 32) -> nn.Module:
+    return Attention(width)
+
+
+def root() -> nn.Module:
+    return Root()
+
+
+def baked() -> nn.Module:
+    return Baked()
+
+
+def broken() -> nn.Module:
+    raise RuntimeError("no weights today")

@@ -1,0 +1,150 @@
+"""Whole runs on a small attention block: every artifact, the second run, and what each setting changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+import yaml
+
+from pipeline import Pipeline, RunConfig, RunResult
+from pipeline.errors import CheckFailed
+from pipeline.events import Event, StageEnded
+from pipeline.ir import Role, from_text, to_text
+
+ARTIFACTS = {"ir.json", "ir.txt", "log.txt", "model.onnx", "plan.json", "report.json", "run.yaml"}
+
+
+def run(path: Path, out: Path, *overrides: str) -> tuple[RunResult, list[Event]]:
+    events: list[Event] = []
+    return Pipeline(RunConfig.from_yaml(path, overrides), out, events.append).run(), events
+
+
+def test_the_whole_journey(config_file, tmp_path: Path) -> None:
+    result, events = run(config_file(passes={"keep": ["qkv"]}), tmp_path / "out")
+
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_file()} == ARTIFACTS
+    assert [event.name for event in events if isinstance(event, StageEnded)] == [
+        "source",
+        "export",
+        "passes",
+        "runtime",
+    ]
+    assert [(one.kept, one.broken_by) for one in result.structures] == [(True, None)]
+    assert [backend.name for backend in result.runtime.backends] == ["onnxruntime", "plan"]
+    assert all(errors.ok for backend in result.runtime.backends for errors in backend.errors.values())
+    onnx.checker.check_model(str(result.model), full_check=True)
+    onnxruntime.InferenceSession(str(result.model), providers=["CPUExecutionProvider"])
+
+
+def test_the_report_keeps_its_promised_keys(config_file, tmp_path: Path) -> None:
+    run(config_file(passes={"keep": ["qkv"]}), tmp_path / "out")
+    report = json.loads((tmp_path / "out/report.json").read_text(), parse_constant=pytest.fail)
+    step = next(entry for entry in report["passes"] if entry["name"] == "onnxsim")
+    assert {"name", "source", "status", "reason", "nodes_before", "nodes_after", "seconds", "changed"} <= set(step)
+    (errors,) = step["errors"].values()
+    assert {"max_abs", "max_rel", "cosine", "sqnr_db"} <= set(errors)
+    (structure,) = report["structures"]
+    assert set(structure) == {"kind", "name", "module", "kept", "broken_by"}
+    assert {"onnx", "onnxsim", "onnxoptimizer", "onnxruntime", "torch", "onnxline"} <= set(report["versions"])
+    assert (report["format_version"], report["exit_code"], report["failure"]) == (1, 0, "")
+
+
+def test_the_ir_knows_what_is_a_parameter(config_file, tmp_path: Path) -> None:
+    result, _ = run(config_file(passes={"keep": ["qkv"]}), tmp_path / "out")
+    params = result.graph.with_role(Role.PARAM)
+    assert sorted(value.spec.shape for value in params) == [(32,)] * 4 + [(32, 32)] * 4
+    text = (tmp_path / "out/ir.txt").read_text()
+    assert to_text(from_text(text)) == text
+
+
+def test_trainable_globs_make_params_of_an_onnx_source(config_file, tmp_path: Path) -> None:
+    first, _ = run(config_file(passes={"recipe": ["default"]}), tmp_path / "first")
+    path = tmp_path / "file.yaml"
+    path.write_text(
+        yaml.safe_dump({"model": {"onnx": str(first.model), "trainable": ["q.*"]}, "passes": {"recipe": []}})
+    )
+    result, _ = run(path, tmp_path / "second")
+    assert result.export.origin == "onnx"
+    assert {value.name for value in result.graph.with_role(Role.PARAM)} == {"q.weight", "q.bias"}
+
+
+def test_a_second_run_does_nothing_again(config_file, tmp_path: Path) -> None:
+    path = config_file()
+    first, _ = run(path, tmp_path / "out")
+    before = (tmp_path / "out/model.onnx").stat().st_mtime_ns
+    second, events = run(path, tmp_path / "out")
+
+    assert first.cached == ()
+    assert second.cached == ("export", "passes", "runtime")
+    assert [event.cached for event in events if isinstance(event, StageEnded)] == [False, True, True, True]
+    assert (tmp_path / "out/model.onnx").stat().st_mtime_ns == before
+    assert (second.passes, second.structures, second.runtime) == (first.passes, first.structures, first.runtime)
+
+
+@pytest.mark.parametrize(
+    ("override", "again"),
+    [
+        ("passes.skip=[fuse_qkv]", ("export",)),
+        ("runtime.backends=[plan]", ("export", "passes")),
+        ("export.opset=19", ()),
+        ("model.seed=1", ()),
+        ("verify.seed=3", ()),
+    ],
+)
+def test_what_depends_on_a_change_is_done_again(config_file, tmp_path: Path, override: str, again) -> None:
+    path = config_file(passes={"recipe": ["default"]})
+    run(path, tmp_path / "out")
+    result, _ = run(path, tmp_path / "out", override)
+    assert result.cached == again
+
+
+def test_a_model_that_somebody_touched_is_made_again(config_file, tmp_path: Path) -> None:
+    path = config_file(passes={"recipe": ["default"]})
+    first, _ = run(path, tmp_path / "out")
+    good = first.model.read_bytes()
+    first.model.write_bytes(b"not a model")
+    second, _ = run(path, tmp_path / "out")
+    assert second.cached == ("export", "runtime")
+    assert second.model.read_bytes() == good
+
+
+def test_the_resolved_configuration_runs_to_the_same_model(config_file, tmp_path: Path) -> None:
+    first, _ = run(config_file(passes={"recipe": ["default"]}), tmp_path / "out")
+    second, _ = run(tmp_path / "out/run.yaml", tmp_path / "again")
+    assert second.model.read_bytes() == first.model.read_bytes()
+
+
+def test_named_dims_are_verified_at_several_sizes(config_file, tmp_path: Path) -> None:
+    path = config_file(
+        model={"inputs": {"x": {"shape": ["batch", "length", 32]}}, "dims": {"batch": [2, 1, 3], "length": [8, 5]}}
+    )
+    result, _ = run(path, tmp_path / "out", "passes.keep=[qkv]")
+    assert result.export.draws == (
+        "draw 0 (batch=2, length=8)",
+        "draw 1 (batch=1, length=5)",
+        "draw 2 (batch=3, length=5)",
+    )
+    (value,) = onnx.load(result.model).graph.input
+    assert [dim.dim_param for dim in value.type.tensor_type.shape.dim] == ["batch", "length", ""]
+    assert result.structures[0].kept
+
+
+def test_strict_makes_a_reverted_step_a_failure(config_file, tmp_path: Path) -> None:
+    path = config_file(passes={"skip": ["fuse_qkv"], "recipe": ["onnxsim"]})
+    assert run(path, tmp_path / "out")[0].structures[0].broken_by == "onnxsim/fuse_attention"
+    with pytest.raises(CheckFailed, match=r"passes.strict: 1 step\(s\) did not stand: onnxsim/fuse_attention reverted"):
+        run(path, tmp_path / "out", "passes.strict=true")
+
+
+def test_an_export_that_differs_is_a_failure_and_leaves_everything_in_place(config_file, tmp_path: Path) -> None:
+    with pytest.raises(CheckFailed, match="the exported model does not compute what torch computes"):
+        run(config_file(factory="baked"), tmp_path / "out")
+    assert (tmp_path / "out/.stages/export.onnx").is_file()
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert report["exit_code"] == 1
+    assert "does not compute what torch computes" in report["failure"]
+    assert report["export"]["errors"]["output"]["max_abs"] > 0
