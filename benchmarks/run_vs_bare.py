@@ -78,7 +78,8 @@ def _bare(path: Path, folder: Path) -> None:
     import onnxsim
     import torch
 
-    from pipeline.export.source import TorchSource, load_source
+    from pipeline.export.load import load_source
+    from pipeline.export.source import TorchSource
 
     config = RunConfig.from_yaml(path)
     source = load_source(config.model)

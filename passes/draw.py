@@ -1,4 +1,4 @@
-"""Seeded inputs for a model: the same seed gives the same numbers on every machine."""
+"""Seeded inputs: the same words and the same shape give the same numbers on every machine."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
-__all__ = ["draw_array"]
+__all__ = ["draw_array", "dtype_named"]
 
 
-def draw_array(
-    name: str, shape: Sequence[int], dtype: str, seed: int, limits: tuple[float, float] | None = None
-) -> np.ndarray:
-    """An array for the input `name`: floats uniform in `limits` (default -1..1), integers from `limits` with the upper
-    one excluded (default 0..2), booleans by a fair coin. `dtype` is a numpy name, or `bfloat16`.
+def draw_array(identity: str, shape: Sequence[int], dtype: str, low: float, high: float) -> np.ndarray:
+    """An array of a dtype by its numpy name (or `bfloat16`), drawn by `identity` alone.
+
+    Floats are uniform in [low, high]; whole numbers and bools go from low up to, and without, high; where low equals
+    high every element is low.
     """
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    random = np.random.default_rng(np.frombuffer(digest, dtype=np.uint32))
-    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    if kind == np.bool_:
-        return random.integers(0, 2, shape).astype(np.bool_)
-    if kind.kind in "iu":
-        low, high = limits or (0, 2)
-        return random.integers(int(low), int(high), shape).astype(kind)
-    low, high = limits or (-1.0, 1.0)
-    return random.uniform(low, high, shape).astype(kind)
+    words = np.frombuffer(hashlib.sha256(identity.encode()).digest(), np.uint32)
+    generator = np.random.default_rng(np.random.SeedSequence(words.tolist()))
+    if "float" in dtype:
+        return generator.uniform(low, high, shape).astype(dtype_named(dtype))
+    first, end = int(low), int(high)
+    whole = generator.integers(first, end, shape) if first < end else np.full(shape, first, np.int64)
+    return whole.astype(dtype_named(dtype))
+
+
+def dtype_named(name: str) -> np.dtype:
+    """numpy's dtype; bfloat16 comes from ml_dtypes."""
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)

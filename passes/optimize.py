@@ -88,5 +88,6 @@ def draw_feeds(model: DetachedModel, seed: int) -> dict[str, np.ndarray]:
         tensor = info.type.tensor_type
         shape = [dim.dim_value if dim.HasField("dim_value") else 2 for dim in tensor.shape.dim]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-        feeds[info.name] = draw_array(info.name, shape, dtype, seed)
+        low, high = (-1.0, 1.0) if "float" in dtype else (0.0, 2.0)
+        feeds[info.name] = draw_array(f"{seed}:{info.name}", shape, dtype, low, high)
     return feeds

@@ -6,7 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from pipeline.export.inputs import InputSpec, draw_inputs, named_dims
-from pipeline.export.source import Example, OnnxSource, Source, TorchSource, load_source, with_names
+from pipeline.export.load import load_source
+from pipeline.export.source import Example, OnnxSource, Source, TorchSource, with_names
 
 if TYPE_CHECKING:
     from pipeline.export.exported import ExportedModel, save_model

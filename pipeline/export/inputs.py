@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 
+from passes.draw import draw_array
 from pipeline.config import InputConfig
 from pipeline.errors import SourceMistake
 
-__all__ = ["InputSpec", "draw_inputs", "dtype_named", "input_spec", "named_dims"]
+__all__ = ["InputSpec", "draw_inputs", "input_spec", "named_dims"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +71,10 @@ def draw_inputs(inputs: Iterable[InputSpec], sizes: Mapping[str, int], seed: int
     Raises:
         SourceMistake: a named dim has no size.
     """
-    return {spec.name: _draw(spec, spec.sized(sizes), seed) for spec in inputs}
-
-
-def _draw(spec: InputSpec, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    identity = f"{seed}:{spec.seed}:{spec.name}".encode()
-    words = np.frombuffer(hashlib.sha256(identity).digest(), np.uint32)
-    generator = np.random.default_rng(np.random.SeedSequence(words.tolist()))
-    if is_float(spec.dtype):
-        return generator.uniform(spec.low, spec.high, shape).astype(dtype_named(spec.dtype))
-    low, high = int(spec.low), int(spec.high)
-    whole = generator.integers(low, high, shape) if low < high else np.full(shape, low, np.int64)
-    return whole.astype(dtype_named(spec.dtype))
-
-
-def dtype_named(name: str) -> np.dtype:
-    """numpy's dtype for one of the names in `config.DTYPES`; bfloat16 comes from ml_dtypes."""
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+    return {
+        spec.name: draw_array(f"{seed}:{spec.seed}:{spec.name}", spec.sized(sizes), spec.dtype, spec.low, spec.high)
+        for spec in inputs
+    }
 
 
 def is_float(dtype: str) -> bool:

@@ -1,4 +1,4 @@
-"""Where a model comes from: the two kinds of source, and `load_source`, which makes one."""
+"""Where a model comes from: the two kinds of source, as data."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import ExportConfig, ModelConfig
+from pipeline.config import ExportConfig
 from pipeline.errors import ConfigMistake
-from pipeline.export.inputs import InputSpec, named_dims
+from pipeline.export.inputs import InputSpec
 
 if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not need it
     from torch import nn
 
-__all__ = ["Example", "OnnxSource", "Source", "TorchSource", "load_source", "with_names"]
+__all__ = ["Example", "OnnxSource", "Source", "TorchSource", "with_names"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,38 +44,6 @@ class OnnxSource:
 
 
 Source = TorchSource | OnnxSource
-
-
-def load_source(model: ModelConfig) -> Source:
-    """Make the module, or read the ONNX file, that the configuration names.
-
-    The module is made with `model.seed`, put into eval mode and called once on its example; torch's own random state
-    is left as it was.
-
-    Raises:
-        SourceMistake: the model, its checkpoint or its inputs cannot be made or read.
-        Unsupported: the module gives back something that an ONNX graph cannot.
-    """
-    source = _load(model)
-    unused = sorted(set(model.dims) - set(named_dims(source.inputs)))
-    if unused:
-        names = ", ".join(named_dims(source.inputs)) or "none"
-        raise ConfigMistake(f"model.dims: no input has a dim named {unused[0]!r}; the named dims are: {names}")
-    return source
-
-
-def _load(model: ModelConfig) -> Source:
-    if model.onnx is not None:
-        from pipeline.export.onnx_file import read_onnx_file
-
-        return read_onnx_file(model.onnx, model)
-    if model.transformers is not None:
-        from pipeline.export.transformers_class import make_from_transformers
-
-        return make_from_transformers(model.transformers, model)
-    from pipeline.export.factory import make_from_factory
-
-    return make_from_factory(model)
 
 
 def with_names(source: TorchSource, settings: ExportConfig) -> TorchSource:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from passes.weights import read_model
 from pipeline.config import RunConfig
-from pipeline.export.source import OnnxSource, Source, TorchSource, load_source, with_names
+from pipeline.export.load import load_source
+from pipeline.export.source import OnnxSource, Source, TorchSource, with_names
 
 __all__ = ["fingerprint", "open_source"]
 

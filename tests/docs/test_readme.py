@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -70,7 +71,7 @@ def test_the_onnxline_commands_exist() -> None:
     for _, name, *arguments in shown:
         if name != "run":
             continue
-        overrides = [value for flag, value in zip(arguments, arguments[1:], strict=False) if flag == "--set"]
+        overrides = [value for flag, value in itertools.pairwise(arguments) if flag == "--set"]
         RunConfig.from_yaml(ROOT / arguments[0], overrides)
 
 

@@ -8,10 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from passes.draw import dtype_named
 from pipeline.config import DTYPES, InputConfig
 from pipeline.errors import SourceMistake
 from pipeline.export import InputSpec, draw_inputs
-from pipeline.export.inputs import dtype_named, input_spec, named_dims
+from pipeline.export.inputs import input_spec, named_dims
 
 X = InputSpec("x", ("batch", 8), "float32", -1.0, 1.0)
 

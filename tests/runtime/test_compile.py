@@ -12,7 +12,10 @@ from pipeline.ir import Builder, TensorSpec
 from pipeline.lowering import EMITTERS, with_kernels
 from pipeline.runtime import compile_graph
 
-TEXT = '<ir_version: 9, opset_import: ["": 20]> g (float[2, 3] x) => (float[2, 3] y) { a = Relu (x) y = Softmax <axis = 1> (a) }'
+TEXT = """
+<ir_version: 9, opset_import: ["": 20]>
+g (float[2, 3] x) => (float[2, 3] y) { a = Relu (x) y = Softmax <axis = 1> (a) }
+"""
 
 
 def test_emitters_that_come_late_fix_the_same_calls() -> None:

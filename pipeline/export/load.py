@@ -1,0 +1,42 @@
+"""`load_source`: from the `model:` section to the one kind of source that it names."""
+
+from __future__ import annotations
+
+from pipeline.config import ModelConfig
+from pipeline.errors import ConfigMistake
+from pipeline.export.inputs import named_dims
+from pipeline.export.source import Source
+
+__all__ = ["load_source"]
+
+
+def load_source(model: ModelConfig) -> Source:
+    """Make the module, or read the ONNX file, that the configuration names.
+
+    The module is made with `model.seed`, put into eval mode and called once on its example; torch's own random state
+    is left as it was.
+
+    Raises:
+        SourceMistake: the model, its checkpoint or its inputs cannot be made or read.
+        Unsupported: the module gives back something that an ONNX graph cannot.
+    """
+    source = _load(model)
+    unused = sorted(set(model.dims) - set(named_dims(source.inputs)))
+    if unused:
+        names = ", ".join(named_dims(source.inputs)) or "none"
+        raise ConfigMistake(f"model.dims: no input has a dim named {unused[0]!r}; the named dims are: {names}")
+    return source
+
+
+def _load(model: ModelConfig) -> Source:
+    if model.onnx is not None:
+        from pipeline.export.onnx_file import read_onnx_file
+
+        return read_onnx_file(model.onnx, model)
+    if model.transformers is not None:
+        from pipeline.export.transformers_class import make_from_transformers
+
+        return make_from_transformers(model.transformers, model)
+    from pipeline.export.factory import make_from_factory
+
+    return make_from_factory(model)
