@@ -35,7 +35,7 @@ def catalog(bench: Workbench, *, with_onnxsim: bool = True) -> tuple[Entry, ...]
     rows = [
         Entry(name, "onnxoptimizer", name in defaults, DESTROYS.get(name, ())) for name in onnxoptimizer.available()
     ]
-    rows += [Entry(name, step.source, False) for name, step in OWN_STEPS.items()]
+    rows += [Entry(name, step().source, False) for name, step in OWN_STEPS.items()]
     if with_onnxsim:
         rows += [Entry(f"onnxsim/{name}", "onnxsim", True, DESTROYS.get(name, ())) for name in OnnxSim().inner(bench)]
     return tuple(rows)

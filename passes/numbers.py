@@ -115,7 +115,6 @@ TOLERANCES: Final[Mapping[str, Tolerance]] = {
     "complex64": Tolerance(1e-5, 1e-4),
     "complex128": Tolerance(1e-12, 1e-10),
 }
-"""By dtype. Two correct programs add the same products in another order: each dot product of K terms then differs by
-about eps·√K of its scale, and a deep model adds such errors up layer by layer. For K = 4,096 and some 25 layers that is
-8e-5 in float32 (eps 6e-8), 4e-3 in float16 (eps 5e-4, with accumulation in float32), 3e-2 in bfloat16 (eps 4e-3). The
-numbers here are the next round ones above. Dtypes that are not listed have to be equal."""
+"""By dtype; docs/tolerances.md derives them. Two correct programs add the same products in another order: a dot product
+of K terms then differs by about eps·√K of its scale, and a deep model adds such errors up layer by layer. Dtypes that
+are not listed have to be equal."""

@@ -35,11 +35,15 @@ class Policy:
     watch: bool = True
 
     def skips(self, name: str) -> Skip | None:
-        """Whether the pass called `name` (without a library's prefix) is to be skipped, and by which entry."""
+        """Whether the pass called `name` is to be skipped, and by which entry.
+
+        An inner pass is called `onnxsim/fuse_qkv`. An entry without a library means the pass of that name anywhere.
+        """
+        bare = name.rpartition("/")[2]
         for entry in self.skip:
-            pattern = GROUPS.get(entry, entry.removeprefix("onnxsim/"))
-            if fnmatch.fnmatchcase(name, pattern):
-                return Skip(f"skip: {entry}" if entry == name else f"skip: {entry} names {name}")
+            pattern = GROUPS.get(entry, entry)
+            if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(bare, pattern):
+                return Skip(f"skip: {entry}" if entry in (name, bare) else f"skip: {entry} names {name}")
         return None
 
     def kept(self) -> dict[str, bool]:
@@ -51,7 +55,7 @@ class Policy:
         if not self.watch:
             return ()
         skipped = [name for name in names if self.skips(name)]
-        return tuple(dict.fromkeys(kind for name in skipped for kind in DESTROYS.get(name, ())))
+        return tuple(dict.fromkeys(kind for name in skipped for kind in DESTROYS.get(name.rpartition("/")[2], ())))
 
     def check(self, names: Sequence[str]) -> None:
         """Refuse what cannot be honoured; `names` are all pass names that this installation has.
@@ -60,10 +64,11 @@ class Policy:
             PolicyMistake: an unknown pass or structure, with the nearest name.
         """
         for entry in self.skip:
-            if entry in GROUPS or any(fnmatch.fnmatchcase(name, entry.removeprefix("onnxsim/")) for name in names):
+            if any(Policy((entry,)).skips(name) for name in names):
                 continue
+            known = (*GROUPS, *names, *(name.rpartition("/")[2] for name in names))
             raise PolicyMistake(
-                f"skip: no pass named {entry!r}{nearest(entry, (*GROUPS, *names))} "
+                f"skip: no pass named {entry!r}{nearest(entry, known)} "
                 "(`onnxline passes` lists what this installation has)"
             )
         for kind in self.kept():

@@ -255,7 +255,7 @@ def _prepared(steps: Sequence[Step], policy: Policy, bench: Workbench) -> tuple[
             ready.append(step)
             continue
         step.check(bench)
-        ready.append(step.without([name for name in step.inner(bench) if policy.skips(name)]))
+        ready.append(step.without([name for name in step.inner(bench) if policy.skips(f"{step.name}/{name}")]))
     policy.check(_all_names(steps, bench))
     return tuple(ready)
 
@@ -263,7 +263,7 @@ def _prepared(steps: Sequence[Step], policy: Policy, bench: Workbench) -> tuple[
 def _all_names(steps: Sequence[Step], bench: Workbench) -> tuple[str, ...]:
     """Names that a skip list may hold; onnxsim's own count only where it runs, since asking for them takes seconds."""
     with_onnxsim = any(isinstance(step, Composite) for step in steps)
-    return tuple(row.name.removeprefix("onnxsim/") for row in catalog(bench, with_onnxsim=with_onnxsim))
+    return tuple(row.name for row in catalog(bench, with_onnxsim=with_onnxsim))
 
 
 def _find(model: DetachedModel, policy: Policy, names: Sequence[str]) -> Watched:

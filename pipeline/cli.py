@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.errors import InternalError, OnnxlineError
+from pipeline.errors import CheckFailed, InternalError, OnnxlineError
 from pipeline.screen import Screen, catalog_table
 
 __all__ = ["app", "main"]
@@ -45,8 +45,13 @@ def run(
     from pipeline.run import Pipeline
 
     settings = RunConfig.from_yaml(config, tuple(overrides or ()))
-    with Screen() as screen:
-        result = Pipeline(settings, out, screen.show).run()
+    screen = Screen()
+    try:
+        with screen:
+            result = Pipeline(settings, out, screen.show).run()
+    except CheckFailed:
+        screen.tables()
+        raise
     screen.conclude(result)
 
 

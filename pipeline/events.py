@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from passes import PassRow
+from passes import PassRow, StructureVerdict
 
-__all__ = ["Event", "Note", "Observer", "PassEnded", "Progress", "StageEnded", "StageStarted"]
+__all__ = ["Event", "Note", "Observer", "Optimized", "PassEnded", "Progress", "StageEnded", "StageStarted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,19 @@ class PassEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Optimized:
+    """All passes are done, or known from the last run."""
+
+    passes: tuple[PassRow, ...]
+    structures: tuple[StructureVerdict, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something that the user should know and that stops nothing."""
 
     text: str
 
 
-Event = StageStarted | StageEnded | Progress | PassEnded | Note
+Event = StageStarted | StageEnded | Progress | PassEnded | Optimized | Note
 Observer = Callable[[Event], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pipeline.events import Event, Note, PassEnded, Progress, StageEnded, StageStarted
+from pipeline.events import Event, Note, Optimized, PassEnded, Progress, StageEnded, StageStarted
 
 __all__ = ["RunLog", "line_of"]
 
@@ -36,5 +36,8 @@ def line_of(event: Event) -> str:
         case PassEnded(row):
             nodes = f"{row.nodes_before} → {row.nodes_after} nodes"
             return f"pass {row.name}: {row.status}, {nodes}" + (f" ({row.reason})" if row.reason else "")
+        case Optimized(passes, structures):
+            kept = sum(verdict.kept for verdict in structures)
+            return f"passes: {len(passes)} rows, {kept} of {len(structures)} structures kept"
         case Note(text):
             return f"note: {text}"

@@ -14,7 +14,7 @@ import yaml
 from passes.prove import Reference
 from pipeline.config import RunConfig
 from pipeline.errors import OnnxlineError
-from pipeline.events import Event, Observer, StageEnded, StageStarted
+from pipeline.events import Event, Observer, Optimized, StageEnded, StageStarted
 from pipeline.export.source import Source
 from pipeline.log import RunLog
 from pipeline.report import ExportReport, OptimizeReport, Report, RuntimeReport, report_json
@@ -24,7 +24,7 @@ from pipeline.stages.export import export, exported_path, refuse_wrong_export
 from pipeline.stages.optimize import optimize, refuse_reverts, still_there
 from pipeline.stages.source import fingerprint, open_source
 from pipeline.verify.references import Draw, compute_references, plan_draws
-from pipeline.versions import versions
+from pipeline.versions import own_code, versions
 from pipeline.workspace import Workspace, key_of
 
 __all__ = ["Pipeline"]
@@ -56,8 +56,8 @@ class Pipeline:
             journey = _Journey(self.config, workspace, self._observer)
             try:
                 return journey.travel()
-            except Exception as error:
-                journey.write_report(str(error), getattr(error, "exit_code", 3))
+            except BaseException as error:
+                journey.write_report(str(error) or "stopped", _exit_code_of(error))
                 raise
             finally:
                 journey.write_log()
@@ -81,15 +81,15 @@ class _Journey:
         config, workspace = self.config, self.workspace
         with self.stage("source") as note:
             self.source = open_source(config)
-            identity = fingerprint(self.source)
+            identity = fingerprint(self.source, config.model)
             note(f"{len(self.source.inputs)} inputs, fingerprint {identity[:8]}")
         source = self.source
 
-        key = key_of(config.model.model_dump(mode="json"), config.export.model_dump(mode="json"), identity)
+        key = key_of(config.model.model_dump(mode="json"), config.export.model_dump(mode="json"), identity, own_code())
         key = key_of(key, config.verify.model_dump(mode="json"), self.versions)
         with self.stage("export") as note:
             found = workspace.load("export", key, ExportReport)
-            if found is None or not exported_path(source, workspace).is_file():
+            if found is None or not still_there(found.files, workspace):
                 found, why = export(config, source, self.references, workspace)
                 self.exported = found
                 refuse_wrong_export(why)
@@ -110,6 +110,7 @@ class _Journey:
             else:
                 note.cached()
             self.optimized = optimized
+            self.tell(Optimized(optimized.passes, optimized.structures))
             note(f"{found.nodes} → {optimized.nodes} nodes")
             refuse_reverts(config, optimized)
 
@@ -191,6 +192,10 @@ class _Journey:
         return f"# As resolved by onnxline, with\n{lines}" + yaml.safe_dump(
             resolved, sort_keys=False, allow_unicode=True
         )
+
+
+def _exit_code_of(error: BaseException) -> int:
+    return 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 3)
 
 
 class _StageNote:

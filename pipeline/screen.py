@@ -43,6 +43,12 @@ class Screen:
             disable=not self._console.is_terminal,
         )
         self._task = self._bar.add_task("", total=None, part="")
+        self._optimized: events.Optimized | None = None
+
+    @property
+    def _wide(self) -> Console:
+        """In a log file a table is as wide as it needs to be; a terminal knows its width."""
+        return self._console if self._console.is_terminal else Console(width=160, file=self._console.file)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -57,6 +63,8 @@ class Screen:
                 self._bar.reset(self._task, description=name, total=None, part="")
             case events.Progress(_, part, done, total):
                 self._bar.update(self._task, completed=done, total=total, part=part)
+            case events.Optimized():
+                self._optimized = event
             case events.StageEnded() | events.Note():
                 self._console.print(line_of(event), highlight=False, soft_wrap=True)
             case events.PassEnded(row) if row.status.counts_as_reverted:
@@ -64,12 +72,18 @@ class Screen:
             case _:
                 pass
 
+    def tables(self) -> None:
+        """The table of the passes and the verdict of each structure, as far as the run came."""
+        if self._optimized is None:
+            return
+        structures = self._optimized.structures
+        self._wide.print(_pass_table(self._optimized.passes))
+        self._wide.print(_structure_table(structures) if structures else "no separate Q, K and V in this model")
+
     def conclude(self, result: RunResult) -> None:
-        """The table of the passes, the verdict of each kept structure, and where the files are."""
-        # In a log file a table is as wide as it needs to be; a terminal knows its width.
-        wide = self._console if self._console.is_terminal else Console(width=160, file=self._console.file)
-        wide.print(_pass_table(result.passes))
-        wide.print(_structure_table(result.structures) if result.structures else "no Q/K/V attention in this model")
+        """The tables, how the final model runs, and where the files are."""
+        self.tables()
+        wide = self._wide
         if result.optimize.sensitivity.margin < float("inf"):
             wide.print(
                 f"proof: a zeroed weight of a kept structure moves the values there by at least "

@@ -88,7 +88,7 @@ class PassesConfig(Section):
 
 
 class Tolerance(Section):
-    """What one dtype may differ by: |found - expected| <= atol + rtol · |expected|."""
+    """What one dtype may differ by: the largest |found - expected| <= atol + rtol · the largest |expected|."""
 
     atol: Fraction
     rtol: Fraction

@@ -42,7 +42,7 @@ def _class(name: str, key: str) -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise SourceMistake(f"{key}: transformers is not installed: pip install onnxline[transformers]") from error
+        raise SourceMistake(f"{key}: transformers is not installed: pip install 'onnxline[torch]'") from error
     found = getattr(transformers, name, None)
     if isinstance(found, type):
         return found

@@ -30,6 +30,7 @@ class ExportReport:
     """Digests of the initializers that are an `nn.Parameter`, as they are and transposed."""
     errors: Mapping[str, Errors]
     notes: tuple[str, ...] = ()
+    files: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Final
 
 from passes.numbers import Errors, Tolerance, compare
 from passes.prove import Reference, worst_errors
@@ -30,6 +31,8 @@ from pipeline.workspace import Workspace, stamp
 
 __all__ = ["execute", "refuse_wrong_results"]
 
+IR_FILES: Final = ("ir.json", "ir.txt", "plan.json")
+
 
 def execute(
     config: RunConfig,
@@ -45,6 +48,8 @@ def execute(
     Raises:
         Unsupported: `plan` is asked for, and the model has an operator without an importer or an emitter.
     """
+    for name in IR_FILES:
+        (workspace.folder / name).unlink(missing_ok=True)  # those of an earlier model must not stand beside this one
     path = workspace.folder / MODEL
     trainable = _trainable(path, exported.parameters, config.model.trainable)
     names = [name for name in config.runtime.backends if name != "torch"]

@@ -13,7 +13,7 @@ from pipeline.export import export_onnx
 from pipeline.export.source import OnnxSource, Source
 from pipeline.report import ExportReport
 from pipeline.stages.tolerances import tolerances_of
-from pipeline.workspace import Workspace
+from pipeline.workspace import Workspace, stamp
 
 __all__ = ["export", "exported_path", "refuse_wrong_export"]
 
@@ -52,8 +52,14 @@ def export(
         parameters=_digests(model, parameters),
         errors=measurement.errors,
         notes=notes,
+        files=tuple((str(file.relative_to(workspace.folder)), *stamp(file)) for file in _written(path, workspace)),
     )
     return report, measurement.why
+
+
+def _written(path: Path, workspace: Workspace) -> list[Path]:
+    """The files of ours that a later run would read again; an ONNX source is the user's, and in the key."""
+    return sorted(path.parent.glob(f"{path.name}*")) if path.is_relative_to(workspace.folder) else []
 
 
 def refuse_wrong_export(why: str) -> None:

@@ -63,7 +63,7 @@ def optimize(
 
 def still_there(files: Sequence[tuple[str, int, int]], workspace: Workspace) -> bool:
     """Whether nobody has touched the files since they were written."""
-    return bool(files) and all(stamp(workspace.folder / name) == (size, time) for name, size, time in files)
+    return all(stamp(workspace.folder / name) == (size, time) for name, size, time in files)
 
 
 def refuse_reverts(config: RunConfig, report: OptimizeReport) -> None:

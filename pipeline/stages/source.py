@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from pathlib import Path
 
 from passes.weights import read_model
-from pipeline.config import RunConfig
+from pipeline.config import ModelConfig, RunConfig, locate, split_factory
 from pipeline.export.load import load_source
 from pipeline.export.source import OnnxSource, Source, TorchSource, with_names
 
@@ -24,8 +25,8 @@ def open_source(config: RunConfig) -> Source:
     return with_names(source, config.export) if isinstance(source, TorchSource) else source
 
 
-def fingerprint(source: Source) -> str:
-    """A digest of the model's bytes: weights, and for torch also the code of every module class in it."""
+def fingerprint(source: Source, model_config: ModelConfig) -> str:
+    """A digest of the model's bytes: weights, and for torch also the code that makes and runs it."""
     digest = hashlib.blake2b(digest_size=16)
     for spec in source.inputs:
         digest.update(repr(spec).encode())
@@ -35,22 +36,26 @@ def fingerprint(source: Source) -> str:
             digest.update(model.digest(tensor).encode())
         digest.update(model.proto.SerializeToString(deterministic=True))
         return digest.hexdigest()
-    _add_code(digest, source)
+    for file in _code_of(source, model_config):
+        digest.update(file.read_bytes())
     _add_tensors(digest, source)
     return digest.hexdigest()
 
 
-def _add_code(digest: hashlib.blake2b, source: TorchSource) -> None:
+def _code_of(source: TorchSource, model: ModelConfig) -> list[Path]:
+    """The files of the module classes; of a factory in a file, that file and what was imported from beside it."""
     files = set()
     for module in source.module.modules():
         try:
-            files.add(inspect.getfile(type(module)))
+            files.add(Path(inspect.getfile(type(module))))
         except (TypeError, OSError):  # a class made in a REPL has no file
-            digest.update(repr(type(module)).encode())
-    for file in sorted(files):
-        path = Path(file)
-        if path.is_file():
-            digest.update(path.read_bytes())
+            continue
+    if model.factory is not None and split_factory(model.factory)[0].endswith(".py"):
+        factory = locate(split_factory(model.factory)[0]).resolve()
+        files.add(factory)
+        loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        files.update(Path(file) for file in loaded if file and Path(file).resolve().is_relative_to(factory.parent))
+    return sorted(file for file in files if file.is_file())
 
 
 def _add_tensors(digest: hashlib.blake2b, source: TorchSource) -> None:

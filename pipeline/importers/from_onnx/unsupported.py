@@ -22,7 +22,9 @@ def refuse_all(nodes: Iterable[onnx.NodeProto], graph: str) -> None:
         f"  - {kind}{NOTES.get(kind, '')}: {len(found)} × at {where(found)}" for kind, found in sorted(places.items())
     ]
     raise Unsupported(
-        f"the model {graph!r} has {len(places)} op types that onnxline cannot import:\n" + "\n".join(lines) + "\n"
+        f"the model {graph!r} has {len(places)} op type{'s' if len(places) > 1 else ''} that onnxline cannot import:\n"
+        + "\n".join(lines)
+        + "\n"
         "Expected ops of the tables in pipeline/importers/from_onnx, or nodes that fold because their inputs are "
         "constants. Rewrite or skip the pass that made them, or add a function to the family file."
     )
