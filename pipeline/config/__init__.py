@@ -3,7 +3,7 @@
 from pipeline.config.model import DEFAULT_SIZES, DTYPES, InputConfig, ModelConfig, TransformersConfig
 from pipeline.config.paths import locate, split_factory
 from pipeline.config.run_config import RunConfig, json_schema
-from pipeline.config.stages import (
+from pipeline.config.sections import (
     Backend,
     ExportConfig,
     PassesConfig,

@@ -16,7 +16,7 @@ from pipeline.config.marks import Document, Marks
 from pipeline.config.model import ModelConfig
 from pipeline.config.overrides import apply_overrides
 from pipeline.config.paths import anchor_paths
-from pipeline.config.stages import ExportConfig, PassesConfig, ReportConfig, RuntimeConfig, VerifyConfig
+from pipeline.config.sections import ExportConfig, PassesConfig, ReportConfig, RuntimeConfig, VerifyConfig
 from pipeline.errors import ConfigMistake
 
 __all__ = ["RunConfig", "json_schema"]

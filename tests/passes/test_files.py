@@ -1,0 +1,53 @@
+"""Writing: at every moment the model under the final name is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from passes.files import replace_when_done, save
+from passes.weights import read_model
+from tests.passes.models import attention, detached
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+
+
+@pytest.mark.parametrize("external_from", [0, 2**30], ids=["external", "inline"])
+def test_what_is_saved_is_what_is_read(tmp_path: Path, external_from: int) -> None:
+    path = tmp_path / "model.onnx"
+    save(detached(attention()), path, external_from)
+    onnx.checker.check_model(str(path), full_check=True)
+    expected = {tensor.name: numpy_helper.to_array(tensor) for tensor in attention().graph.initializer}
+    for name, array in arrays(path).items():
+        np.testing.assert_array_equal(array, expected[name])
+    again = read_model(path)
+    assert {weight.digest for weight in again.weights.values()} == {
+        weight.digest for weight in detached(attention()).weights.values()
+    }
+    assert len(list(tmp_path.glob("*.data"))) == (1 if external_from == 0 else 0)
+
+
+def test_a_new_model_brings_its_own_data_file_and_the_old_one_goes(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    save(detached(attention(32)), path, 0)
+    (first,) = tmp_path.glob("*.data")
+    save(detached(attention(64)), path, 0)
+    (second,) = tmp_path.glob("*.data")
+    assert first.name != second.name
+    onnx.checker.check_model(str(path), full_check=True)
+
+
+def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), replace_when_done(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert [file.name for file in tmp_path.iterdir()] == ["file.txt"]
+    assert path.read_text() == "old"

@@ -1,0 +1,88 @@
+"""Folding: before and after as pictures, and again without a change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from passes.base import Workbench
+from passes.isolate import Worker
+from passes.rewrites.fold_constants import FoldConstants
+from passes.sessions import Session
+from passes.weights import attach
+from tests.passes.models import detached, matrix, model_of
+
+
+def folded(model: onnx.ModelProto, **options: int) -> onnx.ModelProto:
+    return attach(FoldConstants(**options).apply(detached(model), Workbench(Worker(), Path())))
+
+
+def body(model: onnx.ModelProto) -> list[str]:
+    return [f"{', '.join(n.output)} = {n.op_type} ({', '.join(n.input)})" for n in model.graph.node]
+
+
+PICTURES = {
+    "a transposed weight": (
+        "g (float[2, 8] x) => (float[2, 4] y) { t = Transpose <perm = [1, 0]> (w) y = MatMul (x, t) }",
+        ["y = MatMul (x, t)"],
+    ),
+    "a chain, of which only the end is read": (
+        "g (float[2, 8] x) => (float[2, 4] y) "
+        "{ t = Transpose <perm = [1, 0]> (w) n = Neg (t) a = Abs (n) y = MatMul (x, a) }",
+        ["y = MatMul (x, a)"],
+    ),
+    "what depends on an input stays": (
+        "g (float[2, 8] x) => (float[2] s, float[2, 8] y) { r = Shape (x) s = Cast <to = 1> (r) y = Neg (x) }",
+        ["r = Shape (x)", "s = Cast (r)", "y = Neg (x)"],
+    ),
+    "a constant that is an output stays": (
+        "g (float[2, 8] x) => (float[8, 4] t, float[2, 8] y) { t = Transpose <perm = [1, 0]> (w) y = Neg (x) }",
+        ["t = Transpose (w)", "y = Neg (x)"],
+    ),
+    "random numbers stay": (
+        "g (float[2, 8] x) => (float[2, 8] y) { r = RandomUniform <shape = [2, 8]> () y = Add (x, r) }",
+        ["r = RandomUniform ()", "y = Add (x, r)"],
+    ),
+    "a value that only a branch reads": (
+        "g (bool c, float[4, 8] x) => (float[4, 8] y) { n = Neg (w) "
+        "y = If (c) <then_branch = t () => (float[4, 8] a) { a = Add (x, n) }, "
+        "else_branch = e () => (float[4, 8] b) { b = Identity (x) }> }",
+        ["y = If (c)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_before_and_after(name: str) -> None:
+    text, expected = PICTURES[name]
+    model = model_of(text, w=matrix(4, 8, 0))
+    after = folded(model)
+    assert body(after) == expected
+    onnx.checker.check_model(after)
+    assert body(folded(after)) == expected
+    assert {t.name for t in folded(after).graph.initializer} == {t.name for t in after.graph.initializer}
+
+
+def test_numbers_are_those_of_the_model_before() -> None:
+    text, _ = PICTURES["a chain, of which only the end is read"]
+    model = model_of(text, w=matrix(4, 8, 0))
+    feeds = {"x": matrix(2, 8, 1)}
+    before, after = (Session(detached(one)).run(feeds)["y"] for one in (model, folded(model)))
+    np.testing.assert_array_equal(before, after)
+
+
+def test_a_tiny_expand_does_not_become_megabytes() -> None:
+    text = """
+    g (float[1024, 512] x) => (float[1024, 512] y) {
+        shape = Constant <value_ints = [1024, 512]> ()
+        two = Constant <value_float = 2.0> ()
+        wide = Expand (two, shape)
+        y = Mul (x, wide)
+    }
+    """
+    after = folded(model_of(text))
+    assert body(after) == ["wide = Expand (two, shape)", "y = Mul (x, wide)"]
+    assert body(folded(model_of(text), grow_limit=2**22)) == ["y = Mul (x, wide)"]
