@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import passes
-from passes.runner import library_versions
+from passes.versions import library_versions
 
 __all__ = ["own_code", "versions"]
 

@@ -1,0 +1,141 @@
+"""Try a step on a model: pin, run, unpin, look at what came out. Nothing here decides what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from passes.base import Composite, Step, Workbench
+from passes.canonical import canonical_digest
+from passes.catalog import DESTROYS
+from passes.errors import StepFailed
+from passes.external.onnxsim import STAGES
+from passes.narrow import culprits
+from passes.numbers import Errors
+from passes.pins import pin, unpin
+from passes.prove import Measurement, Prover
+from passes.provenance import carry
+from passes.watch import Lost, Watched
+from passes.weights import DetachedModel
+
+__all__ = ["Attempt", "Narrowed", "Trial"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a step made. `why` says what is wrong with it and is empty for a sound result; `lost` holds every structure
+    that went, also those that were only observed."""
+
+    model: DetachedModel
+    changed: bool
+    lost: Lost
+    measurement: Measurement | None
+    why: str
+
+    @property
+    def errors(self) -> Mapping[str, Errors]:
+        return self.measurement.errors if self.measurement else {}
+
+    @property
+    def nodes(self) -> int:
+        return len(self.model.proto.graph.node)
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """A composite step without the inner passes at fault, and what it makes then.
+
+    `authors` maps each structure that was lost on the way to the step, or inner pass, that broke it.
+    """
+
+    step: Step
+    attempt: Attempt
+    taken_out: tuple[str, ...]
+    authors: Mapping[tuple[str, str], str]
+
+
+@dataclass(slots=True)
+class Trial:
+    """Tries steps on one model; `gone` are the structures that it has lost already."""
+
+    model: DetachedModel
+    gone: Lost
+    watched: Watched
+    prover: Prover
+    bench: Workbench
+    digest: str = ""
+
+    def attempt(self, step: Step) -> Attempt:
+        """Run `step` with the kept structures pinned, and judge the result by structure and by numbers.
+
+        Raises:
+            StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
+        """
+        outputs = [output.name for output in self.model.proto.graph.output]
+        after = unpin(step.apply(pin(self.model, self.watched.pins()), self.bench), outputs)
+        _same_signature(self.model, after)
+        self.digest = self.digest or canonical_digest(self.model)
+        if canonical_digest(after) == self.digest:
+            return Attempt(self.model, False, {}, None, "")
+        after = carry(self.model, after, step.name)
+        lost = {key: why for key, why in self.watched.lost(after).items() if key not in self.gone}
+        broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]
+        if broken:
+            return Attempt(after, True, lost, None, _several("breaks", broken))
+        measurement = self.prover.measure(after)
+        return Attempt(after, True, lost, measurement, measurement.why and f"differs: {measurement.why}")
+
+    def narrowed(self, step: Step, attempt: Attempt) -> Narrowed:
+        """Find the inner passes that are at fault for `attempt`.
+
+        Those that broke what must hold are taken out; those that only broke what is observed are named.
+        """
+        if not isinstance(step, Composite):
+            return Narrowed(step, attempt, (), dict.fromkeys(attempt.lost, step.name))
+        tried: dict[tuple[str, ...], Attempt] = {(): attempt}
+
+        def without(names: tuple[str, ...]) -> Attempt:
+            if names not in tried:
+                try:
+                    tried[names] = self.attempt(step.without(names))
+                except StepFailed as failure:
+                    tried[names] = Attempt(self.model, False, {}, None, str(failure))
+            return tried[names]
+
+        def is_good(names: tuple[str, ...]) -> bool:
+            result = without(names)
+            return not result.why and (bool(attempt.why) or not result.lost)
+
+        kinds = {kind for kind, _ in attempt.lost}
+        suspects = [name for name, destroyed in DESTROYS.items() if kinds & set(destroyed)]
+        found = culprits(step.inner(self.bench), suspects or list(STAGES), is_good)
+        if found is None:
+            return Narrowed(step, attempt, (), dict.fromkeys(attempt.lost, step.name))
+        authors = dict.fromkeys(attempt.lost, f"{step.name}/{_doer(found, attempt, without)}")
+        if not attempt.why:
+            return Narrowed(step, attempt, (), authors)
+        rest = self.narrowed(step.without(found), tried[found]) if tried[found].lost else None
+        still_lost = rest.authors if rest else {}
+        return Narrowed(step.without(found), tried[found], found, {**authors, **still_lost})
+
+
+def _doer(found: tuple[str, ...], attempt: Attempt, without: Callable[[tuple[str, ...]], Attempt]) -> str:
+    """Of several culprits the one that did it: when all others are left out, the very same model comes out."""
+    for name in found:
+        others = tuple(other for other in found if other != name)
+        if others and canonical_digest(without(others).model) == canonical_digest(attempt.model):
+            return name
+    return found[0]
+
+
+def _same_signature(before: DetachedModel, after: DetachedModel) -> None:
+    stored = {tensor.name for tensor in before.proto.graph.initializer}
+    for what in ("input", "output"):
+        had = [info.name for info in getattr(before.proto.graph, what) if info.name not in stored]
+        has = [info.name for info in getattr(after.proto.graph, what) if info.name not in stored]
+        if has != had:
+            raise StepFailed(f"changes the model's {what}s from {had} to {has}")
+
+
+def _several(verb: str, items: Sequence[str]) -> str:
+    return f"{verb} {items[0]}" + (f" (and {len(items) - 1} more)" if len(items) > 1 else "")

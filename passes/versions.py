@@ -1,0 +1,19 @@
+"""Every library whose release can change the result of a pass run."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+__all__ = ["library_versions"]
+
+
+def library_versions() -> dict[str, str]:
+    """Name → version of those that are installed."""
+    names = ("onnx", "onnx_ir", "onnxoptimizer", "onnxsim", "onnxscript", "onnxruntime", "numpy", "protobuf")
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

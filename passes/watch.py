@@ -1,0 +1,63 @@
+"""Which structures a run looks at: all that are found are observed, some of them may not be broken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx import ValueInfoProto
+
+from passes.errors import PolicyMistake
+from passes.policy import Policy
+from passes.structures import STRUCTURES, Instance
+from passes.weights import DetachedModel
+
+__all__ = ["Lost", "Watched", "find_structures"]
+
+Lost = Mapping[tuple[str, str], str]
+"""(kind, instance) → why it is no more in the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The structures of the exported model, by kind.
+
+    Kinds in `enforced` may not be broken by any step; those in `pinned` (the kept ones) are also held visible across
+    each pass. The others are only observed, so that the report can say who broke them.
+    """
+
+    instances: Mapping[str, tuple[Instance, ...]]
+    enforced: frozenset[str]
+    pinned: frozenset[str]
+
+    def pins(self) -> list[ValueInfoProto]:
+        return [info for kind in self.pinned for instance in self.instances[kind] for info in instance.pins]
+
+    def must_hold(self) -> list[Instance]:
+        return [instance for kind in sorted(self.enforced) for instance in self.instances[kind]]
+
+    def lost(self, model: DetachedModel) -> Lost:
+        """What `model` has no more, judged by each structure's own checker."""
+        return {
+            (kind, name): why
+            for kind, instances in self.instances.items()
+            for name, why in STRUCTURES[kind].lost(instances, model).items()
+        }
+
+
+def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) -> Watched:
+    """Find every kind in the exported model; `names` are all passes that the policy's skips may mean.
+
+    Raises:
+        PolicyMistake: a `keep` that matches nothing, with what is there instead.
+    """
+    found = {kind: structure.find(model) for kind, structure in STRUCTURES.items()}
+    kept = policy.kept()
+    for kind, required in kept.items():
+        if required and not found[kind].instances:
+            raise PolicyMistake(
+                f"keep: {kind} matches nothing in this model, which has {found[kind].instead}; "
+                f"write {kind + '?'!r} to keep it where it is"
+            )
+    instances = {kind: one.instances for kind, one in found.items()}
+    return Watched(instances, frozenset((*kept, *policy.watched(names))), frozenset(kept))
