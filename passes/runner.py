@@ -144,6 +144,7 @@ class _Run:
         name: str = "",
     ) -> None:
         """Add a row; `nodes_after` is given when there is a changed model to speak of."""
+        reason = " ".join(reason.split())  # native errors come in many lines; a row has one
         nodes = len(self.model.proto.graph.node)
         after, changed = (nodes, False) if nodes_after is None else (nodes_after, True)
         self.rows.append(

@@ -32,6 +32,8 @@ class Session:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
         options.add_session_config_entry("session.disable_prepacking", "1")
+        # Idle threads that spin take the cores from the process that runs the passes.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if names:
             options.add_external_initializers(names, [value for value, _ in tensors])
         self._kept_alive = tensors

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.errors import CheckFailed, InternalError, OnnxlineError
+from pipeline.errors import InternalError, OnnxlineError
 from pipeline.screen import Screen, catalog_table
 
 __all__ = ["app", "main"]
@@ -49,8 +49,8 @@ def run(
     try:
         with screen:
             result = Pipeline(settings, out, screen.show).run()
-    except CheckFailed:
-        screen.tables()
+    except Exception:
+        screen.tables()  # what is known is shown, also when a later stage failed
         raise
     screen.conclude(result)
 

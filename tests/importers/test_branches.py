@@ -41,6 +41,15 @@ def test_two_ifs_may_use_the_same_names_inside() -> None:
     )
 
 
+def test_a_later_node_may_have_a_name_of_the_branch() -> None:
+    branch = "then_branch = a () => (z) { z = Neg(x) }, else_branch = b () => (z) { z = Abs(x) }"
+    text = (
+        "g (float[2] x) => (float[2] z) { c = Constant <value_int = 1> () yes = Cast <to = 9> (c) "
+        f"p = If (yes) <{branch}> z = Exp(p) }}"
+    )
+    assert ops(text) == '%1 "z.branch": float32[2] = Neg(%0)\n%2 "z": float32[2] = Exp(%1)'
+
+
 def test_an_if_inside_of_an_if() -> None:
     inner = "then_branch = c () => (u) { u = Neg(t) }, else_branch = d () => (u) { u = Abs(t) }"
     text = (

@@ -84,6 +84,8 @@ class Resolver:
         self._notes = {value.name: value for value in (*self._graph.value_info, *self._graph.output)}
         self._open: dict[str, str] = {}
         """Tensors without a static shape, as they are written."""
+        self._made = {name for node in self._graph.node for name in node.output}
+        """Names that a branch may not take, since a later node makes them."""
         self._strange: list[onnx.NodeProto] = []
 
     def run(self) -> Resolved:
@@ -97,7 +99,9 @@ class Resolver:
             node = waiting.popleft()
             self._need_order(node)
             if (taken := self._taken(node)) is not None:
-                waiting.extendleft(reversed(branch_nodes(node, taken, self._fresh)))
+                branch = branch_nodes(node, taken, self._fresh)
+                self._made.update(name for one in branch for name in one.output)
+                waiting.extendleft(reversed(branch))
                 continue
             self._found.nodes.append(node)
             if not self._known_numbers(node):
@@ -116,7 +120,7 @@ class Resolver:
         return None if condition is None else bool(condition.item())
 
     def _fresh(self, name: str) -> str:
-        while self._exists(name):
+        while name in self._made or self._exists(name):
             name = f"{name}.branch"
         return name
 
