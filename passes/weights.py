@@ -22,6 +22,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from passes.errors import ModelMistake
+from passes.external_data import external_bytes
 
 __all__ = [
     "DETACH_FROM_BYTES",
@@ -108,7 +109,7 @@ def detach(model: onnx.ModelProto, base_dir: Path | None = None, known: WeightSt
     store: dict[Key, Weight] = {}
     for tensor in _inner_tensors(model.graph):
         if tensor.data_location == TensorProto.EXTERNAL:
-            inline(tensor, _external_bytes(tensor, base_dir))
+            inline(tensor, external_bytes(tensor, base_dir))
     for tensor in model.graph.initializer:
         data = _bytes_of(tensor, base_dir)
         if data is None or tensor.data_type not in TYPED_FIELDS:
@@ -200,7 +201,7 @@ def _inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
 def _bytes_of(tensor: TensorProto, base_dir: Path | None) -> np.ndarray | None:
     """The tensor's bytes as a uint8 view, or None when it is small and stays."""
     if tensor.data_location == TensorProto.EXTERNAL:
-        return _external_bytes(tensor, base_dir)
+        return external_bytes(tensor, base_dir)
     if tensor.HasField("raw_data"):
         if len(tensor.raw_data) < DETACH_FROM_BYTES:
             return None
@@ -209,32 +210,6 @@ def _bytes_of(tensor: TensorProto, base_dir: Path | None) -> np.ndarray | None:
     if field is None or 4 * len(getattr(tensor, field)) < DETACH_FROM_BYTES:
         return None
     return np.frombuffer(onnx.numpy_helper.to_array(tensor).tobytes(), dtype=np.uint8)
-
-
-def _external_bytes(tensor: TensorProto, base_dir: Path | None) -> np.ndarray:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    if base_dir is None:
-        raise ModelMistake(f"initializer {tensor.name!r} is external data, but the model's folder is not known")
-    root = base_dir.resolve()
-    path = (root / entries.get("location", "")).resolve()
-    if not path.is_relative_to(root) or path == root:
-        raise ModelMistake(
-            f"initializer {tensor.name!r} points to {entries.get('location')!r}, outside of the model's folder; "
-            "external data has to lie beside the model"
-        )
-    if not path.is_file():
-        raise ModelMistake(f"external data file {path} of initializer {tensor.name!r} is missing")
-    itemsize = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize
-    length = int(entries.get("length", 0)) or int(np.prod(tensor.dims, dtype=np.int64)) * itemsize
-    offset = int(entries.get("offset", 0))
-    if offset + length > path.stat().st_size:
-        raise ModelMistake(
-            f"external data file {path} ends before initializer {tensor.name!r} does "
-            f"({path.stat().st_size} bytes, needs {offset + length}); is the file complete?"
-        )
-    if length == 0:
-        return np.empty(0, dtype=np.uint8)
-    return np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=(length,))
 
 
 def _stand_in(weight: Weight) -> tuple[float, ...] | None:
