@@ -30,12 +30,14 @@ class InputConfig(Section):
     shape: whole numbers, and names for the dims that stay dynamic. It may be left out where the factory's example
         or the ONNX file already tells it. Floats are drawn uniformly from [lo, hi] (default [-1, 1]), whole
         numbers from lo up to, and without, hi (default [0, 2]).
+    dynamic: names for axes that stay dynamic, where the shape comes from elsewhere; `export.dynamic_shapes` adds to it.
     """
 
     shape: tuple[Annotated[StrictInt, Field(ge=0)] | Annotated[StrictStr, Field(min_length=1)], ...] | None = None
     dtype: Annotated[StrictStr, AfterValidator(_known_dtype)] | None = None
     range: tuple[StrictFloat, StrictFloat] | None = None
     seed: Natural | None = None
+    dynamic: dict[int, Annotated[StrictStr, Field(min_length=1)]] = Field(default_factory=dict)
 
     @field_validator("range")
     @classmethod

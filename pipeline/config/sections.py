@@ -69,9 +69,11 @@ Names = Annotated[tuple[Annotated[StrictStr, Field(min_length=1)], ...], AfterVa
 
 
 class ExportConfig(Section):
-    """torch → ONNX. Which dims are dynamic follows from the names in `model.inputs.*.shape`."""
+    """torch → ONNX. Which dims are dynamic follows from the names in `model.inputs.*.shape`, and from
+    `dynamic_shapes`: input → axis → name."""
 
     opset: Annotated[StrictInt, Field(ge=7)] = 20
+    dynamic_shapes: dict[StrictStr, dict[int, StrictStr]] = Field(default_factory=dict)
     input_names: Names | None = None
     output_names: Names | None = None
 

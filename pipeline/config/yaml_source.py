@@ -126,6 +126,8 @@ class _Reader:
         if node.tag == _MERGE:
             return "<<"
         key = loader.construct_object(node, deep=True)
+        if isinstance(key, int) and not isinstance(key, bool):
+            return str(key)  # an axis; the schema reads it as a number again
         if not isinstance(key, str):
             raise ConfigMistake(f"{self._place(node)}: the key is {describe(key)}, expected text; put it in quotes")
         return key

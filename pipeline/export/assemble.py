@@ -13,6 +13,7 @@ from pipeline.errors import OnnxlineError, SourceMistake
 from pipeline.export.arrays import dtype_name, to_torch
 from pipeline.export.blame import first_line, module_frame
 from pipeline.export.caches import register_caches
+from pipeline.export.dynamic_shapes import named_axes
 from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float, named_dims
 from pipeline.export.quiet import quiet
 from pipeline.export.source import Example, TorchSource
@@ -67,7 +68,8 @@ def _position(name: str, names: list[str]) -> int:
 def _invented(name: str, declared: InputConfig) -> InputSpec:
     if declared.shape is None:
         raise SourceMistake(f"model.inputs.{name}: the key 'shape' is missing, and no example tells it")
-    return input_spec(name, declared, _checked_names(name, declared.shape), declared.dtype or "float32")
+    shape = _checked_names(name, named_axes(name, declared.shape, declared))
+    return input_spec(name, declared, shape, declared.dtype or "float32")
 
 
 def _put(tree: dict[str, Any], keys: list[str], tensor: torch.Tensor) -> None:
@@ -98,7 +100,7 @@ def _refined(name: str, tensor: torch.Tensor, declared: InputConfig | None) -> I
     """The example's shape, dtype and range of values, less what the declaration says otherwise."""
     own, dtype = tuple(tensor.shape), dtype_name(tensor)
     declared = declared or InputConfig()
-    shape = own if declared.shape is None else _checked_names(name, declared.shape)
+    shape = _checked_names(name, named_axes(name, own if declared.shape is None else declared.shape, declared))
     fits = len(shape) == len(own) and all(isinstance(a, str) or a == b for a, b in zip(shape, own, strict=True))
     if not fits or declared.dtype not in (None, dtype):
         said = f"{declared.dtype or dtype}[{', '.join(map(str, shape))}]"

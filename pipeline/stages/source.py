@@ -9,6 +9,7 @@ from pathlib import Path
 
 from passes.weights import read_model
 from pipeline.config import ModelConfig, RunConfig, locate, split_factory
+from pipeline.export.dynamic_shapes import with_dynamic_shapes
 from pipeline.export.load import load_source
 from pipeline.export.source import OnnxSource, Source, TorchSource, with_names
 
@@ -21,7 +22,7 @@ def open_source(config: RunConfig) -> Source:
     Raises:
         SourceMistake: the model, its checkpoint or its inputs cannot be made or read.
     """
-    source = load_source(config.model)
+    source = load_source(with_dynamic_shapes(config.model, config.export))
     return with_names(source, config.export) if isinstance(source, TorchSource) else source
 
 

@@ -168,7 +168,7 @@ export: 3
         ("name: a\nname: b\n", "c.yaml:2: the key 'name' is already on line 1; keep one of them"),
         ("- a\n", "c.yaml: found a list, expected a mapping with at least the key 'model'"),
         ("", "c.yaml: found nothing, expected a mapping with at least the key 'model'"),
-        ("1: a\n", "c.yaml:1: the key is 1, expected text; put it in quotes"),
+        ("1.5: a\n", "c.yaml:1: the key is 1.5, expected text; put it in quotes"),
         ("name: &a [*a]\n", "c.yaml:1: an alias inside its own anchor; expected a finite value"),
         (
             "name: !!python/name:os.system x\n",

@@ -49,6 +49,10 @@ def attention(width: int = 32) -> nn.Module:
     return Attention(width)
 
 
+def attention_with_example() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    return Attention(), (torch.linspace(-1, 1, 4 * 8 * 32).reshape(4, 8, 32),)
+
+
 def root() -> nn.Module:
     return Root()
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from pipeline import Pipeline, RunConfig, RunResult
-from pipeline.errors import CheckFailed
+from pipeline.errors import CheckFailed, ConfigMistake
 from pipeline.events import Event, StageEnded
 from pipeline.ir import Role, from_text, to_text
 
@@ -148,3 +148,22 @@ def test_an_export_that_differs_is_a_failure_and_leaves_everything_in_place(conf
     assert report["exit_code"] == 1
     assert "does not compute what torch computes" in report["failure"]
     assert report["export"]["errors"]["output"]["max_abs"] > 0
+
+
+@pytest.mark.parametrize("shape", [{"shape": [4, 8, 32]}, {}], ids=["declared shape", "shape of the example"])
+def test_dynamic_shapes_are_an_export_setting(config_file, tmp_path: Path, shape) -> None:
+    factory = "attention" if shape else "attention_with_example"
+    path = config_file(factory=factory, passes={"recipe": []}, export={"dynamic_shapes": {"x": {0: "batch"}}})
+    data = yaml.safe_load(path.read_text())
+    data["model"]["inputs"] = {"x": shape} if shape else {}
+    path.write_text(yaml.safe_dump(data))
+    result, _ = run(path, tmp_path / "out")
+    assert result.export.inputs == ("x: float32[batch, 8, 32]",)
+    (value,) = onnx.load(result.model).graph.input
+    assert [dim.dim_param for dim in value.type.tensor_type.shape.dim] == ["batch", "", ""]
+
+
+def test_dynamic_shapes_of_an_axis_that_is_not_there(config_file, tmp_path: Path) -> None:
+    path = config_file(export={"dynamic_shapes": {"x": {3: "batch"}}})
+    with pytest.raises(ConfigMistake, match="axis 3 was asked to be 'batch', but its shape is"):
+        run(path, tmp_path / "out")
