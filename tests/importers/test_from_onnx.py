@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.errors import InternalError, SourceMistake, Unsupported, UserMistake
 from pipeline.importers import from_onnx
-from pipeline.importers.from_onnx.contrib import SHAPES
+from pipeline.importers.from_onnx.contrib_shapes import SHAPES
 from pipeline.importers.from_onnx.tables import FAMILIES, importers, join
 from pipeline.ir import Graph, KernelSpec, check, to_text
 from tests.importers.pictures import imported, model, ops

@@ -1,25 +1,16 @@
-"""Ops of onnxruntime's own domain, as onnxsim makes them, taken apart into ops of ONNX.
-
-ONNX's shape inference does not know them, so each comes with its shapes.
-"""
+"""Ops of onnxruntime's own domain, as onnxsim makes them, taken apart into ops of ONNX."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
-import onnx
 
-from pipeline.importers.from_onnx.attributes import Attributes
+from pipeline.importers.from_onnx.contrib_shapes import qkv_sizes
+from pipeline.importers.from_onnx.node import Node
 from pipeline.ir.spec import TensorSpec
 
-if TYPE_CHECKING:  # resolve.py reads this file first
-    from pipeline.importers.from_onnx.node import Node
-
-__all__ = ["IMPORTERS", "SHAPES"]
-
-Shapes = Callable[[onnx.NodeProto, Mapping[str, TensorSpec]], dict[str, TensorSpec]]
+__all__ = ["IMPORTERS"]
 
 
 def attention(node: Node) -> None:
@@ -62,16 +53,4 @@ def split_heads(node: Node, vid: int, heads: int, perm: Sequence[int]) -> int:
     return node.step("Transpose", [vid], turned, {"perm": tuple(perm)})
 
 
-def qkv_sizes(attributes: Attributes, weight: TensorSpec) -> tuple[int, ...]:
-    return attributes.integers("qkv_hidden_sizes") or (weight.sizes[1] // 3,) * 3
-
-
-def attention_shapes(node: onnx.NodeProto, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    x, weight = specs[node.input[0]], specs[node.input[1]]
-    hidden = qkv_sizes(Attributes(node), weight)[2]
-    return {node.output[0]: TensorSpec((*x.shape[:2], hidden), x.dtype)}
-
-
 IMPORTERS = {"com.microsoft::Attention": attention}
-
-SHAPES: dict[str, Shapes] = {"com.microsoft::Attention": attention_shapes}

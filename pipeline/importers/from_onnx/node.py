@@ -9,8 +9,8 @@ import onnx
 
 from pipeline.errors import Unsupported
 from pipeline.importers.from_onnx.attributes import Attributes
+from pipeline.importers.from_onnx.pieces import Pieces
 from pipeline.importers.from_onnx.scope import Scope
-from pipeline.importers.from_onnx.sequence import Pieces
 from pipeline.importers.from_onnx.source import op_key
 from pipeline.importers.from_onnx.unsupported import module_path
 from pipeline.ir.graph import Attr

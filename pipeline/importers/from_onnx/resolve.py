@@ -16,10 +16,10 @@ import onnx
 from pipeline.errors import SourceMistake, Unsupported, UserMistake
 from pipeline.importers.from_onnx.attributes import Attributes
 from pipeline.importers.from_onnx.branches import branch_nodes
-from pipeline.importers.from_onnx.contrib import SHAPES
+from pipeline.importers.from_onnx.contrib_shapes import SHAPES
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
 from pipeline.importers.from_onnx.infer import declared, infer
-from pipeline.importers.from_onnx.sequence import Pieces, split_pieces
+from pipeline.importers.from_onnx.pieces import Pieces, split_pieces
 from pipeline.importers.from_onnx.sizes import Sizes
 from pipeline.importers.from_onnx.source import Source, op_key
 from pipeline.importers.from_onnx.stored import Stored

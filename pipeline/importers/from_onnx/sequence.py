@@ -2,56 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pipeline.importers.from_onnx.node import Node
 
-import numpy as np
-
-from pipeline.importers.from_onnx.attributes import Attributes
-from pipeline.ir.spec import TensorSpec
-
-if TYPE_CHECKING:  # resolve.py reads this file first
-    from pipeline.importers.from_onnx.node import Node
-
-__all__ = ["IMPORTERS", "Pieces", "split_pieces"]
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """The tensors of a sequence: what Split makes of them, and what is read at each place."""
-
-    axis: int
-    sizes: tuple[int, ...]
-    parts: tuple[TensorSpec, ...]
-    """Specs as Split makes them."""
-    items: tuple[TensorSpec, ...]
-    """Specs as SequenceAt reads them: without the axis if keepdims is 0."""
-    names: dict[int, str] = field(default_factory=dict)
-    """Place → the output of the first SequenceAt that reads it."""
-
-    def pick(self, index: int, name: str) -> TensorSpec:
-        """Note that `name` is the tensor at `index`, and say what it is."""
-        place = range(len(self.items))[index]
-        self.names.setdefault(place, name)
-        return self.items[place]
-
-
-def split_pieces(attributes: Attributes, spec: TensorSpec, split: np.ndarray | None) -> Pieces:
-    """What SplitToSequence makes of a tensor of `spec`; `split` is its second input: one size, all sizes, or None."""
-    axis = attributes.integer("axis") % spec.rank
-    total = spec.sizes[axis]
-    if split is None:
-        sizes = (1,) * total
-    elif split.ndim:
-        sizes = tuple(int(size) for size in split)
-    else:
-        step = int(split.item())
-        sizes = tuple(min(step, total - start) for start in range(0, total, step))
-    parts = tuple(TensorSpec((*spec.shape[:axis], size, *spec.shape[axis + 1 :]), spec.dtype) for size in sizes)
-    items = parts
-    if split is None and not attributes.flag("keepdims", True):
-        items = tuple(TensorSpec((*spec.shape[:axis], *spec.shape[axis + 1 :]), spec.dtype) for _ in sizes)
-    return Pieces(axis, sizes, parts, items)
+__all__ = ["IMPORTERS"]
 
 
 def split_to_sequence(node: Node) -> None:
