@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Final
 
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from passes.weights import DetachedModel
+
+RANDOM_OPS: Final = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
+)
 
 __all__ = ["canonical_digest", "live_digest"]
 
@@ -47,12 +52,17 @@ def _graph_digest(graph: GraphProto, model: DetachedModel, outer: dict[str, str]
     for tensor in graph.initializer:
         meaning[tensor.name] = _tensor_digest(tensor, model)
         initializers.append(meaning[tensor.name])
+    for sparse in graph.sparse_initializer:
+        meaning[sparse.values.name] = _hash("sparse", sparse.SerializeToString(deterministic=True).hex())
+        initializers.append(meaning[sparse.values.name])
     nodes = []
-    for node in graph.node:
+    for place, node in enumerate(graph.node):
         if live and node.domain == "" and _is_transparent(node):
             meaning[node.output[0]] = _seen_through(node, model, meaning)
             continue
         digest = _node_digest(node, model, meaning, live=live)
+        if node.op_type in RANDOM_OPS:
+            digest = _hash(digest, place)  # two of them are two draws, although they look the same
         nodes.append(digest)
         for index, name in enumerate(node.output):
             if name:

@@ -44,8 +44,10 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def call(self, function: str, /, **arguments: Any) -> Any:
+    def call(self, function: str, /, *, within_s: float | None = None, **arguments: Any) -> Any:
         """Call `module:function` with picklable arguments and return its picklable result.
+
+        `within_s` is another time limit for this call alone.
 
         Raises:
             StepFailed: the function raised; the message is the worker's.
@@ -53,11 +55,12 @@ class Worker:
             StepTimedOut: it ran past `timeout_s`.
         """
         pipe = self._started()
+        limit = self.timeout_s if within_s is None else within_s
         try:
             pipe.send((function, arguments))
-            if not pipe.poll(self.timeout_s):
+            if not pipe.poll(limit):
                 self._stop()
-                raise StepTimedOut(f"ran past {self.timeout_s:g} s and was stopped (passes.timeout_s)")
+                raise StepTimedOut(f"ran past {limit:g} s and was stopped (passes.timeout_s)")
             succeeded, result = pipe.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             raise StepCrashed(self._obituary()) from error

@@ -12,23 +12,27 @@ import numpy as np
 __all__ = ["TOLERANCES", "Errors", "Tolerance", "compare", "tolerance_for"]
 
 
+GAP: Final = 1e3
+"""A factor between neighbouring magnitudes at which a new group begins; its square where there are few elements."""
+
+MANY: Final = 32
+
+
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """A result may differ by `atol + rtol · max|expected|` anywhere."""
+    """An element may differ by `atol + rtol · scale`, with the scale of its group (see `compare`)."""
 
     atol: float
     rtol: float
-
-    def limit(self, scale: float) -> float:
-        return self.atol + self.rtol * scale
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
     """Distance of a result from what was expected, over all its elements.
 
-    `max_rel` is relative to the element, where the element is not tiny against the tensor; `sqnr_db` is signal power
-    over error power in dB, infinite for equal tensors. `why` is empty when the result is within tolerance.
+    `max_rel` is relative to the element, where the element is not tiny against its group; `sqnr_db` is signal power
+    over error power in dB, infinite for equal tensors. `excess` is the largest ratio of an error to its limit, `limit`
+    the limit there. `why` is empty when the result is within tolerance.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
@@ -39,6 +43,7 @@ class Errors:
     cosine: float
     sqnr_db: float
     limit: float
+    excess: float
     why: str = ""
 
     @property
@@ -47,13 +52,20 @@ class Errors:
 
 
 def compare(expected: np.ndarray, got: np.ndarray, tolerances: Mapping[str, Tolerance] | None = None) -> Errors:
-    """Measure `got` against `expected`; integers and booleans have to be equal."""
+    """Measure `got` against `expected`; integers, booleans and strings have to be equal.
+
+    Elements are judged by the scale of their group. Values of one computation fill their range; where the sorted
+    magnitudes leave a gap of `GAP` or more, what lies above is something else, such as the -3.4e38 that masks a logit.
+    Without groups one such value would hide any error in the others.
+    """
     if expected.shape != got.shape:
         return _incomparable(f"shape {got.shape}, expected {expected.shape}")
     if expected.dtype != got.dtype:
         return _incomparable(f"dtype {got.dtype}, expected {expected.dtype}")
     if expected.dtype.kind in "OUS":
         return _exact() if (expected == got).all() else _incomparable("different strings")
+    if expected.dtype.kind in "biu" and not (expected == got).all():
+        return _different(expected, got)
     tolerance = tolerance_for(str(expected.dtype), tolerances)
     kind = np.complex128 if expected.dtype.kind == "c" else np.float64
     left, right = expected.astype(kind).ravel(), got.astype(kind).ravel()
@@ -67,19 +79,34 @@ def compare(expected: np.ndarray, got: np.ndarray, tolerances: Mapping[str, Tole
     if left.size == 0:
         return _exact()
     magnitude, error = np.abs(left), np.abs(left - right)
-    scale = float(magnitude.max())
-    limit = tolerance.limit(scale)
-    max_abs = float(error.max())
-    floor = max(scale * 1e-3, np.finfo(np.float64).tiny)
-    why = "" if max_abs <= limit else f"max abs error {max_abs:.3g} is over {limit:.3g}"
+    scales = _group_scales(magnitude)
+    limits = tolerance.atol + tolerance.rtol * scales
+    over = error / np.maximum(limits, np.finfo(np.float64).tiny)
+    worst = int(over.argmax())
+    excess, limit = float(over[worst]), float(limits[worst])
+    units = np.where(scales > 0, scales, 1.0)
     return Errors(
-        max_abs,
-        float((error / np.maximum(magnitude, floor)).max()),
-        _cosine(left, right),
-        _sqnr(left, error),
+        float(error.max()),
+        float((error / np.maximum(magnitude, units * 1e-3)).max()),
+        _cosine(left / units, right / units),
+        _sqnr(left / units, error / units),
         limit,
-        why,
+        excess,
+        "" if excess <= 1.0 else f"max abs error {error[worst]:.3g} is over {limit:.3g}",
     )
+
+
+def _group_scales(magnitude: np.ndarray) -> np.ndarray:
+    """For each element the largest magnitude of its group."""
+    ordered = np.sort(magnitude[magnitude > 0])
+    if ordered.size < 2 or ordered[-1] / ordered[0] < GAP:
+        return np.full_like(magnitude, ordered[-1] if ordered.size else 0.0)
+    # The least values of a computation may leave gaps by chance, so a group needs company below the gap.
+    many = ordered.size >= 2 * MANY
+    below = max(MANY, ordered.size // 100) if many else (ordered.size + 1) // 2
+    gaps = np.flatnonzero(ordered[1:] / ordered[:-1] >= (GAP if many else GAP**2))
+    tops = ordered[np.append(gaps[gaps + 1 >= below], ordered.size - 1)]
+    return tops[np.searchsorted(tops, magnitude)]
 
 
 def tolerance_for(dtype: str, overrides: Mapping[str, Tolerance] | None = None) -> Tolerance:
@@ -100,11 +127,20 @@ def _sqnr(signal: np.ndarray, error: np.ndarray) -> float:
 
 
 def _exact() -> Errors:
-    return Errors(0.0, 0.0, 1.0, math.inf, 0.0)
+    return Errors(0.0, 0.0, 1.0, math.inf, 0.0, 0.0)
+
+
+def _different(expected: np.ndarray, got: np.ndarray) -> Errors:
+    """Unequal integers: the numbers tell how far, the verdict is clear."""
+    left, right = expected.astype(np.float64).ravel(), got.astype(np.float64).ravel()
+    count = int((expected != got).sum())
+    largest = float(np.abs(left - right).max()) or 1.0
+    why = f"{count} of {left.size} elements differ, and {expected.dtype} has to be equal"
+    return Errors(largest, math.inf, _cosine(left, right), _sqnr(left, left - right), 0.0, math.inf, why)
 
 
 def _incomparable(why: str) -> Errors:
-    return Errors(math.inf, math.inf, 0.0, -math.inf, 0.0, why)
+    return Errors(math.inf, math.inf, 0.0, -math.inf, 0.0, math.inf, why)
 
 
 TOLERANCES: Final[Mapping[str, Tolerance]] = {

@@ -127,12 +127,8 @@ class Prover:
         ratios = {}
         for instance in instances:
             errors = [compare(self._inner[0][p.name], faulty[p.name], self._tolerances) for p in instance.pins]
-            ratios[instance.name] = min((_ratio(error) for error in errors), default=math.inf)
+            ratios[instance.name] = min((error.excess for error in errors), default=math.inf)
         return Power(min(ratios.values()), tuple(name for name, ratio in ratios.items() if ratio <= 1.0))
-
-
-def _ratio(error: Errors) -> float:
-    return error.max_abs / error.limit if error.limit else math.inf
 
 
 def _zeroed(model: DetachedModel, instances: Sequence[Instance]) -> DetachedModel:
@@ -170,7 +166,8 @@ def worst_errors(draws: Sequence[Mapping[str, Errors]]) -> dict[str, Errors]:
                 max(known.max_rel, one.max_rel),
                 min(known.cosine, one.cosine),
                 min(known.sqnr_db, one.sqnr_db),
-                max(known.limit, one.limit),
+                one.limit if one.excess > known.excess else known.limit,
+                max(known.excess, one.excess),
                 known.why or one.why,
             )
     return worst

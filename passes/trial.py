@@ -95,12 +95,13 @@ class Trial:
         tried: dict[tuple[str, ...], Attempt] = {(): attempt}
 
         def without(names: tuple[str, ...]) -> Attempt:
-            if names not in tried:
+            key = tuple(sorted(names))
+            if key not in tried:
                 try:
-                    tried[names] = self.attempt(step.without(names))
+                    tried[key] = self.attempt(step.without(names))
                 except StepFailed as failure:
-                    tried[names] = Attempt(self.model, False, {}, None, str(failure))
-            return tried[names]
+                    tried[key] = Attempt(self.model, False, {}, None, str(failure))
+            return tried[key]
 
         def is_good(names: tuple[str, ...]) -> bool:
             result = without(names)
@@ -114,9 +115,10 @@ class Trial:
         authors = dict.fromkeys(attempt.lost, f"{step.name}/{_doer(found, attempt, without)}")
         if not attempt.why:
             return Narrowed(step, attempt, (), authors)
-        rest = self.narrowed(step.without(found), tried[found]) if tried[found].lost else None
-        still_lost = rest.authors if rest else {}
-        return Narrowed(step.without(found), tried[found], found, {**authors, **still_lost})
+        sound = without(found)
+        # What is only observed may still be lost; it is named, and stays lost.
+        observed = self.narrowed(step.without(found), sound).authors if sound.lost else {}
+        return Narrowed(step.without(found), sound, found, {**authors, **observed})
 
 
 def _doer(found: tuple[str, ...], attempt: Attempt, without: Callable[[tuple[str, ...]], Attempt]) -> str:

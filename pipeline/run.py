@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from passes.prove import Reference
 from pipeline.config import RunConfig
@@ -19,11 +19,11 @@ from pipeline.export.source import Source
 from pipeline.log import RunLog
 from pipeline.report import ExportReport, OptimizeReport, Report, RuntimeReport, report_json
 from pipeline.result import RunResult
-from pipeline.stages.execute import execute, refuse_wrong_results
+from pipeline.stages.execute import execute, refuse_wrong_results, remove_ir
 from pipeline.stages.export import export, exported_path, refuse_wrong_export
 from pipeline.stages.optimize import optimize, refuse_reverts, still_there
 from pipeline.stages.source import fingerprint, open_source
-from pipeline.verify.references import Draw, compute_references, plan_draws
+from pipeline.verify.references import compute_references, outputs_digest, plan_draws
 from pipeline.versions import own_code, versions
 from pipeline.workspace import Workspace, key_of
 
@@ -70,7 +70,8 @@ class _Journey:
         self.config, self.workspace, self._tell = config, workspace, observer
         self.log = RunLog()
         self.versions = versions()
-        self.source: Source | None = None
+        self.key = ""
+        """A digest of everything that the next stage depends on."""
         self.exported: ExportReport | None = None
         self.optimized: OptimizeReport | None = None
         self.executed: RuntimeReport | None = None
@@ -78,70 +79,82 @@ class _Journey:
         self.cached: list[str] = []
 
     def travel(self) -> RunResult:
-        config, workspace = self.config, self.workspace
-        with self.stage("source") as note:
-            self.source = open_source(config)
-            identity = fingerprint(self.source, config.model)
-            note(f"{len(self.source.inputs)} inputs, fingerprint {identity[:8]}")
-        source = self.source
+        source = self.open_source()
+        references = self.compute_references(source)
+        exported = self.export(source, references)
+        optimized = self.optimize(source, references)
+        executed = self.execute(exported, references)
+        self.workspace.write_text("run.yaml", self._resolved())
+        report = self.write_report("", 0)
+        return RunResult(self.workspace.folder, exported, optimized, executed, report, tuple(self.cached))
 
-        key = key_of(config.model.model_dump(mode="json"), config.export.model_dump(mode="json"), identity, own_code())
-        key = key_of(key, config.verify.model_dump(mode="json"), self.versions)
+    def open_source(self) -> Source:
+        with self.stage("source") as note:
+            source = open_source(self.config)
+            identity = fingerprint(source, self.config.model)
+            self._depends_on(self.config.model, self.config.export, identity, own_code(), self.versions)
+            note(f"{len(source.inputs)} inputs, fingerprint {identity[:8]}")
+        return source
+
+    def compute_references(self, source: Source) -> list[Reference]:
+        """Always: what the module computes says more of what it is than its files do."""
+        with self.stage("reference") as note:
+            references = compute_references(source, plan_draws(source, self.config.model, self.config.verify))
+            self._depends_on(self.config.verify, outputs_digest(references))
+            note(", ".join(reference.label for reference in references))
+        return references
+
+    def export(self, source: Source, references: list[Reference]) -> ExportReport:
         with self.stage("export") as note:
-            found = workspace.load("export", key, ExportReport)
-            if found is None or not still_there(found.files, workspace):
-                found, why = export(config, source, self.references, workspace)
+            found = self.workspace.load("export", self.key, ExportReport)
+            if found is not None and still_there(found.files, self.workspace):
+                note.cached()
+            else:
+                found, why = export(self.config, source, references, self.workspace)
                 self.exported = found
                 refuse_wrong_export(why)
-                workspace.save("export", key, found)
-            else:
-                note.cached()
+                self.workspace.save("export", self.key, found)
             self.exported = found
             note(f"{found.origin}, opset {found.opset}, {found.nodes} nodes, {found.weight_bytes / 2**20:.0f} MiB")
+        return found
 
-        key = key_of(key, config.passes.model_dump(mode="json"))
+    def optimize(self, source: Source, references: list[Reference]) -> OptimizeReport:
         with self.stage("passes") as note:
-            optimized = workspace.load("passes", key, OptimizeReport)
-            if optimized is None or not still_there(optimized.files, workspace):
-                workspace.forget("passes")
-                path = exported_path(source, workspace)
-                optimized = optimize(config, path, self.references, workspace, self.tell)
-                workspace.save("passes", key, optimized)
-            else:
+            self._depends_on(self.config.passes)
+            found = self.workspace.load("passes", self.key, OptimizeReport)
+            if found is not None and still_there(found.files, self.workspace):
                 note.cached()
-            self.optimized = optimized
-            self.tell(Optimized(optimized.passes, optimized.structures))
-            note(f"{found.nodes} → {optimized.nodes} nodes")
-            refuse_reverts(config, optimized)
+            else:
+                self.workspace.forget("passes")
+                remove_ir(self.workspace)
+                path = exported_path(source, self.workspace)
+                found = optimize(self.config, path, references, self.workspace, self.tell)
+                self.workspace.save("passes", self.key, found)
+            self.optimized = found
+            self.tell(Optimized(found.passes, found.structures))
+            note(f"{len(found.passes)} steps, {found.nodes} nodes left")
+            refuse_reverts(self.config, found)
+        return found
 
-        key = key_of(key, config.runtime.model_dump(mode="json"))
+    def execute(self, exported: ExportReport, references: list[Reference]) -> RuntimeReport:
         with self.stage("runtime") as note:
-            executed = workspace.load("runtime", key, RuntimeReport)
-            needs_files = "plan" in config.runtime.backends
-            if executed is None or (needs_files and not still_there(executed.files, workspace)):
-                executed = execute(config, found, self.references, workspace, self.tell)
-                self.executed = executed
-                refuse_wrong_results(executed)
-                workspace.save("runtime", key, executed)
-            else:
+            self._depends_on(self.config.runtime)
+            found = self.workspace.load("runtime", self.key, RuntimeReport)
+            if found is not None and still_there(found.files, self.workspace):
                 note.cached()
-            self.executed = executed
-            note(", ".join(backend.name for backend in executed.backends) or "torch")
+            else:
+                found = execute(self.config, exported, references, self.workspace, self.tell)
+                self.executed = found
+                refuse_wrong_results(found)
+                self.workspace.save("runtime", self.key, found)
+            self.executed = found
+            note(", ".join(backend.name for backend in found.backends) or "torch")
+        return found
 
-        workspace.write_text("run.yaml", self._resolved())
-        report = self.write_report("", 0)
-        return RunResult(workspace.folder, found, optimized, executed, report, tuple(self.cached))
-
-    @cached_property
-    def draws(self) -> tuple[Draw, ...]:
-        assert self.source is not None
-        return plan_draws(self.source, self.config.model, self.config.verify)
-
-    @cached_property
-    def references(self) -> list[Reference]:
-        """Computed when the first stage asks for them: not at all when every stage is cached."""
-        assert self.source is not None
-        return compute_references(self.source, self.draws)
+    def _depends_on(self, *parts: Any) -> None:
+        """From here on every stage depends on `parts` too: sections of the configuration, or plain data."""
+        plain = [part.model_dump(mode="json") if isinstance(part, BaseModel) else part for part in parts]
+        self.key = key_of(self.key, *plain)
 
     def tell(self, event: Event) -> None:
         self.log.add(event)

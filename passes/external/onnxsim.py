@@ -12,7 +12,7 @@ from typing import Any, Final
 import onnx
 
 from passes.base import Workbench
-from passes.errors import PolicyMistake
+from passes.errors import PolicyMistake, StepFailed
 from passes.external.files import through_files
 from passes.names import nearest
 from passes.weights import DetachedModel
@@ -24,6 +24,9 @@ STAGES: Final[Mapping[str, str]] = {
     "shape_inference": "skip_shape_inference",
 }
 """What simplify does beside its listed passes, by the option that leaves it out; inner passes like the others."""
+
+LISTING_S: Final = 180.0
+"""Seconds that onnxsim may take to be imported and listed."""
 
 OWN_ARGUMENTS: Final = frozenset({"model", "output_path", "custom_rewriter", "function_rewrite_rules", "input_data"})
 """Arguments of simplify that are ours to give, or that are Python objects and cannot be written in YAML."""
@@ -46,7 +49,7 @@ class OnnxSim:
         return through_files(model, bench, "passes.external.onnxsim:simplify", options)
 
     def inner(self, bench: Workbench) -> tuple[str, ...]:
-        names = (*bench.worker.call("passes.external.onnxsim:facts")["passes"], *STAGES)
+        names = (*_facts(bench)["passes"], *STAGES)
         return tuple(name for name in names if name not in self.left_out)
 
     def without(self, names: Sequence[str]) -> OnnxSim:
@@ -58,13 +61,23 @@ class OnnxSim:
         Raises:
             PolicyMistake: naming the nearest; onnxsim itself ignores a misspelt pass in silence.
         """
-        known = bench.worker.call("passes.external.onnxsim:facts")
+        known = _facts(bench)
         for name in self.options:
             if name not in known["options"]:
                 raise PolicyMistake(f"onnxsim.simplify has no option {name!r}{nearest(name, known['options'])}")
         for name in self.options.get("skipped_optimizers", ()):
             if name not in known["passes"]:
                 raise PolicyMistake(f"onnxsim has no pass named {name!r}{nearest(name, known['passes'])}")
+
+
+def _facts(bench: Workbench) -> dict[str, list[str]]:
+    """What the installed release has; asked for with patience, since it is not a step that may time out."""
+    try:
+        return bench.worker.call("passes.external.onnxsim:facts", within_s=LISTING_S)
+    except StepFailed as failure:
+        raise PolicyMistake(
+            f"onnxsim cannot be asked for its passes, so it cannot be told what to skip: {failure}"
+        ) from failure
 
 
 @cache

@@ -17,16 +17,21 @@ from passes.weights import DetachedModel, digest_of
 __all__ = ["SeparateQKV"]
 
 SCORE_OPS = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Where", "Cast", "Reshape", "Identity", "Min", "Max", "Clip", "Tanh", "Expand"}
+    {
+        *("Add", "Sub", "Mul", "Div", "Where", "Min", "Max", "Clip", "Tanh", "MatMul"),
+        *("Cast", "CastLike", "Reshape", "Identity", "Expand"),
+    }
 )
-"""What may stand between Q·Kᵀ and the softmax: scale, mask, bias, soft cap."""
+"""What may stand between Q·Kᵀ and the softmax: scale, mask, bias, soft cap, talking heads."""
 
-WEIGHT_OPS = frozenset({"Where", "Cast", "Mul", "Dropout", "Reshape", "Identity", "Transpose", "Expand"})
+WEIGHT_OPS = frozenset(
+    {"Where", "Mul", "Dropout", "MatMul", "Cast", "CastLike", "Reshape", "Identity", "Transpose", "Expand"}
+)
 """What may stand between the softmax and its product with V."""
 
 HEAD_OPS = frozenset(
     {
-        *("Reshape", "Transpose", "Identity", "Cast", "Squeeze", "Unsqueeze", "Expand", "Tile", "Flatten"),
+        *("Reshape", "Transpose", "Identity", "Cast", "CastLike", "Squeeze", "Unsqueeze", "Expand", "Tile", "Flatten"),
         *("Add", "Sub", "Mul", "Div", "Neg", "Concat", "Slice", "Split", "Gather", "Where"),
         *("Pow", "ReduceMean", "Sqrt", "Reciprocal", "LayerNormalization", "RMSNormalization", "SequenceAt"),
         *("SplitToSequence", "LpNormalization", "ReduceL2", "Clip", "RotaryEmbedding"),
@@ -77,14 +82,20 @@ def _attentions(view: GraphView, graph: onnx.GraphProto) -> list[tuple[str, str,
             found.append((node.input[0], node.input[1], node.input[2]))
         if node.op_type != "Softmax":
             continue
-        scores = next((up for up in view.upstream(node.input[0], SCORE_OPS) if up.op_type == "MatMul"), None)
-        context = next((hit for hit in view.downstream(node.output[0], WEIGHT_OPS) if hit[0].op_type == "MatMul"), None)
+        scores = next((up for up in view.upstream(node.input[0], SCORE_OPS) if _mixes(view, up)), None)
+        context = next((hit for hit in view.downstream(node.output[0], WEIGHT_OPS) if _mixes(view, hit[0])), None)
         if scores is None or context is None:
             continue
         matmul, weights = context
         value = matmul.input[1] if matmul.input[0] == weights else matmul.input[0]
         found.append((scores.input[0], scores.input[1], value))
     return found
+
+
+def _mixes(view: GraphView, node: NodeProto) -> bool:
+    """A product of two computed values. One with a constant (talking heads mix heads so) is on the way."""
+    operands = [name for name in node.input if name]
+    return node.op_type in ("MatMul", "Einsum") and len(operands) == 2 and not any(map(view.is_constant, operands))
 
 
 def _projection_behind(view: GraphView, name: str) -> Projection | None:

@@ -29,7 +29,7 @@ from pipeline.stages.tolerances import tolerances_of
 from pipeline.verify.runners import Runner, onnxruntime_runner, plan_runner
 from pipeline.workspace import Workspace, stamp
 
-__all__ = ["execute", "refuse_wrong_results"]
+__all__ = ["execute", "refuse_wrong_results", "remove_ir"]
 
 IR_FILES: Final = ("ir.json", "ir.txt", "plan.json")
 
@@ -48,8 +48,7 @@ def execute(
     Raises:
         Unsupported: `plan` is asked for, and the model has an operator without an importer or an emitter.
     """
-    for name in IR_FILES:
-        (workspace.folder / name).unlink(missing_ok=True)  # those of an earlier model must not stand beside this one
+    remove_ir(workspace)
     path = workspace.folder / MODEL
     trainable = _trainable(path, exported.parameters, config.model.trainable)
     names = [name for name in config.runtime.backends if name != "torch"]
@@ -63,6 +62,12 @@ def execute(
         observer(Progress("runtime", name, index, len(names) + 1))
         reports.append(_run(name, path, references, trainable, tolerances_of(config)))
     return RuntimeReport(backends=tuple(reports), files=tuple((file.name, *stamp(file)) for file in files), **facts)
+
+
+def remove_ir(workspace: Workspace) -> None:
+    """The IR and the plan of an earlier model must not stand beside a new one."""
+    for name in IR_FILES:
+        (workspace.folder / name).unlink(missing_ok=True)
 
 
 def refuse_wrong_results(report: RuntimeReport) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from passes.prove import Prover, Reference
+from passes.errors import StepFailed
+from passes.prove import Measurement, Prover, Reference
 from passes.weights import DetachedModel, digest_of, read_model
 from pipeline.config import RunConfig
-from pipeline.errors import CheckFailed
+from pipeline.errors import CheckFailed, Unsupported
 from pipeline.export import export_onnx
 from pipeline.export.source import OnnxSource, Source
 from pipeline.report import ExportReport
@@ -40,7 +41,7 @@ def export(
         parameters, notes = exported.parameters, exported.notes
         del exported
     model = read_model(path)
-    measurement = Prover(references, tolerances_of(config)).measure(model)
+    measurement = _measured(model, references, config)
     report = ExportReport(
         origin="onnx" if isinstance(source, OnnxSource) else "torch",
         opset=_opset(model),
@@ -55,6 +56,17 @@ def export(
         files=tuple((str(file.relative_to(workspace.folder)), *stamp(file)) for file in _written(path, workspace)),
     )
     return report, measurement.why
+
+
+def _measured(model: DetachedModel, references: Sequence[Reference], config: RunConfig) -> Measurement:
+    try:
+        return Prover(references, tolerances_of(config)).measure(model)
+    except StepFailed as failure:
+        raise Unsupported(
+            f"the exported model cannot be compared with torch: {failure}\n"
+            "  onnxruntime's CPU kernels lack some dtypes, bfloat16 above all: make the model in float32 or float16, "
+            "or try another export.opset"
+        ) from failure
 
 
 def _written(path: Path, workspace: Workspace) -> list[Path]:

@@ -51,12 +51,23 @@ def _code_of(source: TorchSource, model: ModelConfig) -> list[Path]:
             files.add(Path(inspect.getfile(type(module))))
         except (TypeError, OSError):  # a class made in a REPL has no file
             continue
-    if model.factory is not None and split_factory(model.factory)[0].endswith(".py"):
-        factory = locate(split_factory(model.factory)[0]).resolve()
-        files.add(factory)
-        loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-        files.update(Path(file) for file in loaded if file and Path(file).resolve().is_relative_to(factory.parent))
+    if model.factory is not None:
+        factory = split_factory(model.factory)[0]
+        files.update(_beside_file(locate(factory).resolve()) if factory.endswith(".py") else _of_package(factory))
     return sorted(file for file in files if file.is_file())
+
+
+def _beside_file(factory: Path) -> set[Path]:
+    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    beside = {Path(file) for file in loaded if file and Path(file).resolve().is_relative_to(factory.parent)}
+    return {factory, *beside}
+
+
+def _of_package(factory: str) -> set[Path]:
+    """What is loaded of the package that the factory is in."""
+    top = factory.partition(".")[0]
+    loaded = [module for name, module in list(sys.modules.items()) if name == top or name.startswith(f"{top}.")]
+    return {Path(file) for module in loaded if (file := getattr(module, "__file__", None))}
 
 
 def _add_tensors(digest: hashlib.blake2b, source: TorchSource) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from passes.errors import StepFailed
 from passes.prove import Reference
-from passes.weights import read_model
+from passes.weights import digest_of, read_model
 from pipeline.config import ModelConfig, VerifyConfig
 from pipeline.errors import SourceMistake
 from pipeline.export.inputs import draw_inputs, named_dims
 from pipeline.export.source import Source, TorchSource
 from pipeline.verify.runners import Runner, onnxruntime_runner, torch_runner
 
-__all__ = ["Draw", "compute_references", "plan_draws"]
+__all__ = ["Draw", "compute_references", "outputs_digest", "plan_draws"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,16 @@ def compute_references(source: Source, draws: tuple[Draw, ...]) -> list[Referenc
         return [_reference(runner, source, draw) for draw in draws]
     except StepFailed as error:
         raise SourceMistake(f"the ONNX file does not run as it is: {error}") from error
+
+
+def outputs_digest(references: Sequence[Reference]) -> str:
+    """A digest of what the reference computes, for keys: it sees also what no file of the model tells."""
+    digest = hashlib.blake2b(digest_size=16)
+    for reference in references:
+        for name, array in (*reference.feeds.items(), *reference.outputs.items()):
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(repr(array.tolist()).encode() if array.dtype == object else digest_of(array).encode())
+    return digest.hexdigest()
 
 
 def _reference(runner: Runner, source: Source, draw: Draw) -> Reference:

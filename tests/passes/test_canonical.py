@@ -108,3 +108,21 @@ def test_independent_nodes_may_come_in_any_order(order: list[str]) -> None:
         model_of("g (float[2] x) => (float[2] y) { a = Neg (x) b = Abs (x) c = Relu (x) y = Sum (a, b, c) }")
     )
     assert canonical_digest(detached(model_of(text))) == canonical_digest(reference)
+
+
+def test_two_random_draws_are_not_one() -> None:
+    one = "g () => (float[2] y) { a = RandomNormal <shape = [2]> () y = Sub (a, a) }"
+    two = "g () => (float[2] y) { a = RandomNormal <shape = [2]> () b = RandomNormal <shape = [2]> () y = Sub (a, b) }"
+    assert live_digest(detached(model_of(one))) != live_digest(detached(model_of(two)))
+
+
+def test_sparse_initializers_count() -> None:
+    def sparse(value: float) -> onnx.ModelProto:
+        model = model_of("g (float[2] x) => (float[2] y) { y = Add (x, s) }")
+        values = onnx.helper.make_tensor("s", 1, [1], [value])
+        indices = onnx.helper.make_tensor("s_at", 7, [1], [1])
+        model.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, indices, [2]))
+        return model
+
+    assert live_digest(detached(sparse(1.0))) != live_digest(detached(sparse(2.0)))
+    assert canonical_digest(detached(sparse(1.0))) != canonical_digest(detached(sparse(2.0)))

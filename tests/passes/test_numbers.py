@@ -63,3 +63,33 @@ def test_every_float_dtype_has_a_tolerance_and_they_widen_as_bits_go() -> None:
     order = ["float64", "float32", "float16", "bfloat16"]
     limits = [TOLERANCES[dtype].rtol for dtype in order]
     assert limits == sorted(limits)
+
+
+def masked(scale: float, fill: float) -> np.ndarray:
+    values = (np.random.default_rng(0).standard_normal((64, 64)) * scale).astype(np.float32)
+    values[:, 40:] = fill
+    return values
+
+
+@pytest.mark.parametrize("fill", [np.finfo(np.float32).min, -1e9, -1e5])
+def test_a_mask_does_not_hide_an_error_in_what_it_leaves(fill: float) -> None:
+    expected = masked(1.0, fill)
+    got = expected.copy()
+    got[:, :40] = 0.0
+    errors = compare(expected, got)
+    assert errors.why
+    assert errors.excess > 1000
+    assert errors.sqnr_db < 15
+    assert compare(expected, expected * np.float32(1 - 1e-6)).ok
+
+
+def test_a_few_values_near_zero_do_not_make_a_group_of_their_own() -> None:
+    """The least of many values may be 1,000 times below the next by chance; its error is that of the whole tensor."""
+    expected = np.linspace(50, 100, 1000).astype(np.float32)
+    expected[:3] = [1e-6, 1e-2, 0.0]
+    assert compare(expected, expected + np.float32(3e-3)).ok
+
+
+def test_integers_are_not_rounded_to_floats() -> None:
+    errors = compare(np.array([2**53], np.int64), np.array([2**53 + 1], np.int64))
+    assert errors.why == "1 of 1 elements differ, and int64 has to be equal"

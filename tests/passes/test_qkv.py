@@ -108,6 +108,31 @@ def bias(*names: str) -> dict[str, np.ndarray]:
     return {name: matrix(1, 32, 50 + seed).ravel() for seed, name in enumerate(names)}
 
 
+TALKING_HEADS = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+    q = MatMul (x, wq)
+    k = MatMul (x, wk)
+    v = MatMul (x, wv)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    s0 = MatMul (q, kt)
+    s = MatMul (s0, mix)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, v)
+}
+"""
+
+EINSUM = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+    q = MatMul (x, wq)
+    k = MatMul (x, wk)
+    v = MatMul (x, wv)
+    qc = CastLike (q, x)
+    s = Einsum <equation = "bqd,bkd->bqk"> (qc, k)
+    p = Softmax <axis = -1> (s)
+    y = Einsum <equation = "bqk,bkd->bqd"> (p, v)
+}
+"""
+
 FOUND = {
     "multi-head": (attention(), [("wq", "wk", "wv")]),
     "mask and bias": (model_of(MASKED, **square("wq", "wk", "wv"), **bias("bq", "bv")), [("wq", "wk", "wv")]),
@@ -120,6 +145,11 @@ FOUND = {
         model_of(POINTWISE, **{n: a.reshape(32, 32, 1, 1) for n, a in square("wq", "wk", "wv").items()}),
         [("wq", "wk", "wv")],
     ),
+    "talking heads": (
+        model_of(TALKING_HEADS, **square("wq", "wk", "wv"), mix=matrix(8, 8, 9)),
+        [("wq", "wk", "wv")],
+    ),
+    "einsum": (model_of(EINSUM, **square("wq", "wk", "wv")), [("wq", "wk", "wv")]),
     "merged in the source": (model_of(MERGED, w=matrix(32, 96, 0)), []),
     "no attention": (model_of(CLASSIFIER, w1=matrix(32, 32, 0), w2=matrix(32, 10, 1)), []),
 }
@@ -188,16 +218,28 @@ def share_one_product(model: onnx.ModelProto) -> None:
     model.graph.node.extend(keep)
 
 
+def merge_and_leave_the_products_dead(model: onnx.ModelProto) -> None:
+    """The separate products stay, and nobody reads them."""
+    products = [node for node in attention().graph.node if node.output[0] in ("q", "k", "v")]
+    weights = [tensor for tensor in attention().graph.initializer if tensor.name in ("wq", "wk", "wv")]
+    merge(model)
+    for node in products:
+        node.output[0] = f"dead_{node.output[0]}"
+    model.graph.node.extend(products)
+    model.graph.initializer.extend(weights)
+
+
 @pytest.mark.parametrize(
     ("change", "lost"),
     [
         (lambda model: None, []),
         (transpose_a_weight, []),
         (merge, ["attention 0"]),
+        (merge_and_leave_the_products_dead, ["attention 0"]),
         (change_a_bit, ["attention 0"]),
         (share_one_product, ["attention 0"]),
     ],
-    ids=["as it was", "transposed", "merged", "one bit", "product dropped"],
+    ids=["as it was", "transposed", "merged", "merged, products dead", "one bit", "product dropped"],
 )
 def test_the_checker_sees_what_was_lost(change, lost: list[str]) -> None:
     instances = QKV.find(detached(attention())).instances

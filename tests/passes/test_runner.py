@@ -201,6 +201,46 @@ def test_a_step_with_wrong_numbers_is_narrowed_and_the_rest_of_it_stands() -> No
     assert ops(run)["Neg"] == 1
 
 
+@dataclass(frozen=True)
+class TwiceHarmful(Harmful):
+    """Two inner passes do the same harm: each alone is enough, so both have to go."""
+
+    name: str = field(default="twice", init=False)
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        left_out = () if {"bad", "worse"} - set(self.left_out) else ("bad",)
+        return Harmful(left_out).apply(model, bench)
+
+    def inner(self, bench: Workbench) -> tuple[str, ...]:
+        return ("worse", "good", "bad")
+
+
+def test_two_inner_passes_that_do_the_same_harm_are_both_taken_out() -> None:
+    run = run_steps(TwiceHarmful())
+    assert {(one.name, one.status) for one in run.rows} == {
+        ("twice/worse", Status.REVERTED),
+        ("twice/bad", Status.REVERTED),
+        ("twice", Status.RAN),
+    }
+
+
+@pytest.mark.parametrize("shared", ["wq", "all"])
+def test_tied_projections_are_kept_too(shared: str) -> None:
+    model = attention()
+    arrays = {tensor.name: tensor for tensor in model.graph.initializer}
+    for name in ("wk", "wv") if shared == "all" else ("wk",):
+        arrays[name].CopyFrom(numpy_helper.from_array(numpy_helper.to_array(arrays["wq"]), name))
+    for policy in ({"skip": ["fuse_qkv"]}, {"keep": ["qkv"]}):
+        run = passes.optimize(model, recipe=["default", "onnxsim"], **policy)
+        assert [verdict.kept for verdict in run.structures] == [True], policy
+
+
+def test_a_time_limit_costs_a_step_and_not_the_run() -> None:
+    run = passes.optimize(attention(), recipe=["onnxsim", "fold_constants"], timeout_s=0.005)
+    assert row(run, "onnxsim").status is Status.TIMED_OUT
+    assert run.rows[-1].status is Status.RAN
+
+
 def test_metadata_is_carried_and_authors_are_named() -> None:
     model = attention()
     for node in model.graph.node:

@@ -24,6 +24,10 @@ def config_file(tmp_path: Path):
         }
         for section, values in sections.items():
             data[section] = {**data.get(section, {}), **values}
+        # A test that names only the dtype of an input, say, keeps the shape.
+        inputs = data["model"]["inputs"]
+        if "shape" not in inputs.get("x", {"shape": ()}):
+            inputs["x"] = {"shape": [2, 8, 32], **inputs["x"]}
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump(data, sort_keys=False))
         return path

@@ -53,6 +53,10 @@ def attention_with_example() -> tuple[nn.Module, tuple[torch.Tensor]]:
     return Attention(), (torch.linspace(-1, 1, 4 * 8 * 32).reshape(4, 8, 32),)
 
 
+def half() -> nn.Module:
+    return Attention().bfloat16()
+
+
 def root() -> nn.Module:
     return Root()
 

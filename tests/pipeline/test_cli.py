@@ -49,8 +49,8 @@ def screen_of(path: Path, out: Path, console: Console) -> str:
 def test_a_log_has_one_line_a_stage_then_the_tables(config_file, tmp_path: Path) -> None:
     path = config_file(passes={"recipe": ["fuse_qkv", "onnxsim"], "skip": ["fuse_qkv"]})
     shown = screen_of(path, tmp_path / "out", Console(file=StringIO(), width=80)).splitlines()
-    stages = [line.split(":")[0] for line in shown[:6] if not line.startswith(("pass ", "note:"))]
-    assert stages[:4] == ["source", "export", "passes", "runtime"]
+    stages = [line.split(":")[0] for line in shown[:8] if not line.startswith(("pass ", "note:"))]
+    assert stages[:5] == ["source", "reference", "export", "passes", "runtime"]
     text = "\n".join(shown)
     for words in ("skip: fuse_qkv", "onnxsim/fuse_attention", "reverted", "against torch", "files: "):
         assert words in text

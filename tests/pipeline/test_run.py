@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from pipeline import Pipeline, RunConfig, RunResult
-from pipeline.errors import CheckFailed, ConfigMistake
+from pipeline.errors import CheckFailed, ConfigMistake, Unsupported
 from pipeline.events import Event, StageEnded
 from pipeline.ir import Role, from_text, to_text
 
@@ -27,12 +27,8 @@ def test_the_whole_journey(config_file, tmp_path: Path) -> None:
     result, events = run(config_file(passes={"keep": ["qkv"]}), tmp_path / "out")
 
     assert {path.name for path in (tmp_path / "out").iterdir() if path.is_file()} == ARTIFACTS
-    assert [event.name for event in events if isinstance(event, StageEnded)] == [
-        "source",
-        "export",
-        "passes",
-        "runtime",
-    ]
+    ended = [event.name for event in events if isinstance(event, StageEnded)]
+    assert ended == ["source", "reference", "export", "passes", "runtime"]
     assert [(one.kept, one.broken_by) for one in result.structures] == [(True, None)]
     assert [backend.name for backend in result.runtime.backends] == ["onnxruntime", "plan"]
     assert all(errors.ok for backend in result.runtime.backends for errors in backend.errors.values())
@@ -80,7 +76,7 @@ def test_a_second_run_does_nothing_again(config_file, tmp_path: Path) -> None:
 
     assert first.cached == ()
     assert second.cached == ("export", "passes", "runtime")
-    assert [event.cached for event in events if isinstance(event, StageEnded)] == [False, True, True, True]
+    assert [event.cached for event in events if isinstance(event, StageEnded)] == [False, False, True, True, True]
     assert (tmp_path / "out/model.onnx").stat().st_mtime_ns == before
     assert (second.passes, second.structures, second.runtime) == (first.passes, first.structures, first.runtime)
 
@@ -102,13 +98,46 @@ def test_what_depends_on_a_change_is_done_again(config_file, tmp_path: Path, ove
     assert result.cached == again
 
 
+HELPED = """
+import json
+from pathlib import Path
+import torch
+from torch import nn
+
+class Scaled(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+    def forward(self, x):
+        return x * self.factor
+
+def make():
+    return Scaled(json.loads(Path(__file__).with_name("factor.json").read_text()))
+"""
+
+
+def test_a_model_that_reads_another_file_is_seen_to_have_changed(config_file, tmp_path: Path) -> None:
+    (tmp_path / "helped.py").write_text(HELPED)
+    (tmp_path / "factor.json").write_text("2.0")
+    path = config_file(passes={"recipe": []}, model={"factory": str(tmp_path / "helped.py") + ":make"})
+    run(path, tmp_path / "out")
+    assert run(path, tmp_path / "out")[0].cached == ("export", "passes", "runtime")
+    (tmp_path / "factor.json").write_text("7.0")
+    assert run(path, tmp_path / "out")[0].cached == ()
+
+
+def test_a_dtype_that_onnxruntime_cannot_run_is_said_so(config_file, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="cannot be compared with torch: onnxruntime refuses the model"):
+        run(config_file(factory="half", model={"inputs": {"x": {"dtype": "bfloat16"}}}), tmp_path / "out")
+
+
 def test_a_model_that_somebody_touched_is_made_again(config_file, tmp_path: Path) -> None:
     path = config_file(passes={"recipe": ["default"]})
     first, _ = run(path, tmp_path / "out")
     good = first.model.read_bytes()
     first.model.write_bytes(b"not a model")
     second, _ = run(path, tmp_path / "out")
-    assert second.cached == ("export", "runtime")
+    assert second.cached == ("export",)
     assert second.model.read_bytes() == good
 
 
