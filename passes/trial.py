@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from onnx import ValueInfoProto
+
 from passes.base import Composite, Step, Workbench
 from passes.canonical import canonical_digest
 from passes.catalog import DESTROYS
@@ -68,16 +70,30 @@ class Trial:
     def attempt(self, step: Step) -> Attempt:
         """Run `step` with the kept structures pinned, and judge the result by structure and by numbers.
 
+        A pin costs what a pass could have done across it. So where pins a little further on exist, the step runs once
+        more with those on what it made, and that counts if it is sound and smaller.
+
         Raises:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
         """
-        outputs = [output.name for output in self.model.proto.graph.output]
-        after = unpin(step.apply(pin(self.model, self.watched.pins()), self.bench), outputs)
+        first = self._judged(step, self.model, self.watched.pins())
+        loose = [] if first.why else self.watched.loose_pins(first.model)
+        if not loose:
+            return first
+        try:
+            second = self._judged(step, first.model, loose)
+        except StepFailed:
+            return first
+        return second if not second.why and second.nodes < first.nodes else first
+
+    def _judged(self, step: Step, model: DetachedModel, pins: Sequence[ValueInfoProto]) -> Attempt:
+        outputs = [output.name for output in model.proto.graph.output]
+        after = unpin(step.apply(pin(model, pins), self.bench), outputs)
         _same_signature(self.model, after)
         self.digest = self.digest or canonical_digest(self.model)
         if canonical_digest(after) == self.digest:
             return Attempt(self.model, False, {}, None, "")
-        after = carry(self.model, after, step.name)
+        after = carry(model, after, step.name)
         lost = {key: why for key, why in self.watched.lost(after).items() if key not in self.gone}
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]
         if broken:

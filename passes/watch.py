@@ -33,6 +33,17 @@ class Watched:
     def pins(self) -> list[ValueInfoProto]:
         return [info for kind in self.pinned for instance in self.instances[kind] for info in instance.pins]
 
+    def loose_pins(self, model: DetachedModel) -> list[ValueInfoProto]:
+        """The pins to try second on `model`: empty where they would not give a pass more room than the first ones."""
+        sums = {node.output[0] for node in model.proto.graph.node if node.op_type == "Add"}
+        kept = [instance for kind in self.pinned for instance in self.instances[kind]]
+        loosened = any(
+            loose.name != pin.name and loose.name in sums
+            for instance in kept
+            for pin, loose in zip(instance.pins, instance.loose_pins, strict=False)
+        )
+        return [info for instance in kept for info in instance.loose_pins or instance.pins] if loosened else []
+
     def must_hold(self) -> list[Instance]:
         return [instance for kind in sorted(self.enforced) for instance in self.instances[kind]]
 

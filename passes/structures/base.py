@@ -36,6 +36,8 @@ class Instance:
     weights: tuple[KeptWeight, ...]
     pins: tuple[onnx.ValueInfoProto, ...]
     """The values to hold visible across a pass, with the types that graph outputs need."""
+    loose_pins: tuple[onnx.ValueInfoProto, ...] = ()
+    """Values a little further on, behind which a pass may do more; it may also do too much, so they come second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,17 @@ def _instance(view: GraphView, model: DetachedModel, projections: list[Projectio
         weights.append(KeptWeight(role, projection.weight.name, digests))
     outputs = [projection.node.output[0] for projection in projections]
     pins = tuple(view.types[name] for name in outputs if name in view.types)
-    return Instance("qkv", module or f"attention {index}", module, tuple(weights), pins)
+    biased = [_behind_bias(view, name) for name in outputs]
+    loose = tuple(view.types[name] for name in biased if name in view.types)
+    return Instance("qkv", module or f"attention {index}", module, tuple(weights), pins, loose)
+
+
+def _behind_bias(view: GraphView, name: str) -> str:
+    """The sum with a constant that alone reads `name`, or `name` itself: product and sum may become a Gemm."""
+    readers = view.consumers.get(name, [])
+    if len(readers) == 1 and readers[0].op_type == "Add" and any(map(view.is_constant, readers[0].input)):
+        return readers[0].output[0]
+    return name
 
 
 def _instead(attentions: int, merged: list[str]) -> str:

@@ -261,3 +261,34 @@ def test_unchanged_outputs_are_the_reference_for_every_change() -> None:
     run = passes.optimize(attention(), recipe=["fold_constants", "infer_shapes", "onnxscript", "default"])
     assert all(one.status is Status.RAN for one in run.rows), [one for one in run.rows if one.reason]
     assert all(errors.ok for one in run.rows for errors in one.errors.values())
+
+
+def test_keep_is_cheap_beside_a_fourth_reader_of_the_input() -> None:
+    """As in a parallel block: with rank 2 inputs, product and bias may become a Gemm, and pins must not cost that."""
+    text = """
+    g (float[8, 32] x) => (float[8, 32] y) {
+        h = Relu (x)
+        q0 = MatMul (h, wq)
+        q = Add (q0, bq)
+        k0 = MatMul (h, wk)
+        k = Add (k0, bk)
+        v0 = MatMul (h, wv)
+        v = Add (v0, bv)
+        m0 = MatMul (h, wm)
+        m = Add (m0, bm)
+        kt = Transpose <perm = [1, 0]> (k)
+        s = MatMul (q, kt)
+        p = Softmax <axis = -1> (s)
+        c = MatMul (p, v)
+        y = Add (c, m)
+    }
+    """
+    weights = {f"w{role}": matrix(32, 32, seed) for seed, role in enumerate("qkvm")}
+    biases = {f"b{role}": matrix(1, 32, 9 + seed).ravel() for seed, role in enumerate("qkvm")}
+    model = model_of(text, **weights, **biases)
+    by_name = {"onnxsim": ["fuse_qkv", "fuse_attention"], "default": ["fuse_qkv"]}
+    for recipe, skip in by_name.items():
+        kept = passes.optimize(model, recipe=[recipe], keep=["qkv"])
+        free = passes.optimize(model, recipe=[recipe], skip=skip, watch=False)
+        assert (kept.structures[0].kept, free.structures[0].kept) == (True, True)
+        assert ops(kept) == ops(free)
