@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +21,19 @@ _ALIGNMENT: Final = 4096
 """Offsets in a data file are multiples of a page, so that readers may map each tensor by itself."""
 
 
-def save(model: DetachedModel, path: Path, external_from: int = EXTERNAL_FROM_BYTES) -> None:
+def save(
+    model: DetachedModel,
+    path: Path,
+    external_from: int = EXTERNAL_FROM_BYTES,
+    check: Callable[[Path], object] = lambda _: None,
+) -> None:
     """Write `model` to `path`; above `external_from` bytes its weights go to a `.data` file beside it.
 
     Weights are streamed from where they lie, never joined in memory. The data file is named by its content and in place
     before the model that names it; the old one goes last. So at every moment `path` is a whole, valid model.
+
+    Args:
+        check: is given the written model before it takes its place; if it raises, the old files are as they were.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the old files are as they were.
@@ -33,16 +41,25 @@ def save(model: DetachedModel, path: Path, external_from: int = EXTERNAL_FROM_BY
     path.parent.mkdir(parents=True, exist_ok=True)
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
+    before = set(path.parent.glob(f"{path.name}.*.data"))
     data_path = _write_data(model, proto, path) if model.nbytes() > external_from else None
     for tensor in proto.graph.initializer:
         weight = model.weight(tensor)
         if weight is not None and tensor.data_location != TensorProto.EXTERNAL:
             inline(tensor, weight.data)
-    with replace_when_done(path) as out:
-        out.write_bytes(proto.SerializeToString())
-    for stale in path.parent.glob(f"{path.name}.*.data"):
-        if stale != data_path:
-            stale.unlink(missing_ok=True)
+    try:
+        with replace_when_done(path) as out:
+            out.write_bytes(proto.SerializeToString())
+            check(out)
+    except BaseException:
+        _drop(set(path.parent.glob(f"{path.name}.*.data")) - before)
+        raise
+    _drop(set(path.parent.glob(f"{path.name}.*.data")) - {data_path})
+
+
+def _drop(files: set[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def _write_data(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> Path:

@@ -13,6 +13,7 @@ from passes.base import Workbench
 from passes.draw import draw_array
 from passes.errors import ModelMistake, StepFailed
 from passes.isolate import Worker
+from passes.order import sort_nodes
 from passes.policy import Policy
 from passes.prove import Prover, Reference
 from passes.recipe import DEFAULT_RECIPE, RecipeItem, steps_of
@@ -47,6 +48,7 @@ def optimize(
     if isinstance(model, onnx.ModelProto):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
+        sort_nodes(copy.graph)
         detached = detach(copy)
     else:
         detached = read_model(Path(model))

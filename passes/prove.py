@@ -112,7 +112,8 @@ class Prover:
         kept weights at once and read at each one's own product, which no other weight feeds behind it: a product with
         zeros is zero whatever comes in.
         """
-        probes = list(dict.fromkeys(pin.name for instance in instances for pin in instance.pins))
+        pinned = [pin for instance in instances for pin in (*instance.pins, *instance.loose_pins)]
+        probes = list(dict.fromkeys(pin.name for pin in pinned))
         if not probes or not self._references:
             return Power(math.inf, ())
         sound = Session(model, probes)

@@ -1,10 +1,10 @@
-"""Which values a node reads, those that its subgraphs capture included."""
+"""Who reads what: the values of a node, and the nodes that a graph's outputs depend on."""
 
 from __future__ import annotations
 
-from onnx import NodeProto
+from onnx import GraphProto, NodeProto
 
-__all__ = ["reads_of"]
+__all__ = ["live_nodes", "reads_of"]
 
 
 def reads_of(node: NodeProto) -> list[str]:
@@ -15,3 +15,14 @@ def reads_of(node: NodeProto) -> list[str]:
             names.extend(name for inner in graph.node for name in reads_of(inner))
             names.extend(output.name for output in graph.output)
     return names
+
+
+def live_nodes(graph: GraphProto) -> list[NodeProto]:
+    """The nodes that an output depends on, last first. onnxoptimizer's fusions leave the others behind."""
+    wanted = {output.name for output in graph.output}
+    live = []
+    for node in reversed(graph.node):
+        if wanted.intersection(node.output):
+            live.append(node)
+            wanted.update(reads_of(node))
+    return live

@@ -17,6 +17,7 @@ from passes.numbers import Errors
 from passes.pins import pin, unpin
 from passes.prove import Measurement, Prover
 from passes.provenance import carry
+from passes.reads import live_nodes
 from passes.watch import Lost, Watched
 from passes.weights import DetachedModel
 
@@ -76,7 +77,7 @@ class Trial:
         Raises:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
         """
-        first = self._judged(step, self.model, self.watched.pins())
+        first = self._judged(step, self.model, self.watched.pins(self.model))
         loose = [] if first.why else self.watched.loose_pins(first.model)
         if not loose:
             return first
@@ -84,7 +85,7 @@ class Trial:
             second = self._judged(step, first.model, loose)
         except StepFailed:
             return first
-        return second if not second.why and second.nodes < first.nodes else first
+        return second if not second.why and _size(second) < _size(first) else first
 
     def _judged(self, step: Step, model: DetachedModel, pins: Sequence[ValueInfoProto]) -> Attempt:
         outputs = [output.name for output in model.proto.graph.output]
@@ -135,6 +136,10 @@ class Trial:
         # What is only observed may still be lost; it is named, and stays lost.
         observed = self.narrowed(step.without(found), sound).authors if sound.lost else {}
         return Narrowed(step.without(found), sound, found, {**authors, **observed})
+
+
+def _size(attempt: Attempt) -> int:
+    return len(live_nodes(attempt.model.proto.graph))
 
 
 def _doer(found: tuple[str, ...], attempt: Attempt, without: Callable[[tuple[str, ...]], Attempt]) -> str:

@@ -9,6 +9,7 @@ from onnx import ValueInfoProto
 
 from passes.errors import PolicyMistake
 from passes.policy import Policy
+from passes.reads import live_nodes
 from passes.structures import STRUCTURES, Instance
 from passes.weights import DetachedModel
 
@@ -30,19 +31,21 @@ class Watched:
     enforced: frozenset[str]
     pinned: frozenset[str]
 
-    def pins(self) -> list[ValueInfoProto]:
-        return [info for kind in self.pinned for instance in self.instances[kind] for info in instance.pins]
+    def pins(self, model: DetachedModel) -> list[ValueInfoProto]:
+        """What to hold visible in `model`: of each kept value the first of its pins that is still computed and read."""
+        made = _live_values(model)
+        return [pin if pin.name in made else loose for pin, loose in self._pairs()]
 
     def loose_pins(self, model: DetachedModel) -> list[ValueInfoProto]:
         """The pins to try second on `model`: empty where they would not give a pass more room than the first ones."""
-        sums = {node.output[0] for node in model.proto.graph.node if node.op_type == "Add"}
-        kept = [instance for kind in self.pinned for instance in self.instances[kind]]
-        loosened = any(
-            loose.name != pin.name and loose.name in sums
-            for instance in kept
-            for pin, loose in zip(instance.pins, instance.loose_pins, strict=False)
-        )
-        return [info for instance in kept for info in instance.loose_pins or instance.pins] if loosened else []
+        made = _live_values(model)
+        if any(pin.name in made and loose.name in made and pin.name != loose.name for pin, loose in self._pairs()):
+            return [loose for _, loose in self._pairs()]
+        return []
+
+    def _pairs(self) -> list[tuple[ValueInfoProto, ValueInfoProto]]:
+        kept = [instance for kind in sorted(self.pinned) for instance in self.instances[kind]]
+        return [pair for one in kept for pair in zip(one.pins, one.loose_pins or one.pins, strict=True)]
 
     def must_hold(self) -> list[Instance]:
         return [instance for kind in sorted(self.enforced) for instance in self.instances[kind]]
@@ -54,6 +57,10 @@ class Watched:
             for kind, instances in self.instances.items()
             for name, why in STRUCTURES[kind].lost(instances, model).items()
         }
+
+
+def _live_values(model: DetachedModel) -> set[str]:
+    return {name for node in live_nodes(model.proto.graph) for name in node.output}
 
 
 def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) -> Watched:

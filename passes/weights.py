@@ -12,7 +12,7 @@ BatchNormalization fusion writes the arithmetic as nodes). Others get the attach
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,8 @@ from onnx import TensorProto, helper
 
 from passes.errors import ModelMistake
 from passes.external_data import external_bytes
+from passes.order import sort_nodes
+from passes.payload import check_payload
 
 __all__ = [
     "DETACH_FROM_BYTES",
@@ -86,6 +88,8 @@ class DetachedModel:
     def digest(self, tensor: TensorProto) -> str:
         """128 bits of an initializer's bytes, the same whether it is detached or not."""
         weight = self.weight(tensor)
+        if tensor.data_type == TensorProto.STRING:  # not through numpy, which takes them for UTF-8
+            return _digest_of_texts(tensor.string_data)
         return weight.digest if weight else digest_of(onnx.numpy_helper.to_array(tensor))
 
     def nbytes(self) -> int:
@@ -103,16 +107,21 @@ def detach(model: onnx.ModelProto, base_dir: Path | None = None, known: WeightSt
         known: a store whose weights are used again where they are equal, so that nothing is held twice.
 
     Raises:
-        ModelMistake: external data is missing, too short, or outside `base_dir`.
+        ModelMistake: a tensor's data does not fill its shape; external data is missing, or outside `base_dir`.
     """
     known = known or {}
     store: dict[Key, Weight] = {}
     for tensor in _inner_tensors(model.graph):
+        check_payload(tensor)
         if tensor.data_location == TensorProto.EXTERNAL:
             inline(tensor, external_bytes(tensor, base_dir))
     for tensor in model.graph.initializer:
+        check_payload(tensor)
         data = _bytes_of(tensor, base_dir)
-        if data is None or tensor.data_type not in TYPED_FIELDS:
+        if data is None:
+            continue
+        if tensor.data_type not in TYPED_FIELDS:
+            inline(tensor, data)
             continue
         dims = tuple(tensor.dims)
         digest = hashlib.blake2b(data.data, digest_size=16).hexdigest()
@@ -155,7 +164,10 @@ def key_of(tensor: TensorProto) -> Key | None:
 
 
 def digest_of(array: np.ndarray) -> str:
-    """128 bits of a tensor's row-major bytes, in hex."""
+    """128 bits of a tensor's row-major bytes, in hex; strings are told apart by their length and their UTF-8."""
+    if array.dtype.kind in "OUS":
+        items = array.ravel().tolist()
+        return _digest_of_texts(item if isinstance(item, bytes) else str(item).encode() for item in items)
     return hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).data, digest_size=16).hexdigest()
 
 
@@ -172,7 +184,7 @@ def inline(tensor: TensorProto, data: np.ndarray) -> None:
 
 
 def read_model(path: Path, known: WeightStore | None = None) -> DetachedModel:
-    """Read an ONNX file, detached. External data is memory-mapped.
+    """Read an ONNX file, detached. External data is memory-mapped; nodes come in an order that ONNX allows.
 
     Raises:
         ModelMistake: no such file, not ONNX, truncated, or external data that is missing or leaves the folder.
@@ -185,7 +197,16 @@ def read_model(path: Path, known: WeightStore | None = None) -> DetachedModel:
         raise ModelMistake(f"{path} is not a readable ONNX file ({error}); is it complete?") from error
     if not model.graph.node and not model.graph.output:
         raise ModelMistake(f"{path} holds no graph; is it an ONNX file, and complete?")
-    return detach(model, path.parent, known)
+    sort_nodes(model.graph)
+    try:
+        return detach(model, path.parent, known)
+    except ModelMistake as mistake:
+        raise ModelMistake(f"{path}: {mistake}") from mistake
+
+
+def _digest_of_texts(texts: Iterable[bytes]) -> str:
+    joined = b"".join(len(text).to_bytes(8, "little") + text for text in texts)
+    return hashlib.blake2b(joined, digest_size=16).hexdigest()
 
 
 def _inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:

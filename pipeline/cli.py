@@ -82,16 +82,16 @@ def main() -> None:
 
 def _exit_code() -> int:
     try:
-        return app(standalone_mode=False) or 0
-    except KeyboardInterrupt:
-        _complain("stopped; what was finished is kept, run the same command again to go on")
-        return INTERRUPTED
-    except typer.Abort:
-        return INTERRUPTED
+        code = app(standalone_mode=False) or 0
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
     except typer.Exit as exit_:
-        return exit_.exit_code
+        code = exit_.exit_code
     except Exception as error:
         return _explained(error)
+    if code == INTERRUPTED:  # Ctrl-C: by release, typer raises Abort or Exit, or returns the code
+        _complain("stopped; what was finished is kept, run the same command again to go on")
+    return code
 
 
 def _explained(error: Exception) -> int:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from passes.files import replace_when_done
 from pipeline.errors import UserMistake
@@ -31,6 +31,7 @@ Record = TypeVar("Record")
 
 DISK_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
+    | {errno.EISDIR, errno.ENAMETOOLONG}
 )
 
 
@@ -85,7 +86,7 @@ class Workspace:
         try:
             data = json.loads((self.stages / f"{stage}.json").read_text(encoding="utf-8"))
             return TypeAdapter(kind).validate_python(data["record"]) if data["key"] == key else None
-        except (OSError, ValueError, KeyError, ValidationError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # whatever a damaged file may hold
             return None
 
     def forget(self, stage: str) -> None:
@@ -122,5 +123,5 @@ def disk_errors(folder: Path) -> Iterator[None]:
         if error.errno not in DISK_ERRORS:
             raise
         raise UserMistake(
-            f"cannot write to {folder}: {os.strerror(error.errno)}; what was there before is unharmed"
+            f"cannot write to {error.filename2 or error.filename or folder}: {os.strerror(error.errno)}; what was there before is unharmed"
         ) from error

@@ -65,7 +65,10 @@ class OnnxSim:
         for name in self.options:
             if name not in known["options"]:
                 raise PolicyMistake(f"onnxsim.simplify has no option {name!r}{nearest(name, known['options'])}")
-        for name in self.options.get("skipped_optimizers", ()):
+        skipped = self.options.get("skipped_optimizers", [])
+        if not isinstance(skipped, list | tuple) or not all(isinstance(name, str) for name in skipped):
+            raise PolicyMistake(f"onnxsim: skipped_optimizers is {skipped!r}; expected a list of names of passes")
+        for name in skipped:
             if name not in known["passes"]:
                 raise PolicyMistake(f"onnxsim has no pass named {name!r}{nearest(name, known['passes'])}")
 

@@ -128,9 +128,10 @@ def _instance(view: GraphView, model: DetachedModel, projections: list[Projectio
         digests = frozenset({model.digest(projection.weight), digest_of(matrix.T)})
         weights.append(KeptWeight(role, projection.weight.name, digests))
     outputs = [projection.node.output[0] for projection in projections]
-    pins = tuple(view.types[name] for name in outputs if name in view.types)
-    biased = [_behind_bias(view, name) for name in outputs]
-    loose = tuple(view.types[name] for name in biased if name in view.types)
+    sums = [_behind_bias(view, name) for name in outputs]
+    # A pin needs a type; where inference gives none, the checker alone stands guard.
+    known = all(name in view.types for name in (*outputs, *sums))
+    pins, loose = (tuple(view.types[name] for name in names if known) for names in (outputs, sums))
     return Instance("qkv", module or f"attention {index}", module, tuple(weights), pins, loose)
 
 

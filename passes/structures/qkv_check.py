@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from onnx import GraphProto, NodeProto
+from onnx import NodeProto
 
-from passes.reads import reads_of
+from passes.reads import live_nodes
 from passes.structures.base import Instance
 from passes.weights import DetachedModel
 
@@ -45,24 +45,13 @@ def _products_by_digest(model: DetachedModel) -> dict[str, set[str]]:
     digests = {tensor.name: model.digest(tensor) for tensor in graph.initializer if len(tensor.dims) >= 2}
     made_by = {name: node for node in graph.node for name in node.output}
     products: dict[str, set[str]] = defaultdict(set)
-    for node in _alive(graph):
+    for node in live_nodes(graph):  # a product that nobody reads keeps nothing
         if node.op_type not in ("MatMul", "Gemm", "Conv", "FusedMatMul"):
             continue
         digest = digests.get(_source(node.input[1], made_by))
         if digest is not None and _is_unscaled(node):
             products[digest].add(node.output[0])
     return products
-
-
-def _alive(graph: GraphProto) -> list[NodeProto]:
-    """The nodes that an output of the graph depends on. A product that nobody reads keeps nothing."""
-    wanted = {output.name for output in graph.output}
-    alive = []
-    for node in reversed(graph.node):
-        if wanted.intersection(node.output):
-            alive.append(node)
-            wanted.update(reads_of(node))
-    return alive
 
 
 def _source(name: str, made_by: dict[str, NodeProto]) -> str:

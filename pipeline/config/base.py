@@ -9,9 +9,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt
 
-__all__ = ["Count", "Fraction", "Natural", "Seconds", "Section"]
+__all__ = ["Count", "Fraction", "Natural", "Seconds", "Section", "Seed"]
 
 Natural = Annotated[StrictInt, Field(ge=0)]
+Seed = Annotated[StrictInt, Field(ge=0, lt=2**63)]
 Count = Annotated[StrictInt, Field(ge=1)]
 Seconds = Annotated[StrictFloat, Field(gt=0)]
 Fraction = Annotated[StrictFloat, Field(ge=0)]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StrictFloat, StrictInt, StrictStr, field_validator, model_validator
 
-from pipeline.config.base import Count, Natural, Section
+from pipeline.config.base import Count, Section, Seed
 
 __all__ = ["DEFAULT_SIZES", "DTYPES", "InputConfig", "ModelConfig", "TransformersConfig"]
 
@@ -36,7 +36,7 @@ class InputConfig(Section):
     shape: tuple[Annotated[StrictInt, Field(ge=0)] | Annotated[StrictStr, Field(min_length=1)], ...] | None = None
     dtype: Annotated[StrictStr, AfterValidator(_known_dtype)] | None = None
     range: tuple[StrictFloat, StrictFloat] | None = None
-    seed: Natural | None = None
+    seed: Seed | None = None
     dynamic: dict[int, Annotated[StrictStr, Field(min_length=1)]] = Field(default_factory=dict)
 
     @field_validator("range")
@@ -67,7 +67,7 @@ class ModelConfig(Section):
     args: dict[str, Any] = Field(default_factory=dict)
     transformers: TransformersConfig | None = None
     onnx: StrictStr | None = None
-    seed: Natural = 0
+    seed: Seed = 0
     inputs: dict[str, InputConfig] = Field(default_factory=dict)
     dims: dict[str, tuple[Count, ...]] = Field(default_factory=dict)
     trainable: tuple[StrictStr, ...] = ()

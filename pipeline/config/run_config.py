@@ -22,7 +22,7 @@ from pipeline.errors import ConfigMistake
 __all__ = ["RunConfig", "json_schema"]
 
 # The name becomes the folder runs/<name>.
-NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$"
+NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}$"
 
 
 class RunConfig(Section):

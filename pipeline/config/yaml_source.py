@@ -18,6 +18,9 @@ from pipeline.errors import ConfigMistake
 __all__ = ["parse_value", "read_yaml"]
 
 _DROPPED = {"tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"}
+LIMIT = 100_000
+"""Values in one file. Aliases of aliases can make billions out of a few lines."""
+
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -26,6 +29,14 @@ class _Loader(yaml.SafeLoader):
         letter: [(tag, pattern) for tag, pattern in rules if tag not in _DROPPED]
         for letter, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """As PyYAML does, with every key once: merges of merges would grow as a power of their depth."""
+        super().flatten_mapping(node)
+        last = {
+            (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key): (key, v) for key, v in node.value
+        }
+        node.value = list(last.values())
 
 
 _EXPONENT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
@@ -78,10 +89,12 @@ class _Reader:
         self.title = title
         self.numbered = numbered
         self.places: dict[KeyPath, str] = {}
+        self.values = 0
 
     def read(self, text: str) -> Any:
-        loader = _Loader(text)
+        loader = None
         try:
+            loader = _Loader(text)
             node = loader.get_single_node()
             return None if node is None else self._value(loader, node, (), ())
         except yaml.MarkedYAMLError as error:
@@ -90,12 +103,18 @@ class _Reader:
             raise ConfigMistake(f"{self.title}: not YAML: {' '.join(str(error).split())}") from None
         except ValueError as error:
             raise ConfigMistake(f"{self.title}: {error}") from None
+        except RecursionError:
+            raise ConfigMistake(f"{self.title}: nested too deeply to be a configuration") from None
         finally:
-            loader.dispose()
+            if loader is not None:
+                loader.dispose()
 
     def _value(self, loader: _Loader, node: yaml.Node, path: KeyPath, above: tuple[int, ...]) -> Any:
         if id(node) in above:
             raise ConfigMistake(f"{self._place(node)}: an alias inside its own anchor; expected a finite value")
+        self.values += 1
+        if self.values > LIMIT:
+            raise ConfigMistake(f"{self._place(node)}: more than {LIMIT} values, with every alias written out")
         self.places.setdefault(path, self._place(node))
         above = (*above, id(node))
         if isinstance(node, yaml.MappingNode):

@@ -67,7 +67,12 @@ def _check_external_data(path: Path, proto: onnx.ModelProto) -> None:
     for tensor in proto.graph.initializer:
         if not uses_external_data(tensor):
             continue
-        info = ExternalDataInfo(tensor)
+        try:
+            info = ExternalDataInfo(tensor)
+        except ValueError as error:
+            raise SourceMistake(
+                f"{path}: the external data of {tensor.name!r} is described wrongly: {error}"
+            ) from error
         data = path.parent / info.location
         if not data.resolve().is_relative_to(path.parent.resolve()):
             raise SourceMistake(f"{path}: the data of {tensor.name!r} lies outside of its folder: {info.location!r}")

@@ -35,6 +35,7 @@ def optimize(
 
     Raises:
         PolicyMistake: an unknown name, or a `keep` that matches nothing.
+        CheckFailed: the final model is not valid ONNX; it is not written.
     """
     wishes = config.passes
     policy = Policy(tuple(wishes.skip), tuple(wishes.keep), wishes.watch)
@@ -49,8 +50,7 @@ def optimize(
     if run.power.blind:
         observer(Note(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs"))
     path = workspace.folder / MODEL
-    save(run.model, path)
-    onnx.checker.check_model(str(path))
+    save(run.model, path, check=_check)
     files = [path, *sorted(workspace.folder.glob(f"{MODEL}.*.data"))]
     return OptimizeReport(
         passes=run.rows,
@@ -59,6 +59,16 @@ def optimize(
         nodes=len(run.model.proto.graph.node),
         files=tuple((file.name, *stamp(file)) for file in files),
     )
+
+
+def _check(path: Path) -> None:
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        raise CheckFailed(
+            f"the final model is not valid ONNX, so it was not written: {' '.join(str(error).split())}; "
+            "check the source with onnx.checker.check_model, and leave out passes with passes.skip"
+        ) from error
 
 
 def still_there(files: Sequence[tuple[str, int, int]], workspace: Workspace) -> bool:

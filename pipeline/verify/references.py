@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -18,6 +19,10 @@ from pipeline.export.source import Source, TorchSource
 from pipeline.verify.runners import Runner, onnxruntime_runner, torch_runner
 
 __all__ = ["Draw", "compute_references", "outputs_digest", "plan_draws"]
+
+
+EXACT: Final = "OUSbiu"
+"""Kinds of numpy dtypes that hold neither NaN nor infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ def compute_references(source: Source, draws: tuple[Draw, ...]) -> list[Referenc
     """Run the reference on every draw.
 
     Raises:
-        SourceMistake: it does not run, or an output holds NaN, with which nothing can be compared.
+        SourceMistake: it does not run, or an output holds NaN or nothing is finite, so that nothing can be compared.
     """
     try:
         runner = _runner(source)
@@ -76,6 +81,12 @@ def _reference(runner: Runner, source: Source, draw: Draw) -> Reference:
                 f"output {name!r} of the reference holds NaN on {draw.label}, so nothing can be compared with it; "
                 "check the weights and the ranges of the inputs"
             )
+    filled = [array for array in outputs.values() if array.size]
+    if filled and not any(_has_finite(array) for array in filled):
+        raise SourceMistake(
+            f"no output of the reference holds a finite number on {draw.label}, so nothing can be compared with it; "
+            "check the weights and the ranges of the inputs"
+        )
     return Reference(feeds, outputs, draw.label)
 
 
@@ -86,4 +97,13 @@ def _runner(source: Source) -> Runner:
 
 
 def _has_nan(array: np.ndarray) -> bool:
-    return array.dtype.kind not in "OUSbiu" and bool(np.isnan(array.astype(np.float64, copy=False)).any())
+    return array.dtype.kind not in EXACT and bool(np.isnan(_widened(array)).any())
+
+
+def _has_finite(array: np.ndarray) -> bool:
+    return array.dtype.kind in EXACT or bool(np.isfinite(_widened(array)).any())
+
+
+def _widened(array: np.ndarray) -> np.ndarray:
+    """As numpy's own dtype: it may not know what the small ones of `ml_dtypes` mean."""
+    return array if array.dtype.kind == "c" else array.astype(np.float64, copy=False)

@@ -147,7 +147,7 @@ export: 3
     )
     assert mistake(path).splitlines() == [
         "bad.yaml has 10 mistakes:",
-        "  bad.yaml:1: name: found 'a/b', expected letters, digits, '_', '.' and '-' (it names a folder)",
+        "  bad.yaml:1: name: found 'a/b', expected letters, digits, '_', '.' and '-', at most 100 (it names a folder)",
         "  bad.yaml:5: model.inputs.x.shape[1]: found -1, expected 0 or more or text",
         "  bad.yaml:5: unknown key 'dtyp' in model.inputs.x; did you mean 'dtype'?",
         "  bad.yaml:6: unknown key 'pases'; did you mean 'passes'?",

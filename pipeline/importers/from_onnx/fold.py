@@ -130,7 +130,8 @@ def slices(inputs: Inputs, attributes: Attributes) -> np.ndarray:
     steps = listed(inputs, 4, attributes, "steps") or (1,) * len(starts)
     index = [slice(None)] * data.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        index[axis] = slice(start, end, step)
+        # Unlike numpy, ONNX takes element 0 when a step back starts before it.
+        index[axis] = slice(max(start, -data.shape[axis]), end, step)
     return data[tuple(index)]
 
 

@@ -38,23 +38,32 @@ def split(node: Node) -> None:
 
 
 def slices(node: Node) -> None:
-    """Bounds are clamped as numpy clamps them; with a negative step, an end of -1 means: down to and with element 0."""
+    """Bounds are clamped, and keep ONNX's meaning: one that is negative counts from the back, and is clamped again."""
     starts, ends = node.integers(1, "starts") or (), node.integers(2, "ends") or ()
     axes = node.integers(3, "axes") or tuple(range(len(starts)))
     steps = node.integers(4, "steps") or (1,) * len(starts)
     sizes = node.spec(0).sizes
     axes = tuple(axis % len(sizes) for axis in axes)
     clamped = [
-        slice(start, end, step).indices(sizes[axis])
-        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
+        bounds(sizes[axis], start, end, step) for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
     ]
     attrs: dict[str, Attr] = {
-        "starts": tuple(start for start, _, _ in clamped),
-        "ends": tuple(max(start, end) if step > 0 else min(start, end) for start, end, step in clamped),
+        "starts": tuple(start for start, _ in clamped),
+        "ends": tuple(end for _, end in clamped),
         "axes": axes,
         "steps": steps,
     }
     node.emit("Slice", node.operands(0), attrs)
+
+
+def bounds(size: int, start: int, end: int, step: int) -> tuple[int, int]:
+    """Start and end in 0..size; the end past element 0 is -size-1, since -1 would be the last element."""
+    start, end, _ = slice(start, end, step).indices(size)
+    if step > 0:
+        return start, max(start, end)
+    start = max(start, 0)  # unlike numpy, ONNX takes element 0 when the start lies before it
+    end = min(start, end)
+    return start, end if end >= 0 else -size - 1
 
 
 def tile(node: Node) -> None:
