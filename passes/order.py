@@ -33,7 +33,7 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
 
 
 def _order(needs: list[set[int]]) -> list[int]:
-    """Places such that each follows those that it needs, the earliest first; shorter than `needs` if there is a circle."""
+    """Places such that each follows those that it needs, earliest first; fewer than `needs` if there is a circle."""
     waiting, readers = Counter({place: len(before) for place, before in enumerate(needs)}), defaultdict(list)
     for place, before in enumerate(needs):
         for maker in before:

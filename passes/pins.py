@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import onnx
 from onnx import ValueInfoProto
 
+from passes.reads import live_nodes
 from passes.weights import DetachedModel
 
 __all__ = ["pin", "unpin"]
@@ -30,13 +31,23 @@ def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
 
 
 def unpin(model: DetachedModel, outputs: Iterable[str]) -> DetachedModel:
-    """Take the pins back: only `outputs`, the names of the model's own outputs, stay. Changes `model.proto`."""
+    """Take the pins back: only `outputs`, the names of the model's own outputs, stay. Changes `model.proto`.
+
+    Nodes that lived for nothing but a pin go with it. What was dead before stays: to remove it is a pass's work.
+    """
     own = set(outputs)
     graph = model.proto.graph
-    stays = [output for output in graph.output if output.name in own]
     pinned = [output for output in graph.output if output.name not in own]
+    if not pinned:
+        return model
+    held = {node.output[0] for node in live_nodes(graph)}
+    stays = [output for output in graph.output if output.name in own]
     del graph.output[:]
     graph.output.extend(stays)
+    held -= {node.output[0] for node in live_nodes(graph)}
+    nodes = [node for node in graph.node if node.output[0] not in held]
+    del graph.node[:]
+    graph.node.extend(nodes)
     known = {info.name for info in graph.value_info}
-    graph.value_info.extend(info for info in pinned if info.name not in known)
+    graph.value_info.extend(info for info in pinned if info.name not in known and info.name not in held)
     return model

@@ -122,6 +122,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
+        place = error.filename2 or error.filename or folder
         raise UserMistake(
-            f"cannot write to {error.filename2 or error.filename or folder}: {os.strerror(error.errno)}; what was there before is unharmed"
+            f"cannot write to {place}: {os.strerror(error.errno)}; what was there before is unharmed"
         ) from error

@@ -221,3 +221,24 @@ def test_merge_keys_and_anchors_work(write: Write) -> None:
     inputs = RunConfig.from_yaml(write("m.yaml", text)).model.inputs
     assert inputs["b"].shape == (2,)
     assert (inputs["a"].seed, inputs["b"].seed) == (1, 2)
+
+
+def test_what_no_configuration_holds(write: Write) -> None:
+    assert "nul.yaml: not YAML: unacceptable character" in mistake(write("nul.yaml", "model: \x00\n"))
+    assert "nested too deeply" in mistake(write("deep.yaml", "[" * 5000))
+    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
+    bomb += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
+    assert mistake(write("bomb.yaml", bomb)).endswith("more than 100000 values, with every alias written out")
+
+
+def test_merges_of_merges_stay_small(write: Write) -> None:
+    text = "x0: &x0 {k: 1}\n"
+    text += "".join(f"x{n}: &x{n} {{<<: [{', '.join([f'*x{n - 1}'] * 9)}]}}\n" for n in range(1, 12))
+    assert "unknown key 'x0'" in mistake(write("merges.yaml", text + "model: {onnx: a.onnx}\n"))
+
+
+def test_a_seed_and_a_name_have_bounds(write: Write) -> None:
+    path = write("one.yaml", "model: {onnx: a.onnx}\n")
+    assert mistake(path, f"model.seed={2**63}").endswith(f"found {2**63}, expected less than {2**63}")
+    assert "at most 100" in mistake(path, f"name={'n' * 101}")
+    assert RunConfig.from_yaml(path, (f"name={'n' * 100}", f"model.seed={2**63 - 1}")).model.seed == 2**63 - 1

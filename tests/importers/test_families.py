@@ -209,6 +209,12 @@ SHAPE = {
     (ints("s", -1) + ints("e", -(2**62)) + ints("a", 2) + ints("t", -3) + "y = Slice(x, s, e, a, t)", "2, 3, 3, 8"): (
         "Slice(%0) {starts: [7], ends: [-9], axes: [2], steps: [-3]}"
     ),
+    (ints("s", -99) + ints("e", -100) + ints("a", 2) + ints("t", -1) + "y = Slice(x, s, e, a, t)", "2, 3, 1, 8"): (
+        "Slice(%0) {starts: [0], ends: [-9], axes: [2], steps: [-1]}"
+    ),
+    (ints("s", 2) + ints("e", 5) + ints("a", 2) + ints("t", -1) + "y = Slice(x, s, e, a, t)", "2, 3, 0, 8"): (
+        "Slice(%0) {starts: [2], ends: [2], axes: [2], steps: [-1]}"
+    ),
     (ints("p", 1, 2, 3, 4) + ints("a", -1, 1) + "y = Pad(x, p, , a)", "2, 8, 8, 12"): (
         'Pad(%0) {pads: [0, 2, 0, 1, 0, 4, 0, 3], mode: "constant", value: 0.0}'
     ),

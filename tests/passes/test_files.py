@@ -51,3 +51,17 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
         raise RuntimeError
     assert [file.name for file in tmp_path.iterdir()] == ["file.txt"]
     assert path.read_text() == "old"
+
+
+def test_a_model_that_fails_its_check_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    save(detached(attention(32)), path, 0)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def check(written: Path) -> None:
+        onnx.checker.check_model(str(written), full_check=True)  # with its data file
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        save(detached(attention(64)), path, 0, check)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

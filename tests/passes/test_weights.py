@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from passes.errors import ModelMistake
-from passes.weights import DETACH_FROM_BYTES, attach, detach, key_of, read_model
+from passes.order import sort_nodes
+from passes.weights import DETACH_FROM_BYTES, attach, detach, digest_of, key_of, read_model
 from tests.passes.models import detached, matrix, model_of
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.uint8, np.int32, np.int64, np.uint64]
@@ -183,3 +184,98 @@ def test_detach_keeps_what_is_known() -> None:
     first = detached(holding(a=matrix(32, 32, 0)))
     second = detach(holding(b=matrix(32, 32, 0)), known=first.weights)
     assert next(iter(second.weights.values())) is next(iter(first.weights.values()))
+
+
+def text_model(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')
+
+
+def test_strings_have_a_digest() -> None:
+    model = holding(plain=np.zeros(2, np.float32))
+    for name, words in {"a": [b"x", b"yz"], "b": [b"x", b"yz"], "c": [b"xy", b"z"], "no_utf8": [b"\xff", b""]}.items():
+        model.graph.initializer.append(helper.make_tensor(name, TensorProto.STRING, [2], words))
+    a, b, c, no_utf8 = (detached(model).digest(tensor) for tensor in model.graph.initializer[1:])
+    assert a == b
+    assert len({a, c, no_utf8}) == 3
+    assert digest_of(np.array(["x", "yz"], object)) == a
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("change", ["less", "more", "typed", "dims", "dtype"])
+def test_a_tensor_that_does_not_fill_its_shape_is_named(tmp_path, change: str, rows: int) -> None:
+    model = model_of("g (float[1, 32] x) => (float[1, 32] y) { y = MatMul (x, w) }", w=matrix(rows, 32, 0))
+    tensor = model.graph.initializer[0]
+    if change == "dims":
+        tensor.dims[0] = -1
+    elif change == "dtype":
+        tensor.data_type = 999
+    elif change == "typed":
+        tensor.ClearField("raw_data")
+        tensor.float_data.extend([1.0] * 31 * rows)
+    else:
+        tensor.raw_data = tensor.raw_data[:-4] if change == "less" else tensor.raw_data + b"more"
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelMistake, match=r"model\.onnx: tensor 'w'"):
+        read_model(path)
+
+
+def test_four_bits_a_number_fill_their_shape(tmp_path) -> None:
+    packed = numpy_helper.from_array(np.arange(5).astype(ml_dtypes.int4), "raw")
+    typed = helper.make_tensor("typed", TensorProto.INT4, [5], [0, 1, 2, 3, 4])
+    model = text_model("g (float[2] x) => (float[2] y) { y = Neg (x) }")
+    model.graph.initializer.extend([packed, typed])
+    detached(model)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("length", "4", r"model\.onnx: initializer 'w' has 4 bytes .* it takes 4096"),
+        ("length", "banana", "initializer 'w' has length 'banana'"),
+        ("length", "-4096", "initializer 'w' has length '-4096'"),
+        ("offset", "-8", "initializer 'w' has offset '-8'"),
+    ],
+)
+def test_external_data_has_an_offset_and_a_length_that_fit(tmp_path, key: str, value: str, words: str) -> None:
+    path = external_model(tmp_path)
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer[0].external_data.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelMistake, match=words):
+        read_model(path)
+
+
+def test_external_data_of_any_dtype_is_read(tmp_path) -> None:
+    """A bool tensor cannot be detached; it may not go on pointing to a file beside another model either."""
+    path = external_model(tmp_path)
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer[0].data_type = TensorProto.BOOL
+    path.write_bytes(model.SerializeToString())
+    (tmp_path / "w.bin").write_bytes(bytes([0, 1]) * 512)
+    (tensor,) = read_model(path).proto.graph.initializer
+    assert numpy_helper.to_array(tensor)[:, 1].all()
+
+
+def test_nodes_in_any_order_are_read(tmp_path) -> None:
+    text = """g (bool c, float[2] x) => (float[2] y) {
+        y = Neg (d)
+        d = If (c) <
+            then_branch = t () => (float[2] u) { u = Abs (v) v = Neg (b) },
+            else_branch = e () => (float[2] w) { w = Identity (x) }>
+        a = Abs (x)
+        b = Exp (a)
+    }"""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(text_model(text).SerializeToString())
+    nodes = read_model(path).proto.graph.node
+    assert [node.op_type for node in nodes] == ["Abs", "Exp", "If", "Neg"]
+    assert [node.op_type for node in nodes[2].attribute[0].g.node] == ["Neg", "Abs"]
+
+
+def test_what_is_in_order_or_in_a_circle_stays() -> None:
+    for body in ("b = Abs (x) a = Neg (x) y = Add (b, a)", "a = Abs (b) b = Neg (a) y = Neg (b)"):
+        model = text_model(f"g (float[2] x) => (float[2] y) {{ {body} }}")
+        before = model.SerializeToString()
+        sort_nodes(model.graph)
+        assert model.SerializeToString() == before

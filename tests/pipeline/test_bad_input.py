@@ -11,11 +11,15 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import yaml
 
 from pipeline.cli import _exit_code
+from pipeline.report import RuntimeReport
+from pipeline.verify.references import _has_nan as has_nan
+from pipeline.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,6 +93,95 @@ def test_a_broken_onnx_file(command, tmp_path: Path, content: str) -> None:
     assert "model.onnx" in said
 
 
+def from_text(tmp_path: Path, graph: str) -> Path:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g {graph}')
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    path = tmp_path / "file.yaml"
+    path.write_text(f"model: {{onnx: {tmp_path / 'model.onnx'}}}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "(float[2] x) => (float[2] y) { y = Abs (a) a = Neg (x) }",
+        '(int64[2] x) => (string[2] y, int64[2] z) <string[3] s = {"a", "b", "c"}> { y = Gather (s, x) z = Neg (x) }',
+        '(int64[2] x) => (string[2] y) { s = Constant <value = string[2] {"a", "b"}> () y = Gather (s, x) }',
+        '(int64[2] x) => (string[2] y) { s = Constant <value_strings = ["a", "b"]> () y = Gather (s, x) }',
+    ],
+    ids=["unsorted", "string initializer", "string Constant", "value_strings"],
+)
+def test_an_odd_onnx_file_that_onnxruntime_takes(command, tmp_path: Path, graph: str) -> None:
+    code, said = command("run", from_text(tmp_path, graph), "--set", "runtime.backends=[onnxruntime]")
+    assert code == 0, said
+    onnx.checker.check_model(str(tmp_path / "out/model.onnx"))
+
+
+def test_a_final_model_that_is_not_valid(command, tmp_path: Path, monkeypatch) -> None:
+    def refuse(_: str) -> None:
+        raise onnx.checker.ValidationError("no good")
+
+    path = from_text(tmp_path, "(float[2] x) => (float[2] y) { y = Neg (x) }")
+    monkeypatch.setattr(onnx.checker, "check_model", refuse)
+    code, said = command("run", path)
+    assert (code, one_message(said)) == (1, True), said
+    assert "the final model is not valid ONNX, so it was not written: no good" in said
+    assert not (tmp_path / "out/model.onnx").exists()
+
+
+@pytest.mark.parametrize("entry", [{"offset": "-8"}, {"length": "banana"}, {"length": "4"}])
+def test_external_data_that_is_described_wrongly(command, tmp_path: Path, entry: dict[str, str]) -> None:
+    path = from_text(tmp_path, "(float[2] x) => (float[2] y) <float[2] w = {1, 2}> { y = Add (x, w) }")
+    model = onnx.load(tmp_path / "model.onnx")
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("float_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": "w.bin", **entry}.items():
+        tensor.external_data.add(key=key, value=value)
+    (tmp_path / "w.bin").write_bytes(bytes(8))
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    code, said = command("run", path)
+    assert (code, one_message(said)) == (2, True), said
+    assert "model.onnx" in said
+    assert "'w'" in said
+
+
+def test_nothing_finite_in_the_reference(command, tmp_path: Path) -> None:
+    path = from_text(tmp_path, "(float[2] x) => (float[2] y) <float[1] z = {0}> { a = Div (x, z) y = Abs (a) }")
+    code, said = command("run", path)
+    assert (code, one_message(said)) == (2, True), said
+    assert "no output of the reference holds a finite number" in said
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("bad", [complex(np.nan, 0), complex(0, np.nan)])
+def test_complex_outputs_are_read_whole(bad: complex) -> None:
+    assert has_nan(np.array([1j, bad]))
+    assert not has_nan(np.array([1j, complex(np.inf, 0)]))
+
+
+@pytest.mark.parametrize("content", ["[]", '"x"', "{}", '{"key": %s, "record": []}', "[" * 10000, "\x00"])
+def test_a_damaged_record_is_none(tmp_path: Path, content: str) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.stages.mkdir()
+    (workspace.stages / "runtime.json").write_text(content.replace("%s", '"k"'))
+    assert workspace.load("runtime", "k", RuntimeReport) is None
+
+
+@pytest.mark.parametrize("name", ["model.onnx", ".stages/export.json", "report.json", "log.txt"])
+def test_a_folder_where_a_file_goes(config_file, command, tmp_path: Path, name: str) -> None:
+    (tmp_path / "out" / name).mkdir(parents=True)
+    code, said = command("run", config_file())
+    assert name.rpartition("/")[2] in said or code == 0
+    assert (code, one_message(said)) == (2, True) or name == "log.txt", said
+
+
+def test_a_folder_name_that_is_too_long(config_file, capsys, monkeypatch, tmp_path: Path) -> None:
+    words = ("run", config_file(), "--out", tmp_path / ("n" * 300))
+    code, said = onnxline(*words, capsys=capsys, monkeypatch=monkeypatch)
+    assert (code, one_message(said)) == (2, True), said
+
+
 def test_nan_in_the_reference(config_file, command) -> None:
     code, said = command("run", config_file(factory="root"))
     assert (code, one_message(said)) == (2, True)
@@ -141,8 +234,10 @@ def test_a_stopped_run_goes_on_where_it_was(config_file, tmp_path: Path, signal_
     os.kill(process.pid, signal_)
     said, _ = process.communicate(timeout=60)
     if signal_ is signal.SIGINT:
-        assert process.returncode in (130, 0), said
         assert "Traceback" not in said
+        if process.returncode != 0:  # it had finished before the signal came
+            assert process.returncode == 130, said
+            assert "onnxline: stopped; what was finished is kept, run the same command again to go on" in said
     wholesome(out)
 
     again = start(path, out)

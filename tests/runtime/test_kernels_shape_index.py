@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 
 from pipeline.errors import UserMistake
+from pipeline.importers import from_onnx
 from pipeline.runtime import compile_graph
 from tests.runtime.reference import Case, assert_close, expected, graph_of, ints, rand
 
@@ -87,6 +90,26 @@ def test_like_reference(case: Case) -> None:
     found = compile_graph(graph_of(case, results)).run({f"in{at}": array for at, array in enumerate(case.inputs)})
     for at, result in enumerate(results):
         assert_close(found[f"out{at}"].numpy(), result)
+
+
+@pytest.mark.parametrize(
+    "bounds", [(-1, -100, -1), (4, -100, -2), (3, -6, -2), (3, 0, -1), (-99, -100, -1), (1, 3, -1)]
+)
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_slice_of_an_onnx_model_is_onnxruntimes(bounds: tuple[int, int, int], folded: bool) -> None:
+    """From the file to the numbers: importer, kernel and folding have to mean the same by a bound."""
+    start, end, step = bounds
+    sliced = "c" if folded else "x"
+    text = f"""<ir_version: 8, opset_import: ["": 18]> g (int64[5] x) => (int64[n] y)
+    <int64[1] s = {{{start}}}, int64[1] e = {{{end}}}, int64[1] a = {{0}}, int64[1] t = {{{step}}},
+     int64[5] c = {{9, 8, 7, 6, 5}}, int64[1] zero = {{0}}>
+    {{ z = Slice (x, zero, zero) r = Slice ({sliced}, s, e, a, t) y = Concat <axis = 0> (r, z) }}"""
+    proto, x = onnx.parser.parse_model(text), np.arange(5)
+    wanted = ort.InferenceSession(proto.SerializeToString()).run(None, {"x": x})[0]
+    del proto.graph.output[0].type.tensor_type.shape.dim[:]
+    proto.graph.output[0].type.tensor_type.shape.dim.add(dim_value=len(wanted))
+    found = compile_graph(from_onnx(proto)).run({"x": x})["y"].numpy()
+    assert found.tolist() == wanted.tolist()
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.kind == "ScatterND"], ids=str)
