@@ -14,6 +14,11 @@ from passes.weights import DetachedModel
 
 __all__ = ["GraphView", "module_of"]
 
+FIRST_INPUT_OPS = frozenset(
+    {"CastLike", "Reshape", "Expand", "Slice", "Gather", "Tile", "Squeeze", "Unsqueeze", "Split", "SplitToSequence"}
+)
+"""Ops whose further inputs say how, and carry no data: torch casts K's scale like Q."""
+
 LAYOUT_OPS = frozenset({"Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Cast"})
 
 
@@ -65,7 +70,8 @@ class GraphView:
                 seen.add(node.output[0])
                 yield node
                 if node.op_type in through:
-                    front.extend(value for value in node.input if value)
+                    carried = node.input[:1] if node.op_type in FIRST_INPUT_OPS else node.input
+                    front.extend(value for value in carried if value)
 
     def downstream(self, name: str, through: frozenset[str]) -> Iterator[tuple[NodeProto, str]]:
         """Nodes that read what follows from `name`, nearest first, each with the value by which it is reached."""

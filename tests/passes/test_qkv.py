@@ -121,6 +121,24 @@ g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
 }
 """
 
+SCALED_LIKE_Q = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+    q = MatMul (x, wq)
+    k = MatMul (x, wk)
+    v = MatMul (x, wv)
+    scale = Constant <value_float = 0.5> ()
+    like = CastLike (scale, q)
+    qs = Mul (q, like)
+    k2 = Identity (k)
+    kt = Transpose <perm = [0, 2, 1]> (k2)
+    k3 = Identity (kt)
+    ks = Mul (k3, like)
+    s = MatMul (qs, ks)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, v)
+}
+"""
+
 EINSUM = """
 g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
     q = MatMul (x, wq)
@@ -149,6 +167,7 @@ FOUND = {
         model_of(TALKING_HEADS, **square("wq", "wk", "wv"), mix=matrix(8, 8, 9)),
         [("wq", "wk", "wv")],
     ),
+    "K's scale is cast like Q": (model_of(SCALED_LIKE_Q, **square("wq", "wk", "wv")), [("wq", "wk", "wv")]),
     "einsum": (model_of(EINSUM, **square("wq", "wk", "wv")), [("wq", "wk", "wv")]),
     "merged in the source": (model_of(MERGED, w=matrix(32, 96, 0)), []),
     "no attention": (model_of(CLASSIFIER, w1=matrix(32, 32, 0), w2=matrix(32, 10, 1)), []),
