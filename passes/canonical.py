@@ -13,8 +13,9 @@ from passes.weights import DetachedModel
 RANDOM_OPS: Final = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
 )
+"""Ops whose value is another one each time."""
 
-__all__ = ["canonical_digest", "live_digest"]
+__all__ = ["RANDOM_OPS", "canonical_digest", "live_digest"]
 
 
 def canonical_digest(model: DetachedModel) -> str:

@@ -10,15 +10,13 @@ import onnx
 from onnx import NodeProto
 
 from passes.base import Workbench
+from passes.canonical import RANDOM_OPS
 from passes.reads import reads_of
 from passes.sessions import Session
 from passes.weights import DetachedModel, detach
 
 __all__ = ["FoldConstants"]
 
-IMPURE_OPS: Final = frozenset(
-    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
-)
 KEEP_OPS: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 """Folding a dequantization would undo the quantization."""
 
@@ -60,7 +58,7 @@ def _foldable(proto: onnx.ModelProto, excluded: set[str]) -> list[NodeProto]:
     nodes = []
     for node in proto.graph.node:
         fixed = (
-            node.op_type not in IMPURE_OPS | KEEP_OPS
+            node.op_type not in RANDOM_OPS | KEEP_OPS
             and not any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
             and "Sequence" not in node.op_type
             and "Optional" not in node.op_type

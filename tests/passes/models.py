@@ -80,3 +80,20 @@ def _attention(projections: str, width: int, heads: int, **biases: np.ndarray) -
     weights = {name: matrix(width, width, seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))}
     scale = np.array((width // heads) ** -0.5, np.float32)
     return model_of(text, **weights, **biases, scale=scale)
+
+
+MERGED = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+    qkv = MatMul (x, w)
+    q, k, v = Split <axis = -1, num_outputs = 3> (qkv)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    s = MatMul (q, kt)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, v)
+}
+"""
+
+
+def merged_attention() -> onnx.ModelProto:
+    """Q, K and V come from one matrix in the source already, as in GPT-2."""
+    return model_of(MERGED, w=matrix(32, 96, 0))

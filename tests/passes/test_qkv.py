@@ -8,7 +8,7 @@ import pytest
 from onnx import numpy_helper
 
 from passes.structures import STRUCTURES
-from tests.passes.models import attention, detached, matrix, model_of
+from tests.passes.models import attention, detached, matrix, merged_attention, model_of
 
 QKV = STRUCTURES["qkv"]
 
@@ -76,17 +76,6 @@ g (float[1, 32, 4, 4] x) => (float[1, 32, 16] y) {
     p = Softmax <axis = -1> (s)
     pt = Transpose <perm = [0, 2, 1]> (p)
     y = MatMul (vf, pt)
-}
-"""
-
-MERGED = """
-g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
-    qkv = MatMul (x, w)
-    q, k, v = Split <axis = -1, num_outputs = 3> (qkv)
-    kt = Transpose <perm = [0, 2, 1]> (k)
-    s = MatMul (q, kt)
-    p = Softmax <axis = -1> (s)
-    y = MatMul (p, v)
 }
 """
 
@@ -169,7 +158,7 @@ FOUND = {
     ),
     "K's scale is cast like Q": (model_of(SCALED_LIKE_Q, **square("wq", "wk", "wv")), [("wq", "wk", "wv")]),
     "einsum": (model_of(EINSUM, **square("wq", "wk", "wv")), [("wq", "wk", "wv")]),
-    "merged in the source": (model_of(MERGED, w=matrix(32, 96, 0)), []),
+    "merged in the source": (merged_attention(), []),
     "no attention": (model_of(CLASSIFIER, w1=matrix(32, 32, 0), w2=matrix(32, 10, 1)), []),
 }
 

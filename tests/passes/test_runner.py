@@ -22,7 +22,7 @@ from passes.prove import Prover
 from passes.result import PassRun
 from passes.runner import run_passes
 from passes.weights import DetachedModel
-from tests.passes.models import attention, biased_attention, detached, matrix, model_of
+from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
 
 
 def ops(run: PassRun) -> Counter[str]:
@@ -117,27 +117,13 @@ def test_a_wrong_name_is_a_mistake_that_names_the_nearest(settings: dict, words:
         passes.optimize(attention(), **{"recipe": ["nop"], **settings})
 
 
-def merged_in_the_source() -> onnx.ModelProto:
-    text = """
-    g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
-        qkv = MatMul (x, w)
-        q, k, v = Split <axis = -1, num_outputs = 3> (qkv)
-        kt = Transpose <perm = [0, 2, 1]> (k)
-        s = MatMul (q, kt)
-        p = Softmax <axis = -1> (s)
-        y = MatMul (p, v)
-    }
-    """
-    return model_of(text, w=matrix(32, 96, 0))
-
-
 def test_a_keep_that_matches_nothing_says_what_is_there() -> None:
     with pytest.raises(PolicyMistake, match=r"keep: qkv matches nothing .* are one matrix in the source already: w"):
-        passes.optimize(merged_in_the_source(), recipe=["nop"], keep=["qkv"])
+        passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv"])
 
 
 def test_an_optional_keep_may_match_nothing() -> None:
-    assert passes.optimize(merged_in_the_source(), recipe=["nop"], keep=["qkv?"]).structures == ()
+    assert passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv?"]).structures == ()
 
 
 def test_fuse_qkv_on_a_shared_graph_input_aborts_and_costs_one_step() -> None:
