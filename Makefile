@@ -19,7 +19,9 @@ test: .venv/test
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: .venv/run
-	$(BIN)/python benchmarks/run_vs_bare.py
+	$(BIN)/python -m benchmarks.run_vs_bare
+	$(BIN)/python -m benchmarks.passes_cost
+	$(BIN)/python -m benchmarks.keep_families
 
 # The stamps are made last, so that an interrupted install is done again.
 .venv/run: .venv/made pyproject.toml constraints.txt
@@ -28,7 +30,7 @@ bench: .venv/run
 	@touch $@
 
 .venv/test: .venv/run
-	$(BIN)/pip install -q -c constraints.txt -e '.[torch,models,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[torch,models,onnxslim,dev]'
 	@touch $@
 
 .venv/made:

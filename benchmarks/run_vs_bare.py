@@ -1,6 +1,6 @@
 """A whole `onnxline run` against bare `torch.onnx.export` + `onnxsim.simplify(check_n=1)`, on the very same model.
 
-    python benchmarks/run_vs_bare.py [--config CONFIG] [--repeats 3] [--markdown FILE]
+    python -m benchmarks.run_vs_bare [--config CONFIG] [--repeats 3] [--markdown FILE]
 
 Each side is a process of its own with a fresh folder; the order changes from repeat to repeat. Wall time includes the
 start of Python and the imports. Memory is PSS summed over the process tree (RSS where the kernel does not tell PSS),
@@ -10,25 +10,18 @@ sampled, so a peak shorter than the interval may be missed. Linux only: it reads
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.measure import INTERVAL_S, kind_of_memory, machine, mib, run_child, versions_line
 from passes.structures import STRUCTURES
 from passes.weights import read_model
 from pipeline.config import RunConfig
-from pipeline.versions import versions
 
 SIDES = ("onnxline run", "bare")
-INTERVAL_S = 0.05
-LAST_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +45,7 @@ def main() -> None:
             sample = _measured(side, options.config)
             samples[side].append(sample)
             print(
-                f"{repeat + 1}/{options.repeats} {side}: {sample.seconds:.1f} s, {_mib(sample.peak_bytes)}", flush=True
+                f"{repeat + 1}/{options.repeats} {side}: {sample.seconds:.1f} s, {mib(sample.peak_bytes)}", flush=True
             )
     text = _markdown(options.config, samples)
     options.markdown.parent.mkdir(parents=True, exist_ok=True)
@@ -105,65 +98,12 @@ def _measured(side: str, config: Path) -> Sample:
         out.mkdir()
         arguments = {
             "onnxline run": ["-m", "pipeline.cli", "run", str(config), "--out", str(out)],
-            "bare": [__file__, "--config", str(config), "--bare-into", str(out)],
+            "bare": ["-m", "benchmarks.run_vs_bare", "--config", str(config), "--bare-into", str(out)],
         }
-        with Path(folder, "said").open("w+") as said:
-            begun = time.perf_counter()
-            child = subprocess.Popen([sys.executable, *arguments[side]], stdout=said, stderr=said, env=_environment())
-            peak = 0
-            try:
-                while child.poll() is None:
-                    peak = max(peak, _tree_bytes(child.pid))
-                    time.sleep(INTERVAL_S)
-                seconds = time.perf_counter() - begun
-            finally:
-                child.kill()
-            if child.returncode != 0:
-                said.seek(0)
-                last = "\n".join(said.read().splitlines()[-LAST_LINES:])
-                raise SystemExit(f"{side} ended with exit code {child.returncode}:\n{last}")
+        child = run_child(arguments[side])
         model = read_model(out / "model.onnx")
         kept = len(STRUCTURES["qkv"].find(model).instances)
-        return Sample(seconds, peak, len(model.proto.graph.node), kept)
-
-
-def _environment() -> dict[str, str]:
-    """The children import the same checkout as we do."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-
-
-def _tree_bytes(root: int) -> int:
-    """Memory of `root` and everything below it. PSS counts a page that n processes share as 1/n in each."""
-    children = defaultdict(list)
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            children[_parent(entry)].append(int(entry.name))
-    total, front = 0, [root]
-    while front:
-        pid = front.pop()
-        total += _process_bytes(pid)
-        front.extend(children[pid])
-    return total
-
-
-def _parent(process: Path) -> int:
-    try:
-        # The command's name is in parentheses and may hold anything; the parent is the second word behind it.
-        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError):  # it has ended
-        return -1
-
-
-def _process_bytes(pid: int) -> int:
-    try:
-        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        return next(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
-    except (OSError, StopIteration):
-        pass
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return 0
+        return Sample(child.seconds, child.peak_bytes, len(model.proto.graph.node), kept)
 
 
 def _markdown(config: Path, samples: dict[str, list[Sample]]) -> str:
@@ -175,37 +115,21 @@ def _markdown(config: Path, samples: dict[str, list[Sample]]) -> str:
         ("---",) * 4,
         ("wall time, median", f"{left:.1f} s", f"{right:.1f} s", f"{left / right:.2f}"),
         ("wall time, all", _each(run), _each(bare), ""),
-        ("peak memory, median", _mib(high), _mib(low), f"{high / low:.2f}"),
+        ("peak memory, median", mib(high), mib(low), f"{high / low:.2f}"),
         ("nodes left", str(run[-1].nodes), str(bare[-1].nodes), ""),
         ("attention blocks with separate Q, K, V", str(run[-1].kept), str(bare[-1].kept), ""),
     ]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    used = ", ".join(f"{name} {version}" for name, version in versions().items())
     date = time.strftime("%Y-%m-%d")
     return (
-        f"`python benchmarks/run_vs_bare.py --config {config} --repeats {len(run)}`, {date}\n\n{table}\n\n"
-        f"Machine: {_machine()}. Memory is {_kind_of_memory()} over the process tree, sampled every "
-        f"{INTERVAL_S * 1000:.0f} ms.\nVersions: {used}.\n"
+        f"`python -m benchmarks.run_vs_bare --config {config} --repeats {len(run)}`, {date}\n\n{table}\n\n"
+        f"Machine: {machine()}. Memory is {kind_of_memory()} over the process tree, sampled every "
+        f"{INTERVAL_S * 1000:.0f} ms.\nVersions: {versions_line()}.\n"
     )
 
 
 def _each(side: list[Sample]) -> str:
     return ", ".join(f"{one.seconds:.1f}" for one in side)
-
-
-def _mib(count: float) -> str:
-    return f"{count / 2**20:,.0f} MiB"
-
-
-def _kind_of_memory() -> str:
-    return "PSS" if Path("/proc/self/smaps_rollup").exists() else "RSS"
-
-
-def _machine() -> str:
-    info = Path("/proc/cpuinfo").read_text()
-    model = next((line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")), "")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{model or platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB"
 
 
 if __name__ == "__main__":

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from passes.errors import ModelMistake, PassError, PolicyMistake
+from passes.guard import guard
 from passes.optimize import optimize
 from passes.result import PassRow, PassRun, Status, StructureVerdict
+from passes.why import Origin, why
 
 __all__ = [
     "ModelMistake",
+    "Origin",
     "PassError",
     "PassRow",
     "PassRun",
     "PolicyMistake",
     "Status",
     "StructureVerdict",
+    "guard",
     "optimize",
+    "why",
 ]

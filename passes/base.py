@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from passes.isolate import Worker
+from passes.sharing import Spill
 from passes.weights import DetachedModel
 
-__all__ = ["Composite", "Step", "Workbench"]
+__all__ = ["MAX_TURNS", "Composite", "Repeat", "Step", "Workbench"]
+
+MAX_TURNS: Final = 20
+"""Turns after which a fixed point is given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workbench:
-    """Where a step may work: a worker process for native code, and a folder for files that do not outlive the step."""
+    """Where a step may work: a worker process for native code, one for proofs, and a folder for files that do not
+    outlive the run. `passes.bench.open_bench` sets one up and clears it away."""
 
     worker: Worker
     folder: Path
+    proofs: Worker = field(default_factory=Worker)
+    spill: Spill = field(init=False)
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What a step leaves for the steps after it, under the name of its library."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spill", Spill(self.folder))
+
+    def start(self) -> None:
+        """Start the workers now, so that they are ready when they are called."""
+        self.worker.start()
+        self.proofs.start()
 
 
 class Step(Protocol):
@@ -63,3 +80,11 @@ class Composite(Step, Protocol):
         ...
 
     def without(self, names: Sequence[str]) -> Composite: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Steps that run in turns, until one turn changes nothing, or `limit` of them are done."""
+
+    steps: tuple[Step, ...]
+    limit: int = MAX_TURNS

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -30,10 +30,14 @@ class Worker:
 
     Args:
         timeout_s: seconds that one call may take before the process is killed.
+        memory_bytes: what the process may allocate; 0 for no limit. Weights that are mapped from files do not count.
+        preload: modules that the process imports when it starts.
     """
 
-    def __init__(self, timeout_s: float = 600.0) -> None:
+    def __init__(self, timeout_s: float = 600.0, memory_bytes: int = 0, preload: Sequence[str] = ()) -> None:
         self.timeout_s = timeout_s
+        self.memory_bytes = memory_bytes
+        self.preload = tuple(preload)
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._stderr: IO[bytes] | None = None
@@ -51,7 +55,8 @@ class Worker:
 
         Raises:
             StepFailed: the function raised; the message is the worker's.
-            StepCrashed: the process died; the message names the signal and quotes its last words.
+            StepCrashed: the process died, or could not have the memory that it asked for; the message names the
+                signal and quotes its last words.
             StepTimedOut: it ran past `timeout_s`.
         """
         pipe = self._started()
@@ -61,15 +66,22 @@ class Worker:
             if not pipe.poll(limit):
                 self._stop()
                 raise StepTimedOut(f"ran past {limit:g} s and was stopped (passes.timeout_s)")
-            succeeded, result = pipe.recv()
+            outcome, result = pipe.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             raise StepCrashed(self._obituary()) from error
         except BaseException:
             self._stop()
             raise
-        if not succeeded:
+        if outcome == "no memory":
+            self._stop()
+            raise StepCrashed(f"asked for more memory than {self._limit()}: {result}")
+        if outcome == "raised":
             raise StepFailed(result)
         return result
+
+    def start(self) -> None:
+        """Start the process now, so that it is ready when it is called."""
+        self._started()
 
     def close(self) -> None:
         """End the process, if it runs."""
@@ -82,7 +94,7 @@ class Worker:
         ours, theirs = Pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "passes.worker", str(theirs.fileno())],
+            [sys.executable, "-m", "passes.worker", str(theirs.fileno()), str(self.memory_bytes), *self.preload],
             pass_fds=[theirs.fileno()],
             env=_environment(os.environ),
             stdin=subprocess.DEVNULL,
@@ -111,9 +123,16 @@ class Worker:
         words = self._stderr.read().decode(errors="replace").strip()[-LAST_WORDS:]
         self._stop()
         cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if "bad_alloc" in words:
+            cause += f", out of memory at {self._limit()}"
         return f"the worker process died ({cause})" + (f": {words}" if words else "")
+
+    def _limit(self) -> str:
+        if not self.memory_bytes:
+            return "there is"
+        return f"the limit of {self.memory_bytes / 2**30:.1f} GiB (passes.memory_gib)"
 
 
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    """The worker finds the same modules as we do, and takes no part in our coverage or profiling."""
-    return {**own, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    """The worker finds the same modules as we do, and not others in the folder that it is started from."""
+    return {**own, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONSAFEPATH": "1"}

@@ -9,11 +9,14 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-__all__ = ["TOLERANCES", "Errors", "Tolerance", "compare", "tolerance_for"]
+__all__ = ["NO_ERROR", "TOLERANCES", "Errors", "Tolerance", "compare", "tolerance_for"]
 
 
 GAP: Final = 1e3
 """A factor between neighbouring magnitudes at which a new group begins; its square where there are few elements."""
+
+EXPONENTS: Final = int(math.log2(GAP))
+"""Neighbours that lie `GAP` apart differ by so many powers of two at least."""
 
 MANY: Final = 32
 
@@ -51,6 +54,10 @@ class Errors:
         return not self.why
 
 
+NO_ERROR: Final = Errors(0.0, 0.0, 1.0, math.inf, 0.0, 0.0)
+"""Of values that are equal in every bit."""
+
+
 def compare(expected: np.ndarray, got: np.ndarray, tolerances: Mapping[str, Tolerance] | None = None) -> Errors:
     """Measure `got` against `expected`; integers, booleans and strings have to be equal.
 
@@ -63,7 +70,7 @@ def compare(expected: np.ndarray, got: np.ndarray, tolerances: Mapping[str, Tole
     if expected.dtype != got.dtype:
         return _incomparable(f"dtype {got.dtype}, expected {expected.dtype}")
     if expected.dtype.kind in "OUS":
-        return _exact() if (expected == got).all() else _incomparable("different strings")
+        return NO_ERROR if (expected == got).all() else _incomparable("different strings")
     if expected.dtype.kind in "biu" and not (expected == got).all():
         return _different(expected, got)
     tolerance = tolerance_for(str(expected.dtype), tolerances)
@@ -77,7 +84,7 @@ def compare(expected: np.ndarray, got: np.ndarray, tolerances: Mapping[str, Tole
         return _incomparable(f"{bad} of {left.size} elements are NaN or infinite on one side only")
     left, right = left[finite], right[finite]
     if left.size == 0:
-        return _exact()
+        return NO_ERROR
     magnitude, error = np.abs(left), np.abs(left - right)
     scales = _group_scales(magnitude)
     limits = tolerance.atol + tolerance.rtol * scales
@@ -98,15 +105,24 @@ def compare(expected: np.ndarray, got: np.ndarray, tolerances: Mapping[str, Tole
 
 def _group_scales(magnitude: np.ndarray) -> np.ndarray:
     """For each element the largest magnitude of its group."""
+    if not _may_leave_a_gap(magnitude):
+        return np.full_like(magnitude, magnitude.max(initial=0.0))
     ordered = np.sort(magnitude[magnitude > 0])
-    if ordered.size < 2 or ordered[-1] / ordered[0] < GAP:
-        return np.full_like(magnitude, ordered[-1] if ordered.size else 0.0)
     # The least values of a computation may leave gaps by chance, so a group needs company below the gap.
     many = ordered.size >= 2 * MANY
     below = max(MANY, ordered.size // 100) if many else (ordered.size + 1) // 2
     gaps = np.flatnonzero(ordered[1:] / ordered[:-1] >= (GAP if many else GAP**2))
     tops = ordered[np.append(gaps[gaps + 1 >= below], ordered.size - 1)]
     return tops[np.searchsorted(tops, magnitude)]
+
+
+def _may_leave_a_gap(magnitude: np.ndarray) -> bool:
+    """Whether there are powers of two, one behind the other, in which nothing lies; far quicker than to sort."""
+    exponents = np.frexp(magnitude[magnitude > 0])[1]
+    if exponents.size < 2:
+        return False
+    occupied = np.flatnonzero(np.bincount(exponents - exponents.min()))
+    return bool((np.diff(occupied) >= EXPONENTS).any())
 
 
 def tolerance_for(dtype: str, overrides: Mapping[str, Tolerance] | None = None) -> Tolerance:
@@ -124,10 +140,6 @@ def _sqnr(signal: np.ndarray, error: np.ndarray) -> float:
     if noise == 0.0:
         return math.inf
     return -math.inf if power == 0.0 else 10.0 * math.log10(power / noise)
-
-
-def _exact() -> Errors:
-    return Errors(0.0, 0.0, 1.0, math.inf, 0.0, 0.0)
 
 
 def _different(expected: np.ndarray, got: np.ndarray) -> Errors:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from passes.base import Workbench
+from passes.bench import open_bench
 from passes.draw import draw_array
-from passes.errors import ModelMistake, StepFailed
-from passes.isolate import Worker
-from passes.order import sort_nodes
 from passes.policy import Policy
-from passes.prove import Prover, Reference
+from passes.prove import Prover
 from passes.recipe import DEFAULT_RECIPE, RecipeItem, steps_of
 from passes.result import PassRun
 from passes.runner import run_passes
-from passes.sessions import Session
-from passes.weights import DetachedModel, detach, read_model
+from passes.sharing import detached_copy
+from passes.weights import DetachedModel, read_model
 
-__all__ = ["draw_feeds", "optimize", "references_of"]
+__all__ = ["draw_feeds", "optimize"]
 
 
 def optimize(
@@ -34,49 +30,29 @@ def optimize(
     watch: bool = True,
     feeds: Sequence[Mapping[str, np.ndarray]] = (),
     timeout_s: float = 600.0,
+    memory_gib: float | None = None,
+    reproducers: Path | None = None,
 ) -> PassRun:
     """Run `recipe` over `model` and prove after every change that it computes what it did before.
 
     Args:
         model: left as it is; a path may have external data beside it.
         feeds: inputs to compare on; two seeded draws when there are none. Named dims are drawn as 2.
+        timeout_s: seconds for one call of native code.
+        memory_gib: what one worker process may allocate; see `passes.bench.open_bench`.
+        reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
 
     Raises:
         ModelMistake: the model cannot be read or does not run.
         PolicyMistake: an unknown name, or a `keep` that matches nothing.
     """
-    if isinstance(model, onnx.ModelProto):
-        copy = onnx.ModelProto()
-        copy.CopyFrom(model)
-        sort_nodes(copy.graph)
-        detached = detach(copy)
-    else:
-        detached = read_model(Path(model))
-    with Worker(timeout_s) as worker, tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
-        prover = Prover(references_of(detached, feeds or [draw_feeds(detached, seed) for seed in range(2)]))
-        bench = Workbench(worker, Path(folder))
-        return run_passes(detached, steps_of(recipe), Policy(tuple(skip), tuple(keep), watch), prover, bench)
-
-
-def references_of(model: DetachedModel, feeds: Sequence[Mapping[str, np.ndarray]]) -> list[Reference]:
-    """What `model` computes on onnxruntime, graph optimization off.
-
-    Raises:
-        ModelMistake: onnxruntime refuses it, or an output is NaN.
-    """
-    try:
-        session = Session(model)
-        results = [session.run(feed) for feed in feeds]
-    except StepFailed as error:
-        raise ModelMistake(f"the model does not run as it is: {error}") from error
-    for outputs in results:
-        for name, array in outputs.items():
-            if array.dtype.kind == "f" and np.isnan(array).any():
-                raise ModelMistake(
-                    f"output {name!r} of the reference holds NaN, so nothing can be compared with it; "
-                    "check the weights and the input ranges"
-                )
-    return [Reference(feed, outputs, f"draw {i}") for i, (feed, outputs) in enumerate(zip(feeds, results, strict=True))]
+    with open_bench(timeout_s, memory_gib) as bench:
+        bench.start()
+        detached = detached_copy(model, bench.spill) if isinstance(model, onnx.ModelProto) else read_model(Path(model))
+        draws = feeds or [draw_feeds(detached, seed) for seed in range(2)]
+        prover = Prover.of_itself(draws, bench)
+        policy = Policy(tuple(skip), tuple(keep), watch)
+        return run_passes(detached, steps_of(recipe), policy, prover, bench, reproducers=reproducers)
 
 
 def draw_feeds(model: DetachedModel, seed: int) -> dict[str, np.ndarray]:

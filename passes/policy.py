@@ -5,11 +5,13 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from passes.catalog import DESTROYS, GROUPS
+from passes.destroys import DESTROYS
 from passes.errors import PolicyMistake
+from passes.groups import GROUPS, in_group
 from passes.names import nearest
-from passes.structures import STRUCTURES
+from passes.structures import SELECTORS, STRUCTURES, structure_of
 
 __all__ = ["Policy", "Skip"]
 
@@ -25,7 +27,8 @@ class Skip:
 class Policy:
     """The user's wishes, as written.
 
-    `skip` holds pass names, groups and globs; `keep` structures, with `?` behind one that may be absent. `watch` lets
+    `skip` holds pass names, groups and globs; `keep` kinds of structures, or selectors such as `op:Softmax`, with `?`
+    behind one that may be absent. `watch` lets
     the skip of a pass that destroys a structure watch that structure. A kept structure is pinned and proven; a
     watched one is proven; in both cases a step that breaks it is reverted.
     """
@@ -41,8 +44,7 @@ class Policy:
         """
         bare = name.rpartition("/")[2]
         for entry in self.skip:
-            pattern = GROUPS.get(entry, entry)
-            if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(bare, pattern):
+            if in_group(entry, name) or fnmatch.fnmatchcase(name, entry) or fnmatch.fnmatchcase(bare, entry):
                 return Skip(f"skip: {entry}" if entry in (name, bare) else f"skip: {entry} names {name}")
         return None
 
@@ -64,7 +66,7 @@ class Policy:
             PolicyMistake: an unknown pass or structure, with the nearest name.
         """
         for entry in self.skip:
-            if any(Policy((entry,)).skips(name) for name in names):
+            if entry in GROUPS or any(Policy((entry,)).skips(name) for name in names):
                 continue
             known = (*GROUPS, *names, *(name.rpartition("/")[2] for name in names))
             raise PolicyMistake(
@@ -72,7 +74,19 @@ class Policy:
                 "(`onnxline passes` lists what this installation has)"
             )
         for kind in self.kept():
-            if kind not in STRUCTURES:
-                raise PolicyMistake(
-                    f"keep: no structure named {kind!r}{nearest(kind, STRUCTURES)}; known: {', '.join(STRUCTURES)}"
-                )
+            if structure_of(kind) is None:
+                raise PolicyMistake(f"keep: {_unknown(kind)}")
+
+
+def _unknown(kind: str) -> str:
+    """What is wrong with an entry of `keep` that means nothing."""
+    prefix, colon, _ = kind.partition(":")
+    if not colon:
+        known = f"{', '.join(STRUCTURES)}; or {', '.join(f'{one}:GLOB' for one in SELECTORS)}"
+        return f"no structure named {kind!r}{nearest(kind, STRUCTURES)}; known: {known}"
+    if prefix in SELECTORS:
+        return f"{kind!r} names nothing; write {EXAMPLES[prefix]!r}, say"
+    return f"nothing can be chosen by {prefix!r}{nearest(prefix, SELECTORS)}; known: {', '.join(EXAMPLES.values())}"
+
+
+EXAMPLES: Final = {"op": "op:Softmax", "node": "node:*attn*", "module": "module:encoder.layer.3.*"}

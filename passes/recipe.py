@@ -2,61 +2,120 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from passes.base import Step
-from passes.catalog import OWN_STEPS
+from passes.base import Repeat, Step
 from passes.errors import PolicyMistake
 from passes.external import onnxoptimizer
 from passes.external.onnxoptimizer import OnnxOptimizerPass
+from passes.external.onnxruntime_fusions import OnnxRuntimeFusions
 from passes.external.onnxscript import OnnxScriptOptimizer
 from passes.external.onnxsim import OnnxSim
+from passes.external.onnxslim import OnnxSlim
 from passes.names import nearest
+from passes.plugins import user_step
+from passes.steps import OWN_STEPS
+from passes.userland import installed, is_reference
 
-__all__ = ["DEFAULT_RECIPE", "RecipeItem", "steps_of"]
+__all__ = ["DEFAULT_RECIPE", "RecipeItem", "names_of", "steps_of"]
 
 RecipeItem = str | Mapping[str, Mapping[str, Any] | None]
 
 DEFAULT_RECIPE: Final = ("default", "onnxsim")
 
+SEQUENCE: Final = "sequence"
 
-def steps_of(recipe: Sequence[RecipeItem]) -> tuple[Step, ...]:
+UNTIL_STABLE: Final = "until-stable"
+
+
+def steps_of(recipe: Sequence[RecipeItem]) -> tuple[Step | Repeat, ...]:
     """The steps of a recipe, in order.
 
     An item is a name, or a mapping of one name to its options. `default` stands for onnxoptimizer's
-    fuse-and-eliminate set.
+    fuse-and-eliminate set; `file.py:Name` and `module:Name` are passes of the user's own. A name that onnxline has
+    itself is never taken from another package. Every item takes the option `repeat: until-stable`, and
+    `sequence: {steps: […], repeat: until-stable}` gives it to several together.
 
     Raises:
         PolicyMistake: no such pass (naming the nearest), or an option that the pass does not take.
     """
-    steps: list[Step] = []
+    found: list[Step | Repeat] = []
+    for item in recipe:
+        name, given = _name_and_options(item)
+        options = {key: value for key, value in given.items() if key != "repeat"}
+        steps = _steps(name, options)
+        found += [Repeat(steps)] if _repeats(name, given) else steps
+    return tuple(found)
+
+
+def _steps(name: str, options: Mapping[str, Any]) -> tuple[Step, ...]:
+    if name == "default":
+        _refuse_options(name, options)
+        return onnxoptimizer.passes_of(onnxoptimizer.default_set())
+    if name == SEQUENCE:
+        inner = steps_of(_inner_items(options))
+        if any(isinstance(step, Repeat) for step in inner):
+            raise PolicyMistake(f"{SEQUENCE}: found repeat inside of another one; expected it around all the steps")
+        return tuple(step for step in inner if not isinstance(step, Repeat))
+    return (_step(name, options),)
+
+
+def _inner_items(options: Mapping[str, Any]) -> Sequence[RecipeItem]:
+    steps = options.get("steps")
+    if set(options) != {"steps"} or not isinstance(steps, list | tuple) or not steps:
+        raise PolicyMistake(
+            f"{SEQUENCE}: found {dict(options)!r}, expected steps: a list, as in "
+            "{sequence: {steps: [eliminate_identity, onnxsim], repeat: until-stable}}"
+        )
+    return steps
+
+
+def _repeats(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the item asks for a fixed point."""
+    if "repeat" not in options:
+        return False
+    if options["repeat"] != UNTIL_STABLE:
+        raise PolicyMistake(f"{name}: repeat is {options['repeat']!r}; expected {UNTIL_STABLE!r}")
+    return True
+
+
+def names_of(recipe: Sequence[RecipeItem]) -> tuple[str, ...]:
+    """The names in a recipe, as written, with those inside of sequences."""
+    names: list[str] = []
     for item in recipe:
         name, options = _name_and_options(item)
-        if name == "default":
-            _refuse_options(name, options)
-            steps.extend(OnnxOptimizerPass(each) for each in onnxoptimizer.default_set())
-        else:
-            steps.append(_step(name, options))
-    return tuple(steps)
+        inner = options.get("steps", ()) if name == SEQUENCE else ()
+        names += [name, *(names_of(inner) if isinstance(inner, list | tuple) else ())]
+    return tuple(names)
 
 
 def _step(name: str, options: Mapping[str, Any]) -> Step:
     if name in _WITH_FREE_OPTIONS:
         return _WITH_FREE_OPTIONS[name](options)
     if name in OWN_STEPS:
-        try:
-            return OWN_STEPS[name](**options)
-        except TypeError as error:
-            raise PolicyMistake(f"pass {name!r} does not take these options: {error}") from error
+        return _own_step(name, options)
     available = onnxoptimizer.available()
     if name in available:
         _refuse_options(name, options)
         return OnnxOptimizerPass(name)
+    others = installed()
+    if is_reference(name) or name in others:
+        return user_step(name, options)
     raise PolicyMistake(
-        f"no pass named {name!r}{nearest(name, ('default', *OWN_STEPS, *available))} "
+        f"no pass named {name!r}{nearest(name, ('default', SEQUENCE, *OWN_STEPS, *available, *others))} "
         "(`onnxline passes` lists what this installation has)"
     )
+
+
+def _own_step(name: str, options: Mapping[str, Any]) -> Step:
+    takes = [one.name for one in dataclasses.fields(OWN_STEPS[name]) if one.init and one.name != "left_out"]
+    for option in options:
+        if option not in takes:
+            hint = nearest(option, takes) or f"; it has: {', '.join(takes) or 'none'}"
+            raise PolicyMistake(f"pass {name!r} does not take these options: no option {option!r}{hint}")
+    return OWN_STEPS[name](**options)
 
 
 def _name_and_options(item: RecipeItem) -> tuple[str, Mapping[str, Any]]:
@@ -75,6 +134,8 @@ def _refuse_options(name: str, options: Mapping[str, Any]) -> None:
 
 _WITH_FREE_OPTIONS: Final[Mapping[str, Callable[[Mapping[str, Any]], Step]]] = {
     "onnxsim": OnnxSim,
+    "onnxslim": OnnxSlim,
     "onnxscript": OnnxScriptOptimizer,
+    "onnxruntime_fusions": OnnxRuntimeFusions.with_options,
 }
 """Steps that hand their options on to the library, which knows them best."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from passes.numbers import Errors
@@ -42,6 +42,12 @@ class PassRow:
     seconds: float
     changed: bool
     errors: Mapping[str, Errors]
+    diff: Mapping[str, int] = field(default_factory=dict)
+    """Op type → how many nodes more, or fewer, the step left; empty when it changed nothing."""
+    turn: int = 1
+    """Which turn of a `repeat` this is."""
+    reproducer: str = ""
+    """The file with the smallest model on which the step still crashes or times out."""
 
 
 @dataclass(frozen=True, slots=True)

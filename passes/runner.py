@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from passes.base import Composite, Step, Workbench
-from passes.catalog import catalog
+from passes.base import Composite, Repeat, Step, Workbench
+from passes.catalog import pass_names
+from passes.changes import op_changes
 from passes.errors import StepFailed
-from passes.numbers import Errors
 from passes.policy import Policy
 from passes.prove import Prover
+from passes.reproduce import save_reproducer
 from passes.result import PassRow, PassRun, Status, StructureVerdict
-from passes.trial import Trial
+from passes.trial import Attempt, Trial
 from passes.versions import library_versions
 from passes.watch import Watched, find_structures
 from passes.weights import DetachedModel
@@ -26,27 +28,40 @@ Observer = Callable[[str, int, int, PassRow | None], None]
 
 def run_passes(
     model: DetachedModel,
-    steps: Sequence[Step],
+    recipe: Sequence[Step | Repeat],
     policy: Policy,
     prover: Prover,
     bench: Workbench,
     observer: Observer = lambda *_: None,
+    reproducers: Path | None = None,
 ) -> PassRun:
-    """Run `steps` in order on the exported `model`; every change is proven, and what breaks something is reverted.
+    """Run `recipe` in order on the exported `model`; every change is proven, and what breaks something is reverted.
+
+    Args:
+        reproducers: the folder in which to save the smallest model that still brings a step down; none by default.
 
     Raises:
         PolicyMistake: an unknown name, or a `keep` that matches nothing in the model.
     """
-    names = _all_names(steps, bench)
+    blocks = [item if isinstance(item, Repeat) else Repeat((item,), limit=1) for item in recipe]
+    steps = [step for block in blocks for step in block.steps]
+    names = pass_names(steps, bench)
     policy.check(names)
-    steps = [_told(step, policy, bench) for step in steps]
     watched = find_structures(model, policy, names)
     power = prover.watch(model, watched.must_hold())
-    run = _Run(model, model, watched, prover, bench)
-    for index, step in enumerate(steps):
-        observer(step.name, index, len(steps), None)
-        for row in run.step(step, policy):
-            observer(step.name, index, len(steps), row)
+    run = _Run(model, model, watched, prover, bench, reproducers)
+    begun = 0
+    for block in blocks:
+        told = [_told(step, policy, bench) for step in block.steps]
+        for turn in range(1, block.limit + 1):
+            before = run.model
+            for index, step in enumerate(told, begun):
+                observer(step.name, index, len(steps), None)
+                for row in run.step(step, policy, turn):
+                    observer(step.name, index, len(steps), row)
+            if run.model is before:
+                break
+        begun += len(told)
     run.conclude()
     return PassRun(run.model, tuple(run.rows), run.verdicts(), power, library_versions())
 
@@ -60,13 +75,15 @@ class _Run:
     watched: Watched
     prover: Prover
     bench: Workbench
+    reproducers: Path | None
     rows: list[PassRow] = field(default_factory=list)
     gone: dict[tuple[str, str], str] = field(default_factory=dict)
     broken_by: dict[tuple[str, str], str] = field(default_factory=dict)
+    trial: Trial | None = None
     last_run: tuple[DetachedModel, int] | None = None
     """The last model that was run and not only reasoned about, with the number of rows up to it."""
 
-    def step(self, step: Step, policy: Policy) -> list[PassRow]:
+    def step(self, step: Step, policy: Policy, turn: int) -> list[PassRow]:
         """Try one step; returns its row, after those of the inner passes that had to be taken out of it."""
         first, begun = len(self.rows), time.perf_counter()
         skip = policy.skips(step.name)
@@ -75,6 +92,7 @@ class _Run:
         else:
             self._try(step)
         self.rows[-1] = replace(self.rows[-1], seconds=time.perf_counter() - begun)
+        self.rows[first:] = [replace(row, turn=turn) for row in self.rows[first:]]
         return self.rows[first:]
 
     def conclude(self) -> None:
@@ -107,48 +125,50 @@ class _Run:
         )
 
     def _try(self, step: Step) -> None:
-        trial = Trial(self.model, self.gone, self.watched, self.prover, self.bench)
-        try:
-            attempt = trial.attempt(step)
-            if attempt.lost or attempt.why:
-                narrowed = trial.narrowed(step, attempt)
-                for key, author in narrowed.authors.items():
-                    self.broken_by.setdefault(key, author)
-                for name in narrowed.taken_out:
-                    inner = f"{step.name}/{name}"
-                    self._record(step, Status.REVERTED, attempt.why, attempt.nodes, attempt.errors, name=inner)
-                step, attempt = narrowed.step, narrowed.attempt
-        except StepFailed as failure:
-            self._record(step, Status(failure.status), str(failure))
-            return
+        if self.trial is None or self.trial.model is not self.model:
+            self.trial = Trial(self.model, self.gone, self.watched, self.prover, self.bench)
+        trial = self.trial
+        attempt = trial.tried(step)
+        if attempt.lost or attempt.why:
+            narrowed = trial.narrowed(step, attempt)
+            for key, author in narrowed.authors.items():
+                self.broken_by.setdefault(key, author)
+            for name in narrowed.taken_out:
+                self._record(step, attempt.status, attempt.why, attempt, name=f"{step.name}/{name}")
+            if narrowed.taken_out and attempt.broke_down:
+                self.rows[-1] = replace(self.rows[-1], reproducer=self._reproduced(step))
+            step, attempt = narrowed.step, narrowed.attempt
         if attempt.why:
-            self._record(step, Status.REVERTED, attempt.why, attempt.nodes, attempt.errors)
+            saved = self._reproduced(step) if attempt.broke_down else ""
+            self._record(step, attempt.status, attempt.why, attempt)
+            self.rows[-1] = replace(self.rows[-1], reproducer=saved)
             return
+        self._record(step, Status.RAN, _without(step), attempt)
         if not attempt.changed:
-            self._record(step, Status.RAN, _without(step))
             return
-        self._record(step, Status.RAN, _without(step), attempt.nodes, attempt.errors)
         self.model = attempt.model
         self.gone.update(attempt.lost)
         if self.prover.has_run(self.model):
             self.last_run = (self.model, len(self.rows))
 
+    def _reproduced(self, step: Step) -> str:
+        """The file with the smallest model on which `step` still breaks down; empty when none is asked for."""
+        if self.reproducers is None or self.trial is None:
+            return ""
+        return save_reproducer(step, self.trial.pinned, self.bench, self.reproducers)
+
     def _record(
-        self,
-        step: Step,
-        status: Status,
-        reason: str,
-        nodes_after: int | None = None,
-        errors: Mapping[str, Errors] | None = None,
-        *,
-        name: str = "",
+        self, step: Step, status: Status, reason: str, attempt: Attempt | None = None, *, name: str = ""
     ) -> None:
-        """Add a row; `nodes_after` is given when there is a changed model to speak of."""
+        """Add a row about what `step` made, if it made something else than it was given."""
         reason = " ".join(reason.split())  # native errors come in many lines; a row has one
         nodes = len(self.model.proto.graph.node)
-        after, changed = (nodes, False) if nodes_after is None else (nodes_after, True)
+        after, changed, errors, diff = nodes, False, {}, {}
+        if attempt is not None and attempt.changed:
+            after, changed, errors = attempt.nodes, True, attempt.errors
+            diff = op_changes(self.model, attempt.model)
         self.rows.append(
-            PassRow(name or step.name, step.source, status, reason, nodes, after, 0.0, changed, errors or {})
+            PassRow(name or step.name, step.source, status, reason, nodes, after, 0.0, changed, errors, diff)
         )
 
 
@@ -163,9 +183,3 @@ def _told(step: Step, policy: Policy, bench: Workbench) -> Step:
 def _without(step: Step) -> str:
     left_out = step.left_out if isinstance(step, Composite) else ()
     return "without " + ", ".join(left_out) if left_out else ""
-
-
-def _all_names(steps: Sequence[Step], bench: Workbench) -> tuple[str, ...]:
-    """Names that a skip list may hold; onnxsim's own count only where it runs, since asking for them takes seconds."""
-    with_onnxsim = any(isinstance(step, Composite) for step in steps)
-    return tuple(row.name for row in catalog(bench, with_onnxsim=with_onnxsim))

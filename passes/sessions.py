@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 import onnx
@@ -15,6 +18,9 @@ from passes.weights import DetachedModel, Weight, clear_data, inline
 
 __all__ = ["Session"]
 
+GIVEN: Final = "given"
+"""The file name under which an initializer refers to a value that is given to the session."""
+
 
 class Session:
     """A model ready to run on the CPU with graph optimization off.
@@ -22,29 +28,43 @@ class Session:
     onnxruntime's own fusions would hide what a pass did (measured: 1.8e-7 against exactly 0), and prepacking would copy
     the weights.
 
+    Args:
+        proto: changed on the way; its initializers named in `weights` hold no data of their own.
+        weights: by initializer name.
+        extra_outputs: values to return beside the model's outputs.
+
     Raises:
         StepFailed: onnxruntime refuses the model.
     """
 
-    def __init__(self, model: DetachedModel, extra_outputs: Sequence[str] = ()) -> None:
-        proto, names, tensors = _with_shared_weights(model, extra_outputs)
+    def __init__(
+        self, proto: onnx.ModelProto, weights: Mapping[str, Weight], extra_outputs: Sequence[str] = ()
+    ) -> None:
+        taken = {output.name for output in proto.graph.output}
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra_outputs if name not in taken)
+        _drop_unread(proto.graph)
+        shared = _share(proto.graph, weights)
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
+        options.enable_cpu_mem_arena = False  # an arena grows by doubling, and never shrinks
         options.add_session_config_entry("session.disable_prepacking", "1")
         # Idle threads that spin take the cores from the process that runs the passes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if names:
-            options.add_external_initializers(names, [value for value, _ in tensors])
-        self._kept_alive = tensors
-        try:
-            self._session = onnxruntime.InferenceSession(
-                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:
-            raise StepFailed(f"onnxruntime refuses the model: {error}") from error
+        for name, (value, _) in shared.items():
+            options.add_initializer(name, value)
+        self._kept_alive = shared
+        self._session = _opened(proto, options, max((weight.data.nbytes for weight in weights.values()), default=0))
         self.inputs = tuple(entry.name for entry in self._session.get_inputs())
         self.outputs = tuple(entry.name for entry in self._session.get_outputs())
+
+    @classmethod
+    def of(cls, model: DetachedModel, extra_outputs: Sequence[str] = ()) -> Session:
+        """A session of `model`, in this process."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(model.proto)
+        weights = {tensor.name: model.weight(tensor) for tensor in proto.graph.initializer}
+        return cls(proto, {name: weight for name, weight in weights.items() if weight is not None}, extra_outputs)
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Outputs by name.
@@ -60,36 +80,6 @@ class Session:
         return {name: np.asarray(result) for name, result in zip(self.outputs, results, strict=True)}
 
 
-def _with_shared_weights(
-    model: DetachedModel, extra_outputs: Sequence[str]
-) -> tuple[onnx.ModelProto, list[str], list[tuple[onnxruntime.OrtValue, np.ndarray]]]:
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    taken = {output.name for output in proto.graph.output}
-    for name in extra_outputs:
-        if name not in taken:
-            proto.graph.output.add(name=name)
-    _drop_unread(proto.graph)
-    names: list[str] = []
-    values: list[tuple[onnxruntime.OrtValue, np.ndarray]] = []
-    for tensor in proto.graph.initializer:
-        weight = model.weight(tensor)
-        if weight is None:
-            continue
-        value = _ort_value(weight)
-        if value is None:
-            inline(tensor, weight.data)
-            continue
-        clear_data(tensor)
-        tensor.data_location = TensorProto.EXTERNAL
-        # The location is never opened: the value of that name is given to the session.
-        for key, entry in (("location", "given"), ("offset", "0"), ("length", str(weight.data.nbytes))):
-            tensor.external_data.add(key=key, value=entry)
-        names.append(tensor.name)
-        values.append(value)
-    return proto, names, values
-
-
 def _drop_unread(graph: onnx.GraphProto) -> None:
     """Remove initializers that nobody reads: onnxruntime drops them itself and then fails to find the given value."""
     read = {output.name for output in graph.output} | {name for node in graph.node for name in reads_of(node)}
@@ -98,6 +88,42 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
     if len(kept) < len(graph.initializer):
         del graph.initializer[:]
         graph.initializer.extend(kept)
+
+
+def _opened(proto: onnx.ModelProto, options: onnxruntime.SessionOptions, largest: int) -> onnxruntime.InferenceSession:
+    """The session. The data file that the initializers refer to is never read, but onnxruntime looks whether it is
+    there, and long enough."""
+    with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
+        with Path(folder, GIVEN).open("wb") as file:
+            file.truncate(largest)
+        path = Path(folder, "model.onnx")
+        path.write_bytes(proto.SerializeToString())
+        try:
+            return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise StepFailed(f"onnxruntime refuses the model: {error}") from error
+
+
+Shared = dict[str, tuple[onnxruntime.OrtValue, np.ndarray]]
+
+
+def _share(graph: onnx.GraphProto, weights: Mapping[str, Weight]) -> Shared:
+    """Turn initializers into references to values that are given to the session by name."""
+    shared: Shared = {}
+    for tensor in graph.initializer:
+        weight = weights.get(tensor.name)
+        if weight is None:
+            continue
+        value = _ort_value(weight)
+        if value is None:
+            inline(tensor, weight.data)
+            continue
+        clear_data(tensor)
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, entry in (("location", GIVEN), ("offset", "0"), ("length", str(weight.data.nbytes))):
+            tensor.external_data.add(key=key, value=entry)
+        shared[tensor.name] = value
+    return shared
 
 
 def _ort_value(weight: Weight) -> tuple[onnxruntime.OrtValue, np.ndarray] | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-from onnx import ValueInfoProto
+from functools import cached_property
 
 from passes.base import Composite, Step, Workbench
 from passes.canonical import canonical_digest
-from passes.catalog import DESTROYS
+from passes.corner import corner_of
+from passes.destroys import DESTROYS
 from passes.errors import StepFailed
 from passes.external.onnxsim import STAGES
 from passes.narrow import culprits
@@ -18,6 +18,7 @@ from passes.pins import pin, unpin
 from passes.prove import Measurement, Prover
 from passes.provenance import carry
 from passes.reads import live_nodes
+from passes.result import Status
 from passes.watch import Lost, Watched
 from passes.weights import DetachedModel
 
@@ -34,6 +35,13 @@ class Attempt:
     lost: Lost
     measurement: Measurement | None
     why: str
+    status: Status = Status.REVERTED
+    """What a step is called of which this attempt has to be thrown away."""
+
+    @property
+    def broke_down(self) -> bool:
+        """Whether the worker died over it."""
+        return self.status in (Status.CRASHED, Status.TIMED_OUT)
 
     @property
     def errors(self) -> Mapping[str, Errors]:
@@ -57,7 +65,7 @@ class Narrowed:
     authors: Mapping[tuple[str, str], str]
 
 
-@dataclass(slots=True)
+@dataclass
 class Trial:
     """Tries steps on one model; `gone` are the structures that it has lost already."""
 
@@ -66,35 +74,83 @@ class Trial:
     watched: Watched
     prover: Prover
     bench: Workbench
-    digest: str = ""
+
+    @cached_property
+    def digest(self) -> str:
+        return canonical_digest(self.model)
+
+    # The pinned models stay the same objects, by which steps may know them again.
+    @cached_property
+    def pinned(self) -> DetachedModel:
+        return pin(self.model, self.watched.pins(self.model))
+
+    @cached_property
+    def loosely(self) -> DetachedModel | None:
+        """The model with the pins to try second, where there are any."""
+        return self._loosely(self.model)
+
+    def _loosely(self, model: DetachedModel) -> DetachedModel | None:
+        pins = self.watched.loose_pins(model)
+        return pin(model, pins) if pins else None
+
+    @cached_property
+    def corner(self) -> DetachedModel | None:
+        """What the second pins set free; one object for all models in which it is the same."""
+        corner = corner_of(self.model, self.watched.pins(self.model), self.watched.loose_pins(self.model))
+        if corner is None:
+            return None
+        known: dict[str, DetachedModel] = self.bench.notes.setdefault("corner", {})
+        return known.setdefault(canonical_digest(corner), corner)
+
+    def _gains_nothing(self, step: Step) -> bool:
+        """Whether `step` is known to do the same with the second pins as with the first."""
+        if self.corner is None:
+            return False
+        try:
+            made = step.apply(self.corner, self.bench)
+        except StepFailed:
+            return False
+        return made is self.corner or canonical_digest(made) == canonical_digest(self.corner)
+
+    def tried(self, step: Step) -> Attempt:
+        """`attempt`, with a step that fails as an attempt too."""
+        try:
+            return self.attempt(step)
+        except StepFailed as failure:
+            return Attempt(self.model, False, {}, None, str(failure), Status(failure.status))
 
     def attempt(self, step: Step) -> Attempt:
         """Run `step` with the kept structures pinned, and judge the result by structure and by numbers.
 
-        A pin costs what a pass could have done across it. So where pins a little further on exist, the step runs once
-        more with those on what it made, and that counts if it is sound and smaller.
+        A pin costs what a pass could have done across it. So where pins a little further on exist, and the step does
+        something there, it runs once more with those on what it made, and that counts if it is sound and smaller.
 
         Raises:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
         """
-        first = self._judged(step, self.model, self.watched.pins(self.model))
-        loose = [] if first.why else self.watched.loose_pins(first.model)
-        if not loose:
+        first = self._judged(step, self.pinned)
+        if first.why:
+            return first
+        if self.loosely is None or self._gains_nothing(step):
+            return first
+        loose = self._loosely(first.model) if first.changed else self.loosely
+        if loose is None:
             return first
         try:
-            second = self._judged(step, first.model, loose)
+            second = self._judged(step, loose)
         except StepFailed:
             return first
         return second if not second.why and _size(second) < _size(first) else first
 
-    def _judged(self, step: Step, model: DetachedModel, pins: Sequence[ValueInfoProto]) -> Attempt:
-        outputs = [output.name for output in model.proto.graph.output]
-        after = unpin(step.apply(pin(model, pins), self.bench), outputs)
+    def _judged(self, step: Step, pinned: DetachedModel) -> Attempt:
+        made = step.apply(pinned, self.bench)
+        if made is pinned:
+            return Attempt(self.model, False, {}, None, "")
+        after = unpin(made, [output.name for output in self.model.proto.graph.output])
         _same_signature(self.model, after)
-        self.digest = self.digest or canonical_digest(self.model)
         if canonical_digest(after) == self.digest:
             return Attempt(self.model, False, {}, None, "")
-        after = carry(model, after, step.name)
+        after = carry(pinned, after, step.name)
         lost = {key: why for key, why in self.watched.lost(after).items() if key not in self.gone}
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]
         if broken:
@@ -107,17 +163,15 @@ class Trial:
 
         Those that broke what must hold are taken out; those that only broke what is observed are named.
         """
-        if not isinstance(step, Composite):
+        # To wait for many more time limits would cost more than the name is worth.
+        if not isinstance(step, Composite) or attempt.status is Status.TIMED_OUT:
             return Narrowed(step, attempt, (), dict.fromkeys(attempt.lost, step.name))
         tried: dict[tuple[str, ...], Attempt] = {(): attempt}
 
         def without(names: tuple[str, ...]) -> Attempt:
             key = tuple(sorted(names))
             if key not in tried:
-                try:
-                    tried[key] = self.attempt(step.without(names))
-                except StepFailed as failure:
-                    tried[key] = Attempt(self.model, False, {}, None, str(failure))
+                tried[key] = self.tried(step.without(names))
             return tried[key]
 
         def is_good(names: tuple[str, ...]) -> bool:

@@ -9,7 +9,8 @@ __all__ = ["library_versions"]
 
 def library_versions() -> dict[str, str]:
     """Name → version of those that are installed."""
-    names = ("onnx", "onnx_ir", "onnxoptimizer", "onnxsim", "onnxscript", "onnxruntime", "numpy", "protobuf")
+    tools = ("onnxoptimizer", "onnxsim", "onnxslim", "onnxscript", "onnxruntime")
+    names = ("onnx", "onnx_ir", *tools, "numpy", "protobuf")
     versions = {}
     for name in names:
         try:

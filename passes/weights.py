@@ -11,9 +11,12 @@ BatchNormalization fusion writes the arithmetic as nodes). Others get the attach
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from mmap import MADV_DONTNEED
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +31,7 @@ from passes.payload import check_payload
 
 __all__ = [
     "DETACH_FROM_BYTES",
+    "TYPED_FIELDS",
     "DetachedModel",
     "Weight",
     "WeightStore",
@@ -35,9 +39,11 @@ __all__ = [
     "clear_data",
     "detach",
     "digest_of",
+    "initializer_of",
     "inline",
     "key_of",
     "read_model",
+    "release",
 ]
 
 DETACH_FROM_BYTES: Final = 1024
@@ -110,31 +116,52 @@ def detach(model: onnx.ModelProto, base_dir: Path | None = None, known: WeightSt
         ModelMistake: a tensor's data does not fill its shape; external data is missing, or outside `base_dir`.
     """
     known = known or {}
-    store: dict[Key, Weight] = {}
     for tensor in _inner_tensors(model.graph):
         check_payload(tensor)
         if tensor.data_location == TensorProto.EXTERNAL:
             inline(tensor, external_bytes(tensor, base_dir))
+    store: dict[Key, Weight] = {}
+    large: list[tuple[TensorProto, np.ndarray]] = []
     for tensor in model.graph.initializer:
+        key = key_of(tensor)
+        if key is not None and key in known:  # a stand-in already, from a tool that was given stand-ins
+            store[key] = known[key]
+            continue
         check_payload(tensor)
         data = _bytes_of(tensor, base_dir)
         if data is None:
             continue
-        if tensor.data_type not in TYPED_FIELDS:
+        if tensor.data_type in TYPED_FIELDS:
+            large.append((tensor, data))
+        else:
             inline(tensor, data)
-            continue
-        dims = tuple(tensor.dims)
-        digest = hashlib.blake2b(data.data, digest_size=16).hexdigest()
-        weight = Weight(dims, tensor.data_type, data, digest)
-        numbers = _stand_in(weight)
+    with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
+        weights = list(pool.map(_weight, *zip(*large, strict=True))) if large else []
+    for (tensor, data), (weight, numbers) in zip(large, weights, strict=True):
         if numbers is None:
             inline(tensor, data)
             continue
-        key = (dims, tensor.data_type, numbers)
+        key = (weight.dims, weight.data_type, numbers)
         store[key] = known.get(key, weight)
         clear_data(tensor)
         getattr(tensor, TYPED_FIELDS[tensor.data_type]).extend(numbers)
     return DetachedModel(model, store)
+
+
+def _weight(tensor: TensorProto, data: np.ndarray) -> tuple[Weight, tuple[float, ...] | None]:
+    """The weight, and the numbers of its stand-in."""
+    digest = hashlib.blake2b(data.data, digest_size=16).hexdigest()
+    weight = Weight(tuple(tensor.dims), tensor.data_type, data, digest)
+    numbers = _stand_in(weight)
+    release(data)
+    return weight, numbers
+
+
+def release(data: np.ndarray) -> None:
+    """Give the memory of mapped data back; it comes from its file again when it is next read."""
+    if isinstance(data, np.memmap):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            data._mmap.madvise(MADV_DONTNEED)  # type: ignore[attr-defined]
 
 
 def attach(model: DetachedModel) -> onnx.ModelProto:
@@ -181,6 +208,17 @@ def inline(tensor: TensorProto, data: np.ndarray) -> None:
     """Give `tensor` its bytes back."""
     clear_data(tensor)
     tensor.raw_data = data.tobytes()
+
+
+def initializer_of(name: str, weight: Weight) -> tuple[TensorProto, Key | None]:
+    """An initializer that stands for `weight`, with its key; one that holds the data, and None, if nothing can."""
+    tensor = TensorProto(name=name, data_type=weight.data_type, dims=weight.dims)
+    numbers = _stand_in(weight) if weight.data_type in TYPED_FIELDS else None
+    if numbers is None:
+        inline(tensor, weight.data)
+        return tensor, None
+    getattr(tensor, TYPED_FIELDS[weight.data_type]).extend(numbers)
+    return tensor, (weight.dims, weight.data_type, numbers)
 
 
 def read_model(path: Path, known: WeightStore | None = None) -> DetachedModel:

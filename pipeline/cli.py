@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from pipeline.commands import guard, passes, why
 from pipeline.errors import InternalError, OnnxlineError
-from pipeline.screen import Screen, catalog_table
+from pipeline.screen import Screen
 
 __all__ = ["app", "main"]
 
@@ -23,6 +23,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+guard.register(app)
+passes.register(app)
+why.register(app)
 
 EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch"}
 """Module → the extra that brings it."""
@@ -53,18 +57,6 @@ def run(
         screen.tables()  # what is known is shown, also when a later stage failed
         raise
     screen.conclude(result)
-
-
-@app.command("passes")
-def list_passes() -> None:
-    """List every pass that this installation can run."""
-    from passes.base import Workbench
-    from passes.catalog import catalog
-    from passes.isolate import Worker
-
-    with Worker() as worker, tempfile.TemporaryDirectory() as folder:
-        rows = catalog(Workbench(worker, Path(folder)))
-    catalog_table(rows)
 
 
 @app.command()

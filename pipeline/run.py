@@ -12,6 +12,8 @@ import yaml
 from pydantic import BaseModel
 
 from passes.prove import Reference
+from passes.recipe import names_of
+from passes.userland import code_digest
 from pipeline.config import RunConfig
 from pipeline.errors import OnnxlineError
 from pipeline.events import Event, Observer, Optimized, StageEnded, StageStarted
@@ -120,7 +122,7 @@ class _Journey:
 
     def optimize(self, source: Source, references: list[Reference]) -> OptimizeReport:
         with self.stage("passes") as note:
-            self._depends_on(self.config.passes)
+            self._depends_on(self.config.passes, code_digest(names_of(self.config.passes.recipe)))
             found = self.workspace.load("passes", self.key, OptimizeReport)
             if found is not None and still_there(found.files, self.workspace):
                 note.cached()

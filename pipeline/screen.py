@@ -10,13 +10,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from passes.catalog import Entry
 from passes.result import PassRow, Status, StructureVerdict
 from pipeline import events
 from pipeline.log import line_of
 from pipeline.result import RunResult
 
-__all__ = ["Screen", "catalog_table"]
+__all__ = ["Screen"]
 
 STYLES = {
     Status.RAN: "green",
@@ -103,13 +102,6 @@ class Screen:
         if result.cached:
             wide.print(f"not done again, since nothing changed: {', '.join(result.cached)}", highlight=False)
         wide.print(f"files: {result.folder}/ ({', '.join(result.report.files)})", highlight=False, soft_wrap=True)
-
-
-def catalog_table(entries: Iterable[Entry], console: Console | None = None) -> None:
-    table = Table("pass", "source", "in default", "may destroy")
-    for entry in entries:
-        table.add_row(entry.name, entry.source, "yes" if entry.default else "", ", ".join(entry.destroys))
-    (console or Console()).print(table)
 
 
 def _pass_table(rows: Iterable[PassRow]) -> Table:

@@ -18,10 +18,14 @@ def through_files(model: DetachedModel, bench: Workbench, function: str, options
     """Call `function(source=…, target=…, options=…)` in the worker on the attached model, and read what it wrote.
 
     The model goes inline while one protobuf message can hold it: the tools are slower with external data. The result's
-    weights are memory-mapped from a file that is unlinked at once and lives as long as they do.
+    weights are memory-mapped, and its file stays until the bench is cleared away.
     """
-    with tempfile.TemporaryDirectory(dir=bench.folder, prefix="step-") as folder:
-        source, target = Path(folder, "before.onnx"), Path(folder, "after.onnx")
+    folder = Path(tempfile.mkdtemp(dir=bench.folder, prefix="step-"))
+    source, target = folder / "before.onnx", folder / "after.onnx"
+    try:
         save(model, source, external_from=PROTOBUF_LIMIT)
         bench.worker.call(function, source=str(source), target=str(target), options=dict(options))
         return read_model(target, known=model.weights)
+    finally:
+        for file in folder.glob("*before.onnx*"):
+            file.unlink()

@@ -2,28 +2,85 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import onnx
 
 from passes.base import Workbench
+from passes.errors import StepFailed
+from passes.external.first_change import first_change
 from passes.weights import DetachedModel
 
-__all__ = ["OnnxOptimizerPass", "available", "default_set", "optimize"]
+__all__ = ["OnnxOptimizerPass", "available", "default_set", "optimize_first", "passes_of"]
+
+NAME: Final = "onnxoptimizer"
+
+REMEMBERED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxOptimizerPass:
-    """Run one named pass of onnxoptimizer once."""
+    """Run one named pass of onnxoptimizer once.
+
+    `ahead` names passes that are likely to be next. Most passes change nothing, so the worker tries them on the same
+    model in one go, each alone, until one changes something; their turn then costs nothing.
+    """
 
     name: str
-    source: str = field(default="onnxoptimizer", init=False)
+    ahead: tuple[str, ...] = field(default=(), compare=False)
+    source: str = field(default=NAME, init=False)
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
-        result = bench.worker.call(
-            "passes.external.onnxoptimizer:optimize", model=model.proto.SerializeToString(), name=self.name
-        )
-        return model.with_proto(onnx.load_from_string(result))
+        """A new model, or the very same object when the pass changes nothing."""
+        known = _known(bench, model.proto)
+        if self.name not in known.idle and self.name not in known.made:
+            self._try(known, bench)
+        if self.name in known.idle:
+            return model
+        return model.with_proto(onnx.load_from_string(known.made[self.name]))
+
+    def _try(self, known: _Known, bench: Workbench) -> None:
+        """Find out what this pass makes of the model, and which of those ahead do nothing."""
+        ahead = [name for name in self.ahead if name not in known.idle] if known.may_look_ahead else []
+        source = known.proto.SerializeToString()
+        names = [self.name, *ahead]
+        try:
+            index, result = bench.worker.call("passes.external.onnxoptimizer:optimize_first", model=source, names=names)
+        except StepFailed:
+            if not ahead:
+                raise
+            known.may_look_ahead = False  # one that is not asked for yet may be at fault
+            self._try(known, bench)
+            return
+        known.idle.update(names[:index])
+        if result is not None:
+            known.made[names[index]] = result
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a model: the passes that leave it as it is, and what others make of it."""
+
+    proto: onnx.ModelProto
+    idle: set[str] = field(default_factory=set)
+    made: dict[str, bytes] = field(default_factory=dict)
+    may_look_ahead: bool = True
+
+
+def _known(bench: Workbench, proto: onnx.ModelProto) -> _Known:
+    """A model is known again by identity; a few are remembered, since steps are tried with different pins."""
+    remembered: list[_Known] = bench.notes.setdefault(NAME, [])
+    found = next((known for known in remembered if known.proto is proto), None) or _Known(proto)
+    remembered[:] = [*(known for known in remembered if known is not found), found][-REMEMBERED:]
+    return found
+
+
+def passes_of(names: Sequence[str]) -> tuple[OnnxOptimizerPass, ...]:
+    """Steps for `names`, each with those behind it as `ahead`."""
+    return tuple(OnnxOptimizerPass(name, tuple(names[index + 1 :])) for index, name in enumerate(names))
 
 
 def available() -> tuple[str, ...]:
@@ -40,8 +97,26 @@ def default_set() -> tuple[str, ...]:
     return tuple(onnxoptimizer.get_fuse_and_elimination_passes())
 
 
-def optimize(model: bytes, name: str) -> bytes:
-    """In the worker: run pass `name` on a serialized model."""
+def optimize_first(desk: dict[str, Any], model: bytes, names: Sequence[str]) -> tuple[int, bytes | None]:
+    """In the worker: run each of `names` alone on a serialized model, up to the first that changes it.
+
+    What changes nothing makes what `nop` makes, byte for byte.
+
+    Returns:
+        How many passes changed nothing, and the model that the next one made; None if there is no next one.
+    """
     import onnxoptimizer
 
-    return onnxoptimizer.optimize(onnx.load_from_string(model), [name]).SerializeToString()
+    key = hashlib.blake2b(model).digest()
+    proto = onnx.load_from_string(model)
+    for node in proto.graph.node:  # the library drops it anyway; to carry it along takes a third of a pass
+        del node.metadata_props[:]
+    if desk.get("nop", (None, None))[0] != key:
+        desk["nop"] = (key, onnxoptimizer.optimize(proto, ["nop"]).SerializeToString())
+    nothing = desk["nop"][1]
+
+    def made_by(name: str) -> bytes | None:
+        result = onnxoptimizer.optimize(proto, [name]).SerializeToString()
+        return None if result == nothing else result
+
+    return first_change(names, made_by)

@@ -1,16 +1,33 @@
-"""onnxscript's optimizer: constant folding, dead-code removal and function inlining in Python."""
+"""onnxscript's optimizer: one composite step of folding, rules, inlining and common subexpressions, in Python."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Final
 
 from passes.base import Workbench
 from passes.external.files import through_files
+from passes.external.installed import ask, refuse_unknown
+from passes.external.rebind import rebound
 from passes.weights import DetachedModel
 
-__all__ = ["OnnxScriptOptimizer", "optimize"]
+__all__ = ["OnnxScriptOptimizer", "facts", "optimize"]
+
+STAGES: Final[Mapping[str, tuple[str, str]]] = {
+    "inline": ("onnx_ir.passes.common", "InlinePass"),
+    "constant_folding": ("onnxscript.optimizer._constant_folding", "FoldConstantsPass"),
+    "rewrite_rules": ("onnxscript.rewriter", "RewritePass"),
+    "common_subexpression_elimination": ("onnx_ir.passes.common", "CommonSubexpressionEliminationPass"),
+}
+"""Inner pass → module and class. One that is left out is replaced by a pass that does nothing; the rules one by one are
+the step `onnxscript_rewrites`."""
+
+SHAPES: Final = "shape_inference"
+"""An inner pass too; the option `onnx_shape_inference` leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,18 +35,62 @@ class OnnxScriptOptimizer:
     """Run `onnxscript.optimizer.optimize`; options are its keyword arguments."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
     name: str = field(default="onnxscript", init=False)
     source: str = field(default="onnxscript", init=False)
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
-        return through_files(model, bench, "passes.external.onnxscript:optimize", self.options)
+        options = {**self.options, "left_out": list(self.left_out)}
+        return through_files(model, bench, "passes.external.onnxscript:optimize", options)
+
+    def inner(self, bench: Workbench) -> tuple[str, ...]:
+        off = {"inline": not self.options.get("inline", True)}
+        off[SHAPES] = not self.options.get("onnx_shape_inference", True)
+        names = ask(bench, "passes.external.onnxscript:facts", self.name)["passes"]
+        return tuple(name for name in names if name not in self.left_out and not off.get(name))
+
+    def without(self, names: Sequence[str]) -> OnnxScriptOptimizer:
+        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
+
+    def check(self, bench: Workbench) -> None:
+        """Refuse options that this release's optimize does not take.
+
+        Raises:
+            PolicyMistake: naming the nearest.
+        """
+        known = ask(bench, "passes.external.onnxscript:facts", self.name)["options"]
+        refuse_unknown(self.options, known, "onnxscript.optimizer.optimize has no option")
+
+
+@cache
+def facts() -> dict[str, list[str]]:
+    """In the worker: the stages and options of the installed release."""
+    import onnxscript.optimizer
+
+    there = [name for name, (module, kind) in STAGES.items() if hasattr(importlib.import_module(module), kind)]
+    options = list(inspect.signature(onnxscript.optimizer.optimize).parameters)[1:]
+    return {"passes": [*there, SHAPES], "options": options}
 
 
 def optimize(source: str, target: str, options: dict[str, Any]) -> None:
-    """In the worker: optimize the file `source` into the file `target`."""
+    """In the worker: optimize the file `source` into the file `target`, without the stages in `left_out`."""
     import onnx_ir
     import onnxscript.optimizer
 
+    class Nothing(onnx_ir.passes.InPlacePass):
+        """Takes the place of a pass that is left out."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            super().__init__()
+
+        def call(self, model: onnx_ir.Model) -> onnx_ir.passes.PassResult:
+            return onnx_ir.passes.PassResult(model, False)
+
+    left_out = options.pop("left_out")
+    if SHAPES in left_out:
+        options["onnx_shape_inference"] = False
+    stages = [STAGES[name] for name in left_out if name in STAGES]
     model = onnx_ir.load(source)
-    onnxscript.optimizer.optimize(model, **options)
+    with rebound((importlib.import_module(module), kind, Nothing) for module, kind in stages):
+        onnxscript.optimizer.optimize(model, **options)
     onnx_ir.save(model, target, external_data="after.onnx.data")

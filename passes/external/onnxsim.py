@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
 import os
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,8 @@ import onnx
 from passes.base import Workbench
 from passes.errors import PolicyMistake, StepFailed
 from passes.external.files import through_files
+from passes.external.onnxsim_detached import simplify_detached
+from passes.external.onnxsim_library import import_onnxsim
 from passes.names import nearest
 from passes.weights import DetachedModel
 
@@ -24,6 +28,9 @@ STAGES: Final[Mapping[str, str]] = {
     "shape_inference": "skip_shape_inference",
 }
 """What simplify does beside its listed passes, by the option that leaves it out; inner passes like the others."""
+
+RUN_UNLISTED: Final = frozenset({"fuse_matmul_add_bias_into_gemm_batched"})
+"""Passes that simplify always runs although onnxsim lists them among those that have to be asked for."""
 
 LISTING_S: Final = 180.0
 """Seconds that onnxsim may take to be imported and listed."""
@@ -46,10 +53,13 @@ class OnnxSim:
         listed = [*options.get("skipped_optimizers", ()), *(name for name in self.left_out if name not in STAGES)]
         options |= {STAGES[name]: True for name in self.left_out if name in STAGES}
         options["skipped_optimizers"] = list(dict.fromkeys(listed))
+        if options.get("check_n", 0) == 0:
+            with contextlib.suppress(StepFailed):  # what it cannot do without the weights, it may do with them
+                return simplify_detached(model, bench, options, options["skipped_optimizers"])
         return through_files(model, bench, "passes.external.onnxsim:simplify", options)
 
     def inner(self, bench: Workbench) -> tuple[str, ...]:
-        names = (*_facts(bench)["passes"], *STAGES)
+        names = (*_facts(bench)["passes"], *self.options.get("extra_optimizers", ()), *STAGES)
         return tuple(name for name in names if name not in self.left_out)
 
     def without(self, names: Sequence[str]) -> OnnxSim:
@@ -89,22 +99,21 @@ def facts() -> dict[str, list[str]]:
 
     The list that onnxsim prints at first is short; the rest is registered by its first call.
     """
-    import onnxsim
-    import onnxsim.onnxsim_cpp2py_export as native
+    onnxsim = import_onnxsim()
+    native = importlib.import_module("onnxsim.onnxsim_cpp2py_export")
 
     nothing = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg(x)}'
     )
     onnxsim.simplify(nothing)
     options = [name for name in inspect.signature(onnxsim.simplify).parameters if name not in OWN_ARGUMENTS]
-    return {"passes": list(native._list_optimizers()), "options": options}
+    unlisted = [name for name in native._list_other_optimizers() if name in RUN_UNLISTED]
+    return {"passes": [*native._list_optimizers(), *unlisted], "options": options}
 
 
 def simplify(source: str, target: str, options: dict[str, Any]) -> None:
     """In the worker: simplify the file `source` into the file `target`."""
-    import onnxsim
-
-    model, _ = onnxsim.simplify(source, output_path=target, **options)
+    model, _ = import_onnxsim().simplify(source, output_path=target, **options)
     # Only onnxsim's fast path writes `output_path`; its other path returns the whole model.
     if not os.path.exists(target):
         onnx.save(model, target, save_as_external_data=model.ByteSize() > 2**31 - 2**20, location="after.onnx.data")

@@ -1,10 +1,13 @@
-"""Compute what depends on nothing but constants, once, with onnxruntime."""
+"""Compute what depends on nothing but constants, once, with onnxruntime; in the worker, and a few weights at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
+import networkx
 import numpy as np
 import onnx
 from onnx import NodeProto
@@ -12,10 +15,10 @@ from onnx import NodeProto
 from passes.base import Workbench
 from passes.canonical import RANDOM_OPS
 from passes.reads import reads_of
-from passes.sessions import Session
-from passes.weights import DetachedModel, detach
+from passes.sharing import Portable, Spill, Stored, portable
+from passes.weights import DETACH_FROM_BYTES, DetachedModel, Weight, digest_of, initializer_of
 
-__all__ = ["FoldConstants"]
+__all__ = ["FoldConstants", "Made", "compute"]
 
 KEEP_OPS: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 """Folding a dequantization would undo the quantization."""
@@ -39,16 +42,54 @@ class FoldConstants:
             nodes = _foldable(model.proto, excluded)
             if not nodes:
                 return model
-            values = _compute(model, nodes)
-            too_large = {name for name, array in values.items() if self._grows(array, nodes, model)}
+            groups = _groups(nodes)
+            sizes = _sizes(model)
+            read = _read_by_others(model.proto, nodes)
+            parts = [_part(model, group, read) for group in groups]
+            sources = [(portable(part, bench.spill), wanted) for part, wanted in parts]
+            made = bench.worker.call("passes.rewrites.fold_constants:compute", parts=sources, folder=str(bench.folder))
+            too_large = {
+                one.name
+                for group, results in zip(groups, made, strict=True)
+                for one in results
+                if one.nbytes > max(self.grow_limit, _bytes_read(group, sizes))
+            }
             if not too_large:
-                return _replaced(model, nodes, values)
+                return _replaced(model, nodes, [one for results in made for one in results])
             excluded |= {node.output[0] for node in nodes if too_large & set(node.output)}
 
-    def _grows(self, array: np.ndarray, nodes: list[NodeProto], model: DetachedModel) -> bool:
-        read = {name for node in nodes for name in node.input}
-        stored = (model.weight(tensor) for tensor in model.proto.graph.initializer if tensor.name in read)
-        return array.nbytes > max(self.grow_limit, sum(weight.data.nbytes for weight in stored if weight))
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One computed value: an array when it is small, else a weight in a file."""
+
+    name: str
+    nbytes: int
+    array: np.ndarray | None
+    stored: Stored | None = None
+    digest: str = ""
+
+
+def compute(parts: Sequence[tuple[Portable, Sequence[str]]], folder: str) -> list[list[Made]]:
+    """In the worker: run each part and keep the wanted outputs; large ones go to a file in `folder`."""
+    spill = Spill(Path(folder), "folded.data")
+    return [_computed(part, wanted, spill) for part, wanted in parts]
+
+
+def _computed(part: Portable, wanted: Sequence[str], spill: Spill) -> list[Made]:
+    results = part.session(wanted).run({}) if wanted else {}
+    return [_made(name, results.pop(name), spill) for name in wanted]
+
+
+def _made(name: str, array: np.ndarray, spill: Spill) -> Made:
+    if array.nbytes < DETACH_FROM_BYTES or array.dtype.kind in "OUS":
+        return Made(name, array.nbytes, array)
+    data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+    data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    weight = Weight(array.shape, data_type, data, digest_of(array))
+    path, offset = spill.place(weight)
+    stored = Stored(name, weight.dims, data_type, path, offset, array.nbytes)
+    return Made(name, array.nbytes, None, stored, weight.digest)
 
 
 def _foldable(proto: onnx.ModelProto, excluded: set[str]) -> list[NodeProto]:
@@ -72,34 +113,63 @@ def _foldable(proto: onnx.ModelProto, excluded: set[str]) -> list[NodeProto]:
     return nodes
 
 
-def _compute(model: DetachedModel, nodes: list[NodeProto]) -> dict[str, np.ndarray]:
-    """The values of `nodes` that somebody else reads."""
-    folded = {id(node) for node in nodes}
-    others = (node for node in model.proto.graph.node if id(node) not in folded)
-    read = {name for node in others for name in reads_of(node)}
-    wanted = [name for node in nodes for name in node.output if name in read]
+def _groups(nodes: Sequence[NodeProto]) -> list[list[NodeProto]]:
+    """`nodes` in groups that share no computed value, each in graph order: one is computed at a time."""
+    graph = networkx.Graph()
+    graph.add_nodes_from(range(len(nodes)))
+    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    graph.add_edges_from(
+        (makers[name], index) for index, node in enumerate(nodes) for name in node.input if name in makers
+    )
+    groups = sorted(sorted(group) for group in networkx.connected_components(graph))
+    return [[nodes[index] for index in group] for group in groups]
+
+
+def _part(model: DetachedModel, group: Sequence[NodeProto], read: Collection[str]) -> tuple[DetachedModel, list[str]]:
+    """`group` as a model of its own, and those of its values that others read."""
     part = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
     part.functions.extend(model.proto.functions)
-    needed = {name for node in nodes for name in node.input}
+    needed = {name for node in group for name in node.input}
     part.graph.name = "constants"
     part.graph.initializer.extend(tensor for tensor in model.proto.graph.initializer if tensor.name in needed)
-    part.graph.node.extend(nodes)
-    return Session(model.with_proto(part), wanted).run({}) if wanted else {}
+    part.graph.node.extend(group)
+    return model.with_proto(part), [name for node in group for name in node.output if name in read]
 
 
-def _replaced(model: DetachedModel, nodes: list[NodeProto], values: dict[str, np.ndarray]) -> DetachedModel:
+def _read_by_others(proto: onnx.ModelProto, nodes: Sequence[NodeProto]) -> frozenset[str]:
+    folded = {id(node) for node in nodes}
+    return frozenset(name for node in proto.graph.node if id(node) not in folded for name in reads_of(node))
+
+
+def _sizes(model: DetachedModel) -> dict[str, int]:
+    """Bytes of each detached initializer."""
+    weights = ((tensor.name, model.weight(tensor)) for tensor in model.proto.graph.initializer)
+    return {name: weight.data.nbytes for name, weight in weights if weight is not None}
+
+
+def _bytes_read(group: Sequence[NodeProto], sizes: Mapping[str, int]) -> int:
+    return sum(sizes.get(name, 0) for name in {name for node in group for name in node.input})
+
+
+def _replaced(model: DetachedModel, nodes: Sequence[NodeProto], made: Sequence[Made]) -> DetachedModel:
     gone = {node.output[0] for node in nodes}
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     stays = [node for node in proto.graph.node if node.output[0] not in gone]
     del proto.graph.node[:]
     proto.graph.node.extend(stays)
-    made = onnx.ModelProto()
-    made.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in values.items())
-    detached = detach(made, known=model.weights)
-    proto.graph.initializer.extend(made.graph.initializer)
+    weights = dict(model.weights)
+    for one in made:
+        if one.array is not None:
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(one.array, one.name))
+        if one.stored is None:
+            continue
+        tensor, key = initializer_of(one.name, one.stored.weight(one.digest))
+        proto.graph.initializer.append(tensor)
+        if key is not None:
+            weights.setdefault(key, one.stored.weight(one.digest))
     read = {name for node in proto.graph.node for name in reads_of(node)} | {o.name for o in proto.graph.output}
     used = [tensor for tensor in proto.graph.initializer if tensor.name in read]
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(used)
-    return DetachedModel(proto, {**model.weights, **detached.weights})
+    return DetachedModel(proto, weights)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol, runtime_checkable
 
 import onnx
 
+from passes.structures.view import GraphView
 from passes.weights import DetachedModel
 
-__all__ = ["Found", "Instance", "KeptWeight", "Structure"]
+__all__ = ["Boundary", "Core", "CoreNode", "Crossing", "Found", "Instance", "KeptWeight", "Searches", "Structure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,56 @@ class KeptWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class CoreNode:
+    """A node that makes a structure what it is, as it is known without its name."""
+
+    ops: frozenset[str]
+    """`Softmax`, or `com.microsoft.Gelu`; several where one may stand for another (MatMul, Gemm)."""
+    attributes: frozenset[tuple[str, object]]
+    weights: tuple[frozenset[str], ...]
+    """For each weight that it reads, the digests that count as that weight."""
+    reads: tuple[CoreNode, ...]
+    """The core nodes that it is computed from, through nothing but layout."""
+    computed: int = 0
+    """How many of its inputs have to be computed and not constant."""
+    far: bool = False
+    """`reads` may be some nodes away: a scale, a mask or a bias in between is none of the structure's business."""
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What of an instance has to stand.
+
+    `value` is what the last core node makes. `copies` counts the nodes of the exported model that look like `last`:
+    at least one for each instance with such a core, and others may look alike by chance.
+    """
+
+    last: CoreNode
+    value: str
+    copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value that crosses a boundary: as it is computed, and as it is read, with nothing but layout in between."""
+
+    value: str
+    read_as: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Where a part of the graph begins and ends.
+
+    `sources` are the graph inputs that `outputs` were computed from without passing through `inputs`.
+    """
+
+    inputs: tuple[Crossing, ...]
+    outputs: tuple[Crossing, ...]
+    sources: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Instance:
     """One occurrence of a structure in the model as it was exported."""
 
@@ -38,6 +89,8 @@ class Instance:
     """The values to hold visible across a pass, with the types that graph outputs need."""
     loose_pins: tuple[onnx.ValueInfoProto, ...] = ()
     """Values a little further on, behind which a pass may do more; it may also do too much, so they come second."""
+    core: Core | None = None
+    boundary: Boundary | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +104,19 @@ class Found:
 class Structure(Protocol):
     """A kind of structure that can be kept or watched."""
 
-    kind: ClassVar[str]
-    what: ClassVar[str]
-
     def find(self, model: DetachedModel) -> Found:
         """Every instance in the exported model."""
         ...
 
     def lost(self, instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
         """Name → reason of each instance that `model` has no more. Shares no code with `find`."""
+        ...
+
+
+@runtime_checkable
+class Searches(Structure, Protocol):
+    """A structure that finds its instances in an index that others use too."""
+
+    def search(self, view: GraphView) -> Found:
+        """`find` in the exported model that `view` indexes."""
         ...

@@ -1,49 +1,37 @@
-"""Separate Q, K and V projections, found by the shape of attention: softmax(Q·Kᵀ)·V, traced back to three matrices."""
+"""Separate Q, K and V projections: three products with a matrix of their own each, in front of one attention."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import permutations, product
+from typing import ClassVar, Final
 
-import onnx
-from onnx import NodeProto, TensorProto
+import numpy as np
+from onnx import helper
 
+from passes.structures.attention_shape import Operands, attention_operands
 from passes.structures.base import Found, Instance, KeptWeight
+from passes.structures.projection import Projection, computed_from, projections_behind
 from passes.structures.qkv_check import lost_projections
 from passes.structures.view import GraphView, module_of
 from passes.weights import DetachedModel, digest_of
 
 __all__ = ["SeparateQKV"]
 
-SCORE_OPS = frozenset(
-    {
-        *("Add", "Sub", "Mul", "Div", "Where", "Min", "Max", "Clip", "Tanh", "MatMul"),
-        *("Cast", "CastLike", "Reshape", "Identity", "Expand"),
-    }
-)
-"""What may stand between Q·Kᵀ and the softmax: scale, mask, bias, soft cap, talking heads."""
-
-WEIGHT_OPS = frozenset(
-    {"Where", "Mul", "Dropout", "MatMul", "Cast", "CastLike", "Reshape", "Identity", "Transpose", "Expand"}
-)
-"""What may stand between the softmax and its product with V."""
-
-HEAD_OPS = frozenset(
-    {
-        *("Reshape", "Transpose", "Identity", "Cast", "CastLike", "Squeeze", "Unsqueeze", "Expand", "Tile", "Flatten"),
-        *("Add", "Sub", "Mul", "Div", "Neg", "Concat", "Slice", "Split", "Gather", "Where"),
-        *("Pow", "ReduceMean", "Sqrt", "Reciprocal", "LayerNormalization", "RMSNormalization", "SequenceAt"),
-        *("SplitToSequence", "LpNormalization", "ReduceL2", "Clip", "RotaryEmbedding"),
-    }
-)
-"""What may stand between a projection and its place in attention: heads, rotary embedding, norms, KV cache."""
+Triple = tuple[Projection, Projection, Projection]
 
 
 @dataclass(frozen=True, slots=True)
-class Projection:
-    node: NodeProto
-    weight: TensorProto
+class Merged:
+    """One product where there should be several: `whole` if it makes all of Q, K and V, and not two of them."""
+
+    projection: Projection
+    whole: bool
+
+    def __str__(self) -> str:
+        weight = self.projection.weight
+        return f"{weight.name} ({'×'.join(str(dim) for dim in weight.dims)})"
 
 
 class SeparateQKV:
@@ -55,84 +43,99 @@ class SeparateQKV:
     def find(self, model: DetachedModel) -> Found:
         view = GraphView(model)
         instances: list[Instance] = []
-        merged: list[str] = []
-        attentions = 0
-        for query, key, value in _attentions(view, model.proto.graph):
-            attentions += 1
-            triple = [_projection_behind(view, name) for name in (query, key, value)]
-            projections = [projection for projection in triple if projection is not None]
-            if len(projections) < 3:
-                continue
-            if len({projection.node.output[0] for projection in projections}) < 3:
-                dims = "×".join(str(dim) for dim in projections[0].weight.dims)
-                merged.append(f"{projections[0].weight.name} ({dims})")
-                continue
-            instances.append(_instance(view, model, projections, len(instances)))
-        return Found(tuple(instances), _instead(attentions, merged))
+        merged: list[Merged] = []
+        others = 0
+        taken: set[frozenset[str]] = set()
+        for readings in attention_operands(view):
+            read = _read(view, readings)
+            if isinstance(read, Merged):
+                merged.append(read)
+            elif read is None:
+                others += 1
+            else:
+                _, key, value = read
+                # Two softmaxes may weigh the same V (DiffLlama); a later layer may use an earlier one's K and V
+                # (Gemma 3n).
+                pair = frozenset({key.value, value.value})
+                if pair not in taken:
+                    taken.add(pair)
+                    instances.append(_instance(view, read, len(instances)))
+        return Found(tuple(instances), _instead(merged, others) if merged or others or not instances else "")
 
     def lost(self, instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
         return lost_projections(instances, model)
 
 
-def _attentions(view: GraphView, graph: onnx.GraphProto) -> list[tuple[str, str, str]]:
-    """The values that enter each attention as Q, K and V."""
-    found = []
-    for node in graph.node:
-        if node.op_type == "Attention" and node.domain == "" and len(node.input) >= 3:
-            found.append((node.input[0], node.input[1], node.input[2]))
-        if node.op_type != "Softmax":
-            continue
-        scores = next((up for up in view.upstream(node.input[0], SCORE_OPS) if _mixes(view, up)), None)
-        context = next((hit for hit in view.downstream(node.output[0], WEIGHT_OPS) if _mixes(view, hit[0])), None)
-        if scores is None or context is None:
-            continue
-        matmul, weights = context
-        value = matmul.input[1] if matmul.input[0] == weights else matmul.input[0]
-        found.append((scores.input[0], scores.input[1], value))
-    return found
+def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | Merged | None:
+    """The triple that one attention reads; or the product that stands for several of the three; or None.
+
+    Where scores are a sum, K is the one that is made from what V is made from; Q, if it can be, too. The others are
+    projections of positions (DeBERTa, XLNet), or of what an adapter has made already.
+    """
+    triples: list[tuple[int, Triple]] = []
+    merged: Merged | None = None
+    for reading in readings:
+        roles = [projections_behind(view, name) for name in (reading.query, reading.key, reading.value)]
+        for query, key, value in product(*roles):
+            values = [query.value, key.value, value.value]
+            if len(set(values)) < 3:
+                merged = merged or Merged(key if values.count(key.value) > 1 else query, len(set(values)) == 1)
+            elif not _in_turn(view, (query, key, value)):
+                sources = [_source(view, one.data) for one in (query, key, value)]
+                agreement = 2 * (sources[1] == sources[2]) + (sources[0] in sources[1:])
+                triples.append((agreement, (query, key, value)))
+    return max(triples, key=lambda one: one[0])[1] if triples else merged
 
 
-def _mixes(view: GraphView, node: NodeProto) -> bool:
-    """A product of two computed values. One with a constant (talking heads mix heads so) is on the way."""
-    operands = [name for name in node.input if name]
-    return node.op_type in ("MatMul", "Einsum") and len(operands) == 2 and not any(map(view.is_constant, operands))
+def _in_turn(view: GraphView, triple: Triple) -> bool:
+    """Whether one of the three is computed from another: then it does not stand beside it, but behind."""
+    return any(computed_from(view, a.node, b.node) for a in triple for b in triple if a is not b)
 
 
-def _projection_behind(view: GraphView, name: str) -> Projection | None:
-    for node in view.upstream(name, HEAD_OPS):
-        projection = _as_projection(view, node)
-        if projection is not None:
-            return projection
-    return None
+def _source(view: GraphView, name: str) -> str:
+    """The value that `name` is but for its layout and its type."""
+    node = view.producers.get(name)
+    while node is not None and node.op_type in LAYOUT_OPS:
+        name = node.input[0]
+        node = view.producers.get(name)
+    return name
 
 
-def _as_projection(view: GraphView, node: NodeProto) -> Projection | None:
-    """`node` as a product of data with a constant matrix, or None."""
-    if node.op_type not in ("MatMul", "Gemm", "Conv") or view.is_constant(node.input[0]):
-        return None
-    weight = view.weight_behind(node.input[1])
-    if weight is None:
-        return None
-    dims = list(weight.dims)
-    is_matrix = len(dims) == 2 and min(dims) > 1
-    is_pointwise = node.op_type == "Conv" and len(dims) > 2 and set(dims[2:]) == {1}
-    return Projection(node, weight) if is_matrix or is_pointwise else None
-
-
-def _instance(view: GraphView, model: DetachedModel, projections: list[Projection], index: int) -> Instance:
-    module = module_of([projection.node for projection in projections])
-    weights = []
-    for role, projection in zip("QKV", projections, strict=True):
-        array = model.array(projection.weight)
-        matrix = array.reshape(array.shape[0], -1)
-        digests = frozenset({model.digest(projection.weight), digest_of(matrix.T)})
-        weights.append(KeptWeight(role, projection.weight.name, digests))
-    outputs = [projection.node.output[0] for projection in projections]
+def _instance(view: GraphView, triple: Triple, index: int) -> Instance:
+    module = module_of([projection.node for projection in triple])
+    weights = tuple(
+        KeptWeight(role, one.weight.name, frozenset(_digests(view, one)))
+        for role, one in zip("QKV", triple, strict=True)
+    )
+    outputs = [projection.value for projection in triple]
     sums = [_behind_bias(view, name) for name in outputs]
     # A pin needs a type; where inference gives none, the checker alone stands guard.
     known = all(name in view.types for name in (*outputs, *sums))
     pins, loose = (tuple(view.types[name] for name in names if known) for names in (outputs, sums))
-    return Instance("qkv", module or f"attention {index}", module, tuple(weights), pins, loose)
+    return Instance("qkv", module or f"attention {index}", module, weights, pins, loose)
+
+
+def _digests(view: GraphView, projection: Projection) -> Iterator[str]:
+    """Of the matrix in each type and layout that an optimizer may leave it in."""
+    array = view.model.array(projection.weight)
+    yield view.model.digest(projection.weight)
+    yield from map(digest_of, _transposed(array))
+    for cast in _cast(view, projection, array):
+        yield from map(digest_of, (cast, *_transposed(cast)))
+
+
+def _transposed(array: np.ndarray) -> list[np.ndarray]:
+    if array.ndim == 3:
+        return [array.transpose(axes) for axes in permutations(range(3)) if axes != (0, 1, 2)]
+    return [array.reshape(array.shape[0], -1).T]
+
+
+def _cast(view: GraphView, projection: Projection, array: np.ndarray) -> list[np.ndarray]:
+    """The matrix in the type that the product reads it in, if it is stored in another."""
+    info = view.types.get(projection.matrix)
+    if info is None or info.type.tensor_type.elem_type in (0, projection.weight.data_type):
+        return []
+    return [array.astype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))]
 
 
 def _behind_bias(view: GraphView, name: str) -> str:
@@ -143,14 +146,18 @@ def _behind_bias(view: GraphView, name: str) -> str:
     return name
 
 
-def _instead(attentions: int, merged: list[str]) -> str:
+def _instead(merged: Sequence[Merged], others: int) -> str:
+    """What the attention blocks without a triple have in its place."""
     if merged:
         plural = "s" if len(merged) > 1 else ""
-        return (
-            f"{len(merged)} attention block{plural} whose Q, K and V are one matrix in the source already: "
-            + ", ".join(merged[:3])
-            + (" …" if len(merged) > 3 else "")
-        )
-    if attentions:
-        return f"{attentions} attention block(s) whose Q, K and V do not come from three matrices"
+        which = "Q, K and V" if all(one.whole for one in merged) else "Q, K and V, or two of them,"
+        names = ", ".join(map(str, merged[:3])) + (" …" if len(merged) > 3 else "")
+        return f"{len(merged)} attention block{plural} whose {which} are one matrix in the source already: {names}"
+    if others:
+        return f"{others} attention block(s) whose Q, K and V do not come from three matrices"
     return "no attention (no softmax between two matrix products)"
+
+
+LAYOUT_OPS: Final = frozenset(
+    {"Identity", "Cast", "CastLike", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
+)

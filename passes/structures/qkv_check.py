@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import Final
 
 from onnx import NodeProto
 
@@ -46,18 +47,19 @@ def _products_by_digest(model: DetachedModel) -> dict[str, set[str]]:
     made_by = {name: node for node in graph.node for name in node.output}
     products: dict[str, set[str]] = defaultdict(set)
     for node in live_nodes(graph):  # a product that nobody reads keeps nothing
-        if node.op_type not in ("MatMul", "Gemm", "Conv", "FusedMatMul"):
+        if node.op_type not in ("MatMul", "Gemm", "Conv", "FusedMatMul", "Einsum"):
             continue
-        digest = digests.get(_source(node.input[1], made_by))
-        if digest is not None and _is_unscaled(node):
-            products[digest].add(node.output[0])
+        for operand in node.input[:2]:
+            digest = digests.get(_source(operand, made_by))
+            if digest is not None and _is_unscaled(node):
+                products[digest].add(node.output[0])
     return products
 
 
 def _source(name: str, made_by: dict[str, NodeProto]) -> str:
-    """Follow `name` back through nodes that only re-arrange their first input."""
+    """Follow `name` back through nodes that only re-arrange their first input, or give it another type."""
     node = made_by.get(name)
-    while node is not None and node.op_type in ("Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze"):
+    while node is not None and node.op_type in LAYOUT_OPS:
         name = node.input[0]
         node = made_by.get(name)
     return name
@@ -65,3 +67,6 @@ def _source(name: str, made_by: dict[str, NodeProto]) -> str:
 
 def _is_unscaled(node: NodeProto) -> bool:
     return all(attribute.f == 1.0 for attribute in node.attribute if attribute.name == "alpha")
+
+
+LAYOUT_OPS: Final = ("Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Cast")

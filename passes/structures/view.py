@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
+import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, ValueInfoProto
+from onnx import NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
+from passes.canonical import RANDOM_OPS
 from passes.weights import DetachedModel
 
-__all__ = ["GraphView", "module_of"]
+__all__ = ["GraphView", "constant_of", "module_of", "modules_of", "op_of"]
 
 FIRST_INPUT_OPS = frozenset(
     {"CastLike", "Reshape", "Expand", "Slice", "Gather", "Tile", "Squeeze", "Unsqueeze", "Split", "SplitToSequence"}
@@ -21,28 +23,69 @@ FIRST_INPUT_OPS = frozenset(
 
 LAYOUT_OPS = frozenset({"Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Cast"})
 
+SAME_OPS = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
+"""Ops whose first output is their first input, as far as a finder is concerned."""
+
+Stop = Callable[[NodeProto], bool]
+"""Says of a node that a walk ends there."""
+
+SCOPES_KEY = "pkg.torch.onnx.name_scopes"
+
 
 class GraphView:
     """Indexes `model.proto.graph` once; holds references, copies nothing."""
 
     def __init__(self, model: DetachedModel) -> None:
         graph = model.proto.graph
+        self.model = model
+        self.nodes: list[NodeProto] = list(graph.node)
         self.initializers: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
-        self.producers: dict[str, NodeProto] = {name: node for node in graph.node for name in node.output if name}
+        self.producers: dict[str, NodeProto] = {name: node for node in self.nodes for name in node.output if name}
         self.consumers: dict[str, list[NodeProto]] = defaultdict(list)
-        for node in graph.node:
+        for node in self.nodes:
             for name in dict.fromkeys(node.input):
                 self.consumers[name].append(node)
-        self._model = model
 
     @cached_property
     def types(self) -> dict[str, ValueInfoProto]:
         """The inferred type and shape of every value that inference can reach."""
         try:
-            graph = onnx.shape_inference.infer_shapes(self._model.proto, data_prop=True).graph
+            graph = onnx.shape_inference.infer_shapes(self.model.proto, data_prop=True).graph
         except Exception:  # a model that inference cannot read still has the types that it came with
-            graph = self._model.proto.graph
+            graph = self.model.proto.graph
         return {info.name: info for info in (*graph.value_info, *graph.output, *graph.input)}
+
+    @cached_property
+    def by_op(self) -> dict[str, list[NodeProto]]:
+        """Nodes in order, by `op_of`."""
+        found: dict[str, list[NodeProto]] = defaultdict(list)
+        for node in self.nodes:
+            found[op_of(node)].append(node)
+        return found
+
+    @cached_property
+    def folded(self) -> set[str]:
+        """Values that are constant, or computed from constants alone: an optimizer may make a tensor of each."""
+        fixed = {"", *self.initializers}
+        for node in self.nodes:
+            inputs = [name for name in node.input[:1] if name] if node.op_type == "CastLike" else node.input
+            sized = node.op_type in ("Shape", "Size") and self._has_fixed_shape(node.input[0])
+            has_body = any(one.HasField("g") or one.graphs for one in node.attribute)
+            if (sized or fixed.issuperset(inputs)) and not has_body and node.op_type not in RANDOM_OPS:
+                fixed.update(node.output)
+        return fixed
+
+    def _has_fixed_shape(self, name: str) -> bool:
+        dims = self.dims(name)
+        return dims is not None and all(isinstance(dim, int) for dim in dims)
+
+    def dims(self, name: str) -> tuple[int | str, ...] | None:
+        """Sizes, and names of dims that are not fixed (`""` where they have none); None if the rank is not known."""
+        info = self.types.get(name)
+        if info is None or not info.type.tensor_type.HasField("shape"):
+            return None
+        dims = info.type.tensor_type.shape.dim
+        return tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims)
 
     def weight_behind(self, name: str) -> TensorProto | None:
         """The initializer that `name` is, or is a mere re-layout of; None if it is computed."""
@@ -57,8 +100,58 @@ class GraphView:
         node = self.producers.get(name)
         return self.weight_behind(name) is not None or (node is not None and node.op_type == "Constant")
 
-    def upstream(self, name: str, through: frozenset[str]) -> Iterator[NodeProto]:
-        """Nodes that `name` is computed from, nearest first; the walk goes on behind nodes of a type in `through`."""
+    def source(self, name: str) -> str:
+        """The value that `name` is but for its type: seen through Identity, Cast and Dropout."""
+        node = self.producers.get(name)
+        while node is not None and node.op_type in SAME_OPS and node.output[0] == name:
+            name = node.input[0]
+            node = self.producers.get(name)
+        return name
+
+    def maker(self, name: str, *ops: str) -> NodeProto | None:
+        """The node behind `name`, if it is one of `ops` of the default domain."""
+        node = self.producers.get(self.source(name))
+        return node if node is not None and node.op_type in ops and not node.domain else None
+
+    def readers(self, name: str, *ops: str) -> list[NodeProto]:
+        """The nodes that read `name`, or the same value in another type; only `ops` of the default domain, if given."""
+        found = []
+        for node in self.consumers.get(name, []):
+            if node.op_type in SAME_OPS:
+                found.extend(self.readers(node.output[0], *ops) if node.input[0] == name else ())
+            elif not ops or (node.op_type in ops and not node.domain):
+                found.append(node)
+        return found
+
+    def numbers(self, name: str) -> np.ndarray | None:
+        """The values of a small constant, seen through layout and casts; None if it is computed or large."""
+        name = self.source(name)
+        node = self.producers.get(name)
+        while node is not None and node.op_type in LAYOUT_OPS:
+            name = self.source(node.input[0])
+            node = self.producers.get(name)
+        tensor = self.initializers.get(name) if node is None else constant_of(node)
+        if tensor is None or np.prod(tensor.dims, dtype=np.int64) > 16:
+            return None
+        return np.asarray(self.model.array(tensor)).ravel()
+
+    def scalar(self, name: str) -> float | None:
+        """The one number that `name` holds; None if it is computed, or holds more."""
+        numbers = self.numbers(name)
+        if numbers is None or numbers.size != 1 or numbers.dtype.kind not in "fiu":
+            return None
+        return float(numbers[0])
+
+    @cached_property
+    def position(self) -> dict[str, int]:
+        """For each value that a node makes, where that node stands."""
+        return {name: at for at, node in enumerate(self.nodes) for name in node.output if name}
+
+    def upstream(self, name: str, through: frozenset[str], until: Stop = lambda _: False) -> Iterator[NodeProto]:
+        """Nodes that `name` is computed from, nearest first.
+
+        The walk goes on behind nodes of a type in `through`, but not behind those where `until` says stop.
+        """
         seen: set[str] = set()
         front = [name]
         while front:
@@ -69,11 +162,13 @@ class GraphView:
                     continue
                 seen.add(node.output[0])
                 yield node
-                if node.op_type in through:
+                if node.op_type in through and not until(node):
                     carried = node.input[:1] if node.op_type in FIRST_INPUT_OPS else node.input
                     front.extend(value for value in carried if value)
 
-    def downstream(self, name: str, through: frozenset[str]) -> Iterator[tuple[NodeProto, str]]:
+    def downstream(
+        self, name: str, through: frozenset[str], until: Stop = lambda _: False
+    ) -> Iterator[tuple[NodeProto, str]]:
         """Nodes that read what follows from `name`, nearest first, each with the value by which it is reached."""
         seen: set[str] = set()
         front = [name]
@@ -85,8 +180,27 @@ class GraphView:
                     continue
                 seen.add(node.output[0])
                 yield node, value
-                if node.op_type in through:
+                if node.op_type in through and not until(node):
                     front.extend(node.output)
+
+
+def op_of(node: NodeProto) -> str:
+    """`Softmax`, or with its domain: `com.microsoft.Gelu`."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+
+
+def constant_of(node: NodeProto) -> TensorProto | None:
+    """The tensor that a Constant node holds; None for another node, and for a Constant of strings or sparse data."""
+    if node.op_type != "Constant" or node.domain:
+        return None
+    (attribute,) = node.attribute
+    if attribute.HasField("t"):
+        return attribute.t
+    if attribute.name in ("value_float", "value_floats"):
+        return numpy_helper.from_array(np.asarray(onnx.helper.get_attribute_value(attribute), np.float32))
+    if attribute.name in ("value_int", "value_ints"):
+        return numpy_helper.from_array(np.asarray(onnx.helper.get_attribute_value(attribute), np.int64))
+    return None
 
 
 def module_of(nodes: list[onnx.NodeProto]) -> str:
@@ -103,10 +217,18 @@ def module_of(nodes: list[onnx.NodeProto]) -> str:
     return ".".join(common)
 
 
+def modules_of(node: NodeProto) -> tuple[str, ...]:
+    """The paths of all torch modules around `node`, outermost first, without the root; empty if it is not known."""
+    for entry in node.metadata_props:
+        if entry.key == SCOPES_KEY:
+            # The last scope is the call itself, the ones before are modules from the root inwards.
+            return tuple(path for path in ast.literal_eval(entry.value)[:-1] if path)
+    return ()
+
+
 def _module_path(node: NodeProto) -> str | None:
     for entry in node.metadata_props:
-        if entry.key == "pkg.torch.onnx.name_scopes":
+        if entry.key == SCOPES_KEY:
             scopes = ast.literal_eval(entry.value)
-            # The last scope is the call itself, the ones before are modules from the root inwards.
             return scopes[-2] if len(scopes) > 1 else ""
     return None

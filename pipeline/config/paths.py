@@ -66,7 +66,32 @@ def anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The data with the relative paths that it holds made absolute; wrong types are left for validation to name."""
     for keys, anchor in PATHS.items():
         data = _replaced(data, keys, lambda text, anchor=anchor: anchor(text, folder))
-    return data
+    return _with_anchored_recipe(data, folder)
+
+
+def _with_anchored_recipe(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A pass of the user's own, `path/to/file.py:Name`, is anchored like a factory, with options or without."""
+    section = data.get("passes")
+    if not isinstance(section, dict) or "recipe" not in section:
+        return data
+    return {**data, "passes": {**section, "recipe": _anchored_steps(section["recipe"], folder)}}
+
+
+def _anchored_steps(steps: Any, folder: Path) -> Any:
+    """A recipe, or the steps of a sequence in one."""
+    return [_anchored_step(item, folder) for item in steps] if isinstance(steps, list | tuple) else steps
+
+
+def _anchored_step(item: Any, folder: Path) -> Any:
+    if isinstance(item, str):
+        return _anchor_factory(item, folder)
+    if not isinstance(item, dict):
+        return item
+    anchored = {_anchor_factory(name, folder) if isinstance(name, str) else name: item[name] for name in item}
+    sequence = anchored.get("sequence")
+    if isinstance(sequence, dict) and "steps" in sequence:
+        anchored["sequence"] = {**sequence, "steps": _anchored_steps(sequence["steps"], folder)}
+    return anchored
 
 
 def _replaced(data: dict[str, Any], keys: KeyPath, change: Callable[[str], str]) -> dict[str, Any]:

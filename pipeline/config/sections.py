@@ -87,6 +87,7 @@ class PassesConfig(Section):
     keep: tuple[StrictStr, ...] = ()
     watch: StrictBool = True
     timeout_s: Seconds = 600.0
+    memory_gib: Fraction | None = None
 
 
 class Tolerance(Section):

@@ -122,4 +122,7 @@ def _attempt(make: Any, title: str) -> Any:
 
 
 # Taken by every configuration through **kwargs.
-ALWAYS = ("attn_implementation", "dtype", "torch_dtype", "name_or_path", "num_labels", "output_attentions")
+ALWAYS = (
+    *("attn_implementation", "experts_implementation", "dtype", "torch_dtype"),
+    *("name_or_path", "num_labels", "output_attentions"),
+)

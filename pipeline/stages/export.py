@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from passes.bench import open_bench
 from passes.errors import StepFailed
 from passes.prove import Measurement, Prover, Reference
 from passes.weights import DetachedModel, digest_of, read_model
@@ -41,7 +42,7 @@ def export(
         parameters, notes = exported.parameters, exported.notes
         del exported
     model = read_model(path)
-    measurement = _measured(model, references, config)
+    measurement = _measured(model, references, config, workspace)
     report = ExportReport(
         origin="onnx" if isinstance(source, OnnxSource) else "torch",
         opset=_opset(model),
@@ -58,9 +59,12 @@ def export(
     return report, measurement.why
 
 
-def _measured(model: DetachedModel, references: Sequence[Reference], config: RunConfig) -> Measurement:
+def _measured(
+    model: DetachedModel, references: Sequence[Reference], config: RunConfig, workspace: Workspace
+) -> Measurement:
     try:
-        return Prover(references, tolerances_of(config)).measure(model)
+        with open_bench(config.passes.timeout_s, config.passes.memory_gib, workspace.scratch) as bench:
+            return Prover(references, bench, tolerances_of(config)).measure(model)
     except StepFailed as failure:
         raise Unsupported(
             f"the exported model cannot be compared with torch: {failure}\n"

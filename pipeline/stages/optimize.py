@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
 
-from passes.base import Workbench
+from passes.bench import open_bench
 from passes.files import save
-from passes.isolate import Worker
 from passes.policy import Policy
 from passes.prove import Prover, Reference
 from passes.recipe import steps_of
@@ -26,6 +26,7 @@ from pipeline.workspace import Workspace, stamp
 __all__ = ["MODEL", "optimize", "refuse_reverts", "still_there"]
 
 MODEL = "model.onnx"
+REPRODUCERS = "reproducers"
 
 
 def optimize(
@@ -44,9 +45,12 @@ def optimize(
     def observe(name: str, index: int, total: int, row: PassRow | None) -> None:
         observer(Progress("passes", name, index, total) if row is None else PassEnded(row))
 
-    with Worker(wishes.timeout_s) as worker:
-        prover = Prover(references, tolerances_of(config))
-        run = run_passes(read_model(exported), steps, policy, prover, Workbench(worker, workspace.scratch), observe)
+    reproducers = workspace.folder / REPRODUCERS
+    shutil.rmtree(reproducers, ignore_errors=True)
+    with open_bench(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
+        bench.start()
+        prover = Prover(references, bench, tolerances_of(config))
+        run = run_passes(read_model(exported), steps, policy, prover, bench, observe, reproducers)
     if run.power.blind:
         observer(Note(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs"))
     path = workspace.folder / MODEL

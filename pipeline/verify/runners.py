@@ -34,7 +34,7 @@ def torch_runner(source: TorchSource) -> Runner:
 
 def onnxruntime_runner(model: DetachedModel) -> Runner:
     """onnxruntime on the CPU, graph optimization off."""
-    return Session(model).run
+    return Session.of(model).run
 
 
 def plan_runner(path: Path, shapes: Mapping[str, Sequence[int]], trainable: frozenset[str]) -> Runner:

@@ -61,7 +61,7 @@ runtime: {backends: [torch, plan]}
     assert config.runtime.backends == ("torch", "plan")
 
 
-def test_resolved_yaml_loads_back_to_an_equal_config(write: Write) -> None:
+def test_resolved_yaml_loads_back_to_an_equal_config(write: Write, tmp_path: Path) -> None:
     path = write(
         "one.yaml",
         """\
@@ -76,17 +76,26 @@ verify: {tolerances: {float32: {atol: 1e-5, rtol: 0}}}
     )
     config = RunConfig.from_yaml(path)
     assert config.model.args == {"width": None, "slope": 0.001, "day": "2024-01-02"}
-    assert config.passes.recipe == ("default", {"onnxsim": {"check_n": 1}}, "mine.py:Pass")
+    assert config.passes.recipe == ("default", {"onnxsim": {"check_n": 1}}, f"{tmp_path}/mine.py:Pass")
     again = RunConfig.from_yaml(write("elsewhere/other.yaml", config.to_yaml()))
     assert again == config
     assert again.to_yaml() == config.to_yaml()
 
 
 def test_paths_are_relative_to_the_file_that_they_are_written_in(write: Write, tmp_path: Path) -> None:
-    write("shared/base.yaml", "model: {factory: net.py:make}\npasses: {recipe: [mine.py:Pass]}\n")
+    write(
+        "shared/base.yaml",
+        "model: {factory: net.py:make}\n"
+        "passes: {recipe: [mine.py:Pass, {mine.py:Other: {by: 2}}, {sequence: {steps: [mine.py:Pass]}}]}\n",
+    )
     config = RunConfig.from_yaml(write("runs/one.yaml", "extends: ../shared/base.yaml\n"))
     assert config.model.factory == f"{tmp_path}/shared/net.py:make"
-    assert config.passes.recipe == ("mine.py:Pass",)
+    mine = f"{tmp_path}/shared/mine.py"
+    assert config.passes.recipe == (
+        f"{mine}:Pass",
+        {f"{mine}:Other": {"by": 2}},
+        {"sequence": {"steps": [f"{mine}:Pass"]}},
+    )
     onnx = RunConfig.from_yaml(write("runs/two.yaml", "model: {onnx: m.onnx}\n"))
     assert onnx.model.onnx == f"{tmp_path}/runs/m.onnx"
     packaged = RunConfig.from_yaml(write("three.yaml", "model: {onnx: package:silero_vad/data/a.onnx}\n"))

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from passes.errors import PassError
+from passes.groups import GROUPS
 from passes.numbers import TOLERANCES, Errors, Tolerance
 from passes.prove import Power
 from passes.result import PassRow, Status, StructureVerdict
@@ -76,6 +77,13 @@ def test_configuration() -> None:
     told |= {row[0]: row[1] for row in rows("docs/configuration.md") if "." in row[0] and " " not in row[0]}
     assert told == expected
     assert len(expected) > 30
+
+
+def test_groups_of_passes() -> None:
+    """Every group that a skip list may name, and none besides."""
+    text = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    table = text.partition("| group | what its passes do |\n| --- | --- |\n")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(GROUPS)
 
 
 REPORTED = (Report, ExportReport, PassRow, StructureVerdict, Power, RuntimeReport, BackendReport, Errors)

@@ -31,12 +31,13 @@ def beside_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def test_the_python_examples_run(beside_the_checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     examples = blocks(README, "python")
-    assert len(examples) == 2
+    assert len(examples) == 3
     for number, example in enumerate(examples):
         exec(compile(example, f"README.md, Python block {number}", "exec"), names)
     assert names["result"].report.exit_code == 0
     assert [structure.kept for structure in names["result"].structures] == [True]
     assert (beside_the_checkout / "runs" / "tiny" / "smaller.onnx").is_file()
+    assert [call.kept for call in names["log"].calls] == [{"qkv": 1}]
     assert "qkv attention 0 kept" in capsys.readouterr().out
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 
+import numpy as np
+
 
 def die() -> None:
     os.abort()
@@ -29,3 +31,11 @@ def double(number: int) -> int:
 def shout() -> str:
     print("a native library writes to standard output")
     return "done"
+
+
+def allocate(bytes_wanted: int) -> int:
+    return len(bytearray(bytes_wanted))
+
+
+def map_file(path: str) -> int:
+    return np.memmap(path, np.uint8, "r").size

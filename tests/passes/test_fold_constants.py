@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
 
-from passes.base import Workbench
-from passes.isolate import Worker
+from passes.bench import open_bench
 from passes.rewrites.fold_constants import FoldConstants
 from passes.sessions import Session
 from passes.weights import attach
@@ -17,7 +14,8 @@ from tests.passes.models import detached, matrix, model_of
 
 
 def folded(model: onnx.ModelProto, **options: int) -> onnx.ModelProto:
-    return attach(FoldConstants(**options).apply(detached(model), Workbench(Worker(), Path())))
+    with open_bench() as bench:
+        return attach(FoldConstants(**options).apply(detached(model), bench))
 
 
 def body(model: onnx.ModelProto) -> list[str]:
@@ -70,7 +68,7 @@ def test_numbers_are_those_of_the_model_before() -> None:
     text, _ = PICTURES["a chain, of which only the end is read"]
     model = model_of(text, w=matrix(4, 8, 0))
     feeds = {"x": matrix(2, 8, 1)}
-    before, after = (Session(detached(one)).run(feeds)["y"] for one in (model, folded(model)))
+    before, after = (Session.of(detached(one)).run(feeds)["y"] for one in (model, folded(model)))
     np.testing.assert_array_equal(before, after)
 
 

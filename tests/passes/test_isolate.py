@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
@@ -39,3 +41,20 @@ def test_the_worker_is_kept_between_calls() -> None:
 def test_output_of_a_native_library_does_not_mix_with_answers() -> None:
     with Worker() as worker:
         assert worker.call(f"{HERE}:shout") == "done"
+
+
+def test_a_call_that_asks_for_too_much_memory_costs_one_call() -> None:
+    with Worker(memory_bytes=2**30) as worker:
+        assert worker.call(f"{HERE}:allocate", bytes_wanted=2**20) == 2**20
+        with pytest.raises(StepCrashed, match=r"more memory than the limit of 1\.0 GiB \(passes\.memory_gib\)"):
+            worker.call(f"{HERE}:allocate", bytes_wanted=2**31)
+        assert worker.call(f"{HERE}:double", number=21) == 42
+
+
+def test_mapped_files_do_not_count(tmp_path: Path) -> None:
+    """Weights are mapped, so a model may be larger than what a worker may allocate."""
+    file = tmp_path / "weights"
+    with file.open("wb") as out:
+        out.truncate(2**31)
+    with Worker(memory_bytes=2**30) as worker:
+        assert worker.call(f"{HERE}:map_file", path=str(file)) == 2**31

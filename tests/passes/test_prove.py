@@ -7,16 +7,19 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from passes.base import Workbench
 from passes.errors import ModelMistake, StepFailed
-from passes.optimize import draw_feeds, references_of
+from passes.optimize import draw_feeds
 from passes.prove import Prover
 from passes.structures import STRUCTURES
 from tests.passes.models import attention, detached, matrix, model_of
 
 
-def prover_of(model: onnx.ModelProto) -> Prover:
+def prover_of(model: onnx.ModelProto, bench: Workbench) -> Prover:
     whole = detached(model)
-    return Prover(references_of(whole, [draw_feeds(whole, seed) for seed in range(2)]))
+    prover = Prover.of_itself([draw_feeds(whole, seed) for seed in range(2)], bench)
+    prover.watch(whole, [])
+    return prover
 
 
 def with_weight(name: str, scale: float) -> onnx.ModelProto:
@@ -27,13 +30,13 @@ def with_weight(name: str, scale: float) -> onnx.ModelProto:
     return model
 
 
-def test_a_sound_model_has_no_error() -> None:
-    measurement = prover_of(attention()).measure(detached(attention()))
+def test_a_sound_model_has_no_error(bench: Workbench) -> None:
+    measurement = prover_of(attention(), bench).measure(detached(attention()))
     assert (measurement.why, measurement.max_abs) == ("", 0.0)
 
 
-def test_a_changed_weight_is_seen() -> None:
-    measurement = prover_of(attention()).measure(detached(with_weight("wo", 1.01)))
+def test_a_changed_weight_is_seen(bench: Workbench) -> None:
+    measurement = prover_of(attention(), bench).measure(detached(with_weight("wo", 1.01)))
     assert measurement.why.startswith("y: max abs error")
 
 
@@ -53,10 +56,10 @@ def zeroed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return model
 
 
-def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not() -> None:
+def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not(bench: Workbench) -> None:
     model = detached(tiny_queries())
     broken = detached(zeroed(tiny_queries(), "wk"))
-    prover = prover_of(tiny_queries())
+    prover = prover_of(tiny_queries(), bench)
     assert prover.measure(broken).why == ""
 
     power = prover.watch(model, STRUCTURES["qkv"].find(model).instances)
@@ -65,21 +68,21 @@ def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not() -
     assert power.blind == ("attention 0",), "Q itself is below the tolerance, and that has to be said"
 
 
-def test_power_is_measured_by_planting_a_fault() -> None:
+def test_power_is_measured_by_planting_a_fault(bench: Workbench) -> None:
     model = detached(attention())
-    power = prover_of(attention()).watch(model, STRUCTURES["qkv"].find(model).instances)
+    power = prover_of(attention(), bench).watch(model, STRUCTURES["qkv"].find(model).instances)
     assert power.blind == ()
     assert power.margin > 1000
 
 
-def test_nan_in_the_reference_is_a_mistake() -> None:
+def test_nan_in_the_reference_is_a_mistake(bench: Workbench) -> None:
     model = detached(model_of("g (float[2] x) => (float[2] y) { y = Sqrt (x) }"))
     with pytest.raises(ModelMistake, match="output 'y' of the reference holds NaN"):
-        references_of(model, [{"x": np.array([-1, 1], np.float32)}])
+        Prover.of_itself([{"x": np.array([-1, 1], np.float32)}], bench).watch(model, [])
 
 
-def test_a_model_that_onnxruntime_refuses_is_a_failed_step() -> None:
-    prover = prover_of(attention())
+def test_a_model_that_onnxruntime_refuses_is_a_failed_step(bench: Workbench) -> None:
+    prover = prover_of(attention(), bench)
     broken = attention()
     broken.graph.node[0].op_type = "NoSuchOperator"
     with pytest.raises(StepFailed, match="onnxruntime refuses the model"):

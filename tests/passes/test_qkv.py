@@ -140,6 +140,282 @@ g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
 }
 """
 
+# The scores are content with content, content with positions, and positions with content, as in DeBERTa.
+DISENTANGLED = """
+g (float[2, 8, 32] x, float[1, 8, 32] positions) => (float[2, 8, 32] y) {
+    q = MatMul (x, wq)
+    k = MatMul (x, wk)
+    v = MatMul (x, wv)
+    pk = MatMul (positions, wpk)
+    pq = MatMul (positions, wpq)
+    pkt = Transpose <perm = [0, 2, 1]> (pk)
+    pqt = Transpose <perm = [0, 2, 1]> (pq)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    to_positions = MatMul (q, pkt)
+    from_positions = MatMul (k, pqt)
+    content = MatMul (q, kt)
+    s0 = Add (to_positions, from_positions)
+    s = Add (s0, content)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, v)
+}
+"""
+
+EINSUM_HEADS = """
+g (float[2, 8, 32] x) => (float[2, 8, 4, 8] y) {
+    q = Einsum <equation = "btd,dnh->btnh"> (x, wq)
+    k = Einsum <equation = "btd,dnh->btnh"> (x, wk)
+    v = Einsum <equation = "btd,dnh->btnh"> (x, wv)
+    s = Einsum <equation = "bqnh,bknh->bnqk"> (q, k)
+    p = Softmax <axis = -1> (s)
+    y = Einsum <equation = "bnqk,bknh->bqnh"> (p, v)
+}
+"""
+
+WEIGHT_FIRST = """
+g (float[2, 32, 8] x) => (float[2, 32, 8] y) {
+    q = MatMul (wq, x)
+    k = MatMul (wk, x)
+    v = MatMul (wv, x)
+    qt = Transpose <perm = [0, 2, 1]> (q)
+    s = MatMul (qt, k)
+    p = Softmax <axis = -1> (s)
+    pt = Transpose <perm = [0, 2, 1]> (p)
+    y = MatMul (v, pt)
+}
+"""
+
+# The second attention has a Q of its own, and the first one's K and V.
+SHARED_KEYS = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+    q = MatMul (x, wq)
+    k = MatMul (x, wk)
+    v = MatMul (x, wv)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    s = MatMul (q, kt)
+    p = Softmax <axis = -1> (s)
+    y0 = MatMul (p, v)
+    q1 = MatMul (y0, wq1)
+    s1 = MatMul (q1, kt)
+    p1 = Softmax <axis = -1> (s1)
+    y = MatMul (p1, v)
+}
+"""
+
+# Twice the same Q and K in halves, and one V, as in DiffLlama.
+DIFFERENCE = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+    q = MatMul (x, wq)
+    k = MatMul (x, wk)
+    v = MatMul (x, wv)
+    q0, q1 = Split <axis = -1, num_outputs = 2> (q)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    k0, k1 = Split <axis = 1, num_outputs = 2> (kt)
+    s0 = MatMul (q0, k0)
+    s1 = MatMul (q1, k1)
+    p0 = Softmax <axis = -1> (s0)
+    p1 = Softmax <axis = -1> (s1)
+    y0 = MatMul (p0, v)
+    y1 = MatMul (p1, v)
+    y = Sub (y0, y1)
+}
+"""
+
+SPELLED_SOFTMAX = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+    q = MatMul (x, wq)
+    k = MatMul (x, wk)
+    v = MatMul (x, wv)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    s = MatMul (q, kt)
+    axis = Constant <value_ints = [-1]> ()
+    all = ReduceLogSumExp (s, axis)
+    d = Sub (s, all)
+    p = Exp (d)
+    y = MatMul (p, v)
+}
+"""
+
+LOW_RANK_ADAPTERS = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+    q0 = MatMul (x, wq)
+    qa = MatMul (x, a)
+    qb = MatMul (qa, b)
+    q = Add (q0, qb)
+    k = MatMul (x, wk)
+    v = MatMul (x, wv)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    s = MatMul (q, kt)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, v)
+}
+"""
+
+STORED_IN_HALF = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+    wq32 = Cast <to = 1> (wq)
+    wk32 = Cast <to = 1> (wk)
+    wv32 = Cast <to = 1> (wv)
+    q = MatMul (x, wq32)
+    k = MatMul (x, wk32)
+    v = MatMul (x, wv32)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    s = MatMul (q, kt)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, v)
+}
+"""
+
+# Content and position are projected each, as in Conditional DETR.
+CONTENT_AND_POSITION = """
+g (float[2, 8, 32] x, float[2, 5, 32] memory, float[2, 8, 32] at, float[2, 5, 32] places) => (float[2, 8, 32] y) {
+    q = MatMul (x, wq)
+    qp = MatMul (at, wqp)
+    qq = Concat <axis = -1> (q, qp)
+    k = MatMul (memory, wk)
+    kp = MatMul (places, wkp)
+    kk = Concat <axis = -1> (kp, k)
+    v = MatMul (memory, wv)
+    kt = Transpose <perm = [0, 2, 1]> (kk)
+    s = MatMul (qq, kt)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, v)
+}
+"""
+
+# Of all tokens each has a say in every other, but nothing is projected.
+POOLED = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+    xt = Transpose <perm = [0, 2, 1]> (x)
+    s = MatMul (x, xt)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, x)
+}
+"""
+
+# V is the hidden state, and what stands behind its norm is the layer before.
+UNPROJECTED_VALUES = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+    a0 = MatMul (x, w0)
+    r0 = Add (x, a0)
+    a1 = MatMul (r0, w1)
+    r1 = Add (r0, a1)
+    h = LayerNormalization <axis = -1> (r1, gamma)
+    q = MatMul (h, wq)
+    k = MatMul (h, wk)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    s = MatMul (q, kt)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, h)
+}
+"""
+
+UNPROJECTED_VALUES_WITHOUT_NORM = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+    a0 = MatMul (x, w0)
+    h = Add (x, a0)
+    q = MatMul (h, wq)
+    k = MatMul (h, wk)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    s = MatMul (q, kt)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, h)
+}
+"""
+
+# What is learned asks the input: after constant folding there is no product with wq.
+LEARNED_QUERIES = """
+g (float[2, 5, 32] memory) => (float[2, 8, 32] y) {
+    q = MatMul (latents, wq)
+    k = MatMul (memory, wk)
+    v = MatMul (memory, wv)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    s = MatMul (q, kt)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, v)
+}
+"""
+
+# The decoder's state itself asks the encoder.
+UNPROJECTED_QUERIES = """
+g (float[2, 8, 32] x, float[2, 5, 32] memory) => (float[2, 8, 32] y) {
+    a0 = MatMul (x, w0)
+    r0 = Add (x, a0)
+    a1 = MatMul (r0, w1)
+    r1 = Add (r0, a1)
+    h = LayerNormalization <axis = -1> (r1, gamma)
+    k = MatMul (memory, wk)
+    v = MatMul (memory, wv)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    s = MatMul (h, kt)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, v)
+}
+"""
+
+# K and V come from one latent matrix, and a part of K from another, as in DeepSeek's MLA.
+LATENT = """
+g (float[2, 8, 32] x) => (float[2, 8, 16] y) {
+    two = Constant <value_ints = [16, 8]> ()
+    three = Constant <value_ints = [8, 16]> ()
+    q = MatMul (x, wq)
+    down = MatMul (x, wdown)
+    latent, rotary = Split <axis = -1> (down, two)
+    normed = LayerNormalization <axis = -1> (latent, gamma)
+    up = MatMul (normed, wup)
+    k0, v = Split <axis = -1> (up, three)
+    k = Concat <axis = -1> (k0, rotary)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    s = MatMul (q, kt)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, v)
+}
+"""
+
+# A router weighs what four experts make of each token.
+EXPERTS = """
+g (float[16, 32] x) => (float[16, 32] y) {
+    logits = MatMul (x, router)
+    weights = Softmax <axis = -1> (logits)
+    e = MatMul (x, experts)
+    four = Constant <value_ints = [16, 4, 32]> ()
+    each = Reshape (e, four)
+    axis = Constant <value_ints = [1]> ()
+    row = Unsqueeze (weights, axis)
+    mixed = MatMul (row, each)
+    y = Squeeze (mixed, axis)
+}
+"""
+
+# Channels are weighed by what two products make of their means.
+SQUEEZE_AND_EXCITE = """
+g (float[1, 32, 4, 4] x) => (float[1, 32, 4, 4] y) {
+    mean = GlobalAveragePool (x)
+    narrow = Conv (mean, w1)
+    active = Relu (narrow)
+    wide = Conv (active, w2)
+    gate = Softmax <axis = 1> (wide)
+    y = Mul (x, gate)
+}
+"""
+
+# softmax(Q) · (softmax(K)ᵀ · V): no scores of one token with another.
+LINEAR = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+    q0 = MatMul (x, wq)
+    k0 = MatMul (x, wk)
+    v = MatMul (x, wv)
+    q = Softmax <axis = -1> (q0)
+    k = Softmax <axis = 1> (k0)
+    kt = Transpose <perm = [0, 2, 1]> (k)
+    context = MatMul (kt, v)
+    y = MatMul (q, context)
+}
+"""
+
+RESIDUAL = square("wq", "wk", "wv", "w0", "w1") | {"gamma": np.ones(32, np.float32)}
+TRIPLE = [("wq", "wk", "wv")]
+
 FOUND = {
     "multi-head": (attention(), [("wq", "wk", "wv")]),
     "mask and bias": (model_of(MASKED, **square("wq", "wk", "wv"), **bias("bq", "bv")), [("wq", "wk", "wv")]),
@@ -158,6 +434,43 @@ FOUND = {
     ),
     "K's scale is cast like Q": (model_of(SCALED_LIKE_Q, **square("wq", "wk", "wv")), [("wq", "wk", "wv")]),
     "einsum": (model_of(EINSUM, **square("wq", "wk", "wv")), [("wq", "wk", "wv")]),
+    "disentangled": (model_of(DISENTANGLED, **square("wq", "wk", "wv", "wpk", "wpq")), TRIPLE),
+    "einsum with heads": (
+        model_of(EINSUM_HEADS, **{n: a.reshape(32, 4, 8) for n, a in square("wq", "wk", "wv").items()}),
+        TRIPLE,
+    ),
+    "weight first": (model_of(WEIGHT_FIRST, **square("wq", "wk", "wv")), TRIPLE),
+    "K and V shared": (model_of(SHARED_KEYS, **square("wq", "wk", "wv", "wq1")), TRIPLE),
+    "difference of two": (model_of(DIFFERENCE, **square("wq", "wk", "wv")), TRIPLE),
+    "softmax spelled out": (model_of(SPELLED_SOFTMAX, **square("wq", "wk", "wv")), TRIPLE),
+    "low-rank adapter": (
+        model_of(LOW_RANK_ADAPTERS, **square("wq", "wk", "wv"), a=matrix(32, 4, 8), b=matrix(4, 32, 9)),
+        TRIPLE,
+    ),
+    "content and position": (model_of(CONTENT_AND_POSITION, **square("wq", "wk", "wv", "wqp", "wkp")), TRIPLE),
+    "nothing projected": (model_of(POOLED), []),
+    "V not projected": (model_of(UNPROJECTED_VALUES, **RESIDUAL), []),
+    "V not projected, no norm": (model_of(UNPROJECTED_VALUES_WITHOUT_NORM, **square("wq", "wk", "w0")), []),
+    "Q learned": (model_of(LEARNED_QUERIES, **square("wq", "wk", "wv"), latents=matrix(8, 32, 9)[None]), []),
+    "Q not projected": (model_of(UNPROJECTED_QUERIES, **RESIDUAL), []),
+    "latent": (
+        model_of(
+            LATENT, wq=matrix(32, 16, 0), wdown=matrix(32, 24, 1), wup=matrix(16, 24, 2), gamma=np.ones(16, np.float32)
+        ),
+        [],
+    ),
+    "experts": (model_of(EXPERTS, router=matrix(32, 4, 0), experts=matrix(32, 128, 1)), []),
+    "squeeze and excite": (
+        model_of(SQUEEZE_AND_EXCITE, w1=matrix(8, 32, 0)[:, :, None, None], w2=matrix(32, 8, 1)[:, :, None, None]),
+        [],
+    ),
+    "linear attention": (model_of(LINEAR, **square("wq", "wk", "wv")), []),
+    "stored in half precision": (
+        model_of(
+            STORED_IN_HALF, **{name: array.astype(np.float16) for name, array in square("wq", "wk", "wv").items()}
+        ),
+        TRIPLE,
+    ),
     "merged in the source": (merged_attention(), []),
     "no attention": (model_of(CLASSIFIER, w1=matrix(32, 32, 0), w2=matrix(32, 10, 1)), []),
 }
@@ -168,6 +481,12 @@ def test_finds_each_triple_and_no_other(name: str) -> None:
     model, expected = FOUND[name]
     found = QKV.find(detached(model))
     assert [tuple(weight.name for weight in one.weights) for one in found.instances] == expected
+
+
+@pytest.mark.parametrize("name", [name for name, (_, triples) in FOUND.items() if triples])
+def test_nothing_is_lost_before_anything_happens(name: str) -> None:
+    model = detached(FOUND[name][0])
+    assert QKV.lost(QKV.find(model).instances, model) == {}
 
 
 @pytest.mark.parametrize(
@@ -254,6 +573,16 @@ def test_the_checker_sees_what_was_lost(change, lost: list[str]) -> None:
     model = attention()
     change(model)
     assert list(QKV.lost(instances, detached(model))) == lost
+
+
+def test_a_matrix_may_be_stored_in_the_type_that_it_is_used_in() -> None:
+    model = FOUND["stored in half precision"][0]
+    instances = QKV.find(detached(model)).instances
+    folded = model_of(
+        STORED_IN_HALF.replace("32 = Cast <to = 1> (w", "32 = Identity (w"),
+        **{name: array.astype(np.float16).astype(np.float32) for name, array in square("wq", "wk", "wv").items()},
+    )
+    assert list(QKV.lost(instances, detached(folded))) == []
 
 
 def test_layers_that_share_their_matrices_need_a_product_each() -> None:

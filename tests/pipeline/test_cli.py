@@ -15,21 +15,6 @@ from pipeline.cli import app
 from pipeline.screen import Screen
 
 
-def test_passes_lists_every_library() -> None:
-    shown = CliRunner().invoke(app, ["passes"], catch_exceptions=False, env={"COLUMNS": "200"})
-    assert shown.exit_code == 0
-    rows = [line.split("│")[1:3] for line in shown.stdout.splitlines() if line.startswith("│")]
-    pairs = {(name.strip(), source.strip()) for name, source in rows}
-    assert {
-        ("fuse_qkv", "onnxoptimizer"),
-        ("onnxsim", "onnxsim"),
-        ("onnxsim/fuse_attention", "onnxsim"),
-        ("onnxscript", "onnxscript"),
-        ("infer_shapes", "onnx"),
-        ("fold_constants", "onnxline"),
-    } <= pairs
-
-
 def test_schema_is_json_schema() -> None:
     shown = CliRunner().invoke(app, ["schema"], catch_exceptions=False)
     schema = json.loads(shown.stdout)

@@ -1,0 +1,119 @@
+"""Run one optimizer over an exported family three ways: freely, with its Q, K and V kept, and with its merging passes
+skipped by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.families.detect import Exported
+from benchmarks.families.table import Family
+from passes.base import Composite, Repeat, Step, Workbench
+from passes.policy import Policy
+from passes.prove import Prover
+from passes.recipe import RecipeItem, steps_of
+from passes.result import PassRow, PassRun, Status
+from passes.runner import run_passes
+
+__all__ = ["OPTIMIZERS", "Optimizer", "Outcome", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """An item of a recipe, and those of its passes that merge projections or scale them, by their library's names.
+
+    `before` is run first, where the optimizer by itself sees nothing in what torch exports: weights that are transposed
+    by a node.
+    """
+
+    step: str
+    merging: tuple[str, ...] = ()
+    before: str = ""
+    model_type: bool = False
+    """Whether the step has the option of that name."""
+
+    def steps(self, family: Family) -> list[Step]:
+        """Twice the same: an optimizer may not be done after one call, and keep would profit from the second."""
+        item: RecipeItem = {self.step: {"model_type": family.fusions}} if self.model_type else self.step
+        recipe = [one for one in (self.before, item, item) if one]
+        return [step for step in steps_of(recipe) if not isinstance(step, Repeat)]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One way of running an optimizer: triples that the final model has no more, and nodes after one call and two."""
+
+    lost: int
+    nodes: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one optimizer did to one family."""
+
+    instances: int
+    freely: Side
+    kept: Side
+    by_name: Side
+    trouble: tuple[str, ...]
+    """What did not run to a good end while everything was kept, with the reason."""
+
+    @property
+    def extra(self) -> float:
+        """Nodes per instance that keeping costs, against skipping by name; after one call or two, whichever is more."""
+        pairs = zip(self.kept.nodes, self.by_name.nodes, strict=True)
+        return max(kept - by_name for kept, by_name in pairs) / self.instances
+
+
+def measure(family: Family, exported: Exported, optimizer: Optimizer, bench: Workbench) -> Outcome:
+    """Run it three times; the model has at least one instance."""
+    steps = optimizer.steps(family)
+    freely = _run(exported, steps, FREE, bench)
+    kept = _run(exported, steps, Policy(keep=("qkv",)), bench)
+    by_name = _run(exported, _without(steps, optimizer.merging), FREE, bench) if optimizer.merging else freely
+    trouble = (f"{row.name} {row.status}: {row.reason}" for row in kept[0].rows if row.status.counts_as_reverted)
+    return Outcome(
+        len(_verdicts(kept[0])), _side(*freely), _side(*kept), _side(*by_name), tuple(dict.fromkeys(trouble))
+    )
+
+
+def _without(steps: Sequence[Step], names: Sequence[str]) -> list[Step]:
+    """The steps, and the passes inside of them, that are not called by one of `names`."""
+    left = [step for step in steps if step.name not in names]
+    return [step.without(names) if isinstance(step, Composite) else step for step in left]
+
+
+def _run(exported: Exported, steps: Sequence[Step], policy: Policy, bench: Workbench) -> tuple[PassRun, list[int]]:
+    """The run, and the nodes after each step."""
+    nodes: list[int] = []
+
+    def observe(name: str, index: int, count: int, row: PassRow | None) -> None:
+        if row is not None:
+            nodes[index:] = [row.nodes_after if row.status is Status.RAN else row.nodes_before]
+
+    prover = Prover.of_itself(exported.feeds, bench)
+    return run_passes(exported.model, steps, policy, prover, bench, observe), nodes
+
+
+def _side(run: PassRun, nodes: list[int]) -> Side:
+    first = nodes[len(nodes) // 2 - 1 + len(nodes) % 2]  # where the first of the two calls ends; one step may be before
+    return Side(_verdicts(run).count(False), (first, len(run.model.proto.graph.node)))
+
+
+def _verdicts(run: PassRun) -> list[bool]:
+    return [verdict.kept for verdict in run.structures if verdict.kind == "qkv"]
+
+
+FREE: Final = Policy(watch=False)
+
+OPTIMIZERS: Final = {
+    "onnxsim": Optimizer("onnxsim", ("fuse_qkv", "fuse_attention", "fuse_gqa")),
+    "onnxoptimizer": Optimizer("default", ("fuse_qkv",), before="fold_constants"),
+    "onnxslim": Optimizer("onnxslim", ("FusionGemmMul",)),
+    "onnxruntime": Optimizer("onnxruntime", ("AttentionFusion", "GroupQueryAttentionFusion")),
+    "onnxruntime_fusions": Optimizer(
+        "onnxruntime_fusions", ("enable_attention",), before="onnxscript", model_type=True
+    ),
+}
+"""The optimizers of the table."""

@@ -1,0 +1,120 @@
+"""What the benchmarks share: run a command as a child, and take its time and the memory of its whole process tree.
+
+Memory is PSS (RSS where the kernel does not tell PSS), sampled, so a peak shorter than the interval may be missed.
+Linux only: it reads /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.versions import versions
+
+__all__ = ["INTERVAL_S", "Child", "kind_of_memory", "machine", "mib", "run_child", "versions_line"]
+
+INTERVAL_S = 0.05
+LAST_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One run: wall time of the process, peak memory of its tree, and what it printed."""
+
+    seconds: float
+    peak_bytes: int
+    said: str
+
+
+def run_child(arguments: Sequence[str], limit_s: float | None = None) -> Child:
+    """Run Python with `arguments`.
+
+    Raises:
+        SystemExit: the child failed; with its last words.
+    """
+    with tempfile.TemporaryFile("w+") as said:
+        begun = time.perf_counter()
+        child = subprocess.Popen([sys.executable, *arguments], stdout=said, stderr=said, env=_environment())
+        peak = 0
+        try:
+            while child.poll() is None:
+                peak = max(peak, _tree_bytes(child.pid))
+                if limit_s is not None and time.perf_counter() - begun > limit_s:
+                    raise SystemExit(f"{' '.join(arguments)} ran past {limit_s:g} s")
+                time.sleep(INTERVAL_S)
+            seconds = time.perf_counter() - begun
+        finally:
+            child.kill()
+            child.wait()
+        said.seek(0)
+        text = said.read()
+    if child.returncode != 0:
+        last = "\n".join(text.splitlines()[-LAST_LINES:])
+        raise SystemExit(f"{' '.join(arguments)} ended with exit code {child.returncode}:\n{last}")
+    return Child(seconds, peak, text)
+
+
+def _environment() -> dict[str, str]:
+    """The children import the same checkout as we do."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def _tree_bytes(root: int) -> int:
+    """Memory of `root` and everything below it. PSS counts a page that n processes share as 1/n in each."""
+    children = defaultdict(list)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            children[_parent(entry)].append(int(entry.name))
+    total, front = 0, [root]
+    while front:
+        pid = front.pop()
+        total += _process_bytes(pid)
+        front.extend(children[pid])
+    return total
+
+
+def _parent(process: Path) -> int:
+    try:
+        # The command's name is in parentheses and may hold anything; the parent is the second word behind it.
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError):  # it has ended
+        return -1
+
+
+def _process_bytes(pid: int) -> int:
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return next(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def mib(count: float) -> str:
+    return f"{count / 2**20:,.0f} MiB"
+
+
+def kind_of_memory() -> str:
+    return "PSS" if Path("/proc/self/smaps_rollup").exists() else "RSS"
+
+
+def machine() -> str:
+    info = Path("/proc/cpuinfo").read_text()
+    model = next((line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")), "")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{model or platform.machine()}, {os.cpu_count()} cores, {memory:.0f} GiB"
+
+
+def versions_line() -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions().items())

@@ -1,0 +1,43 @@
+"""Set up the place where passes run, and clear it away."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from passes.base import Workbench
+from passes.isolate import Worker
+
+__all__ = ["open_bench"]
+
+PROOF_S: Final = 600.0
+"""Seconds for one proof, where a pass has less: the model itself may take that long."""
+
+
+@contextmanager
+def open_bench(
+    timeout_s: float = 600.0, memory_gib: float | None = None, folder: Path | None = None
+) -> Iterator[Workbench]:
+    """Two workers and a folder; nothing is started before it is needed.
+
+    Args:
+        timeout_s: seconds for one call of a pass.
+        memory_gib: what each worker may allocate; 0 for no limit. By default nine tenths of the machine's memory, so
+            that a worker that asks for more dies alone.
+        folder: where temporary files go; one of the system's by default, removed at the end.
+    """
+    limit = int(memory_gib * 2**30) if memory_gib is not None else _physical_bytes() * 9 // 10
+    with (
+        tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place,
+        Worker(timeout_s, limit, ("onnxoptimizer",)) as worker,
+        Worker(max(timeout_s, PROOF_S), limit, ("passes.proof.desk",)) as proofs,
+    ):
+        yield Workbench(worker, Path(place), proofs)
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,8 @@
+"""Every pass that this installation can run: what it does, what it reads, what it may destroy, and a picture of it."""
+
+from __future__ import annotations
+
+from passes.catalog.entry import Entry
+from passes.catalog.listing import catalog, pass_names, rows_of
+
+__all__ = ["Entry", "catalog", "pass_names", "rows_of"]

@@ -1,0 +1,101 @@
+"""Read the catalogue from the installed libraries, never from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from passes.base import Composite, Step, Workbench
+from passes.catalog.about_onnxsim import NEVER_RUN
+from passes.catalog.described import about
+from passes.catalog.entry import Entry, Runs
+from passes.destroys import DESTROYS
+from passes.errors import PolicyMistake
+from passes.external import onnxoptimizer
+from passes.external.installed import ask
+from passes.groups import groups_of
+from passes.recipe import DEFAULT_RECIPE
+from passes.steps import OWN_STEPS
+from passes.userland import installed
+
+__all__ = ["catalog", "pass_names", "rows_of"]
+
+
+def catalog(bench: Workbench, *, steps: Collection[str] | None = None) -> tuple[Entry, ...]:
+    """All passes: onnxoptimizer's, then each step of a recipe with its inner passes as `STEP/NAME`.
+
+    Args:
+        steps: whose inner passes to list; None for all. To ask a library starts the worker and takes seconds.
+    """
+    defaults = set(onnxoptimizer.default_set())
+    rows = [
+        _entry(name, "onnxoptimizer", "default" if name in defaults else "extra") for name in onnxoptimizer.available()
+    ]
+    for name, make in OWN_STEPS.items():
+        step = make()
+        rows += rows_of(step, bench) if steps is None or name in steps else [_step_entry(step)]
+    return (*rows, *_announced())
+
+
+def pass_names(steps: Sequence[Step], bench: Workbench) -> tuple[str, ...]:
+    """Every name that a skip list may hold in a run of `steps`; only their libraries are asked.
+
+    Raises:
+        PolicyMistake: a library that a step needs is not installed, or cannot be asked.
+    """
+    names = [*onnxoptimizer.available(), *OWN_STEPS]
+    for step in steps:
+        names.append(step.name)
+        if isinstance(step, Composite):
+            names += [f"{step.name}/{name}" for name in (*step.inner(bench), *step.left_out)]
+            names += [f"{step.name}/{name}" for name in _extras(step, bench)]
+    return tuple(dict.fromkeys(names))
+
+
+def rows_of(step: Step, bench: Workbench) -> list[Entry]:
+    """The row of one step, and those of its inner passes; a library that is not there is said so, in the step's row."""
+    if not isinstance(step, Composite):
+        return [_step_entry(step)]
+    try:
+        inner, extras = step.inner(bench), _extras(step, bench)
+    except PolicyMistake as absent:
+        return [replace(_step_entry(step), runs="missing", note=str(absent))]
+    rows = [_inner_entry(step, each, "default") for each in inner]
+    return [_step_entry(step), *rows, *(_inner_entry(step, each, "extra") for each in extras if each not in inner)]
+
+
+def _announced() -> list[Entry]:
+    """The user's passes that installed packages announce; none is loaded to say this."""
+    return [
+        Entry(
+            name,
+            point.dist.name if point.dist is not None else "user",
+            "extra",
+            f"A pass of the user's own, {point.value}",
+            "values",
+            groups_of(name),
+        )
+        for name, point in installed().items()
+    ]
+
+
+def _step_entry(step: Step) -> Entry:
+    return _entry(step.name, step.source, "default" if step.name in DEFAULT_RECIPE else "extra")
+
+
+def _inner_entry(step: Composite, bare: str, runs: Runs) -> Entry:
+    never = NEVER_RUN.get(bare, "") if step.name == "onnxsim" else ""
+    return _entry(f"{step.name}/{bare}", step.source, "never" if never else runs, never)
+
+
+def _extras(step: Composite, bench: Workbench) -> Sequence[str]:
+    """Inner passes that run only where an option of the step names them."""
+    if step.name != "onnxsim":
+        return ()
+    return ask(bench, "passes.catalog.onnxsim_lists:extra_passes", step.name)["passes"]
+
+
+def _entry(name: str, source: str, runs: Runs, note: str = "") -> Entry:
+    words = about(name)
+    destroys = DESTROYS.get(name.rpartition("/")[2], ())
+    return Entry(name, source, runs, words.does, words.reads, groups_of(name), destroys, note)

@@ -1,0 +1,54 @@
+"""A graph as text for people: operators and how they are wired, without the numbers in weights."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import Final
+
+import onnx
+
+__all__ = ["COLUMNS", "graph_text"]
+
+COLUMNS: Final = 100
+
+SHORT: Final = 24
+"""Characters up to which the numbers of a tensor are written out: pads and axes, and not drawn weights."""
+
+STORED: Final = re.compile(r" =  \{([^{}]*)\}")
+CONSTANT: Final = re.compile(r"\{([-+0-9.einfa,]+)\}", re.IGNORECASE)
+TYPED: Final = re.compile(r"\b(\w+): (?:int|float|string|tensor|graph)s? = ")
+
+
+def graph_text(model: onnx.ModelProto) -> str:
+    """ONNX text of the main graph, wrapped at `COLUMNS`; the numbers in weights, types of inner values and names of
+    operators are left out."""
+    bare = onnx.GraphProto()
+    bare.CopyFrom(model.graph)
+    _strip(bare)
+    text = onnx.printer.to_text(bare)
+    text = STORED.sub(lambda match: f" = {{{match[1]}}}" if len(match[1]) <= SHORT else "", text)
+    text = CONSTANT.sub(lambda match: match[0] if len(match[1]) <= SHORT else "{…}", text)
+    text = TYPED.sub(r"\1 = ", text)
+    return "\n".join(part for line in text.splitlines() for part in _wrapped(line))
+
+
+def _strip(graph: onnx.GraphProto) -> None:
+    del graph.value_info[:]
+    for node in graph.node:
+        node.ClearField("name")
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                _strip(inner)
+
+
+def _wrapped(line: str) -> list[str]:
+    space = " " * (len(line) - len(line.lstrip()))
+    return textwrap.wrap(
+        line.strip(),
+        COLUMNS,
+        initial_indent=space,
+        subsequent_indent=f"{space}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

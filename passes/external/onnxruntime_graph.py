@@ -1,0 +1,208 @@
+"""onnxruntime's graph optimizations, done once and offline: one composite step, of its transformers and rules.
+
+The saved model is for the CPU provider. Level `extended` and above may use operators that only onnxruntime has
+(`com.microsoft`); `layout` and `all` also lay weights out for the machine that the step runs on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+
+from passes.base import Workbench
+from passes.external.files import through_files
+from passes.external.installed import ask, refuse_unknown, texts
+from passes.weights import DetachedModel
+
+__all__ = ["LEVELS", "RULES", "OnnxRuntimeGraph", "facts", "optimize"]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxRuntimeGraph:
+    """Save what an onnxruntime session makes of the model when it is loaded.
+
+    Args:
+        level: `basic`, `extended`, `layout` or `all`.
+        disabled_optimizers: names that do not run, as onnxruntime's own option of that name takes them.
+    """
+
+    level: str = "extended"
+    disabled_optimizers: Sequence[str] = ()
+    left_out: tuple[str, ...] = ()
+    name: str = field(default="onnxruntime", init=False)
+    source: str = field(default="onnxruntime", init=False)
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        options = {"level": self.level, "disabled": [*self._disabled(), *self.left_out]}
+        return through_files(model, bench, "passes.external.onnxruntime_graph:optimize", options)
+
+    def inner(self, bench: Workbench) -> tuple[str, ...]:
+        disabled = {*self._disabled(), *self.left_out}
+        return tuple(name for name in self._names(bench) if name not in disabled)
+
+    def without(self, names: Sequence[str]) -> OnnxRuntimeGraph:
+        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
+
+    def check(self, bench: Workbench) -> None:
+        """Refuse names that the installed release does not have; onnxruntime itself ignores them in silence.
+
+        Raises:
+            PolicyMistake: an unknown level or optimizer, with the nearest.
+        """
+        refuse_unknown(self._disabled(), self._names(bench), f"onnxruntime at level {self.level} has no")
+
+    def _disabled(self) -> list[str]:
+        return texts({"disabled_optimizers": self.disabled_optimizers}, "disabled_optimizers", self.name)
+
+    def _names(self, bench: Workbench) -> list[str]:
+        refuse_unknown([self.level], LEVELS, "onnxruntime has no optimization level")
+        return ask(bench, "passes.external.onnxruntime_graph:facts", self.name, level=self.level)["passes"]
+
+
+@cache
+def facts(level: str) -> dict[str, list[str]]:
+    """In the worker: what runs at `level` and can be left out; rules first, then transformers.
+
+    Transformers are read from the log of a session. Some of what the log names cannot be left out (the insertion of
+    Casts and copies): what still runs when all are disabled. Rules do not appear in the log and come from `RULES`.
+    """
+    logged = _logged(level, ())
+    if not logged:
+        raise RuntimeError("its log names no graph transformer")
+    fixed = set(_logged(level, logged))
+    transformers = [name for name in logged if name not in fixed]
+    rules = [rule for group in RULES if group in transformers for rule in RULES[group]]
+    groups = [name for name in transformers if name in RULES]
+    # Groups last: the search for what is at fault takes the first that does, and a rule says more than its group.
+    return {"passes": [*dict.fromkeys(rules), *(name for name in transformers if name not in RULES), *groups]}
+
+
+def optimize(source: str, target: str, options: dict[str, Any]) -> None:
+    """In the worker: let a session at `level` load the file `source`, and save what it made of it as `target`."""
+    import onnxruntime
+
+    settings = _settings(options["level"])
+    settings.log_severity_level = ERRORS
+    settings.optimized_model_filepath = target
+    data = f"{Path(target).name}.data"
+    settings.add_session_config_entry("session.optimized_model_external_initializers_file_name", data)
+    settings.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    onnxruntime.InferenceSession(
+        source, settings, providers=["CPUExecutionProvider"], disabled_optimizers=options["disabled"]
+    )
+    _drop_unused_domains(onnx.load(source, load_external_data=False), target)
+
+
+def _drop_unused_domains(before: onnx.ModelProto, target: str) -> None:
+    """onnxruntime declares every domain that it knows; what the model had and what its nodes use is enough."""
+    after = onnx.load(target, load_external_data=False)
+    used = {entry.domain for entry in before.opset_import} | {node.domain for node in _nodes(after.graph)}
+    used |= {node.domain for function in after.functions for node in function.node}
+    kept = [entry for entry in after.opset_import if entry.domain in used]
+    del after.opset_import[:]
+    after.opset_import.extend(kept)
+    Path(target).write_bytes(after.SerializeToString())
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _nodes(inner)
+
+
+def _settings(level: str) -> Any:
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level])
+    return settings
+
+
+def _logged(level: str, disabled: Sequence[str]) -> list[str]:
+    """The graph transformers that a session at `level` names in its log, each once."""
+    import onnxruntime
+
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg(x)}'
+    )
+    settings = _settings(level)
+    settings.log_severity_level = INFO
+    with _stderr() as log:
+        onnxruntime.InferenceSession(
+            model.SerializeToString(),
+            settings,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=list(disabled),
+        )
+    return list(dict.fromkeys(re.findall(r"GraphTransformer (\w+) modified", log[0])))
+
+
+@contextmanager
+def _stderr() -> Iterator[list[str]]:
+    """What native code writes to standard error inside the block, as the one item of the list."""
+    written: list[str] = []
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield written
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            written.append(file.read().decode(errors="replace"))
+
+
+INFO: Final = 1
+ERRORS: Final = 3
+"""Severities of onnxruntime's log."""
+
+LEVELS: Final[Mapping[str, str]] = {
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "layout": "ORT_ENABLE_LAYOUT",
+    "all": "ORT_ENABLE_ALL",
+}
+
+RULES: Final[Mapping[str, tuple[str, ...]]] = {
+    "Level1_RuleBasedTransformer": (
+        "EliminateIdentity",
+        "EliminateSlice",
+        "UnsqueezeElimination",
+        "EliminateDropout",
+        "ExpandElimination",
+        "CastElimination",
+        "CastChainElimination",
+        "PreShapeNodeElimination",
+        "NoopElimination",
+        "DivMulFusion",
+        "FuseReluClip",
+        "GemmSumFusion",
+        "GemmTransposeFusion",
+        "NotWhereFusion",
+        "ConvAddFusion",
+        "ConvMulFusion",
+        "ConvBNFusion",
+        "Pad_Fusion",
+        "MatMul_BatchNormalization_Fusion",
+        "ClipQuantRewrite",
+        "ReluQuantRewrite",
+        "LabelEncoderFusion",
+    ),
+    "Level2_RuleBasedTransformer": ("ClipQuantRewrite", "ReluQuantRewrite", "GemmTransposeFusion"),
+}
+"""Transformer → the rewrite rules that it applies. No release tells them: the names are those in onnxruntime's sources,
+and a name that a release does not have is without effect."""

@@ -1,0 +1,85 @@
+"""onnxscript's rewrite rules: one composite step, whose inner passes are the rules and fusions of the chosen sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from passes.base import Workbench
+from passes.external.files import through_files
+from passes.external.installed import ask, refuse_unknown, texts
+from passes.weights import DetachedModel
+
+__all__ = ["OnnxScriptRewrites", "facts", "rewrite"]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxScriptRewrites:
+    """Run onnxscript's rewriter.
+
+    Args:
+        rules: what to apply, in order: `default`, `ort_fusions`, `onnx_fusions`, or single rules by the names under
+            which `onnxscript.rewriter.rules.common` has them.
+    """
+
+    rules: Sequence[str] = ("default",)
+    left_out: tuple[str, ...] = ()
+    name: str = field(default="onnxscript_rewrites", init=False)
+    source: str = field(default="onnxscript", init=False)
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        options = {"rules": list(self.rules), "left_out": list(self.left_out)}
+        return through_files(model, bench, "passes.external.onnxscript_rewrites:rewrite", options)
+
+    def inner(self, bench: Workbench) -> tuple[str, ...]:
+        known = self._known(bench)
+        names = [name for entry in self.rules for name in known[entry]]
+        return tuple(name for name in dict.fromkeys(names) if name not in self.left_out)
+
+    def without(self, names: Sequence[str]) -> OnnxScriptRewrites:
+        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
+
+    def check(self, bench: Workbench) -> None:
+        """Refuse sets and rules that the installed release does not have.
+
+        Raises:
+            PolicyMistake: naming the nearest.
+        """
+        self._known(bench)
+
+    def _known(self, bench: Workbench) -> dict[str, list[str]]:
+        texts({"rules": self.rules}, "rules", self.name)
+        known = ask(bench, "passes.external.onnxscript_rewrites:facts", self.name)
+        refuse_unknown(self.rules, known, f"{self.name} has no rule or set")
+        return known
+
+
+@cache
+def facts() -> dict[str, list[str]]:
+    """In the worker: what `rules` may name → the rules that it stands for, in order."""
+    from passes.external import onnxscript_rules
+
+    sets = {name: [rule for rule, _ in rules] for name, rules in onnxscript_rules.rule_sets().items()}
+    fusions = {name: list(parts) for name, parts in onnxscript_rules.fusion_sets().items()}
+    return {**sets, **fusions}
+
+
+def rewrite(source: str, target: str, options: dict[str, Any]) -> None:
+    """In the worker: rewrite the file `source` into the file `target`."""
+    import onnx_ir
+    from onnxscript import rewriter
+
+    from passes.external import onnxscript_rules
+
+    model = onnx_ir.load(source)
+    left_out = frozenset(options["left_out"])
+    sets = onnxscript_rules.rule_sets()
+    for entry in options["rules"]:
+        if entry in sets:
+            rewriter.rewrite(model, [rule for name, rule in sets[entry] if name not in left_out])
+        else:
+            with onnxscript_rules.fusions_without(entry, left_out) as fuse:
+                fuse(model)
+    onnx_ir.save(model, target, external_data="after.onnx.data")

@@ -1,0 +1,173 @@
+"""onnxsim without the weights: each large one is a reference to external data that nobody opens.
+
+onnxsim leaves alone what it cannot read, so it folds no constant with such a weight, and everything else it does as
+always. What it would have folded is folded afterwards by `FoldConstants`, with the real values and a weight at a time;
+and since two references look alike to it, its two passes that compare tensors are left to onnxoptimizer, which tells
+stand-ins apart. This goes round until nothing changes, as onnxsim itself does inside.
+
+Weights that some pass of onnxsim may read for itself go with the model: those that are more than a factor in a product
+or a table to gather from, and those of three products of one value, which fuse_attention joins in its own memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto
+
+from passes.base import Workbench
+from passes.canonical import canonical_digest
+from passes.external.onnxoptimizer import OnnxOptimizerPass
+from passes.external.onnxsim_library import import_onnxsim
+from passes.reads import reads_of
+from passes.rewrites.fold_constants import FoldConstants
+from passes.weights import TYPED_FIELDS, DetachedModel, Weight, clear_data, detach, inline
+
+__all__ = ["simplify_detached", "simplify_references"]
+
+LARGE: Final = 2**18
+"""Bytes from which a weight stays behind."""
+
+COMPARING: Final = ("eliminate_duplicate_initializer", "eliminate_common_subexpression")
+
+PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
+
+UNREAD: Final = frozenset(
+    {("MatMul", 0), ("MatMul", 1), ("Gemm", 0), ("Gemm", 1), ("Gather", 0), ("Einsum", 0), ("Einsum", 1)}
+)
+"""Where a weight is read by nothing but the op itself. Elsewhere a pass may ask whether it is all zero, say, and a
+reference looks as if it were."""
+
+LAYOUT: Final = frozenset({"Transpose", "Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze"})
+
+ROUNDS: Final = 10
+
+LOCATION: Final = "weights-that-stayed-behind"
+NUMBERS: Final = "onnxline.stand-in"
+WHOLE_FIELDS: Final = frozenset({"int32_data", "int64_data", "uint64_data"})
+
+
+def simplify_detached(
+    model: DetachedModel, bench: Workbench, options: Mapping[str, Any], skipped: Collection[str]
+) -> DetachedModel:
+    """What `onnxsim.simplify` makes of `model`, without giving it all the weights.
+
+    Args:
+        options: arguments of simplify, with `skipped` among them as `skipped_optimizers`.
+
+    Raises:
+        StepFailed: onnxsim raised, crashed or timed out.
+    """
+    (bench.folder / LOCATION).touch()  # the checker wants it to be there
+    own = {**options, "skipped_optimizers": [*skipped, *(name for name in COMPARING if name not in skipped)]}
+    folds = not options.get("skip_constant_folding", False)
+    before = canonical_digest(model)
+    for _ in range(ROUNDS):
+        whole = _read_for_themselves(model.proto.graph, attention="fuse_attention" not in skipped)
+        result = bench.worker.call(
+            "passes.external.onnxsim_detached:simplify_references",
+            model=_with_references(model, whole).SerializeToString(),
+            folder=str(bench.folder),
+            options=own,
+        )
+        model = _resolved(onnx.load_from_string(result), model)
+        for name in COMPARING:
+            if name not in skipped:
+                model = OnnxOptimizerPass(name).apply(model, bench)
+        if folds:
+            model = FoldConstants(grow_limit=2**31).apply(model, bench)
+        after = canonical_digest(model)
+        if after == before:
+            break
+        before = after
+    return model
+
+
+def simplify_references(model: bytes, folder: str, options: dict[str, Any]) -> bytes:
+    """In the worker: simplify a serialized model whose large weights are references."""
+    os.chdir(folder)
+    simplified, _ = import_onnxsim().simplify(onnx.load_from_string(model), **options)
+    return simplified.SerializeToString()
+
+
+def _with_references(model: DetachedModel, whole: Collection[str]) -> onnx.ModelProto:
+    """A copy of `model` with its large weights as references, but for those in `whole`, which hold their data."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    for node in proto.graph.node:
+        del node.metadata_props[:]
+    for tensor in proto.graph.initializer:
+        weight = model.weight(tensor)
+        if weight is None:
+            continue
+        if weight.data.nbytes < LARGE or tensor.name in whole:
+            inline(tensor, weight.data)
+            continue
+        numbers = getattr(tensor, TYPED_FIELDS[tensor.data_type])
+        text = " ".join(repr(number) for number in numbers)
+        clear_data(tensor)
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=LOCATION)
+        tensor.external_data.add(key=NUMBERS, value=text)
+    return proto
+
+
+def _resolved(proto: onnx.ModelProto, model: DetachedModel) -> DetachedModel:
+    """`proto` with stand-ins in place of references; their shape may have been changed, their bytes are the same."""
+    known = dict(model.weights)
+    by_numbers = {(data_type, numbers): weight for (_, data_type, numbers), weight in known.items()}
+    for tensor in proto.graph.initializer:
+        text = next((entry.value for entry in tensor.external_data if entry.key == NUMBERS), None)
+        if text is None:
+            continue
+        kind = int if TYPED_FIELDS[tensor.data_type] in WHOLE_FIELDS else float
+        numbers = tuple(kind(word) for word in text.split())
+        clear_data(tensor)
+        getattr(tensor, TYPED_FIELDS[tensor.data_type]).extend(numbers)
+        weight = by_numbers[tensor.data_type, numbers]
+        dims = tuple(tensor.dims)
+        known.setdefault((dims, tensor.data_type, numbers), Weight(dims, weight.data_type, weight.data, weight.digest))
+    detached = detach(proto, known=known)
+    return DetachedModel(proto, {**model.weights, **detached.weights})
+
+
+def _read_for_themselves(graph: GraphProto, *, attention: bool) -> frozenset[str]:
+    """Initializers whose values a pass of onnxsim may read; with `attention`, those that fuse_attention would join."""
+    layout = {node.output[0]: node.input[0] for node in graph.node if node.op_type in LAYOUT}
+    products: dict[str, list[NodeProto]] = defaultdict(list)
+    read: set[str] = set()
+    for node in graph.node:
+        products[node.input[0] if node.op_type in PRODUCTS else ""].append(node)
+        read.update(
+            name
+            for index, name in enumerate(reads_of(node))
+            if node.op_type not in LAYOUT and (node.op_type, index) not in UNREAD
+        )
+    if attention:
+        free = _unpinned(graph)
+        for value, siblings in products.items():
+            joined = [node.input[1] for node in siblings if value and node.output[0] in free]
+            read.update(joined if len(joined) >= 3 else ())
+    return frozenset(_source(name, layout) for name in read)
+
+
+def _unpinned(graph: GraphProto) -> frozenset[str]:
+    """Values of which neither themselves nor a sum with a bias is an output of the graph."""
+    outputs = {output.name for output in graph.output}
+    held = {
+        name
+        for node in graph.node
+        if node.op_type == "Add" and outputs.intersection(node.output)
+        for name in node.input
+    }
+    return frozenset(name for node in graph.node for name in node.output) - outputs - held
+
+
+def _source(name: str, layout: Mapping[str, str]) -> str:
+    while name in layout:
+        name = layout[name]
+    return name

@@ -1,0 +1,102 @@
+"""onnxslim, an extra: one composite step, whose inner passes are its fusion patterns and its optimizations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Final
+
+import onnx
+
+from passes.base import Workbench
+from passes.external.files import through_files
+from passes.external.installed import ask, refuse_unknown, require, texts
+from passes.external.written import give_back_inputs, write
+from passes.weights import DetachedModel
+
+__all__ = ["OnnxSlim", "facts", "slim"]
+
+SHAPES: Final = "shape_inference"
+"""What slim does beside its listed optimizations; `no_shape_infer` leaves it out."""
+
+ALL_PATTERNS: Final = "graph_fusion"
+"""The optimization that applies the fusion patterns. Each pattern is an inner pass, so this one is not."""
+
+OWN_OPTIONS: Final = frozenset({"inspect", "dump_to_disk", "save_as_external_data", "verbose"})
+"""Options that print, or that write files of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxSlim:
+    """Run `onnxslim.slim` with any of its options; the inner passes in `left_out` do not run."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    name: str = field(default="onnxslim", init=False)
+    source: str = field(default="onnxslim", init=False)
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        options = {**self.options, "left_out": list(self.left_out)}
+        return through_files(model, bench, "passes.external.onnxslim:slim", options)
+
+    def inner(self, bench: Workbench) -> tuple[str, ...]:
+        known = _facts(bench)
+        skipped = {*texts(self.options, "skip_fusion_patterns", self.name), *self.left_out}
+        skipped |= set(texts(self.options, "skip_optimizations", self.name))
+        skipped |= set(known["patterns"]) if ALL_PATTERNS in skipped else set()
+        skipped |= {SHAPES} if self.options.get("no_shape_infer") else set()
+        names = (*known["patterns"], *known["optimizations"], SHAPES)
+        return tuple(name for name in names if name not in skipped and name != ALL_PATTERNS)
+
+    def without(self, names: Sequence[str]) -> OnnxSlim:
+        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
+
+    def check(self, bench: Workbench) -> None:
+        """Refuse what this release does not have; onnxslim itself ignores it in silence.
+
+        Raises:
+            PolicyMistake: onnxslim is not installed, or an option or a name to skip is unknown, with the nearest.
+        """
+        known = _facts(bench)
+        refuse_unknown(self.options, known["options"], "onnxslim.slim has no option")
+        for key, names in (("skip_fusion_patterns", "patterns"), ("skip_optimizations", "optimizations")):
+            refuse_unknown(texts(self.options, key, self.name), known[names], f"onnxslim: {key} knows no")
+
+
+def _facts(bench: Workbench) -> dict[str, list[str]]:
+    require("onnxslim", "onnxslim", extra="onnxslim")
+    return ask(bench, "passes.external.onnxslim:facts", "onnxslim")
+
+
+@cache
+def facts() -> dict[str, list[str]]:
+    """In the worker: the patterns, optimizations and options of the installed release."""
+    from onnxslim.argparser import OnnxSlimKwargs
+    from onnxslim.core.optimization import OptimizationSettings
+    from onnxslim.core.pattern.registry import DEFAULT_FUSION_PATTERNS
+
+    return {
+        "patterns": list(DEFAULT_FUSION_PATTERNS),
+        "optimizations": list(OptimizationSettings.keys()),
+        "options": [name for name in OnnxSlimKwargs.__annotations__ if name not in OWN_OPTIONS],
+    }
+
+
+def slim(source: str, target: str, options: dict[str, Any]) -> None:
+    """In the worker: slim the file `source` into the file `target`.
+
+    `options` are those of `onnxslim.slim`, and `left_out`, names of either kind.
+    """
+    import onnxslim
+
+    left_out = options.pop("left_out")
+    known = facts()
+    for key, names in (("skip_fusion_patterns", "patterns"), ("skip_optimizations", "optimizations")):
+        options[key] = [*options.get(key, ()), *(name for name in left_out if name in known[names])]
+    options["no_shape_infer"] = bool(options.get("no_shape_infer")) or SHAPES in left_out
+    model = onnxslim.slim(source, **options)
+    if not isinstance(model, onnx.ModelProto):
+        raise ValueError("onnxslim's own model_check found that the outputs have changed")
+    give_back_inputs(source, model)
+    write(model, target)

@@ -1,0 +1,163 @@
+"""The guards that are in force in this process, and what a door does with a call.
+
+The only state of the package, and it has to be one: the functions of the optimizers are there once in a process, so a
+guard holds for all of its threads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Final
+
+from passes.guard.benches import Benches
+from passes.guard.doors import Door, close_door, is_door, open_door
+from passes.guard.environment import Borrowed, guards_in, with_guards
+from passes.guard.handling import handle
+from passes.guard.journal import warn
+from passes.guard.settings import Settings
+from passes.guard.startup.sitecustomize import LIBRARIES, AfterImport
+from passes.guard.targets import CHILD, TARGETS, Target
+
+__all__ = ["enter", "inherit", "leave", "through"]
+
+Function = Callable[..., Any]
+
+_WORKING: ContextVar[bool] = ContextVar("onnxline_guard_working", default=False)
+"""Set while a call is being handled: what is called meanwhile is ours, and not intercepted."""
+
+
+def through(key: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a call of the function behind the door `key` returns."""
+    original, guards = _STATE.originals[key], _STATE.guards()
+    if _WORKING.get() or not guards:
+        return original(*args, **kwargs)
+    if key == CHILD:
+        return _begin_child(original, args, kwargs, guards)
+    token = _WORKING.set(True)
+    try:
+        return handle(_BY_KEY[key], original, args, kwargs, guards, _STATE.benches)
+    finally:
+        _WORKING.reset(token)
+
+
+def enter(settings: Settings) -> None:
+    """From now on `settings` are in force, in every thread and in children that are started."""
+    inherit()
+    with _STATE.lock:
+        _STATE.borrowed = _STATE.borrowed or Borrowed(os.environ)
+        _STATE.entered = (*_STATE.entered, settings)
+        _STATE.borrowed.put(_STATE.guards())
+        _STATE.open()
+    _STATE.catch_up()
+
+
+def leave(settings: Settings) -> None:
+    """`settings` are no more in force; with the last guard everything is as it was."""
+    with _STATE.lock:
+        _STATE.entered = tuple(one for one in _STATE.entered if one is not settings)
+        if _STATE.borrowed is not None and _STATE.entered:
+            _STATE.borrowed.put(_STATE.guards())
+        elif _STATE.borrowed is not None:
+            _STATE.borrowed.give_back()
+            _STATE.borrowed = None
+        if not _STATE.guards():
+            _STATE.close()
+
+
+def inherit() -> None:
+    """Begin the guards that the environment asks for, if this process has none yet: those of the process before it."""
+    with _STATE.lock:
+        if not _STATE.guards():
+            _STATE.inherited = guards_in(os.environ)
+            if _STATE.inherited:
+                _STATE.open()
+    _STATE.catch_up()
+
+
+def _begin_child(original: Function, args: Sequence[Any], kwargs: Mapping[str, Any], guards: Sequence[Settings]) -> Any:
+    """Start a process. Without an environment of its own it gets ours, where the guards are already."""
+    try:
+        given = inspect.signature(original).bind(*args, **kwargs)
+    except TypeError:
+        return original(*args, **kwargs)  # which complains
+    environment = given.arguments.get("env")
+    if environment is not None and not all(isinstance(name, str) for name in environment):
+        warn(f"a child process with an environment in bytes is not guarded: {given.arguments.get('args')}", guards)
+    elif environment is not None:
+        given.arguments["env"] = with_guards(environment, guards)
+    return original(*given.args, **given.kwargs)
+
+
+class _State:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.inherited: tuple[Settings, ...] = ()
+        self.entered: tuple[Settings, ...] = ()
+        self.borrowed: Borrowed | None = None
+        self.benches = Benches()
+        self.doors: dict[str, Door] = {}
+        self.originals: dict[str, Function] = {}
+        """Outlives the doors: a thread may have passed one just before it was closed."""
+        self._finder = AfterImport(LIBRARIES, self._loaded)
+        os.register_at_fork(after_in_child=self._after_fork)
+        atexit.register(self.benches.close)
+
+    def guards(self) -> tuple[Settings, ...]:
+        return (*self.inherited, *self.entered)
+
+    def open(self) -> None:
+        """Watch for children, and for libraries that are imported from now on."""
+        self.benches.open()
+        if self._finder not in sys.meta_path:
+            sys.meta_path.insert(0, self._finder)  # type: ignore[arg-type]
+        if CHILD not in self.doors:
+            self._put(CHILD, subprocess.Popen.__init__)
+
+    def catch_up(self) -> None:
+        """Put doors in front of what is loaded. Not under the lock: a library may be being imported by another thread,
+        which then waits for the lock while we wait for the library."""
+        for name in LIBRARIES:
+            if name in sys.modules:
+                self._loaded(name)
+
+    def close(self) -> None:
+        sys.meta_path.remove(self._finder)  # type: ignore[arg-type]
+        for door in self.doors.values():
+            close_door(door)
+        self.doors.clear()
+        self.benches.close()
+
+    def _loaded(self, name: str) -> None:
+        found = [(target, target.found()) for target in TARGETS if target.library == name]
+        with self.lock:
+            for target, function in found:
+                if target.key not in self.doors and self.guards():
+                    self._guard(target, function)
+
+    def _guard(self, target: Target, function: Function | None) -> None:
+        if function is None:
+            if target.required:
+                warn(f"this {target.library} has no {target.key}, so no call of it is guarded", self.guards())
+        elif not is_door(function):
+            if target.required and not inspect.isfunction(function):
+                warn(f"{target.key} is native here; only what modules hold of it is guarded", self.guards())
+            self._put(target.key, function)
+
+    def _put(self, key: str, function: Function) -> None:
+        door = open_door(key, function)
+        self.originals[key] = door.original
+        self.doors[key] = door
+
+    def _after_fork(self) -> None:
+        self.lock = threading.RLock()
+
+
+_STATE: Final = _State()
+_BY_KEY: Final = {target.key: target for target in TARGETS}

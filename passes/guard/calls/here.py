@@ -1,0 +1,52 @@
+"""An optimizer as a step in this process: for arguments, and registrations, that a worker process cannot be given.
+
+A crash of the optimizer then ends the script, as it does without a guard. Everything else holds: pins, proof, revert.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from passes.base import Workbench
+from passes.errors import StepFailed
+from passes.files import save
+from passes.weights import PROTOBUF_LIMIT, DetachedModel, read_model
+
+__all__ = ["Here"]
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """`run(source, target, left_out)` makes the file `target` from the file `source` without the inner passes named."""
+
+    name: str
+    names: tuple[str, ...]
+    """The inner passes that it would run."""
+    run: Callable[[str, str, Sequence[str]], None]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        return self.name
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        folder = Path(tempfile.mkdtemp(dir=bench.folder, prefix="here-"))  # the weights stay in it, mapped
+        source, target = folder / "before.onnx", folder / "after.onnx"
+        save(model, source, external_from=PROTOBUF_LIMIT)
+        try:
+            self.run(str(source), str(target), self.left_out)
+        except Exception as error:  # whatever an optimizer raises
+            raise StepFailed(f"{type(error).__name__}: {error}") from error
+        return read_model(target, known=model.weights)
+
+    def check(self, bench: Workbench) -> None:
+        """Nothing to refuse: the optimizer itself reads its options."""
+
+    def inner(self, bench: Workbench) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name not in self.left_out)
+
+    def without(self, names: Sequence[str]) -> Here:
+        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))

@@ -1,0 +1,139 @@
+"""`onnxslim.slim`, from a file or from memory; the `onnxslim` command calls it too."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import onnx
+
+from passes.base import Workbench
+from passes.external.installed import ask
+from passes.external.onnxslim import OnnxSlim
+from passes.guard.calls.arguments import known_only
+from passes.guard.calls.base import LetThrough, Plan, Skips
+from passes.guard.calls.here import Here
+from passes.guard.calls.models import copied, opened
+from passes.guard.calls.models import whole as whole_of
+from passes.guard.recorded import Recorded
+from passes.weights import DetachedModel
+
+__all__ = ["OnnxSlimCall", "read_slim"]
+
+BEFORE: Final = ("inputs", "outputs", "input_shapes")
+"""Options that make another model of it before it is optimized: that one is the reference."""
+
+AFTER: Final = ("dtype", "save_as_external_data")
+"""Options of what comes last, which the caller wants and no policy speaks of."""
+
+OURS: Final = ("model_check", "model_check_inputs", "inspect", "dump_to_disk", "verbose")
+"""Options that print, or check what the proof checks."""
+
+
+LISTS: Final = ("skip_fusion_patterns", "skip_optimizations")
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxSlimCall:
+    """`options` are those of slim that decide what is optimized; `slim` is the function without its door."""
+
+    model: DetachedModel
+    source: str
+    options: Mapping[str, Any]
+    slim: Callable[..., Any]
+    target: str | None
+    last: Mapping[str, Any]
+    feeds: tuple[Mapping[str, np.ndarray], ...] = ()
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def plan(self, skips: Skips, bench: Workbench) -> Plan:
+        own = _own_patterns()
+        if own:
+            plan = self.plan_here(skips, bench)
+            why = f"this process has fusion patterns of its own ({', '.join(own)}), so the call ran in it"
+            return Plan(plan.steps, plan.skipped, (*plan.notes, why))
+        known = ask(bench, "passes.external.onnxslim:facts", "onnxslim")
+        options, notes = known_only(self.options, "skip_fusion_patterns", known["patterns"], "onnxslim")
+        options, more = known_only(options, "skip_optimizations", known["optimizations"], "onnxslim")
+        step = OnnxSlim(options)
+        return _plan(step, step.inner(bench), skips, (*notes, *more))
+
+    def plan_here(self, skips: Skips, bench: Workbench) -> Plan:
+        names = (*_patterns(), *_optimizations())
+        return _plan(Here("onnxslim", names, self._run), names, skips, ())
+
+    def unguarded(self, bench: Workbench) -> DetachedModel:
+        step = Here("onnxslim", (), self._run) if _own_patterns() else OnnxSlim(self.options)
+        return step.apply(self.model, bench)
+
+    def _run(self, source: str, target: str, left_out: Sequence[str]) -> None:
+        options = dict(self.options)
+        for key, among in (("skip_fusion_patterns", _patterns()), ("skip_optimizations", _optimizations())):
+            options[key] = [*options.get(key, ()), *(name for name in left_out if name in among)]
+        onnx.save(self.slim(source, **options), target)
+
+    def deliver(self, model: DetachedModel, *, proven: bool) -> onnx.ModelProto | None:
+        """Let the library itself do what comes last, with every optimization off."""
+        where = () if self.target is None else (self.target,)
+        return self.slim(whole_of(model), *where, **_nothing(), **self.last)
+
+
+def read_slim(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
+    """Understand a call of `onnxslim.slim(model, output_model=None, **options) -> ModelProto | None`."""
+    if not args and "model" not in kwargs:
+        raise LetThrough("slim does not take these arguments")
+    given = {name: value for name, value in kwargs.items() if value}
+    source = args[0] if args else given.pop("model")
+    target = args[1] if len(args) > 1 else given.pop("output_model", None)
+    if isinstance(source, list):
+        raise LetThrough("a list of models is printed, not optimized")
+    before = {name: given.pop(name) for name in BEFORE if name in given}
+    last = {name: given.pop(name) for name in AFTER if name in given}
+    for name in OURS:
+        given.pop(name, None)
+    for name in LISTS:
+        if isinstance(given.get(name), str):
+            given[name] = [given[name]]
+    if isinstance(source, str):
+        model = opened(source)
+    elif isinstance(source, onnx.ModelProto):
+        model = copied(source, lambda: source)
+    else:
+        raise LetThrough(f"slim does not take a model of type {type(source).__name__}")
+    if before:
+        try:
+            model = copied(original(whole_of(model), **_nothing(), **before), lambda: source)
+        except Exception as error:  # the library will say it again
+            raise LetThrough(str(error)) from error
+    return OnnxSlimCall(model, source if isinstance(source, str) else "", given, original, target, last)
+
+
+def _plan(step: OnnxSlim | Here, names: Sequence[str], skips: Skips, notes: tuple[str, ...]) -> Plan:
+    skipped = {f"onnxslim/{name}": skip.reason for name in names if (skip := skips(f"onnxslim/{name}"))}
+    left_out = [name.partition("/")[2] for name in skipped]
+    return Plan((Recorded(step.without(left_out)),), skipped, notes)
+
+
+def _nothing() -> dict[str, Any]:
+    """Options by which slim optimizes nothing."""
+    return {"skip_optimizations": list(_optimizations()), "no_shape_infer": True}
+
+
+def _optimizations() -> tuple[str, ...]:
+    return tuple(importlib.import_module("onnxslim.core.optimization").OptimizationSettings.keys())
+
+
+def _patterns() -> Mapping[str, Any]:
+    """The fusion patterns that this process knows: name → one or several."""
+    return importlib.import_module("onnxslim.core.pattern.registry").DEFAULT_FUSION_PATTERNS
+
+
+def _own_patterns() -> list[str]:
+    """Those that the script has registered."""
+    found = {name: known if isinstance(known, list) else [known] for name, known in _patterns().items()}
+    return [
+        name for name, all_ in found.items() if any(not type(one).__module__.startswith("onnxslim.") for one in all_)
+    ]

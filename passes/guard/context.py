@@ -1,0 +1,105 @@
+"""`with passes.guard(keep=["qkv"]) as log:`"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from passes.errors import PolicyMistake
+from passes.guard import active
+from passes.guard.journal import read_calls, read_warnings, say
+from passes.guard.record import GuardedCall
+from passes.guard.settings import Settings
+from passes.guard.summary import summary
+
+__all__ = ["Guard", "GuardLog", "guard"]
+
+
+@dataclass(slots=True)
+class GuardLog:
+    """What a guard has seen, of all processes; it grows until the guard ends."""
+
+    path: str = ""
+    _calls: tuple[GuardedCall, ...] = ()
+    _warnings: tuple[str, ...] = ()
+
+    @property
+    def calls(self) -> tuple[GuardedCall, ...]:
+        return read_calls(self.path) if self.path else self._calls
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return read_warnings(self.path) if self.path else self._warnings
+
+    def close(self) -> None:
+        """Hold what the file says, and do without it."""
+        self._calls, self._warnings, self.path = self.calls, self.warnings, ""
+
+
+def guard(
+    keep: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    *,
+    watch: bool = True,
+    compare: bool = True,
+    log: str | Path | None = None,
+    timeout_s: float = 600.0,
+    quiet: bool = False,
+) -> Guard:
+    """Hold a policy inside a `with` block, whatever code in it calls an optimizer.
+
+    Args:
+        keep, skip, watch: as for `passes.optimize`; but a `keep` that matches nothing in one model is no mistake.
+        compare: make each call without the guard too, in a worker, and say what it would have lost.
+        log: a file for the calls, one JSON object a line; written anew.
+        timeout_s: seconds for one call of native code.
+        quiet: no lines on standard error.
+
+    Raises:
+        PolicyMistake: when the block begins: an unknown pass or structure, or a log that cannot be written.
+    """
+    _refuse_text("keep", keep)
+    _refuse_text("skip", skip)
+    return Guard(Settings(tuple(keep), tuple(skip), watch, compare, timeout_s, quiet), log)
+
+
+class Guard:
+    """A context manager; the value of `with … as` is a `GuardLog`."""
+
+    def __init__(self, settings: Settings, log: str | Path | None = None) -> None:
+        self._wishes, self._log_file = settings, log
+        self._entered: list[tuple[Settings, GuardLog, str, int]] = []
+
+    def __enter__(self) -> GuardLog:
+        self._wishes.check()
+        folder = "" if self._log_file else tempfile.mkdtemp(prefix="onnxline-guard-")
+        journal = str(Path(self._log_file or Path(folder, "calls.jsonl")).absolute())
+        try:
+            Path(journal).write_text("", encoding="utf-8")
+        except OSError as error:
+            raise PolicyMistake(f"the guard's log cannot be written: {error}") from error
+        settings, log = replace(self._wishes, journal=journal), GuardLog(journal)
+        active.enter(settings)
+        self._entered.append((settings, log, folder, os.getpid()))
+        return log
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        settings, log, folder, process = self._entered.pop()
+        active.leave(settings)
+        if process != os.getpid():  # a fork that leaves the block too; the log is its parent's
+            return
+        if not settings.quiet:
+            say(summary(log.calls, settings))
+        if folder:
+            log.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_text(name: str, entries: Sequence[str]) -> None:
+    if isinstance(entries, str):
+        raise PolicyMistake(f"{name} is {entries!r}; expected a list, such as {name}=[{entries!r}]")

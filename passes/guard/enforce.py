@@ -1,0 +1,187 @@
+"""One call under a policy: run it pinned and proven, and say what it would have lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from passes.base import Workbench
+from passes.canonical import canonical_digest
+from passes.errors import ModelMistake, PolicyMistake, StepFailed
+from passes.guard.calls.base import Call, Plan
+from passes.guard.proof import NotComparable, StructureOnly, numbers_prover
+from passes.guard.record import Returned
+from passes.guard.recorded import Recorded
+from passes.guard.settings import Demands
+from passes.pins import unpin
+from passes.prove import Prover
+from passes.provenance import carry
+from passes.result import PassRun, Status
+from passes.runner import run_passes
+from passes.watch import Watched, find_structures
+from passes.weights import DetachedModel
+
+__all__ = ["Outcome", "RefusedByOptimizer", "Unguarded", "enforce"]
+
+
+class RefusedByOptimizer(Exception):
+    """The call fails with and without a guard, so the caller has to hear it from the optimizer itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unguarded:
+    """What the same call makes without a guard, and what is wrong with that."""
+
+    model: DetachedModel | None
+    lost: tuple[str, ...]
+    fault: str
+    refused: bool = False
+    """It raised, as opposed to crashing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The model to return, and how it came about; see `passes.guard.record.GuardedCall` for the fields."""
+
+    model: DetachedModel
+    returned: Returned
+    proven: bool
+    kept: Mapping[str, int] = field(default_factory=dict)
+    reverted: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    unguarded: Unguarded | None = None
+    notes: tuple[str, ...] = ()
+
+
+def enforce(call: Call, demands: Demands, bench: Workbench) -> Outcome:
+    """Run `call` in the worker under what `demands` ask for.
+
+    Raises:
+        RefusedByOptimizer: it has no result with or without us.
+    """
+    judge = _Judge.of(call, demands, bench)
+    run, plan, why = judge.attempt(lambda: call.plan(demands.skips, bench))
+    unguarded = judge.unguarded() if demands.compare or why else None
+    if why and unguarded is not None and unguarded.refused:
+        # An operator that the script has registered, say, is not known to the worker.
+        refusal = why
+        run, plan, why = judge.attempt(lambda: call.plan_here(demands.skips, bench))
+        if why:
+            raise RefusedByOptimizer(refusal)
+    if run is None or plan is None or why:
+        return judge.without_a_run(why, unguarded)
+    return judge.with_a_run(run, plan, unguarded if demands.compare else None)
+
+
+@dataclass(slots=True)
+class _Judge:
+    """What holds for every attempt at one call."""
+
+    call: Call
+    demands: Demands
+    bench: Workbench
+    watched: Watched
+    prover: Prover
+    notes: list[str]
+
+    @classmethod
+    def of(cls, call: Call, demands: Demands, bench: Workbench) -> _Judge:
+        watched = find_structures(call.model, demands.policy(), ())
+        notes: list[str] = []
+        try:
+            prover = numbers_prover(call, watched.must_hold(), bench)
+        except NotComparable as reason:
+            notes.append(_line(f"only the structure is proven: {reason}"))
+            prover = StructureOnly((), bench)
+        return cls(call, demands, bench, watched, prover, notes)
+
+    @property
+    def proven(self) -> bool:
+        return not isinstance(self.prover, StructureOnly)
+
+    def attempt(self, plan_of: Callable[[], Plan | None]) -> tuple[PassRun | None, Plan | None, str]:
+        """A run, its plan, and why nothing of it worked. Where a part of it failed, the rest counts."""
+        try:
+            plan = plan_of()
+            if plan is None:
+                return None, None, "it cannot be run in this process"
+            run = run_passes(self.call.model, plan.steps, self.demands.policy(), self.prover, self.bench)
+        except (PolicyMistake, ModelMistake, StepFailed) as error:
+            return None, None, str(error)
+        failed = [f"{row.name}: {row.reason}" for row in run.rows if row.status is Status.FAILED]
+        has_run = any(row.status is Status.RAN for row in run.rows)
+        return run, plan, failed[0] if failed and not has_run else ""
+
+    def unguarded(self) -> Unguarded:
+        try:
+            model = self.call.unguarded(self.bench)
+        except StepFailed as failure:
+            refused = failure.status == Status.FAILED
+            return Unguarded(None, (), _line(f"{'raised' if refused else failure.status}: {failure}"), refused)
+        lost = [
+            f"{kind} {name}: {why}"
+            for (kind, name), why in self.watched.lost(model).items()
+            if kind in self.watched.enforced
+        ]
+        return Unguarded(model, tuple(lost), self._fault(model))
+
+    def _fault(self, model: DetachedModel) -> str:
+        """What is wrong with its numbers. A caller may have asked for other inputs and outputs; then there are none."""
+        if _signature(model) != _signature(self.call.model):
+            return ""
+        try:
+            why = self.prover.measure(model).why
+        except StepFailed as failure:
+            why = str(failure)
+        return why and _line(f"differs: {why}")
+
+    def with_a_run(self, run: PassRun, plan: Plan, unguarded: Unguarded | None) -> Outcome:
+        model = _with_what_it_wrote(self.call.model, run, plan)
+        if self._lost(model):  # the runner has reverted whatever did that
+            return self.without_a_run("a structure is lost", unguarded)
+        reverted = {row.name: row.reason for row in run.reverted}
+        blind = [f"a fault in {', '.join(run.power.blind)} would not show in the numbers"] if run.power.blind else []
+        notes = (*self.notes, *plan.notes, *blind)
+        return Outcome(model, Returned.GUARDED, self.proven, self._kept(), reverted, plan.skipped, unguarded, notes)
+
+    def without_a_run(self, why: str, unguarded: Unguarded | None) -> Outcome:
+        """The guarded run did not work: the optimizer's own result if nothing is wrong with it, else what came in.
+
+        What the optimizer makes of its own accord skips nothing, so where something is to be skipped it does not count.
+        """
+        notes = (*self.notes, f"the guarded run did not work: {why}")
+        sound = unguarded is not None and not unguarded.lost and not unguarded.fault and not self.demands.skips_any()
+        model = unguarded.model if unguarded is not None and sound else None
+        if model is None:
+            return Outcome(self.call.model, Returned.AS_GIVEN, False, self._kept(), unguarded=unguarded, notes=notes)
+        proven = self.proven and _signature(model) == _signature(self.call.model)
+        return Outcome(model, Returned.UNGUARDED, proven, self._kept(), unguarded=unguarded, notes=notes)
+
+    def _kept(self) -> dict[str, int]:
+        return {kind: len(self.watched.instances.get(kind, ())) for kind in sorted(self.watched.enforced)}
+
+    def _lost(self, model: DetachedModel) -> bool:
+        return any(kind in self.watched.enforced for kind, _ in self.watched.lost(model))
+
+
+def _line(text: str) -> str:
+    """Native errors come in many lines."""
+    return " ".join(text.split())
+
+
+def _signature(model: DetachedModel) -> list[list[str]]:
+    stored = {tensor.name for tensor in model.proto.graph.initializer}
+    graph = model.proto.graph
+    return [[info.name for info in infos if info.name not in stored] for infos in (graph.input, graph.output)]
+
+
+def _with_what_it_wrote(before: DetachedModel, run: PassRun, plan: Plan) -> DetachedModel:
+    """The run's model. Where no node changed, the step's own result: it may hold shapes that it has inferred."""
+    recorded = [step for step in plan.steps if isinstance(step, Recorded) and step.results]
+    if run.model is not before or not recorded or run.reverted:
+        return run.model
+    result = recorded[-1].results[0]
+    written = unpin(result, [output.name for output in before.proto.graph.output])
+    if canonical_digest(written) != canonical_digest(before):
+        return before
+    return carry(before, written, recorded[-1].name)

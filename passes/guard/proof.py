@@ -1,0 +1,127 @@
+"""How a call's result is proven: by numbers where the model can be run, else by its structure alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnx
+
+from passes.base import Workbench
+from passes.canonical import RANDOM_OPS
+from passes.errors import ModelMistake, StepFailed
+from passes.guard.calls.base import Call
+from passes.optimize import draw_feeds
+from passes.prove import Measurement, Power, Prover
+from passes.structures import Instance
+from passes.weights import DetachedModel
+
+__all__ = ["NotComparable", "StructureOnly", "numbers_prover"]
+
+DRAWS: Final = 2
+
+SIZES: Final = (2, 1, 64, 512)
+"""What open dims are drawn as: the first that the model runs with. What cuts sound into frames needs many samples."""
+
+MOST_ELEMENTS: Final = 2**24
+"""Of one input."""
+
+
+class NotComparable(Exception):  # not an error: structure is still proven
+    """What the model computes cannot be compared, and why."""
+
+
+class NumbersProver(Prover):
+    """Looks at the given model once, although a call may be tried twice."""
+
+    _power: Power | None = None
+
+    def watch(self, model: DetachedModel, instances: Sequence[Instance]) -> Power:
+        if self._power is None:
+            self._power = super().watch(model, instances)
+        return self._power
+
+
+class StructureOnly(Prover):
+    """Finds no difference in any numbers, since there are none."""
+
+    def measure(self, model: DetachedModel) -> Measurement:
+        return Measurement({}, {})
+
+    def has_run(self, model: DetachedModel) -> bool:
+        return True
+
+    def run(self, model: DetachedModel) -> Measurement:
+        return Measurement({}, {})
+
+    def watch(self, model: DetachedModel, instances: Sequence[Instance]) -> Power:
+        return Power(math.inf, ())
+
+
+def numbers_prover(call: Call, instances: Sequence[Instance], bench: Workbench) -> Prover:
+    """Compares on the caller's own inputs if there are any, else on drawn ones of the shapes that the caller gave.
+
+    Args:
+        instances: what the prover watches.
+
+    Raises:
+        NotComparable: no inputs can be drawn, the model does not run on them, or it computes something else each time.
+    """
+    graph = call.model.proto.graph
+    random = sorted({node.op_type for node in graph.node if node.op_type in RANDOM_OPS - {"Dropout"}})
+    if random:
+        raise NotComparable(f"it computes something else each time ({', '.join(random)})")
+    if call.feeds:
+        return _watching(call, call.feeds, instances, bench)
+    reasons: list[str] = []
+    for size in SIZES if _open_dims(_inputs(call)) else SIZES[:1]:
+        try:
+            return _watching(call, _drawn(call, size), instances, bench)
+        except NotComparable as reason:
+            reasons.append(str(reason))
+    raise NotComparable(reasons[0])
+
+
+def _watching(
+    call: Call, feeds: Sequence[Mapping[str, np.ndarray]], instances: Sequence[Instance], bench: Workbench
+) -> Prover:
+    prover = NumbersProver.of_itself(feeds, bench)
+    try:
+        prover.watch(call.model, instances)
+    except (ModelMistake, StepFailed) as error:
+        raise NotComparable(str(error)) from error
+    return prover
+
+
+def _drawn(call: Call, size: int) -> list[dict[str, np.ndarray]]:
+    inputs = _inputs(call)
+    for dim in _open_dims(inputs):
+        dim.dim_value = size
+    elements = [math.prod(dim.dim_value for dim in info.type.tensor_type.shape.dim) for info in inputs.graph.input]
+    if max(elements, default=0) > MOST_ELEMENTS:
+        raise NotComparable(f"its inputs are too large to draw, with open dims of {size}")
+    try:
+        return [draw_feeds(call.model.with_proto(inputs), seed) for seed in range(DRAWS)]
+    except Exception as error:  # an input that is no tensor, or has a dtype without numbers
+        raise NotComparable(f"no inputs can be drawn for it ({type(error).__name__}: {error})") from error
+
+
+def _inputs(call: Call) -> onnx.ModelProto:
+    """The model's inputs alone, with the dims that the caller gave."""
+    graph, proto = call.model.proto.graph, onnx.ModelProto()
+    stored = {tensor.name for tensor in graph.initializer}
+    proto.graph.input.extend(info for info in graph.input if info.name not in stored)
+    for info in proto.graph.input:
+        dims = info.type.tensor_type.shape.dim
+        given = call.shapes.get(info.name, ())
+        for dim, size in zip(dims, given if len(given) == len(dims) else (), strict=False):
+            if isinstance(size, int | np.integer) and size > 0:
+                dim.dim_value = int(size)
+    return proto
+
+
+def _open_dims(inputs: onnx.ModelProto) -> list[Any]:
+    shapes = [info.type.tensor_type.shape for info in inputs.graph.input]
+    return [dim for shape in shapes for dim in shape.dim if not dim.HasField("dim_value")]

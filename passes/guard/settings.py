@@ -1,0 +1,109 @@
+"""What a guard was asked for: frozen, and as text in an environment variable for child processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from passes.bench import open_bench
+from passes.catalog import catalog
+from passes.destroys import DESTROYS
+from passes.errors import PolicyMistake
+from passes.policy import Policy, Skip
+
+__all__ = ["Demands", "Settings", "from_text", "to_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The arguments of one guard. `journal` is the file that every process appends its calls to."""
+
+    keep: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    watch: bool = True
+    compare: bool = True
+    timeout_s: float = 600.0
+    quiet: bool = False
+    journal: str = ""
+
+    def check(self) -> None:
+        """Refuse what cannot be honoured, before anything runs.
+
+        Raises:
+            PolicyMistake: an unknown structure or pass. The libraries are only asked for their inner passes when an
+                entry of `skip` is none of the others, since that takes seconds.
+        """
+        Policy((), self.keep).check(())
+        if any(not _is_known(entry, _names(())) for entry in self.skip):
+            Policy(self.skip).check(_names(None))
+
+    def skips(self, name: str) -> Skip | None:
+        return Policy(self.skip).skips(name)
+
+    def kinds(self) -> tuple[str, ...]:
+        """What this guard holds: the kept kinds, and those that a skip watches."""
+        suspects = [name for each in DESTROYS for name in (each, f"onnxsim/{each}", f"onnxslim/{each}")]
+        watched = Policy(self.skip, (), self.watch).watched(suspects)
+        return tuple(dict.fromkeys((*Policy((), self.keep).kept(), *watched)))
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What several guards, one inside of the other, ask for together."""
+
+    guards: tuple[Settings, ...]
+
+    def skips(self, name: str) -> Skip | None:
+        return next((skip for one in self.guards if (skip := one.skips(name))), None)
+
+    def skips_any(self) -> bool:
+        return any(one.skip for one in self.guards)
+
+    def policy(self) -> Policy:
+        """What to enforce on one model. Not every model of a script has each kind, so all may be absent.
+
+        Skips are not in it: they are taken out of the steps beforehand, since a name may belong to another library
+        than the one that is called. What they watch is held like what is kept.
+        """
+        kinds = dict.fromkeys(kind for one in self.guards for kind in one.kinds())
+        return Policy((), tuple(f"{kind}?" for kind in kinds), watch=False)
+
+    def keep(self) -> tuple[str, ...]:
+        """The kinds that were asked for by name."""
+        return tuple(dict.fromkeys(kind for one in self.guards for kind in Policy((), one.keep).kept()))
+
+    @property
+    def compare(self) -> bool:
+        return any(one.compare for one in self.guards)
+
+    @property
+    def timeout_s(self) -> float:
+        return self.guards[-1].timeout_s  # the innermost's
+
+
+def to_text(guards: Sequence[Settings]) -> str:
+    return json.dumps([asdict(one) for one in guards])
+
+
+def from_text(text: str) -> tuple[Settings, ...]:
+    return tuple(_settings(one) for one in json.loads(text))
+
+
+def _settings(data: Mapping[str, Any]) -> Settings:
+    return Settings(**{**data, "keep": tuple(data["keep"]), "skip": tuple(data["skip"])})
+
+
+def _is_known(entry: str, names: Sequence[str]) -> bool:
+    try:
+        Policy((entry,)).check(names)
+    except PolicyMistake:
+        return False
+    return True
+
+
+def _names(steps: Collection[str] | None) -> tuple[str, ...]:
+    """All passes, with the inner ones of `steps`, or of every step."""
+    with open_bench() as bench:
+        return tuple(row.name for row in catalog(bench, steps=steps))

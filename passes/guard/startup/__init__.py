@@ -1,0 +1,1 @@
+"""This folder goes to the front of PYTHONPATH, so that Python children begin with `sitecustomize.py`."""

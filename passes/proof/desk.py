@@ -1,0 +1,172 @@
+"""Where models are run: the draws, what is expected of them, and values of models that were run before.
+
+Works in the proof worker, since onnxruntime may crash on a model that a pass has made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from passes.numbers import NO_ERROR, Errors, Tolerance, compare
+from passes.sessions import Session
+from passes.sharing import Portable
+from passes.weights import Weight
+
+__all__ = ["KEEP_BYTES", "Desk", "ask"]
+
+KEEP_BYTES = 2**18
+"""Values larger than this are not held from one run to the next, unless they are at a kept structure."""
+
+Arrays = dict[str, np.ndarray]
+
+
+class Desk:
+    """Runs models on every draw.
+
+    Args:
+        feeds: inputs by name, for each draw.
+        tolerances: by dtype, in place of the documented ones.
+    """
+
+    def __init__(self, feeds: Sequence[Arrays], tolerances: Mapping[str, Tolerance]) -> None:
+        self._feeds = feeds
+        self._tolerances = tolerances
+        self._expected: list[Arrays] = [{} for _ in feeds]
+        self._inner: list[Arrays] = [{} for _ in feeds]
+        self._values: list[Arrays] = [{} for _ in feeds]
+
+    def expect(self, outputs: Sequence[Arrays]) -> None:
+        """The outputs to compare with, for each draw."""
+        self._expected = list(outputs)
+
+    def nan_outputs(self) -> list[str]:
+        """The expected outputs with which nothing can be compared."""
+        return [
+            name
+            for expected in self._expected
+            for name, array in expected.items()
+            if array.dtype.kind == "f" and np.isnan(array).any()
+        ]
+
+    def run(
+        self,
+        model: Portable,
+        inner: Sequence[str],
+        keep: Mapping[str, str],
+        *,
+        as_expected: bool = False,
+        is_reference: bool = False,
+    ) -> list[tuple[dict[str, Errors], dict[str, Errors]]]:
+        """Run `model` and compare its outputs, and the values called `inner`; both for each draw.
+
+        Args:
+            keep: value name → meaning, of those to hold for `equal`.
+            as_expected: the values called `inner` are from now on what is expected of those names.
+            is_reference: so are the outputs.
+        """
+        if is_reference:
+            self._expected = [{} for _ in self._feeds]
+        outputs = [info.name for info in model.model().graph.output]
+        session = model.session(list(dict.fromkeys((*inner, *keep))))
+        found = []
+        for feeds, expected, known, values in zip(self._feeds, self._expected, self._inner, self._values, strict=True):
+            got = session.run(feeds)
+            if is_reference:
+                expected.update({name: got[name] for name in outputs})
+            if as_expected:
+                known.update({name: got[name] for name in inner})
+            kept = (name for name in keep if name in inner or got[name].nbytes <= KEEP_BYTES)
+            values.update({keep[name]: got[name] for name in kept})
+            probes = {name: known[name] for name in inner if name in known}
+            found.append((self._compared(expected, got), self._compared_in_bits(probes, got)))
+        return found
+
+    def held(self) -> frozenset[str]:
+        """The meanings of which every draw has the value."""
+        return frozenset.intersection(*(frozenset(values) for values in self._values)) if self._values else frozenset()
+
+    def equal(self, part: Portable, given: Mapping[str, str], pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """Whether the two values of each pair are the same bits in every draw.
+
+        Args:
+            part: a piece of a model that computes the first of each pair, and the second if it is not held.
+            given: input name → the meaning of the held value to feed.
+            pairs: names of values in `part`, or held meanings.
+        """
+        verdicts = [True] * len(pairs)
+        session = None
+        for feeds, values in zip(self._feeds, self._values, strict=True):
+            fed = {**feeds, **{name: values[meaning] for name, meaning in given.items()}}
+            wanted = [name for pair in pairs for name in pair if name not in values]
+            session = session or (_part_session(part, fed, wanted) if wanted else None)
+            got = {**values, **(session.run(fed) if session else {})}
+            for index, (left, right) in enumerate(pairs):
+                verdicts[index] &= _same_bits(got[left], got[right])
+        return verdicts
+
+    def fault(
+        self, part: Portable, given: Mapping[str, str], zeroed: Sequence[str], seen: Sequence[str]
+    ) -> list[float]:
+        """How far the values called `seen` move, in units of their tolerance, when the weights `zeroed` are zero.
+
+        Reads the first draw. `given` names values that are expected `inner` ones, or inputs of the model.
+        """
+        weights = part.mapped()
+        weights |= {name: _zeros(weights[name]) for name in zeroed if name in weights}
+        fed = {**self._feeds[0], **{name: self._inner[0][value] for name, value in given.items()}}
+        proto = part.model()
+        for tensor in proto.graph.initializer:  # small ones lie in the model itself
+            if tensor.name in zeroed and tensor.name not in weights:
+                tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(tensor)), tensor.name))
+        _type_inputs(proto.graph, fed)
+        got = Session(proto, weights, seen).run(fed)
+        return [compare(self._inner[0][name], got[name], self._tolerances).excess for name in seen]
+
+    def _compared(self, expected: Arrays, got: Arrays) -> dict[str, Errors]:
+        return {name: compare(value, got[name], self._tolerances) for name, value in expected.items()}
+
+    def _compared_in_bits(self, expected: Arrays, got: Arrays) -> dict[str, Errors]:
+        """`_compared`, quickly for values that are the same bits: there are many, and no report has their limits."""
+        others = {name: value for name, value in expected.items() if not _same_bits(value, got[name])}
+        return {**dict.fromkeys(expected, NO_ERROR), **self._compared(others, got)}
+
+
+def _zeros(weight: Weight) -> Weight:
+    return Weight(weight.dims, weight.data_type, np.zeros(weight.data.nbytes, np.uint8), "")
+
+
+def _part_session(part: Portable, fed: Arrays, outputs: Sequence[str]) -> Session:
+    proto = part.model()
+    _type_inputs(proto.graph, fed)
+    return Session(proto, part.mapped(), list(dict.fromkeys(outputs)))
+
+
+def _type_inputs(graph: onnx.GraphProto, fed: Arrays) -> None:
+    """Give inputs without a type that of what is fed: dtype and rank, since sizes may differ from draw to draw."""
+    for info in graph.input:
+        if not info.type.WhichOneof("value"):
+            array = fed[info.name]
+            dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+            info.CopyFrom(helper.make_tensor_value_info(info.name, dtype, [None] * array.ndim))
+
+
+def _same_bits(left: np.ndarray, right: np.ndarray) -> bool:
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    if left.dtype.kind in "OUS":
+        return bool((left == right).all())
+    bits = (np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in (left, right))
+    return np.array_equal(*bits)
+
+
+def ask(desk: dict[str, Any], owner: str, question: str, **arguments: Any) -> Any:
+    """In the worker: put one question to the desk of `owner`; `open` sets up a new one."""
+    if question == "open":
+        desk[owner] = Desk(**arguments)
+        return None
+    return getattr(desk[owner], question)(**arguments)

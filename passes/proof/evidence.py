@@ -1,0 +1,73 @@
+"""What a proof is made from, and what it says: data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from passes.numbers import Errors
+
+__all__ = ["Measurement", "Power", "Reference", "worst_errors"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One draw: input arrays by name, and the outputs that the reference program computed from them."""
+
+    feeds: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray]
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The worst errors over all draws, for each output and for each value at a kept structure."""
+
+    errors: Mapping[str, Errors]
+    inner: Mapping[str, Errors]
+
+    @property
+    def why(self) -> str:
+        """What is over tolerance; empty when all is well."""
+        bad = [f"{name}: {errors.why}" for name, errors in {**self.errors, **self.inner}.items() if not errors.ok]
+        return "; ".join(bad[:3]) + (f" (and {len(bad) - 3} more)" if len(bad) > 3 else "")
+
+    @property
+    def max_abs(self) -> float:
+        return max((errors.max_abs for errors in self.errors.values()), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Whether a fault in a kept weight would be seen.
+
+    `margin` is the smallest ratio, over all kept weights, of the error that zeroing it causes to the tolerance there;
+    `blind` names the structures where it is below 1.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
+    """JSON has no infinity; whoever writes these numbers with pydantic writes the word."""
+
+    margin: float
+    blind: tuple[str, ...]
+
+
+def worst_errors(draws: Sequence[Mapping[str, Errors]]) -> dict[str, Errors]:
+    """The worst of each number over several draws, by output; the first complaint stays."""
+    worst: dict[str, Errors] = {}
+    for errors in draws:
+        for name, one in errors.items():
+            known = worst.get(name, one)
+            worst[name] = Errors(
+                max(known.max_abs, one.max_abs),
+                max(known.max_rel, one.max_rel),
+                min(known.cosine, one.cosine),
+                min(known.sqnr_db, one.sqnr_db),
+                one.limit if one.excess > known.excess else known.limit,
+                max(known.excess, one.excess),
+                known.why or one.why,
+            )
+    return worst

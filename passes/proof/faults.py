@@ -1,0 +1,69 @@
+"""Plant a fault: with every kept weight zeroed, what has to be run to see the values at the kept structures move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import NodeProto
+
+from passes.reads import reads_of
+from passes.structures import Instance
+from passes.weights import DetachedModel
+
+__all__ = ["Fault", "fault_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A piece of the model from the kept weights to the pins behind them.
+
+    `cuts` are computed values that it reads, `zeroed` its initializers to zero; `seen` maps an instance to its pins
+    that depend on its kept weights.
+    """
+
+    model: DetachedModel
+    cuts: tuple[str, ...]
+    zeroed: tuple[str, ...]
+    seen: dict[str, tuple[str, ...]]
+
+
+def fault_in(model: DetachedModel, instances: Sequence[Instance]) -> Fault:
+    """The fault for all weights of `instances` at once; it is read at each one's own pins, and goes no further."""
+    graph = model.proto.graph
+    weights = {weight.name for instance in instances for weight in instance.weights}
+    pins = {pin.name for instance in instances for pin in instance.pins}
+    touched, touching = set(weights), []
+    for node in graph.node:
+        if touched.intersection(reads_of(node)):
+            touching.append(node)
+            # The fault ends at a pin: what lies behind belongs to others.
+            touched.update(name for name in node.output if name not in pins)
+    reached = {name for node in touching for name in node.output} & pins
+    nodes = _needed(touching, reached)
+    made = {name for node in nodes for name in node.output}
+    stored = {tensor.name for tensor in graph.initializer}
+    given = {info.name for info in graph.input}
+    read = list(dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in made))
+    part = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
+    part.functions.extend(model.proto.functions)
+    part.graph.name = "fault"
+    part.graph.node.extend(nodes)
+    part.graph.initializer.extend(tensor for tensor in graph.initializer if tensor.name in read)
+    part.graph.input.extend(info for info in graph.input if info.name in read and info.name not in stored)
+    cuts = tuple(name for name in read if name not in stored and name not in given)
+    part.graph.input.extend(onnx.ValueInfoProto(name=name) for name in cuts)
+    seen = {one.name: tuple(pin.name for pin in one.pins if pin.name in reached) for one in instances if one.weights}
+    zeroed = tuple(name for name in read if name in weights)
+    return Fault(model.with_proto(part), cuts, zeroed, {name: pins for name, pins in seen.items() if pins})
+
+
+def _needed(nodes: Sequence[NodeProto], wanted: set[str]) -> list[NodeProto]:
+    """Those of `nodes` that `wanted` depends on, in their order."""
+    wanted, needed = set(wanted), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            needed.append(node)
+            wanted.update(reads_of(node))
+    return needed[::-1]

@@ -1,0 +1,18 @@
+"""Carry what is known of a node (torch module, source line, name, author) across a pass that drops it.
+
+wiring.py     a model as one flat list of nodes and values, with subgraphs and functions
+same.py       which node after the pass is which one from before it
+replaced.py   what a node that the pass made stands for
+places.py     where in the torch module a node lies: read, joined and written in the exporter's own keys
+marks.py      what onnxline writes beside that: author, replaced nodes, later changes
+names.py      node names given back
+carry.py      all of it together
+"""
+
+from __future__ import annotations
+
+from passes.provenance.carry import carry
+from passes.provenance.marks import AUTHOR_KEY, CHANGED_KEY, COUNT_KEY, REPLACED_KEY, Marks, marks_of
+from passes.provenance.places import Place, place_of
+
+__all__ = ["AUTHOR_KEY", "CHANGED_KEY", "COUNT_KEY", "REPLACED_KEY", "Marks", "Place", "carry", "marks_of", "place_of"]

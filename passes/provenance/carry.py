@@ -1,0 +1,101 @@
+"""The whole of it: match, give back, and mark what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import zip_longest
+
+from onnx import NodeProto
+
+from passes.provenance.marks import joined, marks_of, write_marks
+from passes.provenance.match import match
+from passes.provenance.names import restore_names
+from passes.provenance.places import Place, common, place_of, write_place
+from passes.provenance.replaced import replacements
+from passes.provenance.same import Same
+from passes.provenance.wiring import ABSENT, Meanings, wire
+from passes.weights import DetachedModel
+
+__all__ = ["carry"]
+
+
+def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedModel:
+    """Give each node of `after` that was in `before` what was known of it there, and mark the others with `author`.
+
+    A node that survived gets its metadata, its name and its doc string back, and is marked as changed if the pass gave
+    it other settings. A new one is marked with the pass and with what it stands for, and lies, in torch's own keys, in
+    the innermost module that holds all of that; if it stands for nothing, in the one that holds the nodes around it.
+    Changes `after.proto`.
+    """
+    meanings: Meanings = {}
+    same = match(wire(before, meanings), wire(after, meanings))
+    news = _mark_new(same, author)
+    survivors = [(new, old) for new, old in enumerate(same.old_of) if old >= 0]
+    for new, old in survivors:
+        _give_back(same.after.items[new].node, same.before.items[old].node)
+        if _is_changed(same, new, old):
+            node = same.after.items[new].node
+            write_marks(node, marks_of(node).changed_by(author))
+    named = [(same.after.items[new].node, same.before.items[old].node.name) for new, old in survivors]
+    restore_names(named, [same.after.items[new].node for new in sorted(news)])
+    _carry_model(before, after)
+    return after
+
+
+def _mark_new(same: Same, author: str) -> set[int]:
+    """Mark the nodes that the pass made; returns which they are."""
+    found = replacements(same)
+    root = _root(same) if found else None
+    for one in found:
+        replaced = [same.before.items[old].node for old in one.lost]
+        around = [same.before.items[old].node for old in one.around]
+        inside, beside, marks = _common(replaced), _common(around), joined(author, replaced)
+        for node in (same.after.items[new].node for new in one.news):
+            # What a tool has copied from one of the nodes says less than all of them.
+            place = inside or _common([node]) or beside or root
+            write_marks(node, marks)
+            if place is not None:
+                write_place(node, place, author)
+    return {new for one in found for new in one.news}
+
+
+def _common(nodes: Iterable[NodeProto]) -> Place | None:
+    return common(place for place in map(place_of, nodes) if place is not None)
+
+
+def _root(same: Same) -> Place | None:
+    """The model itself; None if nothing is known of torch."""
+    places = (place_of(item.node) for item in same.before.items)
+    return next((Place(one.paths[:1], one.classes[:1], ()) for one in places if one is not None and one.paths), None)
+
+
+def _give_back(node: NodeProto, known: NodeProto) -> None:
+    has = {entry.key for entry in node.metadata_props}
+    missing = [entry for entry in known.metadata_props if entry.key not in has] if has else known.metadata_props
+    node.metadata_props.extend(missing)
+    if known.doc_string and not node.doc_string:
+        node.doc_string = known.doc_string
+
+
+def _is_changed(same: Same, new: int, old: int) -> bool:
+    """Whether the node was given other attributes, another number of inputs, or other constants."""
+    item, old_item = same.after.items[new], same.before.items[old]
+    if item.meaning == old_item.meaning:
+        return False
+    pairs = zip_longest(item.needs, old_item.needs, fillvalue=ABSENT)
+    return item.settings != old_item.settings or any(_is_other(same, one, other) for one, other in pairs)
+
+
+def _is_other(same: Same, value: int, old_value: int) -> bool:
+    if ABSENT in (value, old_value):
+        return value != old_value
+    if value not in same.after.shapes or old_value not in same.before.shapes:
+        return False
+    return same.after.value_meanings[value] != same.before.value_meanings[old_value]
+
+
+def _carry_model(before: DetachedModel, after: DetachedModel) -> None:
+    known = {entry.key for entry in after.proto.metadata_props}
+    after.proto.metadata_props.extend(entry for entry in before.proto.metadata_props if entry.key not in known)
+    if not after.proto.graph.quantization_annotation:
+        after.proto.graph.quantization_annotation.extend(before.proto.graph.quantization_annotation)

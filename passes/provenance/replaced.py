@@ -1,0 +1,145 @@
+"""What a node that a pass made stands for: the lost nodes between what it reads and what its readers read before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from passes.provenance.same import Same, is_namesake
+from passes.provenance.wiring import ABSENT, Item
+
+__all__ = ["Replaced", "replacements"]
+
+ASKS_FOR_SHAPE: Final = frozenset({"Shape", "Size"})
+"""What is computed from a shape lies beside the way of the data, and often in another module."""
+
+
+CLUMP: Final = 64
+"""New nodes in one clump up to which each is asked for its own share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What some new nodes stand for, by place in the model before: the lost nodes, and those around them."""
+
+    news: frozenset[int]
+    lost: tuple[int, ...]
+    """Empty where the new nodes only came between."""
+    around: tuple[int, ...]
+
+
+def replacements(same: Same) -> list[Replaced]:
+    """What the unmatched nodes after the pass replace; each of them is in one entry.
+
+    Claims a node that replaces nothing but its namesake: that is no new one.
+    """
+    found: list[Replaced] = []
+    for clump in _clumps(same):
+        # In a large one a node's own share costs much to find, and would be nearly all of it.
+        shares = [clump] if len(clump) > CLUMP else [{new} for new in sorted(clump)]
+        found.extend(_replaced_by(same, share) for share in shares)
+    news = [one for one in found if not _is_namesake_alone(same, one)]
+    return [replace(one, lost=tuple(filter(same.lost, one.lost))) for one in news]
+
+
+def _is_namesake_alone(same: Same, found: Replaced) -> bool:
+    if len(found.news) != 1 or len(found.lost) != 1:
+        return False
+    [new], [old] = found.news, found.lost
+    if not same.lost(old) or not is_namesake(same, new, old):
+        return False
+    same.claim(new, old)
+    return True
+
+
+def _clumps(same: Same) -> list[set[int]]:
+    """The new nodes, each set of them linked by values that are as new."""
+    clumps: list[set[int]] = []
+    seen: set[int] = set()
+    for new in same.open_new():
+        if new not in seen:
+            clumps.append(_through_new(same, {new}, lambda item: [*_behind(same, item), *_ahead(same, item)]))
+            seen |= clumps[-1]
+    return clumps
+
+
+def _replaced_by(same: Same, share: set[int]) -> Replaced:
+    items = same.before.items
+    entries, exits = _entries(same, share), _exits(same, share)
+    back = _reach(exits - entries, entries, lambda value: _lost_maker(same, value), lambda old: items[old].needs)
+    forth = _reach(entries, exits, lambda value: _lost_readers(same, value), lambda old: items[old].makes)
+    makers = (same.before.makers[value] for value in entries)
+    readers = (user for value in exits for user, _ in same.before.users[value])
+    around = {old for old in (*makers, *readers) if old >= 0}
+    return Replaced(frozenset(share), tuple(sorted(back & forth or back)), tuple(sorted(around)))
+
+
+def _entries(same: Same, share: set[int]) -> set[int]:
+    """The old values that new nodes read, if need be through others."""
+    places = _through_new(same, share, lambda item: _behind(same, item))
+    read = (value for place in places for value in same.after.items[place].needs if value != ABSENT)
+    return {same.value_of[value] for value in read if same.value_of[value] >= 0}
+
+
+def _exits(same: Same, share: set[int]) -> set[int]:
+    """The old values in whose place new nodes put something, if need be through others."""
+    after = same.after
+    places = _through_new(same, share, lambda item: _ahead(same, item))
+    made = {value for place in places for value in after.items[place].makes if value != ABSENT}
+    found = {same.value_of[value] for value in made if same.value_of[value] >= 0}
+    for user, position in (pair for value in made if same.value_of[value] < 0 for pair in after.users[value]):
+        needs = same.before.items[same.old_of[user]].needs if same.old_of[user] >= 0 else ()
+        if len(needs) == len(after.items[user].needs) and needs[position] != ABSENT:
+            found.add(needs[position])
+    return found
+
+
+def _behind(same: Same, item: Item) -> list[int]:
+    """What makes the unknown values that a node reads."""
+    makers = (same.after.makers[value] for value in item.needs if value != ABSENT and same.value_of[value] < 0)
+    return [maker for maker in makers if maker >= 0]
+
+
+def _ahead(same: Same, item: Item) -> list[int]:
+    """What reads the unknown values that a node makes."""
+    unknown = (value for value in item.makes if value != ABSENT and same.value_of[value] < 0)
+    return [user for value in unknown for user, _ in same.after.users[value]]
+
+
+def _through_new(same: Same, start: set[int], onwards: Callable[[Item], Iterable[int]]) -> set[int]:
+    seen, front = set(start), list(start)
+    while front:
+        for place in onwards(same.after.items[front.pop()]):
+            if place not in seen and same.old_of[place] < 0:
+                seen.add(place)
+                front.append(place)
+    return seen
+
+
+def _reach(
+    start: Iterable[int],
+    stop: set[int],
+    nodes_at: Callable[[int], Iterable[int]],
+    values_at: Callable[[int], Iterable[int]],
+) -> set[int]:
+    """Nodes of the model before that are reached from the values `start` without passing a value in `stop`."""
+    seen: set[int] = set()
+    front = list(start)
+    while front:
+        for old in nodes_at(front.pop()):
+            if old not in seen:
+                seen.add(old)
+                front.extend(value for value in values_at(old) if value != ABSENT and value not in stop)
+    return seen
+
+
+def _lost_maker(same: Same, value: int) -> list[int]:
+    maker = same.before.makers[value]
+    return [maker] if maker >= 0 and same.lost(maker) else []
+
+
+def _lost_readers(same: Same, value: int) -> list[int]:
+    """But for those that only ask for its shape."""
+    readers = [user for user, _ in same.before.users[value] if same.lost(user)]
+    return [user for user in readers if same.before.items[user].op[1] not in ASKS_FOR_SHAPE]

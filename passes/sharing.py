@@ -1,0 +1,123 @@
+"""Let other processes read weights without copying them: each lies in a file, and is mapped where it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+
+from passes.order import sort_nodes
+from passes.weights import DetachedModel, Weight, detach, release
+
+if TYPE_CHECKING:
+    from passes.sessions import Session
+
+__all__ = ["Portable", "Spill", "Stored", "detached_copy", "portable"]
+
+ALIGNMENT = 4096
+"""Offsets in the spill file are multiples of a page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where the bytes of one initializer lie, as in ONNX `raw_data`; data only, so that it can be sent to a process."""
+
+    name: str
+    dims: tuple[int, ...]
+    data_type: int
+    path: str
+    offset: int
+    nbytes: int
+
+    def weight(self, digest: str = "") -> Weight:
+        """The weight, mapped."""
+        data = np.memmap(self.path, np.uint8, "r", self.offset, (self.nbytes,))
+        return Weight(self.dims, self.data_type, data, digest)
+
+
+class Spill:
+    """One growing file for weights that lie in memory only.
+
+    Args:
+        folder: where the file is made; it lives as long as the folder.
+    """
+
+    def __init__(self, folder: Path, name: str = "weights.data") -> None:
+        self._path = folder / name
+        self._places: dict[str, tuple[str, int]] = {}
+
+    def place(self, weight: Weight) -> tuple[str, int]:
+        """The file that holds the bytes of `weight`, and their offset in it."""
+        data = weight.data
+        if isinstance(data, np.memmap) and data.filename is not None and Path(data.filename).exists():
+            return str(data.filename), int(data.offset)
+        if weight.digest not in self._places:
+            self._places[weight.digest] = (str(self._path), self._written(data))
+        return self._places[weight.digest]
+
+    def _written(self, data: np.ndarray) -> int:
+        with self._path.open("ab") as file:
+            offset = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+            file.truncate(offset)
+            file.seek(offset)
+            file.write(data.data)
+        release(data)
+        return offset
+
+
+@dataclass(frozen=True, slots=True)
+class Portable:
+    """A model that can be sent to another process: its graph as bytes, and where its weights lie."""
+
+    proto: bytes
+    weights: tuple[Stored, ...]
+
+    def model(self) -> onnx.ModelProto:
+        """The graph, with stand-ins for weights."""
+        return onnx.load_from_string(self.proto)
+
+    def session(self, extra_outputs: Sequence[str] = ()) -> Session:
+        """A session over the mapped weights.
+
+        Raises:
+            StepFailed: onnxruntime refuses the model.
+        """
+        from passes.sessions import Session  # not above: a worker that runs no model does without onnxruntime
+
+        return Session(self.model(), self.mapped(), extra_outputs)
+
+    def mapped(self) -> dict[str, Weight]:
+        return {one.name: one.weight() for one in self.weights}
+
+
+def portable(model: DetachedModel, spill: Spill) -> Portable:
+    """`model`, with each of its weights in a file."""
+    found = []
+    for tensor in model.proto.graph.initializer:
+        weight = model.weight(tensor)
+        if weight is not None:
+            path, offset = spill.place(weight)
+            found.append(Stored(tensor.name, weight.dims, weight.data_type, path, offset, weight.data.nbytes))
+    return Portable(model.proto.SerializeToString(), tuple(found))
+
+
+def detached_copy(model: onnx.ModelProto, spill: Spill) -> DetachedModel:
+    """`model` detached, with its weights in `spill`'s file; the one given stays as it is.
+
+    Raises:
+        ModelMistake: a tensor's data does not fill its shape, or is external.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    sort_nodes(copy.graph)
+    detached = detach(copy)
+    return DetachedModel(copy, {key: _filed(weight, spill) for key, weight in detached.weights.items()})
+
+
+def _filed(weight: Weight, spill: Spill) -> Weight:
+    path, offset = spill.place(weight)
+    return Stored("", weight.dims, weight.data_type, path, offset, weight.data.nbytes).weight(weight.digest)

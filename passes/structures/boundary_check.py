@@ -1,0 +1,70 @@
+"""Does a part of the graph still begin and end where it did? Judged by its values, and by what they are computed from.
+
+Shares no code with the finder of modules: it walks back from where the part ends, and has to come to where it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from onnx import NodeProto
+
+from passes.reads import live_nodes, reads_of
+from passes.structures.base import Crossing, Instance
+from passes.weights import DetachedModel
+
+__all__ = ["lost_boundaries", "sources_of"]
+
+
+def lost_boundaries(instances: Sequence[Instance], model: DetachedModel) -> dict[tuple[str, str], str]:
+    """(kind, name) → why it is lost, of the `instances` that have a boundary.
+
+    A boundary stands when its values are still there, as they were computed or as they were read, and what lies between
+    them is computed from nothing further back.
+    """
+    graph = model.proto.graph
+    makers = {name: node for node in live_nodes(graph) for name in node.output}
+    given = {info.name for info in graph.input}
+    there = {*makers, *given, *(tensor.name for tensor in graph.initializer)}
+    reasons = {}
+    for one in instances:
+        if one.boundary is None:
+            continue
+        crossings = (*one.boundary.inputs, *one.boundary.outputs)
+        missing = [each.value for each in crossings if each.value not in there and not there.issuperset(each.read_as)]
+        past = _sources(one.boundary.outputs, one.boundary.inputs, makers, given) - one.boundary.sources
+        if missing:
+            reasons[one.kind, one.name] = f"its boundary value {missing[0]!r} is computed no more"
+        elif past:
+            reasons[one.kind, one.name] = f"computed from {min(past)!r} past its boundary"
+    return reasons
+
+
+def sources_of(outputs: Iterable[Crossing], inputs: Iterable[Crossing], model: DetachedModel) -> set[str]:
+    """The graph inputs that `outputs` are computed from without passing through `inputs`."""
+    makers = {name: node for node in model.proto.graph.node for name in node.output}
+    return _sources(outputs, inputs, makers, {info.name for info in model.proto.graph.input})
+
+
+def _sources(
+    outputs: Iterable[Crossing], inputs: Iterable[Crossing], makers: Mapping[str, NodeProto], given: set[str]
+) -> set[str]:
+    seen = {name for one in inputs for name in (one.value, *one.read_as)}
+    front = [name for one in outputs for name in ((one.value,) if one.value in makers else one.read_as)]
+    sources: set[str] = set()
+    while front:
+        name = front.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        maker = makers.get(name)
+        if name in given:
+            sources.add(name)
+        elif maker is not None and maker.op_type not in SIZES:
+            front.extend(reads_of(maker))
+    return sources
+
+
+SIZES: Final = frozenset({"Shape", "Size"})
+"""To ask for a size is not to compute with a value."""

@@ -1,0 +1,206 @@
+"""Do the nodes that make a structure still stand? Judged by what they are and read: names, order and layout may change.
+
+Shares no code with the finders: it knows no structure, only that a node of some op, with some weights bit for bit, has
+to be computed from other such nodes. It asks whether the model has as many as the instances need.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
+
+from passes.reads import live_nodes
+from passes.structures.base import Core, CoreNode, Instance
+from passes.weights import DetachedModel
+
+__all__ = ["CAST_TO", "FAR_HOPS", "CoreIndex", "lost_cores"]
+
+FAR_HOPS: Final = 10
+"""How many nodes may lie between two core nodes that are `far`."""
+
+
+def lost_cores(instances: Sequence[Instance], model: DetachedModel) -> dict[tuple[str, str], str]:
+    """(kind, name) → why it is lost, of the `instances` that have a core.
+
+    Those whose value is still made by a node like the exported one stand. Of the others, whose values have lost their
+    names, as many stand as there are such nodes left over.
+    """
+    index = CoreIndex(model)
+    alike: dict[tuple[str, CoreNode], list[tuple[Instance, Core]]] = defaultdict(list)
+    for one in instances:
+        if one.core is not None:
+            alike[one.kind, one.core.last].append((one, one.core))
+    reasons: dict[tuple[str, str], str] = {}
+    for (kind, last), group in alike.items():
+        made = index.values_of(last)
+        unnamed = [(one, core) for one, core in group if core.value not in made]
+        if not unnamed:
+            continue
+        no_instances = group[0][1].copies - len(group)
+        left_over = len(made) - (len(group) - len(unnamed)) - no_instances
+        for one, core in unnamed[max(0, left_over) :]:
+            reasons[kind, one.name] = index.why(core)
+    return reasons
+
+
+class CoreIndex:
+    """The live nodes of a model by number: their ops, who makes what they read, and which weights those are."""
+
+    def __init__(self, model: DetachedModel) -> None:
+        graph = model.proto.graph
+        self._model = model
+        self._nodes = live_nodes(graph)  # what nobody reads keeps nothing
+        self._ops = [_op(node) for node in self._nodes]
+        self._inputs = [[name for name in node.input if name] for node in self._nodes]
+        self._outputs = [next((name for name in node.output if name), "") for node in self._nodes]
+        self._makers = {name: index for index, node in enumerate(self._nodes) for name in node.output}
+        self._makers_of = [[self._makers[name] for name in names if name in self._makers] for names in self._inputs]
+        self._by_op: dict[str, list[int]] = defaultdict(list)
+        for index, op in enumerate(self._ops):
+            self._by_op[op].append(index)
+        self._stored: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
+        self._digests: dict[str, str] = {}
+        self._known: dict[tuple[int, int], bool] = {}
+        self._before: dict[int, dict[str, list[int]]] = {}
+
+    def values_of(self, last: CoreNode) -> set[str]:
+        """What the nodes make that look like `last`, and stand on nodes like its own."""
+        self._known.clear()  # its keys are identities, which hold for one call
+        candidates = (index for op in last.ops for index in self._by_op.get(op, ()))
+        return {self._outputs[index] for index in candidates if self._matches(last, index)}
+
+    def why(self, core: Core) -> str:
+        """What is there in the place of `core`."""
+        chain = " → ".join(dict.fromkeys(_names_of(core.last)))
+        maker = self._makers.get(core.value)
+        if maker is None:
+            return f"nothing makes {core.value!r} any more by {chain}"
+        return f"{core.value!r} is made by {self._ops[maker]}, and no more by {chain} with the same weights"
+
+    def _matches(self, core: CoreNode, index: int) -> bool:
+        if self._ops[index] not in core.ops:
+            return False
+        key = (id(core), index)
+        if key not in self._known:
+            self._known[key] = (
+                all(_attribute(self._nodes[index], name, value) for name, value in core.attributes)
+                and self._reads_weights(core, index)
+                and all(self._reads(core, wanted, index) for wanted in core.reads)
+            )
+        return self._known[key]
+
+    def _reads_weights(self, core: CoreNode, index: int) -> bool:
+        if not core.weights and not core.computed:
+            return True
+        digests = [self._digest(name) for name in self._inputs[index]]
+        if digests.count("") < core.computed:
+            return False
+        for accepted in core.weights:
+            found = next((digest for digest in digests if digest in accepted), None)
+            if found is None:
+                return False
+            digests.remove(found)
+        return True
+
+    def _reads(self, core: CoreNode, wanted: CoreNode, index: int) -> bool:
+        if core.far:
+            before = self._upstream(index)
+            return any(self._matches(wanted, up) for op in wanted.ops for up in before.get(op, ()))
+        makers = (self._makers.get(self._behind(name)) for name in self._inputs[index])
+        return any(maker is not None and self._matches(wanted, maker) for maker in makers)
+
+    def _upstream(self, index: int) -> dict[str, list[int]]:
+        """The nodes at most `FAR_HOPS` before a node, by op, nearest first; and none behind a product of two values."""
+        if index not in self._before:
+            seen, front = {index}, [index]
+            found: dict[str, list[int]] = defaultdict(list)
+            for _ in range(FAR_HOPS):
+                front = list({maker for each in front for maker in self._makers_of[each]} - seen)
+                seen.update(front)
+                for maker in front:
+                    found[self._ops[maker]].append(maker)
+                front = [maker for maker in front if not self._is_barrier(maker)]
+            self._before[index] = found
+        return self._before[index]
+
+    def _is_barrier(self, index: int) -> bool:
+        """Whether what comes before a node belongs to another structure: a product with weights may mix heads."""
+        return self._ops[index] in BARRIERS and not any(map(self._digest, self._inputs[index]))
+
+    def _behind(self, name: str) -> str:
+        """Follow `name` back through nodes that only re-arrange their first input."""
+        maker = self._makers.get(name)
+        while maker is not None and self._ops[maker] in LAYOUT:
+            name = self._inputs[maker][0]
+            maker = self._makers.get(name)
+        return name
+
+    def _digest(self, name: str) -> str:
+        """The digest of the stored tensor that `name` is but for its shape, with the types that it is cast to.
+
+        Empty for what is computed.
+        """
+        if name not in self._digests:
+            self._digests[name] = self._digest_of(name)
+        return self._digests[name]
+
+    def _digest_of(self, name: str) -> str:
+        casts = ""
+        maker = self._makers.get(name)
+        while maker is not None and self._ops[maker] in ARRANGING:
+            if self._ops[maker] == "Cast":
+                casts = f"{CAST_TO}{next(one.i for one in self._nodes[maker].attribute if one.name == 'to')}{casts}"
+            name = self._inputs[maker][0]
+            maker = self._makers.get(name)
+        tensor = self._stored.get(name)
+        if tensor is None and maker is not None and self._ops[maker] == "Constant":
+            tensor = _constant(self._nodes[maker].attribute[0])
+        return "" if tensor is None else self._model.digest(tensor) + casts
+
+
+def _constant(attribute: AttributeProto) -> TensorProto | None:
+    if attribute.HasField("t"):
+        return attribute.t
+    dtype = {"value_float": np.float32, "value_floats": np.float32}.get(attribute.name, np.int64)
+    if attribute.type in (AttributeProto.STRING, AttributeProto.STRINGS, AttributeProto.SPARSE_TENSOR):
+        return None
+    return numpy_helper.from_array(np.asarray(helper.get_attribute_value(attribute), dtype))
+
+
+def _attribute(node: NodeProto, name: str, value: object) -> bool:
+    for attribute in node.attribute:
+        if attribute.name == name:
+            return helper.get_attribute_value(attribute) == value
+    return DEFAULTS[name] == value
+
+
+def _names_of(core: CoreNode) -> Iterator[str]:
+    for one in core.reads:
+        yield from _names_of(one)
+    yield min(core.ops)
+
+
+def _op(node: NodeProto) -> str:
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+
+
+BARRIERS: Final = frozenset({"MatMul", "Einsum", "Gemm", "Softmax"})
+"""Ops behind which a core node is not looked for, unless they read weights."""
+
+CAST_TO: Final = ">"
+"""Stands in a digest before the ONNX dtype that the tensor is cast to."""
+
+ARRANGING: Final = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
+"""What may stand between a stored weight and its reader. A cast changes its bits, so it is part of the digest."""
+
+LAYOUT: Final = frozenset(
+    {"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast", "CastLike", "Expand", "Dropout"}
+)
+"""What may stand between two core nodes."""
+
+DEFAULTS: Final[Mapping[str, object]] = {"epsilon": np.float32(1e-5).item(), "approximate": b"none", "alpha": 1.0}
+"""What an attribute is when a node does not say it; these are all that a core may demand."""

@@ -1,0 +1,134 @@
+"""Residual: the sum of a value and of what a sublayer makes of that value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from onnx import NodeProto
+
+from passes.reads import reads_of
+from passes.structures.sketch import PRODUCTS, Sketch
+from passes.structures.view import GraphView, op_of
+
+__all__ = ["residuals"]
+
+
+def residuals(view: GraphView) -> Iterator[Sketch]:
+    """Sums of two branches, of which one is the value that the other starts from, or a mere projection of it.
+
+    A mask, or a position that is added in every layer, comes before its later sums too. But it is not what the layers
+    pass on: a residual on the way from it begins elsewhere.
+    """
+    past = _Past(view)
+    begun: dict[str, str] = {}
+    for node in view.nodes:
+        if op_of(node) != "Add" or view.folded.intersection(node.input) or _is_score(view, node):
+            continue
+        for skip, branch in (tuple(node.input), tuple(reversed(node.input))):
+            start = past.start(skip, branch, begun)
+            if start is None or any(past.is_on_the_way(start, inner, branch, begin) for inner, begin in begun.items()):
+                continue
+            begun[node.output[0]] = start
+            yield Sketch(node, (node,), (*(view.source(name) for name in node.input), node.output[0]), computed=2)
+            break
+
+
+class _Past:
+    """What each value is computed from, as bits: one for each graph input and each node."""
+
+    def __init__(self, view: GraphView) -> None:
+        self._view = view
+        self._bit: dict[str, int] = {}
+        self._past: dict[str, int] = {}
+        self._layers = self._curves = 0
+        for index, info in enumerate(view.model.proto.graph.input):
+            self._bit[info.name] = self._past[info.name] = 1 << index
+        shift = len(self._bit)
+        for index, node in enumerate(view.nodes):
+            bit = 1 << (index + shift)
+            past = bit
+            for name in reads_of(node):
+                past |= self._past.get(name, 0)
+            if op_of(node) in PRODUCTS and node.input[1] in view.folded:
+                self._layers |= bit
+            elif node.op_type not in LINEAR:
+                self._curves |= bit
+            for name in node.output:
+                self._bit[name], self._past[name] = bit, past
+
+    def start(self, skip: str, branch: str, begun: Mapping[str, str]) -> str | None:
+        """The value behind `skip` from which a sublayer computes `branch`; None if there is no such value.
+
+        `begun` has the value that each residual so far begins with: two sublayers may stand beside each other.
+        """
+        view = self._view
+        for _ in range(MOST_SHORTCUTS):
+            skip = view.source(skip)
+            if self._comes_before(skip, branch) and self._has_sublayer(skip, branch):
+                return skip
+            if skip in begun:
+                skip = begun[skip]
+                continue
+            node = view.producers.get(skip)
+            if node is None or op_of(node) not in SHORTCUT:
+                return None
+            if not self._past.get(branch, 0) & ~self._past[skip] & self._curves:
+                return None  # two projections beside each other
+            data = [name for name in node.input if name and name not in view.folded]
+            if len(data) != 1:
+                return None
+            skip = data[0]
+        return None
+
+    def is_on_the_way(self, start: str, inner: str, branch: str, begin: str) -> bool:
+        """Whether the residual `inner` lies between `start` and `branch` but begins elsewhere."""
+        branch = self._view.source(branch)
+        between = self._comes_before(start, inner) and (inner == branch or self._comes_before(inner, branch))
+        return between and begin != start and not self._comes_before(start, begin)
+
+    def _comes_before(self, name: str, other: str) -> bool:
+        other = self._view.source(other)
+        return name != other and bool(self._past.get(other, 0) & self._bit.get(name, 0))
+
+    def _has_sublayer(self, name: str, other: str) -> bool:
+        """Whether a product with weights lies between the two."""
+        between = self._past[self._view.source(other)] & ~self._past[name] & self._layers
+        return bool(between)
+
+
+def _is_score(view: GraphView, node: NodeProto) -> bool:
+    """Whether the sum goes into a softmax: a mask, or a relative position."""
+    return any(down.op_type == "Softmax" for down, _ in view.downstream(node.output[0], SCORE))
+
+
+MOST_SHORTCUTS: Final = 6
+
+LINEAR: Final = frozenset(
+    {
+        *(
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Identity",
+            "Cast",
+            "CastLike",
+            "Reshape",
+            "Transpose",
+            "BatchNormalization",
+            "Conv",
+        )
+    }
+    | {*("Constant", "Shape", "Concat", "Slice", "Gather", "Unsqueeze", "Squeeze", "Expand", "Pad", "MatMul", "Gemm")}
+)
+
+SHORTCUT: Final = frozenset(
+    {*("Conv", "BatchNormalization", "AveragePool", "MaxPool", "Pad", "Slice", "Transpose", "Reshape", "Mul", "Div")}
+    | {*("LayerNormalization", "Squeeze", "Unsqueeze", "Concat")}
+)
+"""What may stand on the short branch: a projection to another width, pooling, a scale."""
+
+SCORE: Final = frozenset(
+    {*("Add", "Sub", "Mul", "Div", "Where", "Cast", "CastLike", "Reshape", "Identity", "Min", "Max", "Clip", "Tanh")}
+)

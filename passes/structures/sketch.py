@@ -1,0 +1,228 @@
+"""From what a finder has seen to instances: names, weights, pins, and the core that the checker will look for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper
+
+from passes.structures.base import Core, CoreNode, Found, Instance, KeptWeight
+from passes.structures.core_check import CAST_TO, FAR_HOPS, CoreIndex, lost_cores
+from passes.structures.view import GraphView, constant_of, module_of, op_of
+from passes.weights import DetachedModel, digest_of
+
+__all__ = ["PRODUCTS", "ShapedStructure", "Sketch", "instances_of", "pins_at", "unique_names"]
+
+PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "com.microsoft.FusedMatMul"})
+"""Ops that may stand for one another, as long as the matrix is the same: optimizers turn MatMul and Add into Gemm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """One structure as a finder sees it.
+
+    `nodes` make it what it is, the `last` of them makes its value. `pins` names values to hold visible. `computed` is
+    how many inputs of `last` have to be computed. `far` allows other nodes between the core nodes.
+    """
+
+    last: NodeProto
+    nodes: tuple[NodeProto, ...]
+    pins: tuple[str, ...]
+    name: str = ""
+    computed: int = 0
+    far: bool = False
+
+    @property
+    def value(self) -> str:
+        return next(name for name in self.last.output if name)
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedStructure:
+    """A kind of structure that `sketches` finds; the checker judges its core."""
+
+    kind: str
+    what: str
+    sketches: Callable[[GraphView], Iterable[Sketch]]
+    related: tuple[str, ...] = ()
+    """Ops that tell what a model has instead."""
+
+    def find(self, model: DetachedModel) -> Found:
+        return self.search(GraphView(model))
+
+    def search(self, view: GraphView) -> Found:
+        instances = instances_of(self.kind, self.sketches(view), view)
+        return Found(instances, "" if instances else self._instead(view))
+
+    def lost(self, instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
+        return {name: why for (_, name), why in lost_cores(instances, model).items()}
+
+    def _instead(self, view: GraphView) -> str:
+        ops = {op: len(nodes) for op, nodes in view.by_op.items()}
+        there = {op: ops[op] for op in self.related if op in ops} or dict(Counter(ops).most_common(5))
+        return f"no {self.what}, but " + ", ".join(f"{count} {op}" for op, count in there.items())
+
+
+def instances_of(kind: str, sketches: Iterable[Sketch], view: GraphView) -> tuple[Instance, ...]:
+    """Instances of all sketches, one for each value, but those that compute a constant: to fold one is no loss."""
+    by_value = {sketch.value: sketch for sketch in sketches if sketch.value not in view.folded}
+    kept = list(by_value.values())
+    if not kept:
+        return ()
+    modules = [module_of(list(sketch.nodes)) for sketch in kept]
+    names = unique_names([sketch.name or module or kind for sketch, module in zip(kept, modules, strict=True)])
+    builder, index = _Builder(view), CoreIndex(view.model)
+    cores = [builder.core(sketch) for sketch in kept]
+    copies = {core: len(index.values_of(core)) for core in set(cores)}
+    return tuple(
+        Instance(
+            kind,
+            name,
+            module,
+            builder.weights(sketch),
+            pins_at(sketch.pins, view),
+            core=Core(core, sketch.value, copies[core]),
+        )
+        for sketch, core, name, module in zip(kept, cores, names, modules, strict=True)
+    )
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The same names, the second and later of the same with a number behind: `layers.0`, `layers.0 #2`."""
+    count: Counter[str] = Counter()
+    unique = []
+    for name in names:
+        count[name] += 1
+        unique.append(name if count[name] == 1 else f"{name} #{count[name]}")
+    return unique
+
+
+def pins_at(names: Iterable[str], view: GraphView) -> tuple[ValueInfoProto, ...]:
+    """The types of those values that can be pinned: computed ones, whose type and rank are known."""
+    made = (name for name in dict.fromkeys(names) if name in view.producers and name not in view.folded)
+    return tuple(view.types[name] for name in made if view.dims(name) is not None)
+
+
+class _Builder:
+    def __init__(self, view: GraphView) -> None:
+        self._view = view
+        self._digests: dict[tuple[str, bool], frozenset[str]] = {}
+
+    def core(self, sketch: Sketch) -> CoreNode:
+        members = {node.output[0]: node for node in sketch.nodes}
+        return replace(self._core(sketch.last, members, sketch.far), computed=sketch.computed)
+
+    def weights(self, sketch: Sketch) -> tuple[KeptWeight, ...]:
+        return tuple(self._kept_weights(sketch.nodes))
+
+    def _core(self, node: NodeProto, members: Mapping[str, NodeProto], far: bool) -> CoreNode:
+        op = op_of(node)
+        weights = [self._digests_of(name, op) for name in node.input if name]
+        reads = self._far_members(node, members) if far else self._near_members(node, members)
+        return CoreNode(
+            PRODUCTS if op in PRODUCTS and any(weights) and len(members) > 1 else frozenset({op}),
+            frozenset(_attributes(node)),
+            tuple(digests for digests in weights if digests),
+            tuple(dict.fromkeys(self._core(one, members, far) for one in reads)),
+            far=far,
+        )
+
+    def _near_members(self, node: NodeProto, members: Mapping[str, NodeProto]) -> list[NodeProto]:
+        reached = (self._behind_layout(name, members) for name in node.input if name)
+        return [members[name] for name in reached if name in members]
+
+    def _behind_layout(self, name: str, members: Mapping[str, NodeProto]) -> str:
+        maker = self._view.producers.get(name)
+        while maker is not None and name not in members and maker.op_type in LAYOUT:
+            name = maker.input[0]
+            maker = self._view.producers.get(name)
+        return name
+
+    def _far_members(self, node: NodeProto, members: Mapping[str, NodeProto]) -> list[NodeProto]:
+        seen, reached, front = {node.output[0]}, [], [node]
+        for _ in range(FAR_HOPS):
+            makers = [self._view.producers.get(name) for each in front for name in each.input]
+            front = []
+            for maker in makers:
+                if maker is None or maker.output[0] in seen:
+                    continue
+                seen.add(maker.output[0])
+                (reached if maker.output[0] in members else front).append(maker)
+        return reached
+
+    def _kept_weights(self, nodes: Iterable[NodeProto]) -> Iterator[KeptWeight]:
+        for node in nodes:
+            for name in node.input:
+                tensor = self._view.weight_behind(name) if name else None
+                if tensor is not None and np.prod(tensor.dims, dtype=np.int64) > 1 and _is_weight(tensor):
+                    yield KeptWeight(node.op_type, tensor.name, self._digests_of(name, op_of(node)))
+
+    def _digests_of(self, name: str, op: str) -> frozenset[str]:
+        """The digests of the weight that `name` is: as it is stored, as it is read, and for a product transposed."""
+        key = (name, op in PRODUCTS)
+        if key not in self._digests:
+            self._digests[key] = frozenset(self._ways(*key))
+        return self._digests[key]
+
+    def _ways(self, name: str, may_turn: bool) -> Iterator[str]:
+        view, way = self._view, []
+        maker = view.producers.get(name)
+        while maker is not None and maker.op_type in LAYOUT:
+            way.insert(0, maker)
+            name = maker.input[0]
+            maker = view.producers.get(name)
+        tensor = view.initializers.get(name) if maker is None else constant_of(maker)
+        ops = {node.op_type for node in way}
+        if tensor is None or not _is_weight(tensor) or ops - ARRANGING:
+            return
+        casts = [one.i for node in way if node.op_type == "Cast" for one in node.attribute if one.name == "to"]
+        yield view.model.digest(tensor) + "".join(f"{CAST_TO}{dtype}" for dtype in casts)
+        if "Cast" in ops or ("Transpose" in ops and not may_turn):
+            array = view.model.array(tensor)
+            for node in way:
+                array = _moved(node, array)
+            yield digest_of(array)
+        elif may_turn and len(tensor.dims) == 2 and min(tensor.dims) > 1:
+            yield digest_of(view.model.array(tensor).T)
+
+
+def _moved(node: NodeProto, array: np.ndarray) -> np.ndarray:
+    """`array` behind `node`; a new shape leaves it as it is, since the bytes are all that counts."""
+    settings = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+    if node.op_type == "Transpose" and len(settings.get("perm", array.shape)) == array.ndim:
+        return array.transpose(settings.get("perm"))
+    if node.op_type == "Cast":
+        return array.astype(helper.tensor_dtype_to_np_dtype(settings["to"]))
+    return array
+
+
+def _is_weight(tensor: TensorProto) -> bool:
+    """Whole numbers of 32 or 64 bits are sizes, places and axes, which an optimizer may write in other ways."""
+    return tensor.data_type not in (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL, TensorProto.STRING)
+
+
+def _attributes(node: NodeProto) -> Iterator[tuple[str, object]]:
+    """Those attributes that say what is computed and that no optimizer writes in another way."""
+    told = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+    for name, (default, ops) in TELLING.items():
+        if op_of(node) in ops:
+            yield name, told.get(name, default)
+
+
+NORMS: Final = frozenset({f"{name}Normalization" for name in ("Layer", "RMS", "Batch", "Instance", "Group")})
+
+TELLING: Final[Mapping[str, tuple[object, frozenset[str]]]] = {
+    "epsilon": (np.float32(1e-5).item(), NORMS),
+    "approximate": (b"none", frozenset({"Gelu"})),
+    "alpha": (1.0, PRODUCTS),
+}
+"""Attribute → what it is when a node does not say it, and the ops that have it."""
+
+ARRANGING: Final = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
+"""What only re-arranges a weight, or changes its type."""
+
+LAYOUT: Final = ARRANGING | {"CastLike", "Expand", "Dropout"}

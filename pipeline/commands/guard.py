@@ -1,0 +1,80 @@
+"""`onnxline guard`: run a command, and hold a policy in every optimizer that it calls."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Final
+
+import typer
+
+import passes
+
+__all__ = ["register"]
+
+NOT_FOUND: Final = 127
+NOT_EXECUTABLE: Final = 126
+"""Exit codes of a command that cannot be started, as shells give them."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("guard", context_settings={"allow_interspersed_args": False})(guard)
+
+
+def guard(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run, behind `--`.")],
+    keep: Annotated[list[str] | None, typer.Option(help="A structure to keep, such as qkv; may be repeated.")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="A pass or group to skip; may be repeated.")] = None,
+    watch: Annotated[bool, typer.Option(help="Let a skip watch what the pass is known to destroy.")] = True,
+    compare: Annotated[bool, typer.Option(help="Say what each call would have lost; makes each call twice.")] = True,
+    log: Annotated[Path | None, typer.Option(help="Write the calls to this file, one JSON object a line.")] = None,
+    timeout_s: Annotated[float, typer.Option(help="Seconds for one call of native code.")] = 600.0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No lines on standard error.")] = False,
+) -> None:
+    """Run COMMAND and hold a policy in each call of onnxsim, onnxoptimizer and onnxslim, children included.
+
+    The exit code is that of COMMAND.
+    """
+    wishes = passes.guard(
+        keep or (), skip or (), watch=watch, compare=compare, log=log, timeout_s=timeout_s, quiet=quiet
+    )
+    with wishes:
+        code = _run(command)
+    sys.exit(code)
+
+
+def _run(command: Sequence[str]) -> int:
+    """The exit code as a shell gives it: 128 and the signal's number where a signal ended the command."""
+    try:
+        process = subprocess.Popen(command)
+    except FileNotFoundError:
+        typer.echo(f"onnxline: no command {command[0]!r}", err=True)
+        return NOT_FOUND
+    except OSError as error:
+        typer.echo(f"onnxline: {command[0]} cannot be run: {error.strerror}", err=True)
+        return NOT_EXECUTABLE
+    with _passed_on(process):
+        code = process.wait()
+    return 128 - code if code < 0 else code
+
+
+@contextmanager
+def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Signals that would end us are for the command; Ctrl-C reaches it by itself, from the terminal."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGINT:
+            process.send_signal(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,17 @@
+"""What many tests of passes need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from passes.base import Workbench
+from passes.bench import open_bench
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Workbench]:
+    """Workers and a folder, for all tests of a file."""
+    with open_bench() as opened:
+        yield opened

@@ -1,0 +1,114 @@
+"""onnxscript's optimizer as a step: its stages are inner passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from passes import PolicyMistake, Status
+from passes.base import Workbench
+from passes.external.onnxscript import OnnxScriptOptimizer
+from tests.passes.external.judge import broken, ops, optimized, row, valid
+from tests.passes.models import attention, biased_attention, detached, merged_attention, model_of
+
+PICTURE = """
+g (float[2, 3] x) => (float[2, 3] y) {
+    two = Add (one, one)
+    a = Mul (x, two)
+    b = Mul (x, two)
+    c = Add (a, b)
+    d = Add (c, zero)
+    y = Relu (d)
+}
+"""
+"""Something for each stage: 1 + 1 is folded, a and b are the same, + 0 is dropped by a rule."""
+
+
+def picture() -> onnx.ModelProto:
+    return model_of(PICTURE, one=np.float32(1), zero=np.float32(0))
+
+
+def test_all_stages_run(bench: Workbench) -> None:
+    run = optimized(bench, picture(), recipe=["onnxscript", "onnxscript"])
+    assert ops(run) == {"Mul": 1, "Add": 1, "Relu": 1}
+    assert [one.changed for one in run.rows] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("stage", "left"),
+    [
+        ("constant_folding", {"Mul": 1, "Add": 2, "Relu": 1, "Identity": 1}),
+        ("common_subexpression_elimination", {"Mul": 2, "Add": 1, "Relu": 1}),
+        ("rewrite_rules", {"Mul": 1, "Add": 2, "Relu": 1}),
+    ],
+)
+def test_a_stage_can_be_left_out(stage: str, left: dict[str, int], bench: Workbench) -> None:
+    run = optimized(bench, picture(), recipe=["onnxscript"], skip=[f"onnxscript/{stage}"])
+    assert ops(run) == left
+    assert row(run, "onnxscript").reason == f"without {stage}"
+    assert ops(optimized(bench, picture(), recipe=["onnxscript"])) == {"Mul": 1, "Add": 1, "Relu": 1}, "and is back"
+
+
+FUNCTION = """
+<ir_version: 9, opset_import: ["": 20, "mine": 1]>
+g (float[2, 3] x) => (float[2, 3] y) { y = mine.twice (x) }
+<domain: "mine", opset_import: ["": 20]>
+twice (a) => (b) { b = Add (a, a) }
+"""
+
+
+@pytest.mark.parametrize("how", ["skip", "option"])
+def test_functions_are_inlined_unless_that_is_left_out(how: str, bench: Workbench) -> None:
+    assert ops(optimized(bench, onnx.parser.parse_model(FUNCTION), recipe=["onnxscript"])) == {"Add": 1}
+    recipe = ["onnxscript"] if how == "skip" else [{"onnxscript": {"inline": False}}]
+    skip = ["onnxscript/inline"] if how == "skip" else []
+    assert ops(optimized(bench, onnx.parser.parse_model(FUNCTION), recipe=recipe, skip=skip)) == {"twice": 1}
+
+
+@pytest.mark.parametrize("make", [attention, biased_attention])
+def test_keeps_the_projections_at_two_nodes_at_most(make, bench: Workbench) -> None:
+    free = optimized(bench, make(), recipe=["onnxscript"])
+    kept = optimized(bench, make(), recipe=["onnxscript"], keep=["qkv"])
+    assert broken(free) == broken(kept) == [(True, None)]
+    assert ops(kept).total() <= ops(free).total() + 2
+    assert valid(kept)
+
+
+def tied() -> onnx.ModelProto:
+    """Q and K have one matrix, so their products are computed twice."""
+    model = biased_attention()
+    for node in model.graph.node:
+        node.input[:] = ["wq" if name == "wk" else name for name in node.input]
+    return model
+
+
+def test_what_merges_tied_projections_is_left_out_alone(bench: Workbench) -> None:
+    stage = "onnxscript/common_subexpression_elimination"
+    free = optimized(bench, tied(), recipe=["onnxscript"])
+    assert broken(free) == [(False, stage)]
+    watched = optimized(bench, tied(), recipe=["onnxscript"], skip=["fuse_qkv"])
+    assert broken(watched) == [(True, stage)]
+    assert row(watched, stage).status is Status.REVERTED
+    kept = optimized(bench, tied(), recipe=["onnxscript"], keep=["qkv"])
+    assert [one for one, _ in broken(kept)] == [True]
+    assert ops(kept).total() <= ops(watched).total() + 2
+
+
+@pytest.mark.parametrize(
+    ("options", "less"), [({"inline": False}, {"inline"}), ({"onnx_shape_inference": False}, {"shape_inference"})]
+)
+def test_what_an_option_leaves_out_is_no_inner_pass(options: dict, less: set[str], bench: Workbench) -> None:
+    assert set(OnnxScriptOptimizer().inner(bench)) - set(OnnxScriptOptimizer(options).inner(bench)) == less
+
+
+def test_without_any_stage_nothing_is_computed(bench: Workbench) -> None:
+    step = OnnxScriptOptimizer()
+    before = detached(picture())
+    after = step.without(step.inner(bench)).apply(before, bench)
+    assert [node.op_type for node in after.proto.graph.node] == [node.op_type for node in before.proto.graph.node]
+
+
+def test_an_option_that_it_does_not_have_is_refused(bench: Workbench) -> None:
+    with pytest.raises(PolicyMistake, match=r"has no option 'num_iteration'; did you mean 'num_iterations'\?"):
+        optimized(bench, merged_attention(), recipe=[{"onnxscript": {"num_iteration": 1}}])

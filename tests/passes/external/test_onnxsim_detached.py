@@ -1,0 +1,111 @@
+"""onnxsim without the weights makes of a model what it makes of it with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from passes.base import Workbench
+from passes.canonical import live_digest
+from passes.external.files import through_files
+from passes.external.onnxsim import OnnxSim
+from passes.external.onnxsim_detached import _with_references
+from passes.pins import pin
+from passes.structures import STRUCTURES
+from passes.weights import DetachedModel
+from tests.passes.models import attention, biased_attention, detached, matrix, model_of
+
+WIDE = 320
+"""A matrix of this width is large enough to stay behind."""
+
+
+def written(text: str, **weights: np.ndarray) -> onnx.ModelProto:
+    return model_of(f"g (float[8, {WIDE}] x) => (float[8, {WIDE}] y) {{ {text} }}", **weights)
+
+
+def wide(seed: int) -> np.ndarray:
+    return matrix(WIDE, WIDE, seed)
+
+
+def nearly(array: np.ndarray) -> np.ndarray:
+    changed = array.copy()
+    changed[-1, -1] = np.nextafter(changed[-1, -1], np.float32(1))
+    return changed
+
+
+MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "an attention that is merged": lambda: attention(WIDE),
+    "an attention that becomes one node": lambda: biased_attention(WIDE),
+    "transposed weights": lambda: written("t = Transpose <perm = [1, 0]> (a) y = MatMul (x, t)", a=wide(0)),
+    "a weight that two transpose": lambda: written(
+        "s = Transpose <perm = [1, 0]> (a) t = Transpose <perm = [1, 0]> (a) u = MatMul (x, s) y = MatMul (u, t)",
+        a=wide(0),
+    ),
+    "weights that are equal": lambda: written(
+        "u = MatMul (x, a) v = MatMul (x, b) w = Relu (u) z = Neg (v) y = Add (w, z)", a=wide(0), b=wide(0)
+    ),
+    "weights that are nearly equal": lambda: written(
+        "u = MatMul (x, a) v = MatMul (x, b) w = Relu (u) z = Neg (v) y = Add (w, z)", a=wide(0), b=nearly(wide(0))
+    ),
+    "a large sum of zeros goes": lambda: model_of(
+        f"g (float[{WIDE}, {WIDE}] x) => (float[{WIDE}, {WIDE}] y) {{ s = Add (x, a) y = Relu (s) }}",
+        a=np.zeros((WIDE, WIDE), np.float32),
+    ),
+    "a large sum stays": lambda: model_of(
+        f"g (float[{WIDE}, {WIDE}] x) => (float[{WIDE}, {WIDE}] y) {{ s = Add (x, a) y = Relu (s) }}", a=wide(0)
+    ),
+    "a large factor stays": lambda: model_of(
+        f"g (float[{WIDE}, {WIDE}] x) => (float[{WIDE}, {WIDE}] y) {{ s = Mul (x, a) y = Relu (s) }}", a=wide(0)
+    ),
+    "a table": lambda: model_of(
+        f"g (int64[4] x) => (float[4, {WIDE}] y) {{ g = Gather <axis = 0> (a, x) y = Relu (g) }}", a=wide(0)
+    ),
+    "arithmetic of weights": lambda: written(
+        "s = Mul (a, b) t = Sqrt (s) y = MatMul (x, t)", a=abs(wide(0)), b=abs(wide(1))
+    ),
+    "a convolution and its normalization": lambda: model_of(
+        "g (float[1, 64, 6, 6] x) => (float[1, 128, 4, 4] y) "
+        "{ c = Conv <kernel_shape = [3, 3]> (x, w) y = BatchNormalization (c, s, b, m, v) }",
+        w=matrix(128, 576, 0).reshape(128, 64, 3, 3),
+        **{name: abs(matrix(1, 128, seed)).ravel() + np.float32(0.5) for seed, name in enumerate("sbmv")},
+    ),
+}
+
+
+def whole(model: DetachedModel, bench: Workbench, **options) -> DetachedModel:
+    return through_files(model, bench, "passes.external.onnxsim:simplify", options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_model_comes_out(name: str, bench: Workbench) -> None:
+    model = detached(MODELS[name]())
+    assert live_digest(OnnxSim().apply(model, bench)) == live_digest(whole(model, bench))
+
+
+@pytest.mark.parametrize("make", [attention, biased_attention])
+def test_the_same_model_comes_out_with_pins(make: Callable[[int], onnx.ModelProto], bench: Workbench) -> None:
+    model = detached(make(WIDE))
+    pinned = pin(model, [one for each in STRUCTURES["qkv"].find(model).instances for one in each.pins])
+    assert live_digest(OnnxSim().apply(pinned, bench)) == live_digest(whole(pinned, bench))
+
+
+def test_what_is_left_out_is_left_out(bench: Workbench) -> None:
+    model = detached(MODELS["transposed weights"]())
+    kept = OnnxSim().without(["constant_folding"]).apply(model, bench)
+    assert [node.op_type for node in kept.proto.graph.node] == ["Transpose", "MatMul"]
+    equal = detached(MODELS["weights that are equal"]())
+    without = ("eliminate_duplicate_initializer", "eliminate_common_subexpression")
+    assert len(OnnxSim().without(without).apply(equal, bench).proto.graph.initializer) == 2
+
+
+def test_weights_that_are_only_multiplied_stay_behind() -> None:
+    """In an attention with pins onnxsim sees no matrix at all."""
+    sent = _with_references(detached(attention(WIDE)), frozenset())
+    large = [tensor for tensor in sent.graph.initializer if len(tensor.dims) == 2]
+    assert len(large) == 4
+    assert {tensor.data_location for tensor in large} == {TensorProto.EXTERNAL}
+    assert sent.ByteSize() < 5000

@@ -1,0 +1,117 @@
+"""What the caller gets when the guarded call, the unguarded one or both do not work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import pytest
+
+from passes.base import Workbench
+from passes.errors import StepFailed
+from passes.external.onnxoptimizer import OnnxOptimizerPass
+from passes.guard.calls.base import Plan, Skips
+from passes.guard.enforce import Outcome, RefusedByOptimizer, enforce
+from passes.guard.record import Returned
+from passes.guard.settings import Demands, Settings
+from passes.weights import DetachedModel
+from tests.passes.models import attention, detached
+
+Work = Callable[[DetachedModel, Workbench], DetachedModel]
+
+
+@dataclass(frozen=True)
+class Step:
+    work: Work
+    name: str = "the call"
+    source: str = "a test"
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        return self.work(model, bench)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A call that does one thing with a guard and another one without."""
+
+    guarded: Work
+    alone: Work
+    model: DetachedModel = field(default_factory=lambda: detached(attention()))
+    source: str = ""
+    feeds: tuple[Mapping[str, np.ndarray], ...] = ()
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def plan(self, skips: Skips, bench: Workbench) -> Plan:
+        return Plan((Step(self.guarded),))
+
+    def plan_here(self, skips: Skips, bench: Workbench) -> Plan | None:
+        return None
+
+    def unguarded(self, bench: Workbench) -> DetachedModel:
+        return self.alone(self.model, bench)
+
+    def deliver(self, model: DetachedModel, *, proven: bool) -> onnx.ModelProto:
+        return model.proto
+
+
+def dies(model: DetachedModel, bench: Workbench) -> DetachedModel:
+    return bench.worker.call("tests.passes.faults:die")
+
+
+def refuses(model: DetachedModel, bench: Workbench) -> DetachedModel:
+    raise StepFailed("ValueError: no")
+
+
+def merges(model: DetachedModel, bench: Workbench) -> DetachedModel:
+    return OnnxOptimizerPass("fuse_qkv").apply(model, bench)
+
+
+def drops_a_dead_end(model: DetachedModel, bench: Workbench) -> DetachedModel:
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    proto.graph.node.add(op_type="Relu", input=["x"], output=["dead"])
+    return OnnxOptimizerPass("eliminate_deadend").apply(model.with_proto(proto), bench)
+
+
+def enforced(guarded: Work, alone: Work, bench: Workbench, *, compare: bool = True) -> Outcome:
+    return enforce(Example(guarded, alone), Demands((Settings(keep=("qkv",), compare=compare),)), bench)
+
+
+def test_a_crash_costs_the_call(bench: Workbench) -> None:
+    outcome = enforced(dies, dies, bench)
+    assert outcome.reverted.keys() == {"the call"}
+    assert "SIGABRT" in outcome.reverted["the call"]
+    assert outcome.unguarded is not None and outcome.unguarded.fault.startswith("crashed: ")
+    assert outcome.model.proto.graph.node == attention().graph.node
+
+
+@pytest.mark.parametrize("compare", [True, False])
+def test_a_sound_result_of_the_optimizer_alone_is_better_than_none(compare: bool, bench: Workbench) -> None:
+    outcome = enforced(refuses, drops_a_dead_end, bench, compare=compare)
+    assert (outcome.returned, outcome.proven, outcome.kept) == (Returned.UNGUARDED, True, {"qkv": 1})
+    assert outcome.notes == ("the guarded run did not work: the call: ValueError: no",)
+
+
+def test_one_that_has_lost_something_is_not(bench: Workbench) -> None:
+    outcome = enforced(refuses, merges, bench)
+    assert (outcome.returned, outcome.kept) == (Returned.AS_GIVEN, {"qkv": 1})
+    assert outcome.model.proto.graph.node == attention().graph.node
+
+
+def test_nor_is_one_that_skips_nothing_where_something_is_to_be_skipped(bench: Workbench) -> None:
+    demands = Demands((Settings(skip=("fuse_pad_into_conv",)),))
+    assert enforce(Example(refuses, drops_a_dead_end), demands, bench).returned is Returned.AS_GIVEN
+
+
+def test_what_fails_both_ways_is_the_optimizers_to_tell(bench: Workbench) -> None:
+    with pytest.raises(RefusedByOptimizer, match="ValueError: no"):
+        enforced(refuses, refuses, bench)
+
+
+def test_pins_keep_what_the_same_call_would_merge(bench: Workbench) -> None:
+    outcome = enforced(merges, merges, bench)
+    assert (outcome.returned, outcome.proven, outcome.reverted) == (Returned.GUARDED, True, {})
+    assert outcome.unguarded is not None and len(outcome.unguarded.lost) == 1
+    assert sum(node.op_type == "MatMul" for node in outcome.model.proto.graph.node) == 6

@@ -1,0 +1,74 @@
+"""What children find in their environment, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from passes.guard.environment import Borrowed, guards_in, with_guards
+from passes.guard.settings import Settings
+from passes.guard.startup.sitecustomize import FOLDER, VARIABLE
+
+ONE = Settings(keep=("qkv",), journal="/one")
+TWO = Settings(skip=("fuse_*",), watch=False, compare=False, timeout_s=3.0, quiet=True)
+
+
+@pytest.mark.parametrize(
+    "before", [{}, {"PYTHONPATH": ""}, {"PYTHONPATH": "/a::/b"}, {"PYTHONPATH": FOLDER, VARIABLE: "[]"}]
+)
+def test_the_environment_is_given_back_as_it_was(before: dict[str, str]) -> None:
+    environment = {"LANG": "C", **before}
+    borrowed = Borrowed(environment)
+    borrowed.put([ONE, TWO])
+    assert guards_in(environment) == (ONE, TWO)
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == FOLDER
+    assert environment["PYTHONPATH"].count(FOLDER) == 1
+    borrowed.put([TWO])
+    assert guards_in(environment) == (TWO,)
+    borrowed.give_back()
+    assert environment == {"LANG": "C", **before}
+
+
+def test_what_somebody_else_put_on_the_path_meanwhile_stays() -> None:
+    environment = {"PYTHONPATH": "/a"}
+    borrowed = Borrowed(environment)
+    borrowed.put([ONE])
+    environment["PYTHONPATH"] += ":/b"
+    borrowed.give_back()
+    assert environment == {"PYTHONPATH": "/a:/b"}
+
+
+def test_an_environment_made_for_a_child_is_not_changed_but_copied() -> None:
+    own = {"PATH": "/bin"}
+    assert guards_in(with_guards(own, [ONE])) == (ONE,)
+    assert own == {"PATH": "/bin"}
+
+
+PROGRAM = f"""
+import sys
+assert {FOLDER!r} not in sys.path
+print(sys.modules["sitecustomize"].__file__, sys.hidden, [name for name in ("passes", "onnx") if name in sys.modules])
+"""
+
+
+def test_a_child_runs_the_sitecustomize_that_ours_hides_and_loads_nothing_else(tmp_path: Path) -> None:
+    hidden = tmp_path / "sitecustomize.py"
+    hidden.write_text("import sys\nsys.hidden = 'ran'\n")
+    environment = with_guards({**os.environ, "PYTHONPATH": str(tmp_path)}, [ONE])
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{hidden} ran []\n", done.stderr
+
+
+def test_where_onnxline_is_not_installed_an_optimizer_cannot_be_imported(tmp_path: Path) -> None:
+    """Such a child could not be guarded, and must not go on as if it were."""
+    (tmp_path / "onnxoptimizer.py").write_text("")
+    (tmp_path / "passes.py").write_text("")
+    environment = with_guards({**os.environ, "PYTHONPATH": str(tmp_path)}, [ONE])
+    command = [sys.executable, "-P", "-c", "import onnxoptimizer"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "has no onnxline that works" in done.stderr

@@ -1,0 +1,47 @@
+"""What a guard refuses before anything runs, and what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import passes
+from passes import PolicyMistake
+from passes.guard.settings import Demands, Settings, from_text, to_text
+
+
+def test_settings_survive_the_environment() -> None:
+    guards = (Settings(("qkv?",), ("fuse_qkv",), False, False, 2.5, True, "/a/log"), Settings())
+    assert from_text(to_text(guards)) == guards
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"keep": ["qvk"]}, "keep: no structure named 'qvk'; did you mean 'qkv'?"),
+        ({"skip": ["fuse_qvk"]}, "skip: no pass named 'fuse_qvk'; did you mean 'fuse_qkv'?"),
+        ({"keep": "qkv"}, r"expected a list, such as keep=\['qkv'\]"),
+        ({"log": "nowhere/calls.jsonl"}, "log cannot be written"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_told_when_the_block_begins(wishes: dict, words: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PolicyMistake, match=words), passes.guard(**wishes):
+        pytest.fail("the block ran")
+
+
+def test_a_skip_holds_what_the_pass_destroys_unless_watch_is_off() -> None:
+    skip = Settings(skip=("fuse_attention",))
+    assert "qkv" in skip.kinds()
+    assert Settings(skip=("fuse_attention",), watch=False).kinds() == ()
+    assert "qkv" in Settings(skip=("onnxsim/fuse_attention",)).kinds()
+    assert Settings(keep=("qkv?",)).kinds() == ("qkv",)
+
+
+def test_guards_inside_of_each_other_add_up() -> None:
+    demands = Demands((Settings(keep=("qkv",), compare=False), Settings(skip=("fusions",), watch=False)))
+    assert demands.policy().keep == ("qkv?",)
+    assert demands.skips("fuse_qkv") and not demands.skips("eliminate_identity")
+    assert demands.compare

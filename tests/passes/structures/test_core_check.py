@@ -1,0 +1,162 @@
+"""The checker: names, order, layout and how a constant is stored do not matter; ops, weights and their wiring do."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from tests.passes.structures.pictures import drawn, found, lost, names
+
+NORM = """
+g (float[2, 4, 8] x) => (float[2, 4, 8] y) <float[8] w, float[8] u, int64[1] last = {-1}> {
+    two = Constant <value_float = 2.0> ()
+    eps = Constant <value_float = 1e-6> ()
+    r = Relu (x)
+    q = Pow (r, two)
+    v = ReduceMean (q, last)
+    e = Add (v, eps)
+    s = Sqrt (e)
+    n = Div (r, s)
+    m = Mul (n, w)
+    y = Neg (m)
+}"""
+
+
+def changed(old: str, new: str) -> onnx.ModelProto:
+    assert old in NORM
+    return drawn(NORM.replace(old, new))
+
+
+def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Every value and weight under another name, the inputs and outputs apart."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    own = {info.name for info in (*model.graph.input, *model.graph.output)}
+    for tensor in model.graph.initializer:
+        tensor.name = f"other_{tensor.name}"
+    for node in model.graph.node:
+        node.input[:] = [name if name in own else f"other_{name}" for name in node.input]
+        node.output[:] = [name if name in own else f"other_{name}" for name in node.output]
+    del model.graph.value_info[:]
+    return model
+
+
+def in_other_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Constants as initializers, of other shapes."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    for node in [node for node in model.graph.node if node.op_type == "Constant"]:
+        array = np.array([node.attribute[0].f], np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
+        model.graph.node.remove(node)
+    for tensor in model.graph.initializer:
+        if tensor.name == "w":
+            tensor.dims[:] = [1, 1, 8]
+    return model
+
+
+HARMLESS = {
+    "as it was": drawn(NORM),
+    "renamed": renamed(drawn(NORM)),
+    "constants as initializers of other shapes": in_other_shapes(drawn(NORM)),
+    "Identity between": changed("n = Div (r, s)", "s1 = Identity (s) r1 = Identity (r) n = Div (r1, s1)"),
+    "layout between": changed(
+        "m = Mul (n, w)",
+        "i = Constant <value_ints = [8, 8]> () o = Constant <value_ints = [2, 4, 8]> () n1 = Reshape (n, i) "
+        "n2 = Reshape (n1, o) m = Mul (w, n2)",
+    ),
+    "the rest of the model": changed("y = Neg (m)", "z = Abs (m) y = Neg (z)"),
+}
+HARMFUL = {
+    "one op": changed("m = Mul (n, w)", "m = Add (n, w)"),
+    "another weight": changed("m = Mul (n, w)", "m = Mul (n, u)"),
+    "another epsilon": changed("1e-6", "1e-5"),
+    "a scale that is computed": changed("m = Mul (n, w)", "w1 = Add (w, eps) m = Mul (n, w1)"),
+    "no epsilon": changed("s = Sqrt (e)", "s = Sqrt (v)"),
+    "read by nobody": changed("y = Neg (m)", "y = Neg (x)"),
+}
+
+
+@pytest.mark.parametrize("change", HARMLESS)
+def test_stands(change: str) -> None:
+    instances = found("rmsnorm", drawn(NORM))
+    assert names(instances) == ["m"]
+    assert lost("rmsnorm", instances, HARMLESS[change]) == {}
+
+
+@pytest.mark.parametrize("change", HARMFUL)
+def test_is_lost(change: str) -> None:
+    instances = found("rmsnorm", drawn(NORM))
+    (why,) = lost("rmsnorm", instances, HARMFUL[change]).values()
+    assert "'m'" in why
+    assert "Sqrt → Div" in why
+
+
+def test_one_bit_of_a_weight() -> None:
+    model = drawn(NORM)
+    instances = found("rmsnorm", model)
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "w")
+    array = numpy_helper.to_array(tensor).copy()
+    array[3] = np.nextafter(array[3], np.float32(9))
+    tensor.CopyFrom(numpy_helper.from_array(array, "w"))
+    assert list(lost("rmsnorm", instances, model)) == ["rmsnorm"]
+
+
+THREE = """
+g (float[2, 4] x) => (float[2, 4] y) <float[4] w> {
+    a = Softmax (x)
+    b = Neg (a)
+    c = Softmax (b)
+    d = Neg (c)
+    e = Softmax (d)
+    y = Mul (e, w)
+}"""
+
+
+def test_the_value_says_which_of_several_is_lost() -> None:
+    instances = found("op:Softmax", drawn(THREE))
+    gone = drawn(THREE.replace("c = Softmax (b)", "c = Sigmoid (b)"))
+    assert lost("op:Softmax", instances, gone) == {
+        "c": "'c' is made by Sigmoid, and no more by Softmax with the same weights"
+    }
+    assert len(lost("op:Softmax", instances, renamed(gone))) == 1
+    assert lost("op:Softmax", instances, renamed(drawn(THREE))) == {}
+
+
+def test_others_that_look_alike_do_not_stand_in() -> None:
+    """One of three equal nodes is kept. When it goes, the other two are still there, and are none of it."""
+    model = drawn(THREE)
+    for node in model.graph.node:
+        node.name = f"node_{node.output[0]}"
+    (instance,) = found("node:node_c", model)
+    gone = drawn(THREE.replace("c = Softmax (b)", "c = Sigmoid (b)"))
+    assert list(lost("node:node_c", (instance,), gone)) == ["node_c"]
+    assert list(lost("node:node_c", (instance,), renamed(gone))) == ["node_c"]
+    assert lost("node:node_c", (instance,), renamed(model)) == {}
+    other = drawn(THREE.replace("a = Softmax (x)", "a = Sigmoid (x)"))
+    assert lost("node:node_c", (instance,), other) == {}
+
+
+def test_a_transposed_matrix_is_the_same_matrix() -> None:
+    text = "g (float[2, 4] x) => (float[2, 6] y) <float[4, 6] w> { y = MatMul (x, w) }"
+    model = drawn(text)
+    instances = found("op:MatMul", model)
+    array = np.ascontiguousarray(numpy_helper.to_array(model.graph.initializer[0]).T)
+    turned = drawn("g (float[2, 4] x) => (float[2, 6] y) { w2 = Transpose (w) y = MatMul (x, w2) }")
+    turned.graph.initializer.append(numpy_helper.from_array(array, "w"))
+    assert lost("op:MatMul", instances, turned) == {}
+
+
+def test_a_weight_that_was_cast_may_be_stored_as_cast() -> None:
+    text = "g (float[2, 4] x) => (float[2, 4] y) <float16[4] w> { w2 = Cast <to = 1> (w) y = Mul (x, w2) }"
+    model = drawn(text)
+    instances = found("op:Mul", model)
+    stored = drawn("g (float[2, 4] x) => (float[2, 4] y) { y = Mul (x, w) }")
+    array = numpy_helper.to_array(model.graph.initializer[0]).astype(np.float32)
+    stored.graph.initializer.append(numpy_helper.from_array(array, "w"))
+    assert lost("op:Mul", instances, model) == {}
+    assert lost("op:Mul", instances, stored) == {}
+    rounded = drawn(
+        text.replace("Cast <to = 1> (w)", "Cast <to = 16> (w) w3 = Cast <to = 1> (w2)").replace("(x, w2)", "(x, w3)")
+    )
+    assert list(lost("op:Mul", instances, rounded)) == ["y"]

@@ -1,0 +1,121 @@
+"""`keep` through the optimizer that destroys each kind: nothing is lost, other work stands, and it costs little."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from passes.base import Workbench
+from passes.catalog.picture import GALLERY, read_picture
+from passes.reads import live_nodes
+from passes.result import PassRun, Status
+from passes.structures import structure_of
+from tests.passes.structures.pictures import drawn, found, run
+from tests.passes.structures.test_norms import BATCH_NORM
+
+CHUNKS = """
+g (int64[2, 6] ids) => (float[2, 6, 4] y) <float[2, 4] table> {
+    a, b = Split <axis = 1, num_outputs = 2> (ids)
+    c = Gather (table, a)
+    d = Gather (table, b)
+    y = Concat <axis = 1> (c, d)
+}"""
+
+BLOCK = """
+g (float[4, 8] x) => (float[4, 8] y) <float[8, 8] w, float[8, 8] v, float[8] b> {
+    h0 = MatMul (x, w)
+    h1 = Add (h0, b)
+    h = Relu (h1)
+    f = MatMul (h, v)
+    a = Add (f, x)
+    y = Relu (a)
+}"""
+
+
+def gallery(name: str) -> onnx.ModelProto:
+    return read_picture(GALLERY / f"{name}.onnxtxt").model
+
+
+CASES = {
+    "attention": ("attention", gallery("fuse_attention"), ["fuse_attention", "fuse_qkv"]),
+    "batchnorm": ("batchnorm", drawn(BATCH_NORM), ["fuse_bn_into_conv"]),
+    "embedding": ("embedding", drawn(CHUNKS), ["fuse_split_gather_concat"]),
+    "gelu": ("gelu", gallery("fuse_gelu"), ["fuse_gelu"]),
+    "layernorm": ("layernorm", gallery("fuse_layer_norm"), ["fuse_layer_norm"]),
+    "residual": ("residual", drawn(BLOCK), ["fuse_matmul_add_bias_into_gemm"]),
+    "rmsnorm": ("rmsnorm", gallery("fuse_rms_norm"), ["fuse_rms_norm"]),
+    "rope": ("rope", gallery("fuse_rope"), ["fuse_rope"]),
+    "op": ("op:MatMul", drawn(BLOCK), ["fuse_matmul_add_bias_into_gemm"]),
+}
+
+
+UNSTOPPED = {"embedding", "gelu", "layernorm"}
+"""Whose fusions in onnxsim do not care who else reads what they replace: no pin stops them, so they are reverted."""
+
+
+def size(result: PassRun) -> int:
+    return len(live_nodes(result.model.proto.graph))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_keeps_what_is_lost_without(case: str, bench: Workbench) -> None:
+    kind, model, merging = CASES[case]
+    instances = found(kind, model)
+    free = run(model, bench, ["onnxsim"])
+    structure = structure_of(kind)
+    assert structure is not None and structure.lost(instances, free.model)
+    kept = run(model, bench, ["onnxsim"], keep=[kind])
+    verdicts = [verdict for verdict in kept.structures if verdict.kind == kind]
+    assert [verdict.kept for verdict in verdicts] == [True] * len(instances)
+    reverted = [row.name.removeprefix("onnxsim/") for row in kept.rows if row.status is Status.REVERTED]
+    assert reverted == ([] if case not in UNSTOPPED else merging)
+    by_name = run(model, bench, ["onnxsim"], watch=False, skip=merging)
+    assert size(kept) <= size(by_name) + 2 * len(instances)
+
+
+def test_keep_spares_one_kind_and_not_the_other(bench: Workbench) -> None:
+    """A residual may lose its batch norm to the convolution before it."""
+    text = """
+    g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
+    <float[4, 4, 3, 3] k, float[4] s, float[4] b, float[4] m, float[4] v> {
+        c = Conv <pads = [1, 1, 1, 1]> (x, k)
+        n = BatchNormalization (c, s, b, m, v)
+        a = Add (n, x)
+        y = Relu (a)
+    }"""
+    result = run(drawn(text), bench, ["onnxsim"], keep=["residual"])
+    assert sorted(node.op_type for node in result.model.proto.graph.node) == ["Add", "Conv", "Relu"]
+    assert [verdict.kept for verdict in result.structures] == [True]
+    assert [row.status for row in result.rows] == [Status.RAN]
+
+
+def test_all_kinds_at_once(bench: Workbench) -> None:
+    kinds = ["qkv?", "attention", "batchnorm?", "gelu?", "swiglu?", "rope?", "op:Softmax", "module:block.*?"]
+    result = run(gallery("fuse_attention"), bench, ["default", "onnxsim"], keep=kinds)
+    assert [verdict.kept for verdict in result.structures if verdict.kind != "qkv"] == [True, True]
+    assert all(verdict.kept for verdict in result.structures)
+
+
+def test_the_skip_of_a_pass_watches_what_it_destroys(bench: Workbench) -> None:
+    """onnxslim merges the two under another name."""
+    result = run(drawn(BATCH_NORM), bench, ["fuse_bn_into_conv", "onnxslim"], skip=["fuse_bn_into_conv"])
+    (verdict,) = result.structures
+    assert (verdict.kind, verdict.kept, verdict.broken_by) == ("batchnorm", True, "onnxslim/FusionConvBN")
+    opted_out = run(
+        drawn(BATCH_NORM), bench, ["fuse_bn_into_conv", "onnxslim"], watch=False, skip=["fuse_bn_into_conv"]
+    )
+    assert opted_out.structures == ()
+    assert [node.op_type for node in opted_out.model.proto.graph.node] == ["Conv"]
+
+
+@pytest.mark.parametrize("kind", ["batchnorm", "embedding"])
+def test_a_fault_in_a_kept_weight_would_show(kind: str, bench: Workbench) -> None:
+    _, model, _ = CASES[kind]
+    power = run(model, bench, ["nop"], keep=[kind]).power
+    assert power.blind == ()
+    assert 1.0 < power.margin < float("inf")
+
+
+def test_what_has_no_weights_is_not_blind(bench: Workbench) -> None:
+    power = run(gallery("fuse_gelu"), bench, ["nop"], keep=["gelu"]).power
+    assert (power.margin, power.blind) == (float("inf"), ())

@@ -1,0 +1,149 @@
+"""Batch norm, layer norm and RMS norm, as one op and spelled out."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.passes.structures.pictures import drawn, found, lost, names
+
+HEAD = "g (float[2, 4, 8] x) => (float[2, 4, 8] y) <float[8] w, float[8] b, int64[1] last = {-1}>"
+NUMBERS = """
+    two = Constant <value_float = 2.0> ()
+    one = Constant <value_float = 1.0> ()
+    eps = Constant <value_float = 1e-6> ()
+"""
+
+LAYER_NORMS = {
+    "op": "y = LayerNormalization <axis = -1> (x, w, b)",
+    "op without bias": "y = LayerNormalization <axis = -1> (x, w)",
+    "textbook": NUMBERS
+    + """
+        m = ReduceMean (x, last) d = Sub (x, m) q = Pow (d, two) v = ReduceMean (q, last) e = Add (v, eps)
+        s = Sqrt (e) n = Div (d, s) nw = Mul (n, w) y = Add (nw, b)
+    """,
+    "the difference twice, no bias, as Cohere has it": NUMBERS
+    + """
+        m = ReduceMean (x, last) d = Sub (x, m) q = Mul (d, d) v = ReduceMean (q, last) e = Add (eps, v)
+        s = Sqrt (e) r = Reciprocal (s) d2 = Sub (x, m) n = Mul (d2, r) y = Mul (w, n)
+    """,
+    "in another type inside": NUMBERS
+    + """
+        x2 = Cast <to = 11> (x) x3 = Cast <to = 1> (x2)
+        m = ReduceMean (x3, last) d = Sub (x3, m) q = Pow (d, two) v = ReduceMean (q, last) e = Add (v, eps)
+        s = Sqrt (e) r = Div (one, s) n = Mul (d, r) nw = Mul (n, w) y = Add (b, nw)
+    """,
+}
+
+RMS_NORMS = {
+    "as Llama has it": NUMBERS
+    + """
+        q = Pow (x, two) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) r = Reciprocal (s)
+        n = Mul (x, r) y = Mul (w, n)
+    """,
+    "divided": NUMBERS
+    + "q = Mul (x, x) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) n = Div (x, s) y = Mul (n, w)",
+    "1 + w, as Gemma has it": NUMBERS
+    + """
+        q = Pow (x, two) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) r = Reciprocal (s)
+        n = Mul (x, r) w1 = Add (one, w) y = Mul (n, w1)
+    """,
+    "without a scale": NUMBERS
+    + "q = Pow (x, two) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)",
+    "onnxruntime's op": "y = SimplifiedLayerNormalization <axis = -1, epsilon = 1e-6> (x, w)",
+}
+
+NEITHER = {
+    "the length of a row": NUMBERS
+    + "q = Pow (x, two) v = ReduceSum (q, last) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)",
+    "of another value": NUMBERS
+    + """
+        z = Relu (x) q = Pow (z, two) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)
+    """,
+    "a standard deviation alone": NUMBERS
+    + """
+        m = ReduceMean (x, last) d = Sub (x, m) q = Pow (d, two) v = ReduceMean (q, last) e = Add (v, eps)
+        s = Sqrt (e) y = Mul (s, x)
+    """,
+    "each channel of an image by itself": NUMBERS
+    + """
+        shape = Constant <value_ints = [1, 2, 4, 8]> ()
+        back = Constant <value_ints = [2, 4, 8]> ()
+        axes = Constant <value_ints = [2, 3]> ()
+        i = Reshape (x, shape)
+        m = ReduceMean (i, axes) d = Sub (i, m) q = Pow (d, two) v = ReduceMean (q, axes) e = Add (v, eps)
+        s = Sqrt (e) n = Div (d, s) y = Reshape (n, back)
+    """,
+}
+
+
+def model(body: str):
+    return drawn(f"{HEAD} {{ {body} }}")
+
+
+@pytest.mark.parametrize("form", LAYER_NORMS)
+def test_layer_norm(form: str) -> None:
+    assert names(found("layernorm", model(LAYER_NORMS[form]))) == ["y"]
+    assert found("rmsnorm", model(LAYER_NORMS[form])) == ()
+
+
+@pytest.mark.parametrize("form", RMS_NORMS)
+def test_rms_norm(form: str) -> None:
+    assert names(found("rmsnorm", model(RMS_NORMS[form]))) == ["y"]
+    assert found("layernorm", model(RMS_NORMS[form])) == ()
+
+
+@pytest.mark.parametrize("form", NEITHER)
+def test_other_sums_of_squares_are_neither(form: str) -> None:
+    assert found("layernorm", model(NEITHER[form])) == ()
+    assert found("rmsnorm", model(NEITHER[form])) == ()
+
+
+def test_layer_norm_over_the_channels_of_an_image() -> None:
+    text = f"""
+    g (float[2, 3, 4, 4] x) => (float[2, 3, 4, 4] y) <float[3, 1, 1] w, int64[1] channels = {{1}}> {{ {NUMBERS}
+        m = ReduceMean (x, channels) d = Sub (x, m) q = Pow (d, two) v = ReduceMean (q, channels) e = Add (v, eps)
+        s = Sqrt (e) n = Div (d, s) y = Mul (n, w)
+    }}"""
+    assert names(found("layernorm", drawn(text))) == ["y"]
+
+
+BATCH_NORM = """
+g (float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y) <float[3, 3, 1, 1] k, float[3] s, float[3] b, float[3] m, float[3] v> {
+    c = Conv (x, k)
+    y = BatchNormalization <epsilon = 0.001> (c, s, b, m, v)
+}"""
+
+
+def test_batch_norm_is_held_at_both_ends() -> None:
+    (instance,) = found("batchnorm", drawn(BATCH_NORM))
+    assert [pin.name for pin in instance.pins] == ["c", "y"]
+    assert [weight.name for weight in instance.weights] == ["s", "b", "m", "v"]
+
+
+@pytest.mark.parametrize(
+    ("node", "gone"),
+    [
+        ("<epsilon = 0.001, momentum = 0.5> (c, s, b, m, v)", []),
+        ("<epsilon = 0.002> (c, s, b, m, v)", ["batchnorm"]),
+        ("<epsilon = 0.001> (c, s, b, m, s)", ["batchnorm"]),
+    ],
+    ids=["momentum", "epsilon", "weight"],
+)
+def test_another_epsilon_or_weight_is_another_norm(node: str, gone: list[str]) -> None:
+    instances = found("batchnorm", drawn(BATCH_NORM))
+    changed = drawn(BATCH_NORM.replace("<epsilon = 0.001> (c, s, b, m, v)", node))
+    assert list(lost("batchnorm", instances, changed)) == gone
+
+
+TABLE = """
+g (float[8] x) => (float[8] y) <float[2, 8] table, float[8] w> {
+    first = Constant <value_ints = [0]> ()
+    n = LayerNormalization (table, w)
+    r = ReduceMean <keepdims = 0> (n, first)
+    y = Add (r, x)
+}"""
+
+
+def test_the_norm_of_a_constant_is_no_instance() -> None:
+    """To fold it is no loss."""
+    assert found("layernorm", drawn(TABLE)) == ()

@@ -1,0 +1,85 @@
+"""Rotary embedding: halves or pairs of x, rotated by angles that come in as cos and sin."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.passes.structures.pictures import drawn, found, lost, names
+
+HEAD = """
+g (float[1, 2, 4, 8] x, float[1, 1, 4, 8] cos, float[1, 1, 4, 8] sin, float[1, 1, 4, 4] c, float[1, 1, 4, 4] s)
+    => (float[1, 2, 4, 8] y)
+<int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] half = {4}, int64[1] all = {8},
+ int64[1] last = {-1}>
+"""
+HALVES = "left = Slice (x, zero, half, last) right = Slice (x, half, all, last)"
+TURNED = "minus = Neg (right) turned = Concat <axis = -1> (minus, left)"
+
+FORMS = {
+    "halves, as Llama has it": f"""
+        {HALVES} {TURNED}
+        straight = Mul (x, cos) across = Mul (turned, sin) y = Add (straight, across)
+    """,
+    "halves by Split, the terms in another order": """
+        left, right = Split <axis = -1, num_outputs = 2> (x) minus = Neg (right)
+        turned = Concat <axis = -1> (minus, left)
+        across = Mul (sin, turned) straight = Mul (cos, x) y = Add (across, straight)
+    """,
+    "pairs, as GPT-J and Cohere have it": """
+        shape = Constant <value_ints = [1, 2, 4, 8]> ()
+        even = Slice (x, zero, all, last, two) odd = Slice (x, one, all, last, two) minus = Neg (odd)
+        a = Unsqueeze (minus, last) b = Unsqueeze (even, last) pairs = Concat <axis = -1> (a, b)
+        turned = Reshape (pairs, shape)
+        straight = Mul (x, cos) across = Mul (turned, sin) y = Add (straight, across)
+    """,
+    "a part of each head, as GPT-NeoX has it": """
+        few = Slice (x, zero, half, last) rest = Slice (x, half, all, last)
+        left = Slice (few, zero, two, last) right = Slice (few, two, half, last)
+        minus = Neg (right) turned = Concat <axis = -1> (minus, left)
+        straight = Mul (few, c) across = Mul (turned, s) sum = Add (straight, across)
+        y = Concat <axis = -1> (sum, rest)
+    """,
+    "two halves apart": f"""
+        {HALVES}
+        lc = Mul (left, c) rs = Mul (right, s) first = Sub (lc, rs)
+        rc = Mul (right, c) ls = Mul (left, s) second = Add (rc, ls)
+        y = Concat <axis = -1> (first, second)
+    """,
+}
+OTHERS = {
+    "turned without a straight term": f"{HALVES} {TURNED} y = Mul (turned, sin)",
+    "the straight term is another value": f"""
+        {HALVES} {TURNED} z = Relu (x)
+        straight = Mul (z, cos) across = Mul (turned, sin) y = Add (straight, across)
+    """,
+    "not turned": f"""
+        {HALVES} same = Concat <axis = -1> (right, left)
+        straight = Mul (x, cos) across = Mul (same, sin) y = Add (straight, across)
+    """,
+    "a sum instead of the difference": f"""
+        {HALVES}
+        lc = Mul (left, c) rs = Mul (right, s) first = Add (lc, rs)
+        rc = Mul (right, c) ls = Mul (left, s) second = Add (rc, ls)
+        y = Concat <axis = -1> (first, second)
+    """,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_finds_each_form_once(form: str) -> None:
+    instances = found("rope", drawn(f"{HEAD} {{ {FORMS[form]} }}"))
+    assert names(instances) == (["sum"] if "NeoX" in form else ["y"])
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_finds_nothing_else(form: str) -> None:
+    assert found("rope", drawn(f"{HEAD} {{ {OTHERS[form]} }}")) == ()
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if "NeoX" not in form])
+def test_one_op_in_its_place_is_a_loss(form: str) -> None:
+    instances = found("rope", drawn(f"{HEAD} {{ {FORMS[form]} }}"))
+    op = "p = Constant <value_ints = [0, 1, 2, 3]> () y = com.microsoft.RotaryEmbedding (x, p, c, s)"
+    model = drawn(f"{HEAD} {{ {op} }}")
+    assert list(lost("rope", instances, model)) == ["rope"]
+    assert names(found("rope", model)) == ["y"]

@@ -1,0 +1,60 @@
+"""SwiGLU: a projection gated by the SiLU of another."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.passes.structures.pictures import drawn, found, lost, names
+
+HEAD = "g (float[2, 4, 8] x) => (float[2, 4, 6] y) <float[8, 6] w, float[8, 6] v, float[6] b, float[8, 12] both>"
+
+FORMS = {
+    "as Llama has it": "g0 = MatMul (x, w) s = Sigmoid (g0) a = Mul (g0, s) u = MatMul (x, v) y = Mul (a, u)",
+    "with biases, the gate last": """
+        g1 = MatMul (x, w) g0 = Add (g1, b) s = Sigmoid (g0) a = Mul (s, g0)
+        u0 = MatMul (x, v) u = Add (b, u0) y = Mul (u, a)
+    """,
+    "one matrix that is split": """
+        m = MatMul (x, both) g0, u = Split <axis = -1, num_outputs = 2> (m)
+        s = Sigmoid (g0) a = Mul (g0, s) y = Mul (a, u)
+    """,
+}
+OTHERS = {
+    "a gated linear unit": "g0 = MatMul (x, w) s = Sigmoid (g0) u = MatMul (x, v) y = Mul (s, u)",
+    "silu alone": "g0 = MatMul (x, w) s = Sigmoid (g0) a = Mul (g0, s) y = Mul (a, b)",
+    "squeezed and excited": """
+        m = MatMul (x, w) s = Sigmoid (m) a = Mul (m, s) p = ReduceMean (a) e = Sigmoid (p) y = Mul (a, e)
+    """,
+    "gate and value of different inputs": """
+        r = Relu (x) g0 = MatMul (r, w) s = Sigmoid (g0) a = Mul (g0, s) u = MatMul (x, v) y = Mul (a, u)
+    """,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_finds_each_form_once(form: str) -> None:
+    instances = found("swiglu", drawn(f"{HEAD} {{ {FORMS[form]} }}"))
+    assert names(instances) == ["y"]
+    assert {weight.name for weight in instances[0].weights} == ({"both"} if "split" in form else {"w", "v"})
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_finds_nothing_else(form: str) -> None:
+    assert found("swiglu", drawn(f"{HEAD} {{ {OTHERS[form]} }}")) == ()
+
+
+def test_two_matrices_that_become_one_are_a_loss() -> None:
+    instances = found("swiglu", drawn(f"{HEAD} {{ {FORMS['as Llama has it']} }}"))
+    assert list(lost("swiglu", instances, drawn(f"{HEAD} {{ {FORMS['one matrix that is split']} }}"))) == ["swiglu"]
+
+
+def test_gemm_instead_of_matmul_and_sum_is_no_loss() -> None:
+    text = """
+    g (float[4, 8] x) => (float[4, 6] y) <float[8, 6] w, float[8, 6] v, float[6] b> {
+        g1 = MatMul (x, w) g0 = Add (g1, b) s = Sigmoid (g0) a = Mul (s, g0) u = MatMul (x, v) y = Mul (u, a)
+    }"""
+    instances = found("swiglu", drawn(text))
+    gemm = text.replace("g1 = MatMul (x, w) g0 = Add (g1, b)", "g0 = Gemm (x, w, b)")
+    assert len(instances) == 1
+    assert lost("swiglu", instances, drawn(gemm)) == {}
+    assert lost("swiglu", instances, drawn(gemm.replace("Gemm (", "Gemm <alpha = 2.0> ("))) != {}

@@ -1,0 +1,86 @@
+"""The index that finders read: constants behind layout, values that are the same, and what an optimizer may fold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from passes.structures.view import GraphView, modules_of
+from tests.passes.models import detached
+from tests.passes.structures.pictures import drawn
+
+TEXT = """
+g (float[2, 4] x, int64[n, 3] i) => (float[2, 4] y, float[1] z) <float[4] w, double third = {0.25}> {
+    two = Constant <value_float = 2.0> ()
+    axes = Constant <value_ints = [1, 2]> ()
+    row = Constant <value_ints = [1]> ()
+    same = Cast <to = 1> (third)
+    like = CastLike (two, x)
+    flat = Reshape (like, row)
+    root = Sqrt (two)
+    v = Add (w, w)
+    fixed = Shape (x)
+    free = Shape (i)
+    noise = RandomUniform <shape = [1]> ()
+    x1 = Identity (x)
+    x2 = Cast <to = 11> (x1)
+    a = Relu (x1)
+    b = Neg (x2)
+    y = Mul (a, v)
+    z = Add (noise, flat)
+}"""
+
+
+@pytest.fixture(scope="module")
+def view() -> GraphView:
+    return GraphView(detached(drawn(TEXT)))
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("two", 2.0),
+        ("like", 2.0),
+        ("flat", 2.0),
+        ("same", 0.25),
+        ("root", None),
+        ("w", None),
+        ("x", None),
+        ("axes", None),
+    ],
+)
+def test_scalars_behind_layout_and_casts(view: GraphView, name: str, number: float | None) -> None:
+    assert view.scalar(name) == number
+
+
+def test_small_constants(view: GraphView) -> None:
+    numbers = view.numbers("axes")
+    assert numbers is not None
+    np.testing.assert_array_equal(numbers, [1, 2])
+    assert view.numbers("v") is None
+
+
+def test_what_may_be_folded(view: GraphView) -> None:
+    names = {name for node in view.nodes for name in node.output} & view.folded
+    assert names == {"two", "axes", "row", "same", "like", "flat", "root", "v", "fixed"}
+
+
+def test_the_same_value_and_who_reads_it(view: GraphView) -> None:
+    assert view.source("x2") == "x"
+    assert {node.output[0] for node in view.readers("x")} == {"fixed", "a", "b"}
+    assert [node.output[0] for node in view.readers("x", "Neg", "Abs")] == ["b"]
+    maker = view.maker("y", "Mul")
+    assert maker is not None
+    assert view.maker("y", "Add") is None
+
+
+def test_sizes(view: GraphView) -> None:
+    assert view.dims("i") == ("n", 3)
+    assert view.dims("nothing") is None
+
+
+def test_modules_around_a_node() -> None:
+    node = drawn("g (float[1] x) => (float[1] y) { y = Neg (x) }").graph.node[0]
+    assert modules_of(node) == ()
+    node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'model', 'model.layers.0', 'neg']")
+    assert modules_of(node) == ("model", "model.layers.0")

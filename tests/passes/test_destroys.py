@@ -1,0 +1,108 @@
+"""What the table says of onnxoptimizer's and onnxsim's passes, each seen on a model."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from passes.base import Workbench
+from passes.catalog import Entry, catalog
+from passes.catalog.alone import alone
+from passes.catalog.picture import picture_of, read_picture
+from passes.destroys import DESTROYS
+from passes.structures import structure_of
+from tests.passes.models import attention, detached, model_of
+from tests.passes.structures import test_attention, test_rope
+from tests.passes.structures.pictures import drawn, found
+
+
+@pytest.fixture(scope="module")
+def rows(bench: Workbench) -> tuple[Entry, ...]:
+    return catalog(bench)
+
+
+def unit_scale() -> onnx.ModelProto:
+    model = drawn(RMS_NORM)
+    scale = next(tensor for tensor in model.graph.initializer if tensor.name == "w")
+    scale.CopyFrom(onnx.numpy_helper.from_array(np.ones(8, np.float32), "w"))
+    return model
+
+
+def tied() -> onnx.ModelProto:
+    """Q and K have one matrix."""
+    model = attention()
+    for node in model.graph.node:
+        node.input[:] = ["wq" if name == "wk" else name for name in node.input]
+    return model
+
+
+RMS_NORM = """
+g (float[2, 4, 8] x) => (float[2, 4, 8] y)
+<float[8] w, float[8] u, float two = {2.0}, float eps = {0.000001}, int64[1] last = {-1}> {
+    q = Pow (x, two)
+    v = ReduceMean (q, last)
+    e = Add (v, eps)
+    s = Sqrt (e)
+    n = Div (x, s)
+    m = Mul (n, w)
+    y = Mul (m, u)
+}"""
+
+ONE_COLUMN = """
+g (float[2, 8, 4] q, float[2, 4, 1] k, float[2, 1, 4] v) => (float[2, 8, 4] y) {
+    s = MatMul (q, k)
+    p = Softmax <axis = -1> (s)
+    y = MatMul (p, v)
+}"""
+
+CHUNKS = """
+g (int64[2, 6] ids) => (float[2, 6, 4] y) <float[7, 4] table> {
+    a, b = Split <axis = 1, num_outputs = 2> (ids)
+    c = Gather (table, a)
+    d = Gather (table, b)
+    y = Concat <axis = 1> (c, d)
+}"""
+
+RESIDUAL = "g (float[4, 8] x) => (float[4, 8] y) <float[8, 8] w> { f = MatMul (x, w) y = Add (f, x) }"
+
+MODELS = {
+    "eliminate_common_subexpression": tied(),
+    "eliminate_nop_softmax": drawn(ONE_COLUMN),
+    "eliminate_nop_with_unit": unit_scale(),
+    "fuse_consecutive_mul": drawn(RMS_NORM),
+    "fuse_matmul_add_bias_into_gemm": drawn(RESIDUAL),
+    "fuse_qkv": attention(),
+    "fuse_split_gather_concat": drawn(CHUNKS),
+    "neg_to_mul": drawn(f"{test_rope.HEAD} {{ {test_rope.FORMS['halves, as Llama has it']} }}"),
+    "pow2_to_mul": drawn(RMS_NORM),
+    "replace_einsum_with_matmul": drawn(f"{test_attention.HEAD} {{ {test_attention.FORMS['einsum']} }}"),
+}
+"""Where the picture of a pass in the gallery shows something else."""
+
+FIRST = {"eliminate_nop_with_unit": "rmsnorm", "pow2_to_mul": "rmsnorm", "fuse_gqa": "attention"}
+"""The kind that is seen, of a pass that destroys several."""
+
+SEEN = [
+    name
+    for name in DESTROYS
+    if name in MODELS or (picture_of(name) is not None and name.startswith(("fuse_", "eliminate_")))
+]
+
+
+def test_every_entry_of_the_two_libraries_is_seen() -> None:
+    table = list(DESTROYS)
+    assert set(SEEN) >= set(table[: table.index("FusionConvBN")])
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_destroys(name: str, rows: tuple[Entry, ...], bench: Workbench) -> None:
+    file = picture_of(name)
+    model = MODELS[name] if name in MODELS else read_picture(file).model if file is not None else model_of("")
+    kind = FIRST.get(name, DESTROYS[name][0])
+    instances = found(kind, model)
+    assert instances
+    ran = [alone(row, rows).apply(detached(model), bench) for row in rows if row.bare == name]
+    structure = structure_of(kind)
+    assert structure is not None
+    assert any(structure.lost(instances, after) for after in ran)

@@ -1,0 +1,623 @@
+"""What is known of a node stays known when a pass drops it: pictures of each case, and whole runs of real models."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import GraphProto, ModelProto, NodeProto, helper
+
+import passes
+from passes import PassRun, Status
+from passes.optimize import draw_feeds
+from passes.provenance import AUTHOR_KEY, CHANGED_KEY, COUNT_KEY, REPLACED_KEY, carry, marks_of, place_of
+from passes.weights import attach, read_model
+from tests.passes.models import detached, matrix, model_of
+
+SCOPES_KEY = "pkg.torch.onnx.name_scopes"
+CLASSES_KEY = "pkg.torch.onnx.class_hierarchy"
+STACK_KEY = "pkg.torch.onnx.stack_trace"
+
+
+def told(model: ModelProto, **modules: str) -> ModelProto:
+    """`model` with metadata as torch's exporter writes it: node name → module path."""
+    for node in every_node(model.graph):
+        if node.name in modules:
+            path = modules[node.name]
+            parts = path.split(".") if path else []
+            scopes = ["", *(".".join(parts[: i + 1]) for i in range(len(parts))), node.name]
+            node.metadata_props.add(key=SCOPES_KEY, value=repr(scopes))
+            node.metadata_props.add(key=CLASSES_KEY, value=repr(["Net", *(part.title() for part in parts), "aten.op"]))
+            frame = f'File "net.py", line 7, in forward\n    {node.name}()'
+            node.metadata_props.add(
+                key=STACK_KEY, value=f'File "net.py", line 3, in forward\n    self.top(x)\n  {frame}'
+            )
+    return model
+
+
+def every_node(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from every_node(body)
+
+
+def carried(before: ModelProto, after: ModelProto, author: str = "some_pass") -> ModelProto:
+    return carry(detached(before), detached(after), author).proto
+
+
+def modules(model: ModelProto) -> dict[str, str | None]:
+    """Node name → path of its module, or None where nothing is known."""
+    places = {node.name: place_of(node) for node in every_node(model.graph)}
+    return {name: place.paths[-1] if place and place.paths else None for name, place in places.items()}
+
+
+def authors(model: ModelProto) -> dict[str, str]:
+    return {node.name: marks_of(node).author for node in every_node(model.graph)}
+
+
+def node_of(model: ModelProto, name: str) -> NodeProto:
+    return next(node for node in every_node(model.graph) if node.name == name)
+
+
+CHAIN = """
+g (float[2, 4] x) => (float[2, 4] y) {
+    [first] a = Relu (x)
+    [second] b = Tanh (a)
+    [third] y = Relu (b)
+}
+"""
+
+
+def test_what_a_pass_drops_comes_back() -> None:
+    before = told(model_of(CHAIN), first="encoder", second="encoder", third="head")
+    before.graph.node[1].doc_string = "as in the paper"
+    before.metadata_props.add(key="author", value="somebody")
+    before.graph.quantization_annotation.add(tensor_name="a")
+    after = model_of("g (float[2, 4] x) => (float[2, 4] y) { a = Relu (x) q7 = Tanh (a) y = Relu (q7) }")
+    result = carried(before, after)
+    assert modules(result) == {"first": "encoder", "second": "encoder", "third": "head"}
+    assert authors(result) == {"first": "", "second": "", "third": ""}
+    assert result.graph.node[1].doc_string == "as in the paper"
+    assert [entry.key for entry in result.metadata_props] == ["author"]
+    assert [one.tensor_name for one in result.graph.quantization_annotation] == ["a"]
+
+
+LINEAR = """
+g (float[2, 8] x) => (float[2, 8] y) {
+    [relu] a = Relu (x)
+    [product] p = MatMul (a, w)
+    [sum] s = Add (p, b)
+    [tanh] y = Tanh (s)
+}
+"""
+FUSED = "g (float[2, 8] x) => (float[2, 8] y) { a = Relu (x) fresh = Gemm (a, w, b) y = Tanh (fresh) }"
+WEIGHTS = {"w": matrix(8, 8, 0), "b": matrix(2, 8, 1)}
+
+
+def linear(**paths: str) -> ModelProto:
+    known = {"relu": "act", "product": "block.linear", "sum": "block.linear", "tanh": "block.gate"}
+    return told(model_of(LINEAR, **WEIGHTS), **{**known, **paths})
+
+
+def test_a_made_node_names_its_pass_and_what_it_stands_for() -> None:
+    result = carried(linear(), model_of(FUSED, **WEIGHTS), "fuse_linear")
+    gemm = result.graph.node[1]
+    marks = marks_of(gemm)
+    assert (marks.author, marks.replaced, marks.count) == ("fuse_linear", ("product", "sum"), 2)
+    place = place_of(gemm)
+    assert place is not None
+    assert place.paths == ("", "block", "block.linear")
+    assert place.classes == ("Net", "Block", "Linear")
+    assert place.frames == ('File "net.py", line 3, in forward\n    self.top(x)',), "the frames that both share"
+    assert authors(result) == {"relu": "", "": "fuse_linear", "tanh": ""}
+
+
+def test_the_module_of_a_made_node_holds_all_that_it_stands_for() -> None:
+    result = carried(linear(sum="block.bias"), model_of(FUSED, **WEIGHTS))
+    assert modules(result)[""] == "block"
+
+
+def test_a_merged_projection_lies_in_the_attention() -> None:
+    before = told(
+        model_of(
+            """
+            g (float[2, 8] x) => (float[2, 8] y) {
+                [h] h = Relu (x)
+                [q] q = MatMul (h, wq)
+                [k] k = MatMul (h, wk)
+                [v] v = MatMul (h, wv)
+                [mix] m = Sum (q, k, v)
+                [out] y = MatMul (m, wo)
+            }
+            """,
+            **{name: matrix(8, 8, seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))},
+        ),
+        **{"h": "norm", "q": "attn.q", "k": "attn.k", "v": "attn.v", "mix": "attn", "out": "attn.out"},
+    )
+    after = model_of(
+        """
+        g (float[2, 8] x) => (float[2, 8] y) {
+            h = Relu (x)
+            qkv = MatMul (h, wqkv)
+            q1, k1, v1 = Split <axis = -1, num_outputs = 3> (qkv)
+            m = Sum (q1, k1, v1)
+            y = MatMul (m, wo)
+        }
+        """,
+        wqkv=np.concatenate([matrix(8, 8, seed) for seed in range(3)], axis=1),
+        wo=matrix(8, 8, 3),
+    )
+    result = carried(before, after, "fuse_qkv")
+    product, split = result.graph.node[1:3]
+    assert [marks_of(node).replaced for node in (product, split)] == [("q", "k", "v")] * 2
+    assert [place_of(node).paths[-1] for node in (product, split)] == ["attn", "attn"]  # type: ignore[union-attr]
+    assert modules(result)["out"] == "attn.out"
+
+
+def test_a_node_between_others_lies_with_its_neighbours() -> None:
+    after = model_of(
+        """
+        g (float[2, 8] x) => (float[2, 8] y) {
+            a = Relu (x) p = MatMul (a, w) s = Add (p, b)
+            half = Cast <to = 10> (s)
+            full = Cast <to = 1> (half)
+            y = Tanh (full)
+        }
+        """,
+        **WEIGHTS,
+    )
+    result = carried(linear(), after, "insert_casts")
+    casts = [node for node in result.graph.node if node.op_type == "Cast"]
+    assert [marks_of(node) for node in casts] == [passes_marks("insert_casts")] * 2
+    assert [place_of(node).paths[-1] for node in casts] == ["block", "block"]  # type: ignore[union-attr]
+    assert modules(result)["tanh"] == "block.gate"
+
+
+def passes_marks(author: str) -> Any:
+    node = NodeProto()
+    node.metadata_props.add(key=AUTHOR_KEY, value=author)
+    return marks_of(node)
+
+
+def replaced(model: ModelProto) -> dict[str, tuple[str, ...]]:
+    """First output → what the node stands for, of the nodes that a pass made."""
+    marked = ((node.output[0], marks_of(node)) for node in every_node(model.graph))
+    return {name: marks.replaced for name, marks in marked if marks.author}
+
+
+# What a made node stands for, told from what stands beside it.
+
+REPLACED: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
+    "a value between two made nodes kept its name": (
+        "[a] v1 = Relu (x) [b] v2 = Tanh (v1) [c] v3 = Exp (v2) [d] y = Neg (v3)",
+        "v2 = Selu (x) y = Softsign (v2)",
+        {"v2": ("a", "b"), "y": ("c", "d")},
+    ),
+    "nothing between two made nodes kept its name": (
+        "[a] v1 = Relu (x) [b] v2 = Tanh (v1) [c] v3 = Exp (v2) [d] y = Neg (v3)",
+        "n1 = Selu (x) y = Softsign (n1)",
+        {"n1": ("a", "b", "c", "d"), "y": ("a", "b", "c", "d")},
+    ),
+    "a product with the weights of another between made nodes": (
+        "[a] v1 = Relu (x) [b] v2 = MatMul (v1, w) [c] v3 = Add (v2, b) [d] y = Tanh (v3)",
+        "n1 = Selu (x) n2 = Gemm (n1, w, b) y = Softsign (n2)",
+        {"n1": ("a",), "n2": ("b", "c"), "y": ("d",)},
+    ),
+    "products whose biases hold the same numbers": (
+        "[a] v1 = MatMul (x, w) [b] v2 = Add (v1, b) [c] v3 = MatMul (v2, w2) [d] y = Add (v3, b2)",
+        "n1 = Gemm (x, w, b) y = Gemm (n1, w2, b2)",
+        {"n1": ("a", "b"), "y": ("c", "d")},
+    ),
+    "made nodes in a row, each with a share of its own": (
+        "[a] v1 = Relu (x) [b] v2 = Tanh (v1) [c] v3 = Exp (v1) [d] v4 = Neg (v2) [e] v5 = Abs (v3) y = Add (v4, v5)",
+        "n1 = Selu (x) n2 = Softsign (n1) n3 = Softplus (n1) n4 = Neg (n2) n5 = Abs (n3) y = Add (n4, n5)",
+        {"n1": ("a", "b", "c"), "n2": ("a", "b"), "n3": ("a", "c")},
+    ),
+    "constants that were folded into it": (
+        "[one] c1 = Constant <value_int = 1> () [fill] c2 = Expand (c1, eight) [a] v = Add (x, c2) [b] y = Tanh (v)",
+        "y = Softsign (x)",
+        {"y": ("a", "b")},
+    ),
+    "a shape that was computed beside it": (
+        """
+        [size] s1 = Shape (x) [pick] s2 = Gather (s1, zero) [join] s3 = Concat <axis = 0> (s2, eight)
+        [a] v1 = Tanh (x) [view] v2 = Reshape (v1, s3) [end] y = Neg (v2)
+        """,
+        "n1 = Softsign (x) y = Neg (n1)",
+        {"n1": ("a", "view")},
+    ),
+    "a constant that was folded": (
+        "[one] c1 = Constant <value_float = 1.0> () [fill] c2 = Expand (c1, eight) [a] y = Add (x, c2)",
+        "n = Constant <value_floats = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]> () y = Add (x, n)",
+        {"n": ("one", "fill")},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REPLACED)
+def test_what_a_made_node_stands_for(case: str) -> None:
+    before, after, expected = REPLACED[case]
+    stored = {**WEIGHTS, "w2": matrix(8, 8, 5), "b2": WEIGHTS["b"], "zero": np.array([0]), "eight": np.array([8])}
+    frame = "g (float[2, 8] x) => (float[2, 8] y) {{ {} }}"
+    result = carried(model_of(frame.format(before), **stored), model_of(frame.format(after), **stored))
+    assert replaced(result) == expected
+
+
+# After the pass: the name from before of each node that survived, None for a made one.
+
+SURVIVING: dict[str, tuple[str, str, list[str | None]]] = {
+    "another attribute and another input, the same name": (
+        "[a] v1 = Relu (x) [t] v2 = Transpose <perm = [1, 0]> (v1) [u] v = Transpose <perm = [1, 0]> (v2) "
+        "[b] y = Neg (v)",
+        "[a] v1 = Relu (x) [u] n = Transpose <perm = [0, 1]> (v1) y = Neg (n)",
+        ["a", "u", "b"],
+    ),
+    "another attribute between made nodes, the same two names": (
+        "[a] v1 = Relu (x) [t] v2 = Transpose <perm = [1, 0]> (v1) [b] v3 = Exp (v2) [c] y = Neg (v3)",
+        "n1 = Selu (x) [t] v2 = Transpose <perm = [0, 1]> (n1) n3 = Softsign (v2) y = Neg (n3)",
+        [None, "t", None, "c"],
+    ),
+    "another attribute between added nodes, the same name": (
+        "[a] v1 = Relu (x) [t] v2 = Transpose <perm = [1, 0]> (v1) [b] y = Neg (v2)",
+        "[a] v1 = Relu (x) n1 = Abs (v1) [t] n2 = Transpose <perm = [0, 1]> (n1) n3 = Abs (n2) [b] y = Neg (n3)",
+        ["a", None, "t", None, "b"],
+    ),
+    "of two that compute the same, the one that kept its name": (
+        "[p] v1 = Relu (x) [q] v2 = Relu (x) [s] y = Add (v1, v2)",
+        "[q] v2 = Relu (x) y = Add (v2, v2)",
+        ["q", "s"],
+    ),
+    "of two that compute the same, each by its reader": (
+        "[p] v1 = Relu (x) [q] v2 = Relu (x) [r] v3 = Tanh (v1) [s] v4 = Exp (v2) [t] y = Sub (v3, v4)",
+        "n2 = Relu (x) n4 = Exp (n2) n1 = Relu (x) n3 = Tanh (n1) y = Sub (n3, n4)",
+        ["q", "s", "p", "r", "t"],
+    ),
+    "of two that come to read the same, each by its name": (
+        "[a] v1 = Relu (x) [p] v2 = Tanh (v1) [i] v3 = Abs (v1) [q] v4 = Tanh (v3) [s] y = Add (v2, v4)",
+        "n0 = Neg (x) [a] v1 = Relu (n0) [q] n4 = Tanh (v1) [p] n2 = Tanh (v1) y = Add (n2, n4)",
+        [None, "a", "q", "p", "s"],
+    ),
+    "behind an Identity that went": (
+        "[i] v1 = Identity (x) [p] v2 = Tanh (v1) [r] v3 = Relu (x) [j] v4 = Identity (v3) [q] v5 = Tanh (v4) "
+        "[s] y = Add (v2, v5)",
+        "n2 = Tanh (x) n3 = Relu (x) n5 = Tanh (n3) y = Add (n5, n2)",
+        ["p", "r", "q", "s"],
+    ),
+    "not a product of other weights that took a name": (
+        "[p] v1 = MatMul (x, w) [q] v2 = MatMul (x, v) [s] y = Add (v1, v2)",
+        "[p] n1 = MatMul (x, wide) n2, n3 = Split <axis = 1, num_outputs = 2> (n1) y = Add (n2, n3)",
+        [None, None, "s"],
+    ),
+    "not a node that took the name of one elsewhere": (
+        "[p] v1 = Tanh (x) [q] v2 = Exp (v1) [r] v3 = Neg (v2) [s] v4 = Abs (v3) [t] y = Relu (v4)",
+        "[p] v1 = Tanh (x) n2 = Exp (v1) n3 = Softsign (n2) [r] n4 = Neg (n3) n5 = Softplus (n4) y = Relu (n5)",
+        ["p", "q", None, None, None, "t"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SURVIVING)
+def test_who_survives(case: str) -> None:
+    before, after, expected = SURVIVING[case]
+    stored = {"w": matrix(8, 8, 0), "v": matrix(8, 8, 2), "wide": matrix(8, 16, 3)}
+    frame = "g (float[8, 8] x) => (float[8, 8] y) {{ {} }}"
+    result = carried(model_of(frame.format(before), **stored), model_of(frame.format(after), **stored))
+    assert [None if marks_of(node).author else node.name for node in result.graph.node] == expected
+
+
+def test_what_a_tool_copied_counts_more_than_neighbours() -> None:
+    after = model_of("g (float[2, 4] x) => (float[2, 4] y) { a = Relu (x) b = Tanh (a) [n] c = Abs (b) y = Relu (c) }")
+    before = told(model_of(CHAIN), first="encoder", second="encoder", third="encoder")
+    assert modules(carried(before, after))["n"] == "encoder"
+    assert modules(carried(before, told(after, n="encoder.deep")))["n"] == "encoder.deep"
+
+
+def test_with_nothing_known_around_it_a_made_node_lies_in_the_model() -> None:
+    before = told(model_of(CHAIN), first="encoder")
+    after = model_of("g (float[2, 4] x) => (float[2, 4] y) { a = Relu (x) y = Softsign (a) }")
+    before.graph.node[0].output[0], before.graph.node[1].input[0] = "z", "x"
+    after.graph.node[0].output[0], after.graph.node[1].input[0] = "z", "x"
+    place = place_of(carried(before, after).graph.node[1])
+    assert place is not None
+    assert (place.paths, place.classes) == (("",), ("Net",))
+
+
+FUNCTION = """
+<ir_version: 9, opset_import: ["": 20, "own": 1]>
+g (float[2, 4] x) => (float[2, 4] y) { [call] y = own.twice (x) }
+<domain: "own", opset_import: ["": 20]>
+twice (x) => (y) { [inner] a = Tanh (x) y = Add (a, a) }
+"""
+
+
+def test_nodes_of_local_functions_are_carried_too() -> None:
+    before, after = (
+        onnx.parser.parse_model(FUNCTION),
+        onnx.parser.parse_model(FUNCTION.replace("Add (a, a)", "Neg (a)")),
+    )
+    before.functions[0].node[0].metadata_props.add(key=SCOPES_KEY, value="['', 'deep', 'tanh']")
+    after.functions[0].node[0].name = ""
+    inner, last = carried(before, after).functions[0].node
+    assert (inner.name, place_of(inner).paths[-1]) == ("inner", "deep")  # type: ignore[union-attr]
+    assert marks_of(last).author == "some_pass"
+
+
+def test_without_torch_metadata_authors_are_known_and_modules_are_not() -> None:
+    result = carried(model_of(LINEAR, **WEIGHTS), model_of(FUSED, **WEIGHTS), "fuse_linear")
+    assert authors(result)[""] == "fuse_linear"
+    assert {entry.key for node in result.graph.node for entry in node.metadata_props} == {AUTHOR_KEY, REPLACED_KEY}
+
+
+def test_an_author_stays_until_another_pass_replaces_the_node() -> None:
+    first = carried(linear(), model_of(FUSED, **WEIGHTS), "fuse_linear")
+    stripped = onnx.ModelProto()
+    stripped.CopyFrom(first)
+    for node in stripped.graph.node:
+        del node.metadata_props[:]
+    second = carried(first, stripped, "nop")
+    assert [list(node.metadata_props) for node in second.graph.node] == [
+        list(node.metadata_props) for node in first.graph.node
+    ]
+    apart = model_of(
+        "g (float[2, 8] x) => (float[2, 8] y) { a = Relu (x) f = FusedGemm (a, w, b) y = Identity (f) }", **WEIGHTS
+    )
+    third = carried(second, apart, "fuse_tanh")
+    marks = marks_of(third.graph.node[1])
+    assert (marks.author, marks.replaced) == ("fuse_tanh", ("product", "sum", "tanh")), "named by the source's nodes"
+
+
+def test_of_many_replaced_nodes_the_first_are_named() -> None:
+    steps = "".join(f"[n{i}] v{i + 1} = {'Relu' if i % 2 else 'Tanh'} (v{i}) " for i in range(12))
+    before = told(model_of(f"g (float[4] v0) => (float[4] v12) {{ {steps} }}"), **{f"n{i}": "body" for i in range(12)})
+    result = carried(before, model_of("g (float[4] v0) => (float[4] v12) { v12 = Selu (v0) }"))
+    (node,) = result.graph.node
+    known = {entry.key: entry.value for entry in node.metadata_props}
+    assert json.loads(known[REPLACED_KEY]) == [f"n{i}" for i in range(8)]
+    assert known[COUNT_KEY] == "12"
+    assert marks_of(node).count == 12
+
+
+def test_a_pass_that_changes_a_node_in_place_is_written_on_it() -> None:
+    text = "g (float[2, 3, 4] x) => (float[4, 3, 2] y) {{ [turn] y = Transpose <perm = {0}> (x) [end] z = Relu (y) }}"
+    before = told(model_of(text.format("[2, 1, 0]")), turn="head", end="head")
+    after = model_of(text.format("[0, 1, 2]"))
+    result = carried(before, after, "turn_back")
+    turn, end = result.graph.node
+    assert (marks_of(turn).author, marks_of(turn).changed) == ("", ("turn_back",))
+    assert modules(result)["turn"] == "head"
+    assert CHANGED_KEY not in {entry.key for entry in end.metadata_props}
+    again = carried(result, model_of(text.format("[1, 0, 2]")), "turn_again")
+    assert marks_of(again.graph.node[0]).changed == ("turn_back", "turn_again")
+
+
+def test_a_name_that_a_tool_gave_to_another_node_goes_back() -> None:
+    before = told(model_of(CHAIN), first="encoder", second="encoder", third="head")
+    after = model_of(
+        """
+        g (float[2, 4] x) => (float[2, 4] y) {
+            [third] a = Relu (x)
+            [second] n = Neg (a)
+            [Tanh_0] m = Neg (n)
+            [first] b = Tanh (m)
+            [new] y = Relu (b)
+        }
+        """
+    )
+    result = carried(before, after, "negate_twice")
+    assert [node.name for node in result.graph.node] == ["first", "second_2", "Tanh_0", "second", "third"]
+    assert [marks_of(node).author for node in result.graph.node] == ["", "negate_twice", "negate_twice", "", ""]
+    assert modules(result)["third"] == "head"
+
+
+def test_nodes_without_names_stay_without() -> None:
+    before = model_of("g (float[4] x) => (float[4] y) { a = Relu (x) y = Tanh (a) }")
+    result = carried(before, model_of("g (float[4] x) => (float[4] y) { [Relu_0] b = Relu (x) y = Tanh (b) }"))
+    assert [node.name for node in result.graph.node] == ["Relu_0", ""]
+
+
+BRANCHES = """
+g (bool[1] c, float[2, 4] x) => (float[2, 4] y) {
+    [gate] h = Relu (x)
+    [if] y = If (c) <
+        then_branch = t () => (float[2, 4] r) { [up] r = Exp (h) },
+        else_branch = e () => (float[2, 4] r) { [mid] s = Tanh (h) [down] r = Neg (s) }
+    >
+}
+"""
+
+
+def test_nodes_inside_of_branches_are_carried_too() -> None:
+    before = told(model_of(BRANCHES), **{"gate": "gate", "if": "", "up": "up", "mid": "down.mid", "down": "down"})
+    after = model_of(BRANCHES.replace("[mid] s = Tanh (h) [down] r = Neg (s)", "s = Softsign (h) [x] r = Neg (s)"))
+    for node in every_node(after.graph):
+        node.name = ""
+    result = carried(before, after, "soften")
+    assert modules(result) == {"gate": "gate", "if": "", "up": "up", "": "down.mid", "down": "down"}
+    assert marks_of(node_of(result, "")).replaced == ("mid",)
+
+
+def test_a_branch_that_takes_the_place_of_its_if() -> None:
+    before = told(model_of(BRANCHES), **{"gate": "gate", "if": "", "up": "up", "mid": "down.mid", "down": "down"})
+    after = model_of("g (bool[1] c, float[2, 4] x) => (float[2, 4] y) { h = Relu (x) s = Tanh (h) y = Neg (s) }")
+    result = carried(before, after)
+    assert modules(result) == {"gate": "gate", "mid": "down.mid", "down": "down"}
+    assert set(authors(result).values()) == {""}
+
+
+def test_metadata_of_somebody_else_does_no_harm() -> None:
+    before = linear()
+    for node, text in zip(before.graph.node, ["no list", "[", "{}", "7"], strict=True):
+        for key in (SCOPES_KEY, CLASSES_KEY, REPLACED_KEY, CHANGED_KEY, COUNT_KEY, AUTHOR_KEY):
+            node.metadata_props.add(key=key, value=text)
+        del node.metadata_props[:3]
+    result = carried(before, model_of(FUSED, **WEIGHTS), "fuse_linear")
+    assert authors(result)[""] == "fuse_linear"
+    assert marks_of(result.graph.node[1]).replaced == ()
+
+
+# Whole models, exported by torch.
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+IDS = {"input_ids": {"shape": [2, 6], "dtype": "int64", "range": [0, 20]}}
+EXPORTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "ViTModel": ({**SMALL, "image_size": 16, "patch_size": 8}, {"pixel_values": {"shape": [1, 3, 16, 16]}}),
+    "BertModel": ({**SMALL, "vocab_size": 20, "max_position_embeddings": 16}, IDS),
+    "LlamaForCausalLM": (
+        {**SMALL, "vocab_size": 20, "max_position_embeddings": 16, "num_key_value_heads": 1, "use_cache": False}
+        | {"bos_token_id": 0, "eos_token_id": 0},
+        IDS,
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=EXPORTS)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny transformer, as torch exports it."""
+    from pipeline.config import ExportConfig, RunConfig
+    from pipeline.export import TorchSource, export_onnx, load_source
+
+    config, inputs = EXPORTS[request.param]
+    settings = {"model": {"transformers": {"class": request.param, "config": config}, "inputs": inputs}}
+    source = load_source(RunConfig.from_mapping(settings).model)
+    assert isinstance(source, TorchSource)
+    path = tmp_path_factory.mktemp("exported") / f"{request.param}.onnx"
+    export_onnx(source, ExportConfig(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def optimized(exported: Path) -> PassRun:
+    return passes.optimize(exported, recipe=["default", "onnxsim"])
+
+
+def test_every_node_of_the_final_model_answers(exported: Path, optimized: PassRun) -> None:
+    working = {row.name for row in optimized.rows if row.changed and row.status is Status.RAN}
+    source = {node.name for node in onnx.load(exported).graph.node}
+    nodes = list(every_node(optimized.model.proto.graph))
+    assert len(nodes) < len(source)
+    for node in nodes:
+        assert place_of(node) is not None, f"{node.name} lies in no module"
+        marks = marks_of(node)
+        assert marks.author in working if marks.author else node.name in source
+        assert set(marks.changed) <= working
+        assert set(marks.replaced) <= source
+    names = [node.name for node in nodes if node.name]
+    assert len(names) == len(set(names))
+
+
+def test_survivors_keep_the_module_of_the_node_with_the_same_values(exported: Path, optimized: PassRun) -> None:
+    """Judged by numbers alone: the exported nodes of one op that compute the very values of the surviving one."""
+    before = read_model(exported)
+    feeds = draw_feeds(before, 0)
+    old_values, values = all_values(attach(before), feeds), all_values(attach(optimized.model), feeds)
+    lone = 0
+    survivors = [node for node in optimized.model.proto.graph.node if not marks_of(node).author]
+    for node in survivors:
+        twins = [
+            old
+            for old in before.proto.graph.node
+            if old.op_type == node.op_type and alike(old_values[old.output[0]], values[node.output[0]])
+        ]
+        assert place_of(node) in [place_of(old) for old in twins], node.name
+        assert node.name in [old.name for old in twins]
+        lone += len({place_of(old) for old in twins}) == 1
+    assert lone > len(survivors) / 2, "the values tell most nodes apart"
+
+
+def all_values(model: ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every value that onnxruntime computes on the way, its own optimization off."""
+    import onnxruntime as ort
+
+    given = {output.name for output in model.graph.output}
+    made = [name for node in model.graph.node for name in node.output if name and name not in given]
+    model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in made)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, (np.asarray(one) for one in session.run(names, feeds)), strict=True))
+
+
+def alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """A pass may drop an axis of 1 and may change the order of a sum."""
+    if one.size != other.size or one.dtype != other.dtype:
+        return False
+    return np.allclose(one.ravel(), other.ravel(), atol=1e-5) if one.dtype.kind == "f" else (one == other).all()
+
+
+def drop_everything(model: ModelProto) -> None:
+    for node in model.graph.node:
+        del node.metadata_props[:]
+        node.name = ""
+
+
+def number_afresh(model: ModelProto) -> None:
+    """As a tool does that writes its own names."""
+    drop_everything(model)
+    rename(model, [f"t{i}" for i in range(len(model.graph.node))], {})
+
+
+def permute_names(model: ModelProto) -> None:
+    """Every name there was is another node's of the same op now: the worst that numbering can do."""
+    draw = random.Random(0)
+    nodes = list(model.graph.node)
+    names = [node.name for node in nodes]
+    values: dict[str, str] = {}
+    outputs = {output.name for output in model.graph.output}
+    for op in dict.fromkeys(node.op_type for node in nodes):
+        places = [place for place, node in enumerate(nodes) if node.op_type == op]
+        shuffled = draw.sample(places, len(places))
+        for place, other in zip(places, shuffled, strict=True):
+            nodes[place].name = names[other]
+        made = [nodes[place].output[0] for place in places if nodes[place].output[0] not in outputs]
+        values |= dict(zip(made, draw.sample(made, len(made)), strict=True))
+    for node in nodes:
+        del node.metadata_props[:]
+    rename(model, [node.name for node in nodes], values)
+
+
+def rename(model: ModelProto, names: list[str], values: dict[str, str]) -> None:
+    outputs = {output.name for output in model.graph.output}
+    for node, name in zip(model.graph.node, names, strict=True):
+        node.name = name
+        for value in node.output:
+            if value not in outputs:
+                values.setdefault(value, f"{name}_{len(values)}")
+    for node in model.graph.node:
+        node.input[:] = [values.get(name, name) for name in node.input]
+        node.output[:] = [values.get(name, name) for name in node.output]
+
+
+@pytest.mark.parametrize("disturb", [drop_everything, number_afresh, permute_names])
+@pytest.mark.parametrize("with_change", [False, True], ids=["same graph", "another input"])
+def test_whatever_the_nodes_are_called(exported: Path, disturb: Callable[..., None], with_change: bool) -> None:
+    """Nodes are known by what they compute and where; also if the first of all has changed, and so all behind it."""
+    before = read_model(exported)
+    after = onnx.ModelProto()
+    after.CopyFrom(before.proto)
+    known = [(node.op_type, paths_of(node)) for node in after.graph.node]
+    disturb(after)
+    if with_change:
+        first = after.graph.input[0].name
+        for node in after.graph.node:
+            node.input[:] = ["changed" if name == first else name for name in node.input]
+        after.graph.node.insert(0, helper.make_node("Abs", [first], ["changed"]))
+    result = carry(before, before.with_proto(after), "some_pass").proto.graph.node
+    made = [node for node in result if marks_of(node).author]
+    assert [node.op_type for node in made] == ["Abs"] * with_change
+    found = [(node.op_type, paths_of(node)) for node in result if not marks_of(node).author]
+    assert found == known
+
+
+def paths_of(node: NodeProto) -> tuple[str, ...]:
+    place = place_of(node)
+    assert place is not None
+    return place.paths
