@@ -21,8 +21,6 @@ DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
     "fuse_consecutive_mul": ("rmsnorm",),
     "fuse_split_gather_concat": ("embedding",),
     "eliminate_common_subexpression": ("qkv",),
-    "eliminate_nop_softmax": ("attention",),
-    "eliminate_nop_with_unit": ("layernorm", "rmsnorm"),
     "replace_einsum_with_matmul": ("attention",),
     "pow2_to_mul": ("layernorm", "rmsnorm"),
     "neg_to_mul": ("rope",),

@@ -19,6 +19,7 @@ from passes.prove import Measurement, Prover
 from passes.provenance import carry
 from passes.reads import live_nodes
 from passes.result import Status
+from passes.validity import what_is_invalid
 from passes.watch import Lost, Watched
 from passes.weights import DetachedModel
 
@@ -78,6 +79,11 @@ class Trial:
     @cached_property
     def digest(self) -> str:
         return canonical_digest(self.model)
+
+    @cached_property
+    def is_invalid(self) -> bool:
+        """Whether the model breaks ONNX's rules already, as sources do; then no step is blamed for it."""
+        return bool(what_is_invalid(self.model))
 
     # The pinned models stay the same objects, by which steps may know them again.
     @cached_property
@@ -155,6 +161,9 @@ class Trial:
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]
         if broken:
             return Attempt(after, True, lost, None, _several("breaks", broken))
+        invalid = "" if self.is_invalid else what_is_invalid(after)
+        if invalid:
+            return Attempt(after, True, lost, None, f"makes a model that is not valid ONNX: {invalid}")
         measurement = self.prover.measure(after)
         return Attempt(after, True, lost, measurement, measurement.why and f"differs: {measurement.why}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,8 @@ from pipeline.export.inputs import draw_inputs
 __all__ = ["Detection", "Exported", "detect", "export_family"]
 
 QKV = STRUCTURES["qkv"]
-NOISE = 0.05
+NOISE = 0.1
+"""Standard deviation of what is added to biases and to the factors of norms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,20 @@ def export_family(family: Family, draws: int = 1) -> Exported:
 
 
 def _stir(module: nn.Module) -> None:
-    """Give every parameter some noise: transformers begins biases with 0 and norms with 1, which optimizers drop."""
+    """Draw every parameter: transformers begins biases with 0 and the factors of norms with 1 (MobileViT: 0), which
+    optimizers drop, and matrices so small that little of the input is left behind a few layers."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.is_floating_point():
-                parameter.add_(torch.randn(parameter.shape, generator=generator) * NOISE)
+        for name, parameter in module.named_parameters():
+            if not parameter.is_floating_point():
+                continue
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.add_(noise / math.sqrt(parameter.numel() / len(parameter)))
+            elif name.endswith("weight"):
+                parameter.copy_(1 + NOISE * noise)
+            else:
+                parameter.add_(NOISE * noise)
 
 
 def detect(exported: Exported) -> Detection:

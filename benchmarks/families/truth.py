@@ -8,7 +8,7 @@ learned queries is a constant, and whose value the outputs depend on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,10 +37,28 @@ class Triple:
 
 @dataclass(frozen=True, slots=True)
 class _Projection:
-    """A weight, and the module whose calls are counted: the projection itself, or the owner of a bare parameter."""
+    """A weight, the module that is called to project with it, and the one that owns all three.
+
+    The first is the second where the weight is a bare parameter (XLNet).
+    """
 
     weight: torch.Tensor
-    runs: nn.Module
+    leaf: nn.Module
+    owner: nn.Module
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of the model, by the ids of modules and weights: what calls gave and whether an output depends on it,
+    and the weights that outputs depend on."""
+
+    calls: Mapping[int, Sequence[tuple[torch.Tensor, bool]]]
+    weights: frozenset[int]
+
+    def of(self, projection: _Projection) -> Sequence[tuple[torch.Tensor, bool]]:
+        """The calls of a projection; of its owner, if that reads the weight without calling anything (WavLM)."""
+        calls = self.calls[id(projection.leaf)]
+        return calls or (self.calls[id(projection.owner)] if id(projection.weight) in self.weights else ())
 
 
 def triples_that_ran(source: TorchSource, other: Collection[str] = ()) -> tuple[Triple, ...]:
@@ -49,51 +67,49 @@ def triples_that_ran(source: TorchSource, other: Collection[str] = ()) -> tuple[
     `other` are classes that have three such projections, but no softmax over Q·Kᵀ.
     """
     owned = dict(_owned(source.module, other))
-    watched = {id(one.runs): one.runs for projections in owned.values() for one in projections}
-    first, second = (_calls(source, list(watched.values()), seed) for seed in range(2))
-    counts = {
-        module: sum(a.matters and not torch.equal(a.value, b.value) for a, b in zip(calls, second[module], strict=True))
-        for module, calls in first.items()
-    }
+    projections = [one for three in owned.values() for one in three]
+    # The second draw is far off the first, since deep in a random model little of the input may be left.
+    first, second = _run(source, projections, 0, 1.0), _run(source, projections, 1, 100.0)
     triples = []
-    for module, projections in owned.items():
-        times = min(counts[id(one.runs)] for one in projections)
-        query, key, value = (digest_of(one.weight.detach().numpy()) for one in projections)
+    for module, three in owned.items():
+        times = min(_counted(first.of(one), second.of(one)) for one in three)
+        query, key, value = (digest_of(one.weight.detach().numpy()) for one in three)
         if times:
             triples.append(Triple(module, (query, key, value), times))
     return tuple(triples)
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """What one call of a module gave, and whether the outputs of the model depend on it."""
-
-    value: torch.Tensor
-    matters: bool
+def _counted(first: Sequence[tuple[torch.Tensor, bool]], second: Sequence[tuple[torch.Tensor, bool]]) -> int:
+    """Calls whose value changes, and matters."""
+    return sum(matters and not torch.equal(a, b) for (a, matters), (b, _) in zip(first, second, strict=True))
 
 
-def _calls(source: TorchSource, modules: Sequence[nn.Module], seed: int) -> dict[int, list[_Call]]:
-    """The calls of each of `modules`, by its id, while the model runs on a draw."""
+def _run(source: TorchSource, projections: Sequence[_Projection], seed: int, scale: float) -> _Run:
+    """Run the model on a draw whose floats are taken times `scale`."""
     made: list[tuple[int, torch.Tensor]] = []
 
     def note(module: nn.Module, args: Any, output: Any) -> None:
         made.append((id(module), _tensors(output)[0]))
 
     drawn = {name: to_torch(array) for name, array in draw_inputs(source.inputs, {}, seed).items()}
+    drawn = {name: tensor * scale if tensor.is_floating_point() else tensor for name, tensor in drawn.items()}
     example = refill(source.module, source.example, drawn)
-    hooks = [module.register_forward_hook(note) for module in modules]
+    watched = {id(module): module for one in projections for module in (one.leaf, one.owner)}
+    hooks = [module.register_forward_hook(note) for module in watched.values()]
     with quiet(), torch.enable_grad():
         result = source.module(*example.args, **example.kwargs)
     for hook in hooks:
         hook.remove()
+    # Reformer's layers run without gradients: there every call is taken to matter.
+    candidates = (*(value for _, value in made), *(one.weight for one in projections))
+    followed = [tensor for tensor in candidates if tensor.requires_grad]
     reached = torch.stack([tensor.sum() for tensor in _tensors(result) if tensor.requires_grad]).sum()
-    followed = [value for _, value in made if value.requires_grad]  # Reformer's layers run without gradients
     gradients = torch.autograd.grad(reached, followed, allow_unused=True) if followed else ()
-    unused = {id(value) for value, gradient in zip(followed, gradients, strict=True) if gradient is None}
-    calls: dict[int, list[_Call]] = {id(module): [] for module in modules}
+    unused = {id(tensor) for tensor, gradient in zip(followed, gradients, strict=True) if gradient is None}
+    calls: dict[int, list[tuple[torch.Tensor, bool]]] = {id(module): [] for module in watched.values()}
     for module, value in made:
-        calls[module].append(_Call(value.detach(), id(value) not in unused))
-    return calls
+        calls[module].append((value.detach(), id(value) not in unused))
+    return _Run(calls, frozenset(id(one.weight) for one in projections) - unused)
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
@@ -112,11 +128,11 @@ def _owned(root: nn.Module, other: Collection[str]) -> Iterator[tuple[str, tuple
 def _projection(owner: nn.Module, name: str) -> _Projection | None:
     child = getattr(owner, name, None)
     if isinstance(child, nn.Parameter) and child.dim() >= 2:
-        return _Projection(child, owner)
+        return _Projection(child, owner, owner)
     if not isinstance(child, nn.Module):
         return None
     leaves = [leaf for leaf in child.modules() if _is_pointwise(leaf)]
-    return _Projection(leaves[0].get_parameter("weight"), leaves[0]) if len(leaves) == 1 else None
+    return _Projection(leaves[0].get_parameter("weight"), leaves[0], owner) if len(leaves) == 1 else None
 
 
 def _is_pointwise(module: nn.Module) -> bool:
@@ -140,5 +156,9 @@ NAMES: Final = (
     ("linear_q", "linear_k", "linear_v"),
     ("project_q", "project_k", "project_v"),
     ("projection_query", "projection_key", "projection_value"),
+    ("layout_query", "layout_key", "layout_value"),
+    ("q_content_proj", "k_content_proj", "v_proj"),
+    ("self_attn_query_content_proj", "self_attn_key_content_proj", "self_attn_value_proj"),
+    ("cross_attn_query_content_proj", "cross_attn_key_content_proj", "cross_attn_value_proj"),
 )
 """What transformers calls the three projections of one attention."""

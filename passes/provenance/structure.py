@@ -133,7 +133,7 @@ def _wanted(same: Same, value: int) -> list[int]:
 
 
 def _opposite(same: Same, item: Item, old_item: Item) -> list[tuple[int, int]]:
-    """The values that two matched nodes read in the same place, so far as that is not known already."""
+    """The values that two matched nodes read in the same place."""
     if len(item.needs) != len(old_item.needs):
         return []
     if item.op[1] not in COMMUTATIVE:

@@ -73,20 +73,19 @@ def _boundary(view: GraphView, nodes: list[NodeProto]) -> Boundary | None:
     made = {name for node in nodes for name in node.output}
     origins = {_origin(view, name) for node in nodes for name in node.input if name not in made}
     outputs = _crossings(view, (name for node in nodes for name in node.output), made, inwards=False)
-    ends = {one.value for one in outputs}
-    inputs = _crossings(view, sorted(origins - ends), made, inwards=True)
+    inputs = _crossings(view, sorted(origins - made), made, inwards=True)
     if not outputs:
         return None
     return Boundary(inputs, outputs, frozenset(sources_of(outputs, inputs, view.model)))
 
 
 def _crossings(view: GraphView, values: Iterable[str], made: set[str], *, inwards: bool) -> tuple[Crossing, ...]:
-    """Those of `values` that are data, and are read on the other side, by a node that computes."""
+    """Those of `values` that are data, can be pinned, and are read on the other side, by a node that computes."""
     crossings = []
     for name in values:
         node = view.producers.get(name)
         is_layout = node is not None and node.op_type in LAYOUT
-        if name in view.folded or is_layout or not name or _is_size(view, name):
+        if name in view.folded or is_layout or view.dims(name) is None or _is_size(view, name):
             continue
         read_as = [read for read, is_inside in _reads(view, name, made) if is_inside == inwards]
         if read_as:

@@ -32,7 +32,7 @@ class Normal:
 
 def normals(view: GraphView) -> Iterator[Normal]:
     """Every such division in the graph, each in whatever way it is spelled."""
-    for root in view.by_op.get("Sqrt", ()):
+    for root in (*view.by_op.get("Sqrt", ()), *view.by_op.get("Pow", ())):
         under = _mean_square(view, root)
         if under is None:
             continue
@@ -46,7 +46,7 @@ def normals(view: GraphView) -> Iterator[Normal]:
 def _mean_square(view: GraphView, root: NodeProto) -> tuple[str, list[NodeProto]] | None:
     """What is squared, averaged and lifted by ε under `root`, and the nodes of that."""
     plus = view.maker(root.input[0], "Add")
-    if plus is None:
+    if plus is None or (root.op_type == "Pow" and view.scalar(root.input[1]) not in (0.5, -0.5)):
         return None
     for lifted, epsilon in (plus.input, reversed(plus.input)):
         mean = view.maker(lifted, "ReduceMean")
@@ -62,16 +62,23 @@ def _mean_square(view: GraphView, root: NodeProto) -> tuple[str, list[NodeProto]
 
 
 def _divisions(view: GraphView, root: NodeProto, squared: str) -> Iterator[list[NodeProto]]:
-    """The nodes that divide what was `squared` by `root`: Div, or Reciprocal and Mul."""
+    """The nodes that divide what was `squared` by `root`: Div, or Reciprocal and Mul; behind a power of -½ just Mul."""
+    if root.op_type == "Pow" and view.scalar(root.input[1]) == -0.5:
+        yield from ([node] for node in _products_with(view, root, squared))
+        return
     for node in view.readers(root.output[0], "Div"):
         if _is_same(view, node.input[0], squared):
             yield [node]
     inverses = view.readers(root.output[0], "Reciprocal")
     inverses += [node for node in view.readers(root.output[0], "Div") if view.scalar(node.input[0]) == 1.0]
     for inverse in inverses:
-        for node in view.readers(inverse.output[0], "Mul"):
-            if any(_is_same(view, name, squared) for name in node.input):
-                yield [inverse, node]
+        yield from ([inverse, node] for node in _products_with(view, inverse, squared))
+
+
+def _products_with(view: GraphView, inverse: NodeProto, squared: str) -> Iterator[NodeProto]:
+    for node in view.readers(inverse.output[0], "Mul"):
+        if any(_is_same(view, name, squared) for name in node.input):
+            yield node
 
 
 def _is_same(view: GraphView, name: str, other: str) -> bool:

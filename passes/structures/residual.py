@@ -41,7 +41,8 @@ class _Past:
         self._view = view
         self._bit: dict[str, int] = {}
         self._past: dict[str, int] = {}
-        self._layers = self._curves = 0
+        self._layers: list[tuple[int, int]] = []
+        self._curves = 0
         for index, info in enumerate(view.model.proto.graph.input):
             self._bit[info.name] = self._past[info.name] = 1 << index
         shift = len(self._bit)
@@ -50,8 +51,8 @@ class _Past:
             past = bit
             for name in reads_of(node):
                 past |= self._past.get(name, 0)
-            if op_of(node) in PRODUCTS and node.input[1] in view.folded:
-                self._layers |= bit
+            if op_of(node) in LAYERS and not view.folded.isdisjoint(filter(None, node.input)):
+                self._layers.append((bit, past))
             elif node.op_type not in LINEAR:
                 self._curves |= bit
             for name in node.output:
@@ -93,8 +94,8 @@ class _Past:
 
     def _has_sublayer(self, name: str, other: str) -> bool:
         """Whether a product with weights lies between the two."""
-        between = self._past[self._view.source(other)] & ~self._past[name] & self._layers
-        return bool(between)
+        start, end = self._bit[name], self._past[self._view.source(other)]
+        return any(past & start and end & bit and bit != start for bit, past in self._layers)
 
 
 def _is_score(view: GraphView, node: NodeProto) -> bool:
@@ -103,6 +104,9 @@ def _is_score(view: GraphView, node: NodeProto) -> bool:
 
 
 MOST_SHORTCUTS: Final = 6
+
+LAYERS: Final = PRODUCTS | {"Einsum", "ConvTranspose", "LSTM", "GRU", "RNN"}
+"""Ops that make a sublayer, where they read weights."""
 
 LINEAR: Final = frozenset(
     {

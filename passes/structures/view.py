@@ -111,7 +111,7 @@ class GraphView:
     def maker(self, name: str, *ops: str) -> NodeProto | None:
         """The node behind `name`, if it is one of `ops` of the default domain."""
         node = self.producers.get(self.source(name))
-        return node if node is not None and node.op_type in ops and not node.domain else None
+        return node if node is not None and op_of(node) in ops else None
 
     def readers(self, name: str, *ops: str) -> list[NodeProto]:
         """The nodes that read `name`, or the same value in another type; only `ops` of the default domain, if given."""
@@ -119,7 +119,7 @@ class GraphView:
         for node in self.consumers.get(name, []):
             if node.op_type in SAME_OPS:
                 found.extend(self.readers(node.output[0], *ops) if node.input[0] == name else ())
-            elif not ops or (node.op_type in ops and not node.domain):
+            elif not ops or op_of(node) in ops:
                 found.append(node)
         return found
 
@@ -191,7 +191,7 @@ def op_of(node: NodeProto) -> str:
 
 def constant_of(node: NodeProto) -> TensorProto | None:
     """The tensor that a Constant node holds; None for another node, and for a Constant of strings or sparse data."""
-    if node.op_type != "Constant" or node.domain:
+    if op_of(node) != "Constant":
         return None
     (attribute,) = node.attribute
     if attribute.HasField("t"):

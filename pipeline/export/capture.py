@@ -18,7 +18,6 @@ from pipeline.export.tree import input_names, input_tensors
 __all__ = ["capture"]
 
 
-@torch.no_grad()  # with gradients attention may take another way (T5), with strides that torch.onnx cannot translate
 def capture(source: TorchSource) -> ExportedProgram:
     """Trace the module on its example, with every named dim left open.
 

@@ -48,6 +48,7 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
     return exported
 
 
+@torch.no_grad()  # with gradients attention may take another way (T5), with strides that have no translation
 def _translated(program: ExportedProgram, opset: int) -> ir.Model:
     try:
         made = torch.onnx.export(program, dynamo=True, optimize=False, verbose=False, opset_version=opset)

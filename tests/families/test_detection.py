@@ -12,7 +12,7 @@ FAMILIES = families()
 TRIPLES = {
     "albert": 2,  # one layer, called twice
     "bert_decoder": 4,  # over oneself, and across
-    "conditional_detr": 6,  # content and position, projected each
+    "conditional_detr": 4,  # content and position, projected each; the decoder begins with constants
     "deberta_v2": 2,  # positions are projected too
     "gemma3n": 2,  # four layers, of which the last two use K and V of others
     "mixtral": 2,  # a router takes a softmax too
@@ -22,9 +22,7 @@ TRIPLES = {
     "squeezebert": 2,  # by 1×1 Conv
     "t5": 6,
     "xlnet": 2,  # by Einsum with a matrix per head, relative keys
-    "gpt_neox": 0,
-    "deepseek_v3": 0,
-    "mobilevitv2": 0,
+    "deepseek_v3": 0,  # K and V from one latent matrix
 }
 """Family → triples in its table row, counted by hand."""
 

@@ -284,3 +284,23 @@ def test_keep_is_cheap_beside_a_fourth_reader_of_the_input() -> None:
         free = passes.optimize(model, recipe=[recipe], skip=skip, watch=False)
         assert (kept.structures[0].kept, free.structures[0].kept) == (True, True)
         assert ops(kept) == ops(free)
+
+
+@dataclass(frozen=True)
+class TooNew:
+    """Writes an operator that the model's opset does not have; onnxruntime runs it all the same."""
+
+    name: str = field(default="too_new", init=False)
+    source: str = field(default="tests", init=False)
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(model.proto)
+        proto.graph.node.append(onnx.helper.make_node("NoSuchOperator", ["x"], ["dead"]))
+        return model.with_proto(proto)
+
+
+def test_a_step_that_makes_an_invalid_model_is_reverted() -> None:
+    (row,) = run_steps(TooNew()).rows
+    assert row.status is Status.REVERTED
+    assert row.reason.startswith("makes a model that is not valid ONNX: No Op registered for NoSuchOperator")

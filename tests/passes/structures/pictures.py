@@ -20,7 +20,14 @@ from passes.sharing import detached_copy
 from passes.structures import Instance, structure_of
 from tests.passes.models import detached
 
-__all__ = ["drawn", "found", "lost", "names", "run"]
+__all__ = ["BATCH_NORM", "drawn", "found", "lost", "names", "run"]
+
+
+BATCH_NORM = """
+g (float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y) <float[3, 3, 1, 1] k, float[3] s, float[3] b, float[3] m, float[3] v> {
+    c = Conv (x, k)
+    y = BatchNormalization <epsilon = 0.001> (c, s, b, m, v)
+}"""
 
 
 def drawn(text: str, opset: int = 20) -> onnx.ModelProto:

@@ -10,8 +10,7 @@ from passes.catalog.picture import GALLERY, read_picture
 from passes.reads import live_nodes
 from passes.result import PassRun, Status
 from passes.structures import structure_of
-from tests.passes.structures.pictures import drawn, found, run
-from tests.passes.structures.test_norms import BATCH_NORM
+from tests.passes.structures.pictures import BATCH_NORM, drawn, found, run
 
 CHUNKS = """
 g (int64[2, 6] ids) => (float[2, 6, 4] y) <float[2, 4] table> {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.passes.structures.pictures import drawn, found, lost, names
+from tests.passes.structures.pictures import BATCH_NORM, drawn, found, lost, names
 
 HEAD = "g (float[2, 4, 8] x) => (float[2, 4, 8] y) <float[8] w, float[8] b, int64[1] last = {-1}>"
 NUMBERS = """
@@ -46,6 +46,11 @@ RMS_NORMS = {
     + """
         q = Pow (x, two) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) r = Reciprocal (s)
         n = Mul (x, r) w1 = Add (one, w) y = Mul (n, w1)
+    """,
+    "by a power, as Gemma 3n has it": NUMBERS
+    + """
+        less = Constant <value_float = -0.5> ()
+        q = Pow (x, two) v = ReduceMean (q, last) e = Add (v, eps) r = Pow (e, less) n = Mul (x, r) y = Mul (n, w)
     """,
     "without a scale": NUMBERS
     + "q = Pow (x, two) v = ReduceMean (q, last) e = Add (v, eps) s = Sqrt (e) y = Div (x, s)",
@@ -105,13 +110,6 @@ def test_layer_norm_over_the_channels_of_an_image() -> None:
         s = Sqrt (e) n = Div (d, s) y = Mul (n, w)
     }}"""
     assert names(found("layernorm", drawn(text))) == ["y"]
-
-
-BATCH_NORM = """
-g (float[1, 3, 4, 4] x) => (float[1, 3, 4, 4] y) <float[3, 3, 1, 1] k, float[3] s, float[3] b, float[3] m, float[3] v> {
-    c = Conv (x, k)
-    y = BatchNormalization <epsilon = 0.001> (c, s, b, m, v)
-}"""
 
 
 def test_batch_norm_is_held_at_both_ends() -> None:

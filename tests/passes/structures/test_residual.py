@@ -21,6 +21,7 @@ FORMS = {
     ),
     "two in a row": ("f = MatMul (x, w) a = Add (x, f) h = MatMul (a, v) y = Add (h, a)", ["a", "y"]),
     "scaled branch": ("f0 = MatMul (x, w) f = Mul (f0, s) y = Add (f, x)", ["y"]),
+    "an einsum with weights, as XLNet has it": ('f = Einsum <equation = "bsi,ij->bsj"> (x, w) y = Add (f, x)', ["y"]),
     "two branches beside each other": (
         f"{BESIDE} p = Add (f, h) y = Add (p, x)",
         ["y"],
@@ -42,6 +43,8 @@ OTHERS = {
     "two inputs": "y = Add (x, z)",
     "two projections": "f = MatMul (x, w) h = MatMul (x, v) y = Add (f, h)",
     "no weights between": "f = Relu (x) y = Add (f, x)",
+    "no weights but those before both": "p = MatMul (x, w) f = Relu (p) y = Add (f, p)",
+    "weights that another input passes through": "c = MatMul (z, w) m = Mul (x, c) y = Add (x, m)",
     "a position in every layer": """
         a = Add (x, z) q = MatMul (a, w) f = Add (x, q) a2 = Add (f, z) y = Relu (a2)
     """,
