@@ -160,8 +160,8 @@ def _same_bits(left: np.ndarray, right: np.ndarray) -> bool:
         return False
     if left.dtype.kind in "OUS":
         return bool((left == right).all())
-    bits = (np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in (left, right))
-    return np.array_equal(*bits)
+    one, other = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (left, right))
+    return np.array_equal(one, other)
 
 
 def ask(desk: dict[str, Any], owner: str, question: str, **arguments: Any) -> Any:

@@ -129,9 +129,9 @@ LINEAR: Final = frozenset(
 
 SHORTCUT: Final = frozenset(
     {*("Conv", "BatchNormalization", "AveragePool", "MaxPool", "Pad", "Slice", "Transpose", "Reshape", "Mul", "Div")}
-    | {*("LayerNormalization", "Squeeze", "Unsqueeze", "Concat")}
+    | {*("LayerNormalization", "Squeeze", "Unsqueeze", "Concat", "Add", "Sub")}
 )
-"""What may stand on the short branch: a projection to another width, pooling, a scale."""
+"""What may stand on the short branch, with weights beside the data: a projection to another width, pooling, a scale."""
 
 SCORE: Final = frozenset(
     {*("Add", "Sub", "Mul", "Div", "Where", "Cast", "CastLike", "Reshape", "Identity", "Min", "Max", "Clip", "Tanh")}

@@ -83,6 +83,9 @@ g (float[1, 4, 8, 8] x) => (float[1, 8, 4, 4] y)
 def test_the_short_branch_may_be_projected() -> None:
     assert names(found("residual", drawn(RESNET))) == ["y"]
     assert found("residual", drawn(RESNET.replace("r = Relu (c)", "r = Identity (c)"))) == ()
+    frozen = RESNET.replace("s = BatchNormalization (s0, a, b, m, v)", "s1 = Mul (s0, e) s = Add (s1, d)")
+    frozen = frozen.replace("float[8] v>", "float[8] v, float[8, 1, 1] e, float[8, 1, 1] d>")
+    assert names(found("residual", drawn(frozen))) == ["y"]
 
 
 def test_a_gemm_that_takes_the_sum_in_is_a_loss() -> None:
