@@ -13,7 +13,7 @@ from passes.base import Composite, Repeat, Step, Workbench
 from passes.policy import Policy
 from passes.prove import Prover
 from passes.recipe import RecipeItem, steps_of
-from passes.result import PassRow, PassRun, Status
+from passes.result import PassRun
 from passes.runner import run_passes
 
 __all__ = ["OPTIMIZERS", "Optimizer", "Outcome", "measure"]
@@ -42,10 +42,10 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One way of running an optimizer: triples that the final model has no more, and nodes after one call and two."""
+    """One way of running an optimizer: the triples that the final model has no more, and its nodes."""
 
     lost: int
-    nodes: tuple[int, int]
+    nodes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,8 @@ class Outcome:
 
     @property
     def extra(self) -> float:
-        """Nodes per instance that keeping costs, against skipping by name; after one call or two, whichever is more."""
-        pairs = zip(self.kept.nodes, self.by_name.nodes, strict=True)
-        return max(kept - by_name for kept, by_name in pairs) / self.instances
+        """Nodes per instance that keeping costs, against skipping by name."""
+        return (self.kept.nodes - self.by_name.nodes) / self.instances
 
 
 def measure(family: Family, exported: Exported, optimizer: Optimizer, bench: Workbench) -> Outcome:
@@ -72,10 +71,8 @@ def measure(family: Family, exported: Exported, optimizer: Optimizer, bench: Wor
     freely = _run(exported, steps, FREE, bench)
     kept = _run(exported, steps, Policy(keep=("qkv",)), bench)
     by_name = _run(exported, _without(steps, optimizer.merging), FREE, bench) if optimizer.merging else freely
-    trouble = (f"{row.name} {row.status}: {row.reason}" for row in kept[0].rows if row.status.counts_as_reverted)
-    return Outcome(
-        len(_verdicts(kept[0])), _side(*freely), _side(*kept), _side(*by_name), tuple(dict.fromkeys(trouble))
-    )
+    trouble = (f"{row.name} {row.status}: {row.reason}" for row in kept.reverted)
+    return Outcome(len(_verdicts(kept)), _side(freely), _side(kept), _side(by_name), tuple(dict.fromkeys(trouble)))
 
 
 def _without(steps: Sequence[Step], names: Sequence[str]) -> list[Step]:
@@ -84,21 +81,12 @@ def _without(steps: Sequence[Step], names: Sequence[str]) -> list[Step]:
     return [step.without(names) if isinstance(step, Composite) else step for step in left]
 
 
-def _run(exported: Exported, steps: Sequence[Step], policy: Policy, bench: Workbench) -> tuple[PassRun, list[int]]:
-    """The run, and the nodes after each step."""
-    nodes: list[int] = []
-
-    def observe(name: str, index: int, count: int, row: PassRow | None) -> None:
-        if row is not None:
-            nodes[index:] = [row.nodes_after if row.status is Status.RAN else row.nodes_before]
-
-    prover = Prover.of_itself(exported.feeds, bench)
-    return run_passes(exported.model, steps, policy, prover, bench, observe), nodes
+def _run(exported: Exported, steps: Sequence[Step], policy: Policy, bench: Workbench) -> PassRun:
+    return run_passes(exported.model, steps, policy, Prover.of_itself(exported.feeds, bench), bench)
 
 
-def _side(run: PassRun, nodes: list[int]) -> Side:
-    first = nodes[len(nodes) // 2 - 1 + len(nodes) % 2]  # where the first of the two calls ends; one step may be before
-    return Side(_verdicts(run).count(False), (first, len(run.model.proto.graph.node)))
+def _side(run: PassRun) -> Side:
+    return Side(_verdicts(run).count(False), len(run.model.proto.graph.node))
 
 
 def _verdicts(run: PassRun) -> list[bool]:
