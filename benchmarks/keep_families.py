@@ -1,6 +1,6 @@
 """`keep: qkv` over the attention families of `transformers`, through every optimizer, against torch's module tree.
 
-    python benchmarks/keep_families.py [--family NAME]… [--optimizer NAME]… [--markdown FILE]
+    python -m benchmarks.keep_families [--family NAME]… [--optimizer NAME]… [--markdown FILE]
 
 Each family (benchmarks/families/*.yaml) is made with random weights and exported. The finder's triples are compared
 with those that torch ran; then each optimizer runs three times: freely, with Q, K and V kept, and with its merging
@@ -61,7 +61,7 @@ def _options() -> argparse.Namespace:
 def _command(options: argparse.Namespace) -> str:
     chosen = [f" --family {name}" for name in options.family or ()]
     chosen += [f" --optimizer {name}" for name in options.optimizer or ()]
-    return f"python benchmarks/keep_families.py{''.join(chosen)}"
+    return f"python -m benchmarks.keep_families{''.join(chosen)}"
 
 
 def _measured(family: Family, optimizers: Sequence[str], records: Records, bench: Workbench) -> Record:
