@@ -1,10 +1,14 @@
-"""One digest per meaning: graphs that differ in names, metadata or the order of independent nodes digest the same."""
+"""One digest per meaning: graphs that differ in names, metadata or the order of independent nodes digest the same.
+
+A model is read once (`read`); what its values mean, under whatever is known of them, is then computed from that.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
@@ -16,7 +20,7 @@ RANDOM_OPS: Final = frozenset(
 )
 """Ops whose value is another one each time."""
 
-__all__ = ["RANDOM_OPS", "Meanings", "canonical_digest", "live_digest", "meanings_of"]
+__all__ = ["RANDOM_OPS", "Meanings", "Reading", "canonical_digest", "live_digest", "meanings_of", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +43,44 @@ def _as_it_is(_: str, digest: str) -> str:
     return digest
 
 
-def meanings_of(model: DetachedModel, settle: Settle = _as_it_is) -> Meanings:
-    """The meaning of every value; `settle` may put one that is known to be an equal value in a meaning's place."""
-    reader = _Reader(model, True, settle)
-    meaning: dict[str, str] = {}
-    whole = reader.graph(model.proto.graph, meaning)
-    return Meanings(meaning, _hash(_header(model), whole))
+@dataclass(frozen=True)
+class Reading:
+    """What a model says, without the names that say nothing. It does not follow later changes of the model."""
+
+    header: str
+    graph: _Graph
+
+    @cached_property
+    def canonical(self) -> str:
+        """A digest of what the model computes: ops, attributes, wiring and values, seen from inputs and outputs.
+
+        Every value is named by what it is computed from, so names and order drop out. Dead nodes and unused
+        initializers count by what they are, since removing them is a change.
+        """
+        return _mix(self.header, _walk(self.graph, {}, False, _as_it_is))
+
+    def meanings(self, settle: Settle = _as_it_is) -> Meanings:
+        """The meaning of every value; `settle` may put one that is known to be an equal value in a meaning's place."""
+        meaning: dict[str, str] = {}
+        whole = _walk(self.graph, meaning, True, settle)
+        return Meanings(meaning, _mix(self.header, whole))
+
+
+def read(model: DetachedModel) -> Reading:
+    """Read `model`: its attributes and constants, which is most of the work."""
+    opsets = sorted((entry.domain, entry.version) for entry in model.proto.opset_import)
+    functions = sorted(function.SerializeToString(deterministic=True).hex() for function in model.proto.functions)
+    return Reading(_hash(opsets, functions), _Reader(model).graph(model.proto.graph))
 
 
 def canonical_digest(model: DetachedModel) -> str:
-    """A digest of what the model computes: ops, attributes, wiring and values, seen from inputs and outputs.
+    """`Reading.canonical` of a model."""
+    return read(model).canonical
 
-    Every value is named by what it is computed from, so names and order drop out. Dead nodes and unused initializers
-    count by what they are, since removing them is a change.
-    """
-    return _hash(_header(model), _Reader(model, False, _as_it_is).graph(model.proto.graph, {}))
+
+def meanings_of(model: DetachedModel) -> Meanings:
+    """`Reading.meanings` of a model."""
+    return read(model).meanings()
 
 
 def live_digest(model: DetachedModel) -> str:
@@ -65,65 +92,87 @@ def live_digest(model: DetachedModel) -> str:
     return meanings_of(model).whole
 
 
-def _header(model: DetachedModel) -> str:
-    opsets = sorted((entry.domain, entry.version) for entry in model.proto.opset_import)
-    functions = sorted(function.SerializeToString(deterministic=True).hex() for function in model.proto.functions)
-    return _hash(opsets, functions)
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """`says` is a digest of op, plain attributes and which outputs there are."""
+
+    says: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    bodies: tuple[_Graph, ...]
+    is_identity: bool
+    constant: str
+    """The digest of what a Constant holds; empty for other nodes."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    inputs: tuple[tuple[str, str], ...]
+    """Name and digest: names of a graph's inputs and outputs are its signature, so they count."""
+    stored: tuple[tuple[str, str], ...]
+    nodes: tuple[_Node, ...]
+    outputs: tuple[str, ...]
+
+
+def _walk(graph: _Graph, meaning: dict[str, str], live: bool, settle: Settle) -> str:
+    """Digest of `graph`; adds the meanings of its values to those from outside."""
+    meaning[""] = "absent"
+    meaning.update(graph.inputs)
+    meaning.update(graph.stored)
+    nodes = [_step(node, meaning, live, settle) for node in graph.nodes]
+    outputs = [(name, meaning.get(name, "missing")) for name in graph.outputs]
+    inputs = [meaning[name] for name, _ in graph.inputs]
+    if live:
+        return _hash(outputs, inputs)
+    return _hash(sorted(digest for _, digest in graph.stored), sorted(nodes), outputs, inputs)
+
+
+def _step(node: _Node, meaning: dict[str, str], live: bool, settle: Settle) -> str:
+    """Digest of `node`; adds the meanings of its outputs."""
+    if live and node.is_identity:
+        meaning[node.outputs[0]] = meaning.get(node.inputs[0], node.inputs[0])
+        return ""
+    if live and node.constant:
+        meaning[node.outputs[0]] = node.constant
+        return ""
+    inner = [_walk(body, dict(meaning), live, settle) for body in node.bodies]
+    digest = _mix(node.says, *inner, *[meaning.get(name) or _hash("missing", name) for name in node.inputs])
+    for index, name in enumerate(node.outputs):
+        if name:
+            meaning[name] = settle(name, f"{digest}.{index}")
+    return digest
+
+
+@dataclass(frozen=True, slots=True)
 class _Reader:
-    """Walks through the graphs of one model."""
-
     model: DetachedModel
-    live: bool
-    settle: Settle
 
-    def graph(self, graph: GraphProto, meaning: dict[str, str]) -> str:
-        """Digest of `graph`; adds the meanings of its values to those from outside."""
-        meaning[""] = "absent"
-        for index, info in enumerate(graph.input):
-            # Names of graph inputs and outputs are the model's signature, so they count.
-            meaning[info.name] = _hash("input", index, info.name, info.type.SerializeToString(deterministic=True).hex())
-        initializers = []
-        for tensor in graph.initializer:
-            meaning[tensor.name] = self.tensor(tensor)
-            initializers.append(meaning[tensor.name])
+    def graph(self, graph: GraphProto) -> _Graph:
+        inputs = [
+            (info.name, _hash("input", index, info.name, info.type.SerializeToString(deterministic=True)))
+            for index, info in enumerate(graph.input)
+        ]
+        stored = [(tensor.name, self.tensor(tensor)) for tensor in graph.initializer]
         for sparse in graph.sparse_initializer:
-            meaning[sparse.values.name] = _hash("sparse", sparse.SerializeToString(deterministic=True).hex())
-            initializers.append(meaning[sparse.values.name])
-        nodes = [self.node(node, place, meaning) for place, node in enumerate(graph.node)]
-        outputs = [(info.name, meaning.get(info.name, "missing")) for info in graph.output]
-        inputs = [meaning[info.name] for info in graph.input]
-        if self.live:
-            return _hash(outputs, inputs)
-        return _hash(sorted(initializers), sorted(nodes), outputs, inputs, len(graph.input))
+            stored.append((sparse.values.name, _hash("sparse", sparse.SerializeToString(deterministic=True))))
+        nodes = tuple([self.node(node, place) for place, node in enumerate(graph.node)])
+        return _Graph(tuple(inputs), tuple(stored), nodes, tuple(info.name for info in graph.output))
 
-    def node(self, node: NodeProto, place: int, meaning: dict[str, str]) -> str:
-        """Digest of `node`; adds the meanings of its outputs."""
-        if self.live and node.domain == "" and _is_transparent(node):
-            meaning[node.output[0]] = self.seen_through(node, meaning)
-            return ""
-        attributes = sorted((one.name, self.attribute(one, meaning)) for one in node.attribute)
-        inputs = [meaning.get(name, name) for name in node.input]
-        digest = _hash(node.domain, node.op_type, attributes, inputs, [bool(name) for name in node.output])
-        if node.op_type in RANDOM_OPS:
-            digest = _hash(digest, place)  # two of them are two draws, although they look the same
-        for index, name in enumerate(node.output):
-            if name:
-                meaning[name] = self.settle(name, _hash(digest, index))
-        return digest
+    def node(self, node: NodeProto, place: int) -> _Node:
+        plain, bodies, constant = [], [], ""
+        for attribute in sorted(node.attribute, key=lambda one: one.name):
+            inner = [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+            bodies.extend(self.graph(graph) for graph in inner)
+            plain.append((attribute.name, len(inner) or self.attribute(attribute)))
+        op, outputs = node.op_type, tuple(node.output)
+        if op == "Constant" and node.domain == "" and node.attribute[0].name == "value":
+            constant = self.tensor(node.attribute[0].t)
+        drawn = place if op in RANDOM_OPS else None  # two of them are two draws, although they look the same
+        says = _hash(node.domain, op, plain, len(node.input), [bool(name) for name in outputs], drawn)
+        is_identity = op == "Identity" and node.domain == ""
+        return _Node(says, tuple(node.input), outputs, tuple(bodies), is_identity, constant)
 
-    def seen_through(self, node: NodeProto, meaning: dict[str, str]) -> str:
-        if node.op_type == "Identity":
-            return meaning.get(node.input[0], node.input[0])
-        return self.tensor(node.attribute[0].t)
-
-    def attribute(self, attribute: AttributeProto, meaning: dict[str, str]) -> str:
-        graphs: Iterable[GraphProto] = (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
-        inner = [self.graph(graph, dict(meaning)) for graph in graphs]
-        if inner:
-            return _hash(inner)
+    def attribute(self, attribute: AttributeProto) -> object:
         if attribute.HasField("t"):
             return self.tensor(attribute.t)
         if attribute.doc_string:
@@ -131,15 +180,16 @@ class _Reader:
             bare.CopyFrom(attribute)
             bare.ClearField("doc_string")
             attribute = bare
-        return attribute.SerializeToString(deterministic=True).hex()
+        return attribute.SerializeToString(deterministic=True)
 
     def tensor(self, tensor: TensorProto) -> str:
         return _hash(list(tensor.dims), tensor.data_type, self.model.digest(tensor))
 
 
-def _is_transparent(node: NodeProto) -> bool:
-    return node.op_type == "Identity" or (node.op_type == "Constant" and node.attribute[0].name == "value")
-
-
 def _hash(*parts: object) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _mix(*digests: str) -> str:
+    """`_hash` for parts that are digests, which is quicker."""
+    return hashlib.blake2b(",".join(digests).encode(), digest_size=16).hexdigest()

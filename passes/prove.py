@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from passes.base import Workbench
-from passes.canonical import Meanings, meanings_of
+from passes.canonical import Meanings, Reading, read
 from passes.errors import ModelMistake, StepFailed
 from passes.numbers import Tolerance
 from passes.proof.base import Base, small_values
@@ -72,15 +72,18 @@ class Prover:
         prover._is_own = True
         return prover
 
-    def measure(self, model: DetachedModel) -> Measurement:
+    def measure(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
         """Compare every draw. What computes the very same thing as before is not run again.
+
+        `reading` is that of `model`, if it has been read already.
 
         Raises:
             StepFailed: onnxruntime refuses or stops.
         """
-        meanings = self._meanings(model)
+        reading = reading or read(model)
+        meanings = self._meanings(reading)
         if meanings.whole not in self._measured:
-            known = self._proven_equal(model)
+            known = self._proven_equal(model, reading)
             self._measured[meanings.whole] = known or self.run(model)
         return self._measured[meanings.whole]
 
@@ -137,11 +140,11 @@ class Prover:
                 "check the weights and the input ranges"
             )
 
-    def _meanings(self, model: DetachedModel) -> Meanings:
-        return meanings_of(model, lambda _, digest: self._equal.get(digest, digest))
+    def _meanings(self, reading: Reading) -> Meanings:
+        return reading.meanings(lambda _, digest: self._equal.get(digest, digest))
 
     def _run(self, model: DetachedModel, inner: Sequence[str], *, as_expected: bool = False) -> Measurement:
-        meanings = self._meanings(model)
+        meanings = self._meanings(read(model))
         keep = {name: meanings.values[name] for name in (*small_values(model), *inner)}
         source = portable(model, self._bench.spill)
         expect = {"as_expected": as_expected, "is_reference": as_expected and self._is_own}
@@ -152,12 +155,12 @@ class Prover:
             self._measured[meanings.whole] = measurement
         return measurement
 
-    def _proven_equal(self, model: DetachedModel) -> Measurement | None:
+    def _proven_equal(self, model: DetachedModel, reading: Reading) -> Measurement | None:
         """What the base measured, when every claim that makes `model` equal to it holds."""
         base = self._base
         if base is None or not self._references:
             return None
-        by_name = claims_by_name(base, model, self._equal)
+        by_name = claims_by_name(base, model, reading, self._equal)
         if by_name is None:
             return None
         for claims in (claims_refined(base, by_name, self._equal), by_name):

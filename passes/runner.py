@@ -13,8 +13,10 @@ from passes.changes import op_changes
 from passes.errors import StepFailed
 from passes.policy import Policy
 from passes.prove import Prover
+from passes.provenance import Carrier
 from passes.reproduce import save_reproducer
 from passes.result import PassRow, PassRun, Status, StructureVerdict
+from passes.subject import Subject
 from passes.trial import Attempt, Trial
 from passes.versions import library_versions
 from passes.watch import Watched, find_structures
@@ -49,7 +51,7 @@ def run_passes(
     policy.check(names)
     watched = find_structures(model, policy, names)
     power = prover.watch(model, watched.must_hold())
-    run = _Run(model, model, watched, prover, bench, reproducers)
+    run = _Run(model, Subject(model), watched, prover, bench, reproducers)
     begun = 0
     for block in blocks:
         told = [_told(step, policy, bench) for step in block.steps]
@@ -71,7 +73,7 @@ class _Run:
     """The state of the loop: the model as it stands, and what has been written down."""
 
     exported: DetachedModel
-    model: DetachedModel
+    subject: Subject
     watched: Watched
     prover: Prover
     bench: Workbench
@@ -79,9 +81,15 @@ class _Run:
     rows: list[PassRow] = field(default_factory=list)
     gone: dict[tuple[str, str], str] = field(default_factory=dict)
     broken_by: dict[tuple[str, str], str] = field(default_factory=dict)
+    carrier: Carrier = field(default_factory=Carrier)
     trial: Trial | None = None
     last_run: tuple[DetachedModel, int] | None = None
     """The last model that was run and not only reasoned about, with the number of rows up to it."""
+
+    @property
+    def model(self) -> DetachedModel:
+        """The model as it stands."""
+        return self.subject.model
 
     def step(self, step: Step, policy: Policy, turn: int) -> list[PassRow]:
         """Try one step; returns its row, after those of the inner passes that had to be taken out of it."""
@@ -109,7 +117,7 @@ class _Run:
             why = str(failure)
         if not why:
             return
-        self.model = base
+        self.subject = Subject(base)
         for index in range(row, len(self.rows)):
             if self.rows[index].changed and self.rows[index].status is Status.RAN:
                 self.rows[index] = replace(self.rows[index], status=Status.REVERTED, reason=f"the final model: {why}")
@@ -125,8 +133,8 @@ class _Run:
         )
 
     def _try(self, step: Step) -> None:
-        if self.trial is None or self.trial.model is not self.model:
-            self.trial = Trial(self.model, self.gone, self.watched, self.prover, self.bench)
+        if self.trial is None or self.trial.subject is not self.subject:
+            self.trial = Trial(self.subject, self.gone, self.watched, self.prover, self.bench, self.carrier)
         trial = self.trial
         attempt = trial.tried(step)
         if attempt.lost or attempt.why:
@@ -146,7 +154,7 @@ class _Run:
         self._record(step, Status.RAN, _without(step), attempt)
         if not attempt.changed:
             return
-        self.model = attempt.model
+        self.subject = attempt.subject
         self.gone.update(attempt.lost)
         if self.prover.has_run(self.model):
             self.last_run = (self.model, len(self.rows))

@@ -16,10 +16,9 @@ from passes.narrow import culprits
 from passes.numbers import Errors
 from passes.pins import pin, unpin
 from passes.prove import Measurement, Prover
-from passes.provenance import carry
-from passes.reads import live_nodes
+from passes.provenance import Carrier
 from passes.result import Status
-from passes.validity import what_is_invalid
+from passes.subject import Subject
 from passes.watch import Lost, Watched
 from passes.weights import DetachedModel
 
@@ -31,13 +30,17 @@ class Attempt:
     """What a step made. `why` says what is wrong with it and is empty for a sound result; `lost` holds every structure
     that went, also those that were only observed."""
 
-    model: DetachedModel
+    subject: Subject
     changed: bool
     lost: Lost
     measurement: Measurement | None
     why: str
     status: Status = Status.REVERTED
     """What a step is called of which this attempt has to be thrown away."""
+
+    @property
+    def model(self) -> DetachedModel:
+        return self.subject.model
 
     @property
     def broke_down(self) -> bool:
@@ -70,39 +73,36 @@ class Narrowed:
 class Trial:
     """Tries steps on one model; `gone` are the structures that it has lost already."""
 
-    model: DetachedModel
+    subject: Subject
     gone: Lost
     watched: Watched
     prover: Prover
     bench: Workbench
+    carrier: Carrier
 
-    @cached_property
-    def digest(self) -> str:
-        return canonical_digest(self.model)
-
-    @cached_property
-    def is_invalid(self) -> bool:
-        """Whether the model breaks ONNX's rules already, as sources do; then no step is blamed for it."""
-        return bool(what_is_invalid(self.model))
+    @property
+    def model(self) -> DetachedModel:
+        return self.subject.model
 
     # The pinned models stay the same objects, by which steps may know them again.
     @cached_property
     def pinned(self) -> DetachedModel:
-        return pin(self.model, self.watched.pins(self.model))
+        return pin(self.model, self.watched.pins(self.subject.made))
 
     @cached_property
     def loosely(self) -> DetachedModel | None:
         """The model with the pins to try second, where there are any."""
-        return self._loosely(self.model)
+        return self._loosely(self.subject)
 
-    def _loosely(self, model: DetachedModel) -> DetachedModel | None:
-        pins = self.watched.loose_pins(model)
-        return pin(model, pins) if pins else None
+    def _loosely(self, subject: Subject) -> DetachedModel | None:
+        pins = self.watched.loose_pins(subject.made)
+        return pin(subject.model, pins) if pins else None
 
     @cached_property
     def corner(self) -> DetachedModel | None:
         """What the second pins set free; one object for all models in which it is the same."""
-        corner = corner_of(self.model, self.watched.pins(self.model), self.watched.loose_pins(self.model))
+        made = self.subject.made
+        corner = corner_of(self.model, self.watched.pins(made), self.watched.loose_pins(made))
         if corner is None:
             return None
         known: dict[str, DetachedModel] = self.bench.notes.setdefault("corner", {})
@@ -123,7 +123,7 @@ class Trial:
         try:
             return self.attempt(step)
         except StepFailed as failure:
-            return Attempt(self.model, False, {}, None, str(failure), Status(failure.status))
+            return Attempt(self.subject, False, {}, None, str(failure), Status(failure.status))
 
     def attempt(self, step: Step) -> Attempt:
         """Run `step` with the kept structures pinned, and judge the result by structure and by numbers.
@@ -134,37 +134,37 @@ class Trial:
         Raises:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
         """
-        first = self._judged(step, self.pinned)
+        first = self._judged(step, self.subject, self.pinned)
         if first.why:
             return first
         if self.loosely is None or self._gains_nothing(step):
             return first
-        loose = self._loosely(first.model) if first.changed else self.loosely
+        loose = self._loosely(first.subject) if first.changed else self.loosely
         if loose is None:
             return first
         try:
-            second = self._judged(step, loose)
+            second = self._judged(step, first.subject, loose)
         except StepFailed:
             return first
-        return second if not second.why and _size(second) < _size(first) else first
+        return second if not second.why and len(second.subject.live) < len(first.subject.live) else first
 
-    def _judged(self, step: Step, pinned: DetachedModel) -> Attempt:
+    def _judged(self, step: Step, source: Subject, pinned: DetachedModel) -> Attempt:
+        """Run `step` on `source`, which is `pinned`, and judge against the model that stands."""
         made = step.apply(pinned, self.bench)
         if made is pinned:
-            return Attempt(self.model, False, {}, None, "")
-        after = unpin(made, [output.name for output in self.model.proto.graph.output])
-        _same_signature(self.model, after)
-        if canonical_digest(after) == self.digest:
-            return Attempt(self.model, False, {}, None, "")
-        after = carry(pinned, after, step.name)
-        lost = {key: why for key, why in self.watched.lost(after).items() if key not in self.gone}
+            return Attempt(self.subject, False, {}, None, "")
+        after = Subject(unpin(made, [output.name for output in self.model.proto.graph.output]))
+        _same_signature(self.model, after.model)
+        if after.reading.canonical == self.subject.reading.canonical:
+            return Attempt(self.subject, False, {}, None, "")
+        self.carrier.carry(source.model, after.model, step.name)
+        lost = {key: why for key, why in self.watched.lost(after.model).items() if key not in self.gone}
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]
         if broken:
             return Attempt(after, True, lost, None, _several("breaks", broken))
-        invalid = "" if self.is_invalid else what_is_invalid(after)
-        if invalid:
-            return Attempt(after, True, lost, None, f"makes a model that is not valid ONNX: {invalid}")
-        measurement = self.prover.measure(after)
+        if after.invalid and not self.subject.invalid:  # sources are; then no step is blamed for it
+            return Attempt(after, True, lost, None, f"makes a model that is not valid ONNX: {after.invalid}")
+        measurement = self.prover.measure(after.model, after.reading)
         return Attempt(after, True, lost, measurement, measurement.why and f"differs: {measurement.why}")
 
     def narrowed(self, step: Step, attempt: Attempt) -> Narrowed:
@@ -199,10 +199,6 @@ class Trial:
         # What is only observed may still be lost; it is named, and stays lost.
         observed = self.narrowed(step.without(found), sound).authors if sound.lost else {}
         return Narrowed(step.without(found), sound, found, {**authors, **observed})
-
-
-def _size(attempt: Attempt) -> int:
-    return len(live_nodes(attempt.model.proto.graph))
 
 
 def _doer(found: tuple[str, ...], attempt: Attempt, without: Callable[[tuple[str, ...]], Attempt]) -> str:

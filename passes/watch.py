@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -11,7 +11,6 @@ from onnx import ValueInfoProto
 
 from passes.errors import PolicyMistake
 from passes.policy import Policy
-from passes.reads import live_nodes
 from passes.structures import Found, Instance, Searches, structure_of
 from passes.structures.core_check import lost_cores
 from passes.structures.view import GraphView
@@ -35,17 +34,16 @@ class Watched:
     enforced: frozenset[str]
     pinned: frozenset[str]
 
-    def pins(self, model: DetachedModel) -> list[ValueInfoProto]:
-        """What to hold visible in `model`: of each kept value the first of its pins that is still computed and read."""
-        made = _live_values(model)
+    def pins(self, made: Container[str]) -> list[ValueInfoProto]:
+        """What to hold visible: of each kept value the first of its pins that is still computed and read, which is all
+        that is `made`."""
         return [pin if pin.name in made else loose for one in self._kept() for pin, loose in _pairs(one)]
 
-    def loose_pins(self, model: DetachedModel) -> list[ValueInfoProto]:
-        """The pins to try second on `model`: empty where they would not give a pass more room than the first ones.
+    def loose_pins(self, made: Container[str]) -> list[ValueInfoProto]:
+        """The pins to try second: empty where they would not give a pass more room than the first ones.
 
         A boundary has second pins only for where its first ones are gone.
         """
-        made = _live_values(model)
         loosened = [pair for one in self._kept() if one.boundary is None for pair in _pairs(one)]
         if not any(pin.name in made and loose.name in made and pin.name != loose.name for pin, loose in loosened):
             return []
@@ -83,10 +81,6 @@ def _provable(instance: Instance, name: str) -> Instance:
         return replace(instance, name=name)
     ends = [pin for pin in instance.pins if instance.core and instance.weights and pin.name == instance.core.value]
     return replace(instance, name=name, pins=tuple(ends), loose_pins=(*instance.pins, *instance.loose_pins))
-
-
-def _live_values(model: DetachedModel) -> set[str]:
-    return {name for node in live_nodes(model.proto.graph) for name in node.output}
 
 
 def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) -> Watched:

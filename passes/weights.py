@@ -150,7 +150,7 @@ def detach(model: onnx.ModelProto, base_dir: Path | None = None, known: WeightSt
 
 def _weight(tensor: TensorProto, data: np.ndarray) -> tuple[Weight, tuple[float, ...] | None]:
     """The weight, and the numbers of its stand-in."""
-    digest = hashlib.blake2b(data.data, digest_size=16).hexdigest()
+    digest = _digest_of_bytes(data.data)
     weight = Weight(tuple(tensor.dims), tensor.data_type, data, digest)
     numbers = _stand_in(weight)
     release(data)
@@ -195,7 +195,7 @@ def digest_of(array: np.ndarray) -> str:
     if array.dtype.kind in "OUS":
         items = array.ravel().tolist()
         return _digest_of_texts(item if isinstance(item, bytes) else str(item).encode() for item in items)
-    return hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).data, digest_size=16).hexdigest()
+    return _digest_of_bytes(np.ascontiguousarray(array).view(np.uint8).data)
 
 
 def clear_data(tensor: TensorProto) -> None:
@@ -243,8 +243,12 @@ def read_model(path: Path, known: WeightStore | None = None) -> DetachedModel:
 
 
 def _digest_of_texts(texts: Iterable[bytes]) -> str:
-    joined = b"".join(len(text).to_bytes(8, "little") + text for text in texts)
-    return hashlib.blake2b(joined, digest_size=16).hexdigest()
+    return _digest_of_bytes(b"".join(len(text).to_bytes(8, "little") + text for text in texts))
+
+
+def _digest_of_bytes(data: bytes | memoryview) -> str:
+    """128 bits of SHA-256, which processors compute: twice as fast as BLAKE2b, and weights are gigabytes."""
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def _inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:

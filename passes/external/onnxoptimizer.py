@@ -45,7 +45,7 @@ class OnnxOptimizerPass:
     def _try(self, known: _Known, bench: Workbench) -> None:
         """Find out what this pass makes of the model, and which of those ahead do nothing."""
         ahead = [name for name in self.ahead if name not in known.idle] if known.may_look_ahead else []
-        source = known.proto.SerializeToString()
+        source = _bare(known.proto).SerializeToString()
         names = [self.name, *ahead]
         try:
             index, result = bench.worker.call("passes.external.onnxoptimizer:optimize_first", model=source, names=names)
@@ -78,6 +78,15 @@ def _known(bench: Workbench, proto: onnx.ModelProto) -> _Known:
     return found
 
 
+def _bare(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Without the metadata of nodes: the library drops it anyway, and to read it takes longer than many a pass."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    for node in bare.graph.node:
+        del node.metadata_props[:]
+    return bare
+
+
 def passes_of(names: Sequence[str]) -> tuple[OnnxOptimizerPass, ...]:
     """Steps for `names`, each with those behind it as `ahead`."""
     return tuple(OnnxOptimizerPass(name, tuple(names[index + 1 :])) for index, name in enumerate(names))
@@ -105,18 +114,16 @@ def optimize_first(desk: dict[str, Any], model: bytes, names: Sequence[str]) -> 
     Returns:
         How many passes changed nothing, and the model that the next one made; None if there is no next one.
     """
-    import onnxoptimizer
+    # What onnxoptimizer.optimize calls, which reads and writes the result once more: a third of a pass.
+    from onnxoptimizer import onnx_opt_cpp2py_export as library
 
     key = hashlib.blake2b(model).digest()
-    proto = onnx.load_from_string(model)
-    for node in proto.graph.node:  # the library drops it anyway; to carry it along takes a third of a pass
-        del node.metadata_props[:]
     if desk.get("nop", (None, None))[0] != key:
-        desk["nop"] = (key, onnxoptimizer.optimize(proto, ["nop"]).SerializeToString())
+        desk["nop"] = (key, library.optimize(model, ["nop"]))
     nothing = desk["nop"][1]
 
     def made_by(name: str) -> bytes | None:
-        result = onnxoptimizer.optimize(proto, [name]).SerializeToString()
+        result = library.optimize(model, [name])
         return None if result == nothing else result
 
     return first_change(names, made_by)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from passes.canonical import Meanings, meanings_of
+from passes.canonical import Meanings, Reading
 from passes.proof.base import Base, is_opaque
 from passes.weights import DetachedModel
 
@@ -34,6 +34,7 @@ class Claims:
     """The claims under which `after` computes what the base does, and what its values then mean."""
 
     after: DetachedModel
+    reading: Reading
     meanings: Meanings
     claims: tuple[Claim, ...]
 
@@ -52,7 +53,7 @@ class Claims:
             equal[digest] = settled
             return settled
 
-        return meanings_of(self.after, settle)
+        return self.reading.meanings(settle)
 
     def cover(self, base: Base, names: Iterable[str]) -> bool:
         """Whether they also say that the values called `names`, where both models have them, are the same."""
@@ -64,7 +65,7 @@ class Claims:
         return True
 
 
-def claims_by_name(base: Base, after: DetachedModel, equal: Mapping[str, str]) -> Claims | None:
+def claims_by_name(base: Base, after: DetachedModel, reading: Reading, equal: Mapping[str, str]) -> Claims | None:
     """Claim that every value which kept its name, and is computed in a new way, is still the same value.
 
     None when the outputs differ even then.
@@ -74,7 +75,7 @@ def claims_by_name(base: Base, after: DetachedModel, equal: Mapping[str, str]) -
     def old_name(name: str, digest: str) -> str | None:
         return name if digest not in known and name in base.producers else None
 
-    return _claimed(base, after, equal, old_name)
+    return _claimed(base, after, reading, equal, old_name)
 
 
 def claims_refined(base: Base, claims: Claims, equal: Mapping[str, str]) -> Claims | None:
@@ -88,11 +89,15 @@ def claims_refined(base: Base, claims: Claims, equal: Mapping[str, str]) -> Clai
         _refine(claim.new, claim.old, base, claims.meanings.values, producers, pairs)
     if all(claim.new in pairs for claim in claims.claims):
         return None
-    return _claimed(base, claims.after, equal, lambda name, _: pairs.get(name))
+    return _claimed(base, claims.after, claims.reading, equal, lambda name, _: pairs.get(name))
 
 
 def _claimed(
-    base: Base, after: DetachedModel, equal: Mapping[str, str], old_name: Callable[[str, str], str | None]
+    base: Base,
+    after: DetachedModel,
+    reading: Reading,
+    equal: Mapping[str, str],
+    old_name: Callable[[str, str], str | None],
 ) -> Claims | None:
     claims: list[Claim] = []
 
@@ -104,10 +109,10 @@ def _claimed(
         claims.append(Claim(name, old, digest))
         return base.meanings.values[old]
 
-    meanings = meanings_of(after, settle)
+    meanings = reading.meanings(settle)
     if meanings.whole != base.meanings.whole:
         return None
-    return Claims(after, meanings, tuple(claims))
+    return Claims(after, reading, meanings, tuple(claims))
 
 
 def _refine(

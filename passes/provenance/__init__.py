@@ -11,8 +11,19 @@ carry.py      all of it together
 
 from __future__ import annotations
 
-from passes.provenance.carry import carry
+from passes.provenance.carry import Carrier, carry
 from passes.provenance.marks import AUTHOR_KEY, CHANGED_KEY, COUNT_KEY, REPLACED_KEY, Marks, marks_of
 from passes.provenance.places import Place, place_of
 
-__all__ = ["AUTHOR_KEY", "CHANGED_KEY", "COUNT_KEY", "REPLACED_KEY", "Marks", "Place", "carry", "marks_of", "place_of"]
+__all__ = [
+    "AUTHOR_KEY",
+    "CHANGED_KEY",
+    "COUNT_KEY",
+    "REPLACED_KEY",
+    "Carrier",
+    "Marks",
+    "Place",
+    "carry",
+    "marks_of",
+    "place_of",
+]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import zip_longest
+from typing import Final
 
-from onnx import NodeProto
+from onnx import ModelProto, NodeProto
 
 from passes.provenance.marks import joined, marks_of, write_marks
 from passes.provenance.match import match
@@ -13,10 +14,30 @@ from passes.provenance.names import restore_names
 from passes.provenance.places import Place, common, place_of, write_place
 from passes.provenance.replaced import replacements
 from passes.provenance.same import Same
-from passes.provenance.wiring import ABSENT, Meanings, wire
+from passes.provenance.wiring import ABSENT, Meanings, Wiring, wire
 from passes.weights import DetachedModel
 
-__all__ = ["carry"]
+__all__ = ["Carrier", "carry"]
+
+
+class Carrier:
+    """Carries along the passes of one run, in which what comes out of one pass goes into the next."""
+
+    def __init__(self) -> None:
+        self._meanings: Meanings = {}
+        self._wirings: list[tuple[ModelProto, Wiring]] = []
+
+    def carry(self, before: DetachedModel, after: DetachedModel, author: str) -> DetachedModel:
+        """`carry`."""
+        return _carried(self._wired(before), before, self._wired(after), after, author)
+
+    def _wired(self, model: DetachedModel) -> Wiring:
+        """A model is known again by identity."""
+        found = next((one for proto, one in self._wirings if proto is model.proto), None)
+        if found is None:
+            found = wire(model, self._meanings)
+            self._wirings = [*self._wirings, (model.proto, found)][-REMEMBERED:]
+        return found
 
 
 def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedModel:
@@ -27,8 +48,13 @@ def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedM
     the innermost module that holds all of that; if it stands for nothing, in the one that holds the nodes around it.
     Changes `after.proto`.
     """
-    meanings: Meanings = {}
-    same = match(wire(before, meanings), wire(after, meanings))
+    return Carrier().carry(before, after, author)
+
+
+def _carried(
+    wired: Wiring, before: DetachedModel, wired_after: Wiring, after: DetachedModel, author: str
+) -> DetachedModel:
+    same = match(wired, wired_after)
     news = _mark_new(same, author)
     survivors = [(new, old) for new, old in enumerate(same.old_of) if old >= 0]
     for new, old in survivors:
@@ -99,3 +125,7 @@ def _carry_model(before: DetachedModel, after: DetachedModel) -> None:
     after.proto.metadata_props.extend(entry for entry in before.proto.metadata_props if entry.key not in known)
     if not after.proto.graph.quantization_annotation:
         after.proto.graph.quantization_annotation.extend(before.proto.graph.quantization_annotation)
+
+
+REMEMBERED: Final = 4
+"""Models whose wiring is held: the one that stands, and what was made of it with one and with the other pins."""

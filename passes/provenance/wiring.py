@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import numpy as np
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, numpy_helper
 
-from passes.weights import DETACH_FROM_BYTES, DetachedModel
+from passes.weights import DETACH_FROM_BYTES, DetachedModel, digest_of
 
 __all__ = ["ABSENT", "Item", "Meanings", "Wiring", "bodies_of", "wire"]
 
@@ -197,4 +197,4 @@ class _Walk:
             return (dims, kind, weight.digest)
         data = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
         long = len(data) >= DETACH_FROM_BYTES
-        return (dims, kind, hashlib.blake2b(data, digest_size=16).hexdigest() if long else data)
+        return (dims, kind, digest_of(np.frombuffer(data, np.uint8)) if long else data)

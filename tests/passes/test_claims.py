@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from passes.base import Workbench
-from passes.canonical import meanings_of
+from passes.canonical import meanings_of, read
 from passes.proof.base import Base
 from passes.proof.claims import Claims, claims_by_name, claims_refined
 from passes.proof.part import part_of
@@ -40,7 +40,7 @@ def model(text: str = BEFORE, **old_to_new: str) -> DetachedModel:
 def claims_of(after: DetachedModel) -> tuple[Base, Claims | None, Claims | None]:
     before = model()
     base = Base(before, meanings_of(before))
-    by_name = claims_by_name(base, after, {})
+    by_name = claims_by_name(base, after, read(after), {})
     return base, by_name, claims_refined(base, by_name, {}) if by_name else None
 
 
@@ -70,7 +70,7 @@ def test_a_claim_is_pushed_back_to_the_smallest_value_that_differs() -> None:
 def test_another_signature_cannot_be_claimed_away() -> None:
     after = model()
     after.proto.graph.output[0].name = "flat"
-    assert claims_by_name(Base(model(), meanings_of(model())), after, {}) is None
+    assert claims_by_name(Base(model(), meanings_of(model())), after, read(after), {}) is None
 
 
 def test_a_part_that_would_be_much_of_the_model_is_not_cut_out() -> None:
@@ -79,7 +79,7 @@ def test_a_part_that_would_be_much_of_the_model_is_not_cut_out() -> None:
     before = detached(model_of(text, w=matrix(8, 8, 0)))
     after = detached(model_of(text.replace("Relu (h8)", "Clip (h8, z)"), w=matrix(8, 8, 0), z=np.float32(0)))
     base = Base(before, meanings_of(before))
-    claims = claims_by_name(base, after, {})
+    claims = claims_by_name(base, after, read(after), {})
     assert claims is not None and names(claims) == [("y", "y")]
     assert part_of(base, claims, frozenset()) is None
     held = part_of(base, claims, frozenset({base.meanings.values["h8"], base.meanings.values["y"]}))

@@ -6,6 +6,7 @@ import pytest
 
 from passes.errors import PolicyMistake
 from passes.policy import Policy
+from passes.subject import Subject
 from passes.watch import find_structures
 from tests.passes.models import attention, detached
 from tests.passes.structures.pictures import drawn
@@ -22,7 +23,7 @@ def test_kinds_that_nobody_asked_for_are_not_looked_for() -> None:
     watched = find_structures(detached(attention()), Policy(), ["nop"])
     assert {kind: len(instances) for kind, instances in watched.instances.items()} == {"qkv": 1}
     assert watched.enforced == watched.pinned == frozenset()
-    assert watched.pins(detached(attention())) == []
+    assert watched.pins(Subject(detached(attention())).made) == []
 
 
 def test_what_is_watched_is_enforced_and_not_pinned() -> None:
@@ -35,8 +36,8 @@ def test_what_is_watched_is_enforced_and_not_pinned() -> None:
 def test_kept_values_are_pinned() -> None:
     model = detached(drawn(NORMS))
     watched = find_structures(model, Policy(keep=("layernorm", "residual", "op:MatMul")), [])
-    assert sorted(pin.name for pin in watched.pins(model)) == ["f", "f", "n", "n", "y"]
-    assert watched.loose_pins(model) == []
+    assert sorted(pin.name for pin in watched.pins(Subject(model).made)) == ["f", "f", "n", "n", "y"]
+    assert watched.loose_pins(Subject(model).made) == []
 
 
 def test_what_is_lost_is_told_by_kind_and_name() -> None:
