@@ -11,7 +11,7 @@ from passes.isolate import Worker
 from passes.sharing import Spill
 from passes.weights import DetachedModel
 
-__all__ = ["MAX_TURNS", "Composite", "Repeat", "Step", "Workbench"]
+__all__ = ["MAX_TURNS", "Composite", "Early", "Repeat", "Step", "Workbench"]
 
 MAX_TURNS: Final = 20
 """Turns after which a fixed point is given up."""
@@ -55,6 +55,15 @@ class Step(Protocol):
         Raises:
             StepFailed: the pass raised, crashed or timed out.
         """
+        ...
+
+
+@runtime_checkable
+class Early(Step, Protocol):
+    """A step that can begin on a model before it is known whether it will be its turn."""
+
+    def begin(self, model: DetachedModel, bench: Workbench) -> None:
+        """Begin in the worker, without waiting; `apply` goes on from there if it is given the same model."""
         ...
 
 

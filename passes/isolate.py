@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -41,6 +42,8 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._stderr: IO[bytes] | None = None
+        self._posted = 0
+        self._waits_since: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -59,11 +62,41 @@ class Worker:
                 signal and quotes its last words.
             StepTimedOut: it ran past `timeout_s`.
         """
+        return self.collect(self.post(function, **arguments), within_s=within_s)
+
+    def post(self, function: str, /, **arguments: Any) -> int:
+        """Begin a call; returns the ticket for `collect`. One that was posted before, and not collected, is void.
+
+        Raises:
+            StepCrashed: the process died.
+        """
+        if self._waits_since is not None:
+            with contextlib.suppress(StepFailed):
+                self.collect(self._posted)
         pipe = self._started()
-        limit = self.timeout_s if within_s is None else within_s
         try:
             pipe.send((function, arguments))
-            if not pipe.poll(limit):
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise StepCrashed(self._obituary()) from error
+        except BaseException:
+            self._stop()
+            raise
+        self._posted += 1
+        self._waits_since = time.monotonic()
+        return self._posted
+
+    def awaits(self, ticket: int) -> bool:
+        """Whether `ticket` can still be collected."""
+        return self._waits_since is not None and ticket == self._posted
+
+    def collect(self, ticket: int, *, within_s: float | None = None) -> Any:
+        """Wait for the result of a posted call, from when it was posted on. Raises as `call` does."""
+        limit = self.timeout_s if within_s is None else within_s
+        if self._pipe is None or self._waits_since is None or ticket != self._posted:
+            raise ValueError(f"ticket {ticket} is void; look with `awaits`")
+        pipe, since, self._waits_since = self._pipe, self._waits_since, None
+        try:
+            if not pipe.poll(max(0.0, since + limit - time.monotonic())):
                 self._stop()
                 raise StepTimedOut(f"ran past {limit:g} s and was stopped (passes.timeout_s)")
             outcome, result = pipe.recv()
@@ -114,7 +147,7 @@ class Worker:
         for handle in (self._pipe, self._stderr):
             if handle is not None:
                 handle.close()
-        self._process = self._pipe = self._stderr = None
+        self._process = self._pipe = self._stderr = self._waits_since = None
 
     def _obituary(self) -> str:
         assert self._process is not None and self._stderr is not None
@@ -134,5 +167,9 @@ class Worker:
 
 
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    """The worker finds the same modules as we do, and not others in the folder that it is started from."""
-    return {**own, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONSAFEPATH": "1"}
+    """The worker finds the same modules as we do, and not others in the folder that it is started from.
+
+    numpy's threads would spin beside onnxruntime's, and with threads the worker could not fork.
+    """
+    path = os.pathsep.join(path for path in sys.path if path)
+    return {**own, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import onnx
 
+from passes.base import Workbench
 from passes.bench import open_bench
 from passes.draw import draw_array
 from passes.policy import Policy
@@ -32,6 +34,7 @@ def optimize(
     timeout_s: float = 600.0,
     memory_gib: float | None = None,
     reproducers: Path | None = None,
+    bench: Workbench | None = None,
 ) -> PassRun:
     """Run `recipe` over `model` and prove after every change that it computes what it did before.
 
@@ -41,12 +44,14 @@ def optimize(
         timeout_s: seconds for one call of native code.
         memory_gib: what one worker process may allocate; see `passes.bench.open_bench`.
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
+        bench: where to work, for who optimizes several models: its workers start but once. `timeout_s` and `memory_gib`
+            are then those with which it was opened.
 
     Raises:
         ModelMistake: the model cannot be read or does not run.
         PolicyMistake: an unknown name, or a `keep` that matches nothing.
     """
-    with open_bench(timeout_s, memory_gib) as bench:
+    with nullcontext(bench) if bench else open_bench(timeout_s, memory_gib) as bench:
         bench.start()
         detached = detached_copy(model, bench.spill) if isinstance(model, onnx.ModelProto) else read_model(Path(model))
         draws = feeds or [draw_feeds(detached, seed) for seed in range(2)]

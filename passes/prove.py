@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
-from uuid import uuid4
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import onnx
@@ -23,9 +23,10 @@ from passes.errors import ModelMistake, StepFailed
 from passes.numbers import Tolerance
 from passes.proof.base import Base, small_values
 from passes.proof.claims import Claims, claims_by_name, claims_refined
-from passes.proof.evidence import Measurement, Power, Reference, worst_errors
-from passes.proof.faults import fault_in
+from passes.proof.evidence import Draws, Measurement, Power, Reference, Watched, worst_errors
+from passes.proof.faults import Fault, fault_in
 from passes.proof.part import part_of
+from passes.proof.questions import Questions
 from passes.reads import live_nodes
 from passes.sharing import portable
 from passes.structures import Instance
@@ -47,12 +48,13 @@ class Prover:
         self, references: Sequence[Reference], bench: Workbench, tolerances: Mapping[str, Tolerance] | None = None
     ) -> None:
         self._references = tuple(references)
-        self._tolerances = dict(tolerances or {})
         self._bench = bench
-        self._owner = uuid4().hex
-        self._opened = self._is_own = False
+        self._desk = Questions(self._references, tolerances or {}, bench, self._brief)
+        self._is_own = False
         self._probes: tuple[str, ...] = ()
         self._watched: DetachedModel | None = None
+        self._watching: _Watching | None = None
+        self._power = Power(math.inf, ())
         self._measured: dict[str, Measurement] = {}
         self._equal: dict[str, str] = {}
         self._base: Base | None = None
@@ -72,6 +74,46 @@ class Prover:
         prover._is_own = True
         return prover
 
+    def watch(self, model: DetachedModel, instances: Sequence[Instance]) -> None:
+        """From now on compare the values at `instances` too, and find out how visible a fault in their weights is.
+
+        `model` is the exported model, whose outputs have been compared with the reference. It runs in the background;
+        who needs a number first waits for it, and is told if it does not run. The fault is planted in all kept weights
+        at once and read at each one's own pins.
+        """
+        pinned = [pin for instance in instances for pin in (*instance.pins, *instance.loose_pins)]
+        self._power = Power(math.inf, ())
+        self._measured.clear()
+        if not self._references:
+            return
+        fault, meanings = fault_in(model, instances), self._meanings(read(model))
+        self._probes = tuple(dict.fromkeys(pin.name for pin in pinned))
+        inner = list(dict.fromkeys((*self._probes, *fault.cuts)))
+        planted = {
+            "part": portable(fault.model, self._bench.spill),
+            "given": {name: name for name in fault.cuts},
+            "zeroed": fault.zeroed,
+            "seen": fault.values,
+        }
+        self._desk.begin(
+            "watch",
+            model=portable(model, self._bench.spill),
+            inner=inner,
+            keep=_kept(model, meanings, inner),
+            is_reference=self._is_own,
+            fault=planted if fault.seen else None,
+        )
+        self._watching = _Watching(model, meanings, fault)
+
+    def power(self) -> Power:
+        """Whether a fault in the kept weights would be seen.
+
+        Raises:
+            ModelMistake: the exported model does not run, or computes NaN where it is its own reference.
+        """
+        self._settle()
+        return self._power
+
     def measure(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
         """Compare every draw. What computes the very same thing as before is not run again.
 
@@ -79,81 +121,66 @@ class Prover:
 
         Raises:
             StepFailed: onnxruntime refuses or stops.
+            ModelMistake: see `power`.
         """
+        self._settle()
         reading = reading or read(model)
         meanings = self._meanings(reading)
         if meanings.whole not in self._measured:
             known = self._proven_equal(model, reading)
-            self._measured[meanings.whole] = known or self.run(model)
+            self._measured[meanings.whole] = known or self.run(model, reading)
         return self._measured[meanings.whole]
 
     def has_run(self, model: DetachedModel) -> bool:
         """Whether this very object was run, and not only one that computes the same."""
         return self._ran is model.proto
 
-    def run(self, model: DetachedModel) -> Measurement:
+    def run(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
         """`measure`, always by running the whole model."""
+        self._settle()
         self._ran = model.proto
         made = {name for node in live_nodes(model.proto.graph) for name in node.output}
-        return self._run(model, [name for name in self._probes if name in made])
+        inner, meanings = [name for name in self._probes if name in made], self._meanings(reading or read(model))
+        source = portable(model, self._bench.spill)
+        draws = self._desk.ask("run", model=source, inner=inner, keep=_kept(model, meanings, inner))
+        return self._noted(model, meanings, draws, self._desk.ask("held"))
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance]) -> Power:
-        """From now on compare the values at `instances` too; say how visible a fault in their weights is.
-
-        `model` is the exported model, whose outputs have been compared with the reference. The fault is planted in all
-        kept weights at once and read at each one's own pins.
-
-        Raises:
-            ModelMistake: the model is its own reference, and does not run, or computes NaN.
-        """
-        pinned = [pin for instance in instances for pin in (*instance.pins, *instance.loose_pins)]
-        probes = tuple(dict.fromkeys(pin.name for pin in pinned))
-        if not self._references:
-            return Power(math.inf, ())
-        fault = fault_in(model, instances)
-        self._measured.clear()
+    def _settle(self) -> None:
+        """Take note of what `watch` has begun, if it has not been done."""
+        if self._watching is None:
+            return
+        watching, self._watching = self._watching, None
         try:
-            self._run(model, [*probes, *fault.cuts], as_expected=True)
+            found: Watched = self._desk.answer()
         except StepFailed as failure:
             raise ModelMistake(f"the model does not run as it is: {failure}") from failure
-        self._refuse_nan()
-        self._probes, self._watched = probes, model
-        if not fault.seen:
-            return Power(math.inf, ())
-        seen = list(dict.fromkeys(name for names in fault.seen.values() for name in names))
-        excess = self._ask(
-            "fault",
-            part=portable(fault.model, self._bench.spill),
-            given={name: name for name in fault.cuts},
-            zeroed=fault.zeroed,
-            seen=seen,
-        )
-        by_name = dict(zip(seen, excess, strict=True))
-        ratios = {instance: min(by_name[name] for name in names) for instance, names in fault.seen.items()}
-        return Power(min(ratios.values()), tuple(name for name, ratio in ratios.items() if ratio <= 1.0))
-
-    def _refuse_nan(self) -> None:
-        nan = self._ask("nan_outputs")
-        if nan:
+        self._watched = watching.model
+        if found.nan_outputs:
             raise ModelMistake(
-                f"output {nan[0]!r} of the reference holds NaN, so nothing can be compared with it; "
+                f"output {found.nan_outputs[0]!r} of the reference holds NaN, so nothing can be compared with it; "
                 "check the weights and the input ranges"
             )
+        self._noted(watching.model, watching.meanings, found.draws, found.held)
+        self._power = watching.fault.power(found.excess)
+
+    def _noted(self, model: DetachedModel, meanings: Meanings, draws: Draws, held: frozenset[str]) -> Measurement:
+        """What a run has measured; a model that is right is what the next ones are proven equal to."""
+        measurement = Measurement(worst_errors([one for one, _ in draws]), worst_errors([one for _, one in draws]))
+        if not measurement.why:
+            self._base, self._held = Base(model, meanings), held
+            self._measured[meanings.whole] = measurement
+        return measurement
+
+    def _brief(self) -> None:
+        """A new desk has to be told what the exported model computes; it holds nothing else."""
+        self._held = frozenset()
+        if self._watched is not None:
+            source = portable(self._watched, self._bench.spill)
+            expect = {"as_expected": True, "is_reference": self._is_own}
+            self._desk.ask("run", model=source, inner=self._probes, keep={}, **expect)
 
     def _meanings(self, reading: Reading) -> Meanings:
         return reading.meanings(lambda _, digest: self._equal.get(digest, digest))
-
-    def _run(self, model: DetachedModel, inner: Sequence[str], *, as_expected: bool = False) -> Measurement:
-        meanings = self._meanings(read(model))
-        keep = {name: meanings.values[name] for name in (*small_values(model), *inner)}
-        source = portable(model, self._bench.spill)
-        expect = {"as_expected": as_expected, "is_reference": as_expected and self._is_own}
-        draws = self._ask("run", model=source, inner=list(dict.fromkeys(inner)), keep=keep, **expect)
-        measurement = Measurement(worst_errors([one for one, _ in draws]), worst_errors([one for _, one in draws]))
-        if not measurement.why:
-            self._base, self._held = Base(model, meanings), self._ask("held")
-            self._measured[meanings.whole] = measurement
-        return measurement
 
     def _proven_equal(self, model: DetachedModel, reading: Reading) -> Measurement | None:
         """What the base measured, when every claim that makes `model` equal to it holds."""
@@ -181,28 +208,20 @@ class Prover:
             return False
         source = portable(part.model, self._bench.spill)
         try:
-            return all(self._ask("equal", part=source, given=part.given, pairs=part.pairs))
+            return all(self._desk.ask("equal", part=source, given=part.given, pairs=part.pairs))
         except StepFailed:  # the pieces do not run by themselves; the whole model may
             return False
 
-    def _ask(self, question: str, **arguments: Any) -> Any:
-        """Put a question to the desk; set one up first if there is none, or if the last one has died."""
-        if not self._opened:
-            self._set_up()
-        try:
-            return self._put(question, **arguments)
-        except StepFailed as failure:
-            self._opened = failure.status == "failed"
-            raise
 
-    def _set_up(self) -> None:
-        self._held = frozenset()
-        self._put("open", feeds=[dict(one.feeds) for one in self._references], tolerances=self._tolerances)
-        self._put("expect", outputs=[dict(one.outputs) for one in self._references])
-        if self._watched is not None:
-            source = portable(self._watched, self._bench.spill)
-            self._put("run", model=source, inner=self._probes, keep={}, as_expected=True, is_reference=self._is_own)
-        self._opened = True
+@dataclass(frozen=True, slots=True)
+class _Watching:
+    """The exported model, while it is being run."""
 
-    def _put(self, question: str, **arguments: Any) -> Any:
-        return self._bench.proofs.call("passes.proof.desk:ask", owner=self._owner, question=question, **arguments)
+    model: DetachedModel
+    meanings: Meanings
+    fault: Fault
+
+
+def _kept(model: DetachedModel, meanings: Meanings, inner: Sequence[str]) -> dict[str, str]:
+    """The values of a run to hold for later, with their meanings."""
+    return {name: meanings.values[name] for name in (*small_values(model), *inner)}

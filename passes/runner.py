@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from passes.base import Composite, Repeat, Step, Workbench
+from passes.base import Composite, Early, Repeat, Step, Workbench
 from passes.catalog import pass_names
 from passes.changes import op_changes
 from passes.errors import StepFailed
+from passes.pins import pin
 from passes.policy import Policy
 from passes.prove import Prover
 from passes.provenance import Carrier
@@ -50,22 +52,24 @@ def run_passes(
     names = pass_names(steps, bench)
     policy.check(names)
     watched = find_structures(model, policy, names)
-    power = prover.watch(model, watched.must_hold())
+    prover.watch(model, watched.must_hold())
     run = _Run(model, Subject(model), watched, prover, bench, reproducers)
+    told = [_told(step, policy, bench) for step in steps]
     begun = 0
     for block in blocks:
-        told = [_told(step, policy, bench) for step in block.steps]
+        ended = begun + len(block.steps)
         for turn in range(1, block.limit + 1):
             before = run.model
-            for index, step in enumerate(told, begun):
-                observer(step.name, index, len(steps), None)
-                for row in run.step(step, policy, turn):
-                    observer(step.name, index, len(steps), row)
+            for index in range(begun, ended):
+                observer(told[index].name, index, len(steps), None)
+                run.following = next((one for one in told[index + 1 :] if policy.skips(one.name) is None), None)
+                for row in run.step(told[index], policy, turn):
+                    observer(told[index].name, index, len(steps), row)
             if run.model is before:
                 break
-        begun += len(told)
+        begun = ended
     run.conclude()
-    return PassRun(run.model, tuple(run.rows), run.verdicts(), power, library_versions())
+    return PassRun(run.model, tuple(run.rows), run.verdicts(), prover.power(), library_versions())
 
 
 @dataclass(slots=True)
@@ -82,6 +86,8 @@ class _Run:
     gone: dict[tuple[str, str], str] = field(default_factory=dict)
     broken_by: dict[tuple[str, str], str] = field(default_factory=dict)
     carrier: Carrier = field(default_factory=Carrier)
+    following: Step | None = None
+    """The step that is next, unless the policy skips all that are left."""
     trial: Trial | None = None
     last_run: tuple[DetachedModel, int] | None = None
     """The last model that was run and not only reasoned about, with the number of rows up to it."""
@@ -134,7 +140,9 @@ class _Run:
 
     def _try(self, step: Step) -> None:
         if self.trial is None or self.trial.subject is not self.subject:
-            self.trial = Trial(self.subject, self.gone, self.watched, self.prover, self.bench, self.carrier)
+            self.trial = Trial(
+                self.subject, self.gone, self.watched, self.prover, self.bench, self.carrier, self._look_ahead
+            )
         trial = self.trial
         attempt = trial.tried(step)
         if attempt.lost or attempt.why:
@@ -158,6 +166,13 @@ class _Run:
         self.gone.update(attempt.lost)
         if self.prover.has_run(self.model):
             self.last_run = (self.model, len(self.rows))
+
+    def _look_ahead(self, subject: Subject) -> None:
+        """Let the next step begin on a model that has yet to be judged; most are sound."""
+        if isinstance(self.following, Early):
+            pinned = pin(subject.model, self.watched.pins(subject.made))
+            with contextlib.suppress(StepFailed):  # when it is its turn, it fails by itself
+                self.following.begin(pinned, self.bench)
 
     def _reproduced(self, step: Step) -> str:
         """The file with the smallest model on which `step` still breaks down; empty when none is asked for."""

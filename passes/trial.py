@@ -79,6 +79,8 @@ class Trial:
     prover: Prover
     bench: Workbench
     carrier: Carrier
+    ahead: Callable[[Subject], None] = lambda _: None
+    """Told of a model that a step has made, before it is judged."""
 
     @property
     def model(self) -> DetachedModel:
@@ -157,6 +159,7 @@ class Trial:
         _same_signature(self.model, after.model)
         if after.reading.canonical == self.subject.reading.canonical:
             return Attempt(self.subject, False, {}, None, "")
+        self.ahead(after)
         self.carrier.carry(source.model, after.model, step.name)
         lost = {key: why for key, why in self.watched.lost(after.model).items() if key not in self.gone}
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 import onnx
@@ -12,6 +12,7 @@ import onnx
 from passes.base import Workbench
 from passes.errors import StepFailed
 from passes.external.first_change import first_change
+from passes.external.short_names import ShortNames
 from passes.weights import DetachedModel
 
 __all__ = ["OnnxOptimizerPass", "available", "default_set", "optimize_first", "passes_of"]
@@ -19,6 +20,8 @@ __all__ = ["OnnxOptimizerPass", "available", "default_set", "optimize_first", "p
 NAME: Final = "onnxoptimizer"
 
 REMEMBERED: Final = 4
+
+BEGUN: Final = "onnxoptimizer, begun"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,19 @@ class OnnxOptimizerPass:
             return model
         return model.with_proto(onnx.load_from_string(known.made[self.name]))
 
+    def begin(self, model: DetachedModel, bench: Workbench) -> None:
+        """Try this pass and those ahead on `model`, without waiting."""
+        bench.notes[BEGUN] = _begun(_bare(model.proto), [self.name, *self.ahead], bench)
+
     def _try(self, known: _Known, bench: Workbench) -> None:
         """Find out what this pass makes of the model, and which of those ahead do nothing."""
         ahead = [name for name in self.ahead if name not in known.idle] if known.may_look_ahead else []
-        source = _bare(known.proto).SerializeToString()
         names = [self.name, *ahead]
         try:
-            index, result = bench.worker.call("passes.external.onnxoptimizer:optimize_first", model=source, names=names)
+            begun: _Begun | None = bench.notes.pop(BEGUN, None)
+            if begun is None or not begun.is_of(known.source, names) or not bench.worker.awaits(begun.ticket):
+                begun = _begun(known.source, names, bench)
+            index, result = bench.worker.collect(begun.ticket)
         except StepFailed:
             if not ahead:
                 raise
@@ -60,11 +69,29 @@ class OnnxOptimizerPass:
             known.made[names[index]] = result
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A search that the worker is at."""
+
+    source: bytes
+    names: Sequence[str]
+    ticket: int
+
+    def is_of(self, source: bytes, names: Sequence[str]) -> bool:
+        return (self.source, self.names) == (source, names)
+
+
+def _begun(source: bytes, names: Sequence[str], bench: Workbench) -> _Begun:
+    ticket = bench.worker.post("passes.external.onnxoptimizer:optimize_first", model=source, names=names)
+    return _Begun(source, names, ticket)
+
+
 @dataclass(slots=True)
 class _Known:
     """What is known of a model: the passes that leave it as it is, and what others make of it."""
 
     proto: onnx.ModelProto
+    source: bytes
     idle: set[str] = field(default_factory=set)
     made: dict[str, bytes] = field(default_factory=dict)
     may_look_ahead: bool = True
@@ -73,18 +100,20 @@ class _Known:
 def _known(bench: Workbench, proto: onnx.ModelProto) -> _Known:
     """A model is known again by identity; a few are remembered, since steps are tried with different pins."""
     remembered: list[_Known] = bench.notes.setdefault(NAME, [])
-    found = next((known for known in remembered if known.proto is proto), None) or _Known(proto)
+    found = next((known for known in remembered if known.proto is proto), None) or _Known(proto, _bare(proto))
     remembered[:] = [*(known for known in remembered if known is not found), found][-REMEMBERED:]
     return found
 
 
-def _bare(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Without the metadata of nodes: the library drops it anyway, and to read it takes longer than many a pass."""
+def _bare(proto: onnx.ModelProto) -> bytes:
+    """The model without what is carried across a pass anyway, and takes longer to read than many a pass to run."""
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
+    del bare.metadata_props[:]
     for node in bare.graph.node:
         del node.metadata_props[:]
-    return bare
+        node.ClearField("doc_string")
+    return bare.SerializeToString()
 
 
 def passes_of(names: Sequence[str]) -> tuple[OnnxOptimizerPass, ...]:
@@ -109,21 +138,43 @@ def default_set() -> tuple[str, ...]:
 def optimize_first(desk: dict[str, Any], model: bytes, names: Sequence[str]) -> tuple[int, bytes | None]:
     """In the worker: run each of `names` alone on a serialized model, up to the first that changes it.
 
-    What changes nothing makes what `nop` makes, byte for byte.
-
     Returns:
         How many passes changed nothing, and the model that the next one made; None if there is no next one.
     """
+    if desk.get(NAME, (b"", None))[0] != model:
+        desk[NAME] = (model, _Given(model))
+    given: _Given = desk[NAME][1]
+    index, made = first_change(names, given.made_by)
+    return index, None if made is None else given.restored(made)
+
+
+class _Given:
+    """A model as the library is given it: with short names, in bytes."""
+
+    def __init__(self, model: bytes) -> None:
+        proto = onnx.load_from_string(model)
+        self._names = ShortNames(proto.graph)
+        self._bytes = proto.SerializeToString()
+
+    @cached_property
+    def _nothing(self) -> bytes:
+        """What passes that change nothing make of it: what `nop` makes, byte for byte."""
+        return _optimized(self._bytes, "nop")
+
+    def made_by(self, name: str) -> bytes | None:
+        """What the pass called `name` makes; None when it changes nothing."""
+        made = _optimized(self._bytes, name)
+        # A model that the library has written before is nothing new to it, so `nop` is seldom needed.
+        return None if made == self._bytes or made == self._nothing else made
+
+    def restored(self, made: bytes) -> bytes:
+        proto = onnx.load_from_string(made)
+        self._names.restore(proto.graph)
+        return proto.SerializeToString()
+
+
+def _optimized(model: bytes, name: str) -> bytes:
     # What onnxoptimizer.optimize calls, which reads and writes the result once more: a third of a pass.
     from onnxoptimizer import onnx_opt_cpp2py_export as library
 
-    key = hashlib.blake2b(model).digest()
-    if desk.get("nop", (None, None))[0] != key:
-        desk["nop"] = (key, library.optimize(model, ["nop"]))
-    nothing = desk["nop"][1]
-
-    def made_by(name: str) -> bytes | None:
-        result = library.optimize(model, [name])
-        return None if result == nothing else result
-
-    return first_change(names, made_by)
+    return library.optimize(model, [name])

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from passes.base import Workbench
-from passes.canonical import RANDOM_OPS
+from passes.canonical import RANDOM_OPS, Reading
 from passes.errors import ModelMistake, StepFailed
 from passes.guard.calls.base import Call
 from passes.optimize import draw_feeds
@@ -36,27 +36,30 @@ class NotComparable(Exception):  # not an error: structure is still proven
 class NumbersProver(Prover):
     """Looks at the given model once, although a call may be tried twice."""
 
-    _power: Power | None = None
+    _has_looked = False
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance]) -> Power:
-        if self._power is None:
-            self._power = super().watch(model, instances)
-        return self._power
+    def watch(self, model: DetachedModel, instances: Sequence[Instance]) -> None:
+        if not self._has_looked:
+            super().watch(model, instances)
+        self._has_looked = True
 
 
 class StructureOnly(Prover):
     """Finds no difference in any numbers, since there are none."""
 
-    def measure(self, model: DetachedModel) -> Measurement:
+    def measure(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
         return Measurement({}, {})
 
     def has_run(self, model: DetachedModel) -> bool:
         return True
 
-    def run(self, model: DetachedModel) -> Measurement:
+    def run(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
         return Measurement({}, {})
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance]) -> Power:
+    def watch(self, model: DetachedModel, instances: Sequence[Instance]) -> None:
+        pass
+
+    def power(self) -> Power:
         return Power(math.inf, ())
 
 
@@ -90,6 +93,7 @@ def _watching(
     prover = NumbersProver.of_itself(feeds, bench)
     try:
         prover.watch(call.model, instances)
+        prover.power()
     except (ModelMistake, StepFailed) as error:
         raise NotComparable(str(error)) from error
     return prover

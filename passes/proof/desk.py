@@ -13,6 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from passes.numbers import NO_ERROR, Errors, Tolerance, compare
+from passes.proof.evidence import Draws, Watched
 from passes.sessions import Session
 from passes.sharing import Portable
 from passes.weights import Weight
@@ -61,7 +62,7 @@ class Desk:
         *,
         as_expected: bool = False,
         is_reference: bool = False,
-    ) -> list[tuple[dict[str, Errors], dict[str, Errors]]]:
+    ) -> Draws:
         """Run `model` and compare its outputs, and the values called `inner`; both for each draw.
 
         Args:
@@ -85,6 +86,20 @@ class Desk:
             probes = {name: known[name] for name in inner if name in known}
             found.append((self._compared(expected, got), self._compared_in_bits(probes, got)))
         return found
+
+    def watch(
+        self,
+        model: Portable,
+        inner: Sequence[str],
+        keep: Mapping[str, str],
+        *,
+        is_reference: bool,
+        fault: Mapping[str, Any] | None,
+    ) -> Watched:
+        """`run` the exported model, whose values `inner` are from now on expected; and then the `fault` in it."""
+        draws = self.run(model, inner, keep, as_expected=True, is_reference=is_reference)
+        nan = self.nan_outputs()
+        return Watched(draws, self.held(), nan, self.fault(**fault) if fault and not nan else ())
 
     def held(self) -> frozenset[str]:
         """The meanings of which every draw has the value."""

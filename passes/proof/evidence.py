@@ -40,6 +40,21 @@ class Measurement:
         return max((errors.max_abs for errors in self.errors.values()), default=0.0)
 
 
+Draws = list[tuple[dict[str, Errors], dict[str, Errors]]]
+"""For each draw the errors of the outputs, and those of inner values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What is found out in a run of the exported model; data only."""
+
+    draws: Draws
+    held: frozenset[str]
+    nan_outputs: Sequence[str]
+    excess: Sequence[float]
+    """How far the fault is seen, value by value, in units of the tolerance."""
+
+
 @dataclass(frozen=True, slots=True)
 class Power:
     """Whether a fault in a kept weight would be seen.

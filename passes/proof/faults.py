@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx
 from onnx import NodeProto
 
+from passes.proof.evidence import Power
 from passes.reads import reads_of
 from passes.structures import Instance
 from passes.weights import DetachedModel
@@ -27,6 +29,19 @@ class Fault:
     cuts: tuple[str, ...]
     zeroed: tuple[str, ...]
     seen: dict[str, tuple[str, ...]]
+
+    @property
+    def values(self) -> list[str]:
+        """All pins that are read."""
+        return list(dict.fromkeys(name for names in self.seen.values() for name in names))
+
+    def power(self, excess: Sequence[float]) -> Power:
+        """What can be seen, where each of `values` moved by its `excess`, in units of its tolerance."""
+        if not self.seen:
+            return Power(math.inf, ())
+        by_name = dict(zip(self.values, excess, strict=True))
+        ratios = {instance: min(by_name[name] for name in names) for instance, names in self.seen.items()}
+        return Power(min(ratios.values()), tuple(name for name, ratio in ratios.items() if ratio <= 1.0))
 
 
 def fault_in(model: DetachedModel, instances: Sequence[Instance]) -> Fault:

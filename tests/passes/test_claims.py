@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from passes.base import Workbench
-from passes.canonical import meanings_of, read
+from passes.canonical import Reading, meanings_of, read
 from passes.proof.base import Base
 from passes.proof.claims import Claims, claims_by_name, claims_refined
 from passes.proof.part import part_of
-from passes.prove import Prover
+from passes.prove import Measurement, Prover
 from passes.weights import DetachedModel
 from tests.passes.models import detached, matrix, model_of
 
@@ -91,9 +91,9 @@ class Counting(Prover):
 
     runs = 0
 
-    def run(self, model: DetachedModel):
+    def run(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
         self.runs += 1
-        return super().run(model)
+        return super().run(model, reading)
 
 
 @pytest.fixture

@@ -58,3 +58,36 @@ def test_mapped_files_do_not_count(tmp_path: Path) -> None:
         out.truncate(2**31)
     with Worker(memory_bytes=2**30) as worker:
         assert worker.call(f"{HERE}:map_file", path=str(file)) == 2**31
+
+
+def test_a_posted_call_runs_while_we_go_on() -> None:
+    with Worker() as worker:
+        ticket = worker.post(f"{HERE}:double", number=21)
+        assert worker.awaits(ticket)
+        assert worker.collect(ticket) == 42
+        assert not worker.awaits(ticket)
+
+
+def test_a_call_voids_what_was_posted_before() -> None:
+    with Worker() as worker:
+        ticket = worker.post(f"{HERE}:complain", words="unheard")
+        assert worker.call(f"{HERE}:double", number=2) == 4
+        assert not worker.awaits(ticket)
+        with pytest.raises(ValueError, match="ticket 1 is void"):
+            worker.collect(ticket)
+
+
+def test_a_posted_call_has_a_time_limit_too() -> None:
+    with Worker(timeout_s=0.2) as worker:
+        ticket = worker.post(f"{HERE}:loop")
+        with pytest.raises(StepTimedOut):
+            worker.collect(ticket)
+        assert not worker.awaits(ticket)
+
+
+def test_a_worker_that_dies_over_a_posted_call_is_replaced() -> None:
+    with Worker() as worker:
+        ticket = worker.post(f"{HERE}:die")
+        with pytest.raises(StepCrashed, match="SIGABRT"):
+            worker.collect(ticket)
+        assert worker.call(f"{HERE}:double", number=21) == 42

@@ -62,7 +62,8 @@ def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not(ben
     prover = prover_of(tiny_queries(), bench)
     assert prover.measure(broken).why == ""
 
-    power = prover.watch(model, STRUCTURES["qkv"].find(model).instances)
+    prover.watch(model, STRUCTURES["qkv"].find(model).instances)
+    power = prover.power()
 
     assert prover.measure(broken).why.startswith("k: max abs error")
     assert power.blind == ("attention 0",), "Q itself is below the tolerance, and that has to be said"
@@ -70,15 +71,19 @@ def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not(ben
 
 def test_power_is_measured_by_planting_a_fault(bench: Workbench) -> None:
     model = detached(attention())
-    power = prover_of(attention(), bench).watch(model, STRUCTURES["qkv"].find(model).instances)
+    prover = prover_of(attention(), bench)
+    prover.watch(model, STRUCTURES["qkv"].find(model).instances)
+    power = prover.power()
     assert power.blind == ()
     assert power.margin > 1000
 
 
 def test_nan_in_the_reference_is_a_mistake(bench: Workbench) -> None:
     model = detached(model_of("g (float[2] x) => (float[2] y) { y = Sqrt (x) }"))
+    prover = Prover.of_itself([{"x": np.array([-1, 1], np.float32)}], bench)
+    prover.watch(model, [])
     with pytest.raises(ModelMistake, match="output 'y' of the reference holds NaN"):
-        Prover.of_itself([{"x": np.array([-1, 1], np.float32)}], bench).watch(model, [])
+        prover.power()
 
 
 def test_a_model_that_onnxruntime_refuses_is_a_failed_step(bench: Workbench) -> None:

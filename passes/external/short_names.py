@@ -1,0 +1,65 @@
+"""Short names for values, for as long as a library works on them.
+
+onnxoptimizer compares the name of each value that it reads with the names of all others, so a call costs by the square
+of the nodes; names that fit into a C++ string without an allocation halve that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from onnx import GraphProto
+
+__all__ = ["ShortNames"]
+
+
+class ShortNames:
+    """Renames the values of `graph`, and of the graphs inside of it, in place; later gives them their names back.
+
+    One name becomes one name wherever it is used, so scopes stay what they are.
+    """
+
+    def __init__(self, graph: GraphProto) -> None:
+        self._short: dict[str, str] = {}
+        _rename(graph, lambda name: self._short.setdefault(name, f"v{len(self._short)}"))
+
+    def restore(self, graph: GraphProto) -> None:
+        """Give the values of `graph`, which was made of the first one, their names back. New values keep the names that
+        they have, unless another has it."""
+        full = {short: name for name, short in self._short.items()}
+        taken = set(self._short)
+
+        def restored(name: str) -> str:
+            if name not in full:
+                free = name
+                while free in taken:
+                    free += "_"
+                taken.add(free)
+                full[name] = free
+            return full[name]
+
+        _rename(graph, restored)
+
+
+def _rename(graph: GraphProto, renamed: Callable[[str], str]) -> None:
+    for one in _with_inner(graph):
+        for node in one.node:
+            for names in (node.input, node.output):
+                names[:] = [renamed(name) if name else "" for name in names]
+        for named in (one.input, one.output, one.value_info, one.initializer):
+            for entry in named:
+                entry.name = renamed(entry.name)
+        for sparse in one.sparse_initializer:
+            sparse.values.name = renamed(sparse.values.name)
+        for annotation in one.quantization_annotation:
+            annotation.tensor_name = renamed(annotation.tensor_name)
+            for parameter in annotation.quant_parameter_tensor_names:
+                parameter.value = renamed(parameter.value)
+
+
+def _with_inner(graph: GraphProto) -> Iterator[GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _with_inner(inner)

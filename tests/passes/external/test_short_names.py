@@ -1,0 +1,80 @@
+"""Short names: nothing but the time of a call changes."""
+
+from __future__ import annotations
+
+import onnx
+import onnxoptimizer
+import pytest
+
+from passes.catalog.picture import picture_of, read_picture
+from passes.external.onnxoptimizer import optimize_first
+from passes.external.short_names import ShortNames
+from tests.passes.models import attention, model_of
+
+BRANCHES = """
+g (bool really, float[2] a_rather_long_name) => (float[2] y) {
+    a_value_outside = Neg (a_rather_long_name)
+    y = If (really) <
+        then_branch = then () => (float[2] one_result) { one_result = Abs (a_value_outside) },
+        else_branch = else () => (float[2] one_result) { one_result = Identity (a_rather_long_name) }
+    >
+}
+"""
+
+
+def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+SHORT = """
+g (bool v2, float[2] v0) => (float[2] v3) {
+    v1 = Neg (v0)
+    v3 = If (v2) <
+        then_branch = then () => (float[2] v4) { v4 = Abs (v1) },
+        else_branch = else () => (float[2] v4) { v4 = Identity (v0) }
+    >
+}
+"""
+
+
+def test_one_name_is_one_name_in_every_scope() -> None:
+    model = model_of(BRANCHES)
+    ShortNames(model.graph)
+    assert onnx.printer.to_text(model) == onnx.printer.to_text(model_of(SHORT))
+
+
+@pytest.mark.parametrize("model", [attention(), model_of(BRANCHES)], ids=["attention", "branches"])
+def test_names_come_back(model: onnx.ModelProto) -> None:
+    changed = copy_of(model)
+    names = ShortNames(changed.graph)
+    names.restore(changed.graph)
+    assert changed == model
+
+
+def test_a_new_value_makes_way_for_one_that_has_its_name() -> None:
+    model = model_of("g (float[2] x) => (float[2] y) { seven = Neg (x) y = Abs (seven) }")
+    model.graph.node[0].output[0] = model.graph.node[1].input[0] = "7"
+    names = ShortNames(model.graph)
+    model.graph.node.insert(1, onnx.helper.make_node("Relu", [model.graph.node[0].output[0]], ["7"]))
+    model.graph.node[2].input[0] = "7"
+
+    names.restore(model.graph)
+
+    assert [(list(node.input), list(node.output)) for node in model.graph.node] == [
+        (["x"], ["7"]),
+        (["7"], ["7_"]),
+        (["7_"], ["y"]),
+    ]
+
+
+@pytest.mark.parametrize("name", onnxoptimizer.get_fuse_and_elimination_passes())
+def test_a_pass_does_the_same(name: str) -> None:
+    picture = picture_of(name)
+    models = [attention(), model_of(BRANCHES), *([read_picture(picture).model] if picture else [])]
+    for model in models:
+        expected, nothing = (onnxoptimizer.optimize(model, [one]) for one in (name, "nop"))
+        index, made = optimize_first({}, model.SerializeToString(), [name])
+        assert (index == 1) == (expected == nothing)
+        assert made is None or onnx.load_from_string(made) == expected
