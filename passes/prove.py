@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -53,7 +53,7 @@ class Prover:
         self._is_own = False
         self._probes: tuple[str, ...] = ()
         self._watched: DetachedModel | None = None
-        self._watching: _Watching | None = None
+        self._fault: Fault | None = None
         self._power = Power(math.inf, ())
         self._measured: dict[str, Measurement] = {}
         self._equal: dict[str, str] = {}
@@ -82,28 +82,15 @@ class Prover:
         at once and read at each one's own pins.
         """
         pinned = [pin for instance in instances for pin in (*instance.pins, *instance.loose_pins)]
-        self._power = Power(math.inf, ())
         self._measured.clear()
         if not self._references:
             return
         fault, meanings = fault_in(model, instances), self._meanings(read(model))
         self._probes = tuple(dict.fromkeys(pin.name for pin in pinned))
         inner = list(dict.fromkeys((*self._probes, *fault.cuts)))
-        planted = {
-            "part": portable(fault.model, self._bench.spill),
-            "given": {name: name for name in fault.cuts},
-            "zeroed": fault.zeroed,
-            "seen": fault.values,
-        }
-        self._desk.begin(
-            "watch",
-            model=portable(model, self._bench.spill),
-            inner=inner,
-            keep=_kept(model, meanings, inner),
-            is_reference=self._is_own,
-            fault=planted if fault.seen else None,
-        )
-        self._watching = _Watching(model, meanings, fault)
+        source, keep = portable(model, self._bench.spill), _kept(model, meanings, inner)
+        noted = partial(self._note_watched, model, meanings, fault)
+        self._desk.begin(noted, "watch", model=source, inner=inner, keep=keep, is_reference=self._is_own)
 
     def power(self) -> Power:
         """Whether a fault in the kept weights would be seen.
@@ -112,6 +99,8 @@ class Prover:
             ModelMistake: the exported model does not run, or computes NaN where it is its own reference.
         """
         self._settle()
+        self._plant()
+        self._desk.settle()
         return self._power
 
     def measure(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
@@ -129,6 +118,7 @@ class Prover:
         if meanings.whole not in self._measured:
             known = self._proven_equal(model, reading)
             self._measured[meanings.whole] = known or self.run(model, reading)
+        self._plant()
         return self._measured[meanings.whole]
 
     def has_run(self, model: DetachedModel) -> bool:
@@ -146,22 +136,35 @@ class Prover:
         return self._noted(model, meanings, draws, self._desk.ask("held"))
 
     def _settle(self) -> None:
-        """Take note of what `watch` has begun, if it has not been done."""
-        if self._watching is None:
-            return
-        watching, self._watching = self._watching, None
+        """Take note of what the exported model computes, if that is still to be done."""
         try:
-            found: Watched = self._desk.answer()
+            self._desk.settle()
         except StepFailed as failure:
+            if self._watched is not None:
+                raise
             raise ModelMistake(f"the model does not run as it is: {failure}") from failure
-        self._watched = watching.model
+
+    def _note_watched(self, model: DetachedModel, meanings: Meanings, fault: Fault, found: Watched) -> None:
         if found.nan_outputs:
             raise ModelMistake(
                 f"output {found.nan_outputs[0]!r} of the reference holds NaN, so nothing can be compared with it; "
                 "check the weights and the input ranges"
             )
-        self._noted(watching.model, watching.meanings, found.draws, found.held)
-        self._power = watching.fault.power(found.excess)
+        self._watched, self._fault = model, fault
+        self._noted(model, meanings, found.draws, found.held)
+
+    def _plant(self) -> None:
+        """Begin to look for the fault, unless that is done; whatever is waited for goes first."""
+        fault, self._fault = self._fault, None
+        if fault is None or not fault.seen:
+            return
+
+        def noted(excess: list[float]) -> None:
+            self._power = fault.power(excess)
+
+        part = portable(fault.model, self._bench.spill)
+        given = {name: name for name in fault.cuts}
+        self._desk.begin(noted, "fault", part=part, given=given, zeroed=fault.zeroed, seen=fault.values)
 
     def _noted(self, model: DetachedModel, meanings: Meanings, draws: Draws, held: frozenset[str]) -> Measurement:
         """What a run has measured; a model that is right is what the next ones are proven equal to."""
@@ -211,15 +214,6 @@ class Prover:
             return all(self._desk.ask("equal", part=source, given=part.given, pairs=part.pairs))
         except StepFailed:  # the pieces do not run by themselves; the whole model may
             return False
-
-
-@dataclass(frozen=True, slots=True)
-class _Watching:
-    """The exported model, while it is being run."""
-
-    model: DetachedModel
-    meanings: Meanings
-    fault: Fault
 
 
 def _kept(model: DetachedModel, meanings: Meanings, inner: Sequence[str]) -> dict[str, str]:

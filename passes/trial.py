@@ -157,9 +157,9 @@ class Trial:
             return Attempt(self.subject, False, {}, None, "")
         after = Subject(unpin(made, [output.name for output in self.model.proto.graph.output]))
         _same_signature(self.model, after.model)
+        self.ahead(after)
         if after.reading.canonical == self.subject.reading.canonical:
             return Attempt(self.subject, False, {}, None, "")
-        self.ahead(after)
         self.carrier.carry(source.model, after.model, step.name)
         lost = {key: why for key, why in self.watched.lost(after.model).items() if key not in self.gone}
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]

@@ -175,6 +175,6 @@ class _Given:
 
 def _optimized(model: bytes, name: str) -> bytes:
     # What onnxoptimizer.optimize calls, which reads and writes the result once more: a third of a pass.
-    from onnxoptimizer import onnx_opt_cpp2py_export as library
+    from onnxoptimizer import onnx_opt_cpp2py_export as library  # type: ignore[attr-defined]
 
     return library.optimize(model, [name])

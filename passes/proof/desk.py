@@ -45,7 +45,12 @@ class Desk:
         """The outputs to compare with, for each draw."""
         self._expected = list(outputs)
 
-    def nan_outputs(self) -> list[str]:
+    def watch(self, model: Portable, inner: Sequence[str], keep: Mapping[str, str], *, is_reference: bool) -> Watched:
+        """`run` the exported model, whose values called `inner` are from now on expected."""
+        draws = self.run(model, inner, keep, as_expected=True, is_reference=is_reference)
+        return Watched(draws, self.held(), self._nan_outputs())
+
+    def _nan_outputs(self) -> list[str]:
         """The expected outputs with which nothing can be compared."""
         return [
             name
@@ -86,20 +91,6 @@ class Desk:
             probes = {name: known[name] for name in inner if name in known}
             found.append((self._compared(expected, got), self._compared_in_bits(probes, got)))
         return found
-
-    def watch(
-        self,
-        model: Portable,
-        inner: Sequence[str],
-        keep: Mapping[str, str],
-        *,
-        is_reference: bool,
-        fault: Mapping[str, Any] | None,
-    ) -> Watched:
-        """`run` the exported model, whose values `inner` are from now on expected; and then the `fault` in it."""
-        draws = self.run(model, inner, keep, as_expected=True, is_reference=is_reference)
-        nan = self.nan_outputs()
-        return Watched(draws, self.held(), nan, self.fault(**fault) if fault and not nan else ())
 
     def held(self) -> frozenset[str]:
         """The meanings of which every draw has the value."""

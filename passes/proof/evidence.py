@@ -51,8 +51,7 @@ class Watched:
     draws: Draws
     held: frozenset[str]
     nan_outputs: Sequence[str]
-    excess: Sequence[float]
-    """How far the fault is seen, value by value, in units of the tolerance."""
+    """Those of the reference, with which nothing can be compared."""
 
 
 @dataclass(frozen=True, slots=True)

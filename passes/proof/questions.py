@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
@@ -36,30 +37,35 @@ class Questions:
         self._worker = bench.proofs
         self._owner = uuid4().hex
         self._is_open = False
-        self._begun: tuple[str, dict[str, Any]] = ("", {})
-        self._ticket = 0
+        self._begun: _Begun | None = None
 
     def ask(self, question: str, **arguments: Any) -> Any:
         """Raises StepFailed: what the desk was asked to run does not run."""
-        self.begin(question, **arguments)
-        return self.answer()
+        answers: list[Any] = []
+        self.begin(answers.append, question, **arguments)
+        self.settle()
+        return answers[0]
 
-    def begin(self, question: str, **arguments: Any) -> None:
-        """Put a question and go on; its answer is to be taken before the next one is put."""
+    def begin(self, noted: Callable[[Any], None], question: str, **arguments: Any) -> None:
+        """Put a question and go on; `settle`, or the next question, gives its answer to `noted`."""
+        self.settle()
         if not self._is_open:
             self._open()
-        self._begun = (question, arguments)
-        self._ticket = self._post(question, **arguments)
+        self._begun = _Begun(noted, question, arguments, self._post(question, arguments))
 
-    def answer(self) -> Any:
-        """What the desk says to the last question. Raises as `ask` does."""
-        if not self._worker.awaits(self._ticket):  # the worker was asked something else in between
-            self._ticket = self._post(self._begun[0], **self._begun[1])
+    def settle(self) -> None:
+        """Wait for the answer to what was begun, if anything was. Raises as `ask` does."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        # The worker may have been asked something else in between.
+        ticket = begun.ticket if self._worker.awaits(begun.ticket) else self._post(begun.question, begun.arguments)
         try:
-            return self._worker.collect(self._ticket)
+            answer = self._worker.collect(ticket)
         except StepFailed as failure:
             self._is_open = failure.status == "failed"
             raise
+        begun.noted(answer)
 
     def _open(self) -> None:
         self._is_open = True
@@ -67,8 +73,16 @@ class Questions:
         self.ask("expect", outputs=[dict(one.outputs) for one in self._references])
         self._brief()
 
-    def _post(self, question: str, **arguments: Any) -> int:
+    def _post(self, question: str, arguments: Mapping[str, Any]) -> int:
         return self._worker.post(ASK, owner=self._owner, question=question, **arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    noted: Callable[[Any], None]
+    question: str
+    arguments: Mapping[str, Any]
+    ticket: int
 
 
 ASK: Final = "passes.proof.desk:ask"
