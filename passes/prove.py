@@ -25,7 +25,8 @@ from passes.proof.base import Base, small_values
 from passes.proof.claims import Claims, claims_by_name, claims_refined
 from passes.proof.evidence import Draws, Measurement, Power, Reference, Watched, worst_errors
 from passes.proof.faults import Fault, fault_in
-from passes.proof.part import part_of
+from passes.proof.moved import parts_of
+from passes.proof.part import Part
 from passes.proof.questions import Questions
 from passes.reads import live_nodes
 from passes.sharing import portable
@@ -206,14 +207,16 @@ class Prover:
             return False
         if not claims.claims:
             return True
-        part = part_of(base, claims, self._held)
-        if part is None:
-            return False
-        source = portable(part.model, self._bench.spill)
+        parts = parts_of(base, claims, self._held)
         try:
-            return all(self._desk.ask("equal", part=source, given=part.given, pairs=part.pairs))
+            return parts is not None and all(map(self._shows, parts))
         except StepFailed:  # the pieces do not run by themselves; the whole model may
             return False
+
+    def _shows(self, part: Part) -> bool:
+        """Whether the values of each pair are equal."""
+        source = portable(part.model, self._bench.spill)
+        return all(self._desk.ask("equal", part=source, given=part.given, distinct=part.distinct, pairs=part.pairs))
 
 
 def _kept(model: DetachedModel, meanings: Meanings, inner: Sequence[str]) -> dict[str, str]:

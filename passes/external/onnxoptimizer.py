@@ -21,6 +21,8 @@ NAME: Final = "onnxoptimizer"
 
 REMEMBERED: Final = 4
 
+NUMBERED: Final = "onnxline.node/"
+
 BEGUN: Final = "onnxoptimizer, begun"
 
 
@@ -43,7 +45,7 @@ class OnnxOptimizerPass:
             self._try(known, bench)
         if self.name in known.idle:
             return model
-        return model.with_proto(onnx.load_from_string(known.made[self.name]))
+        return model.with_proto(_named(onnx.load_from_string(known.made[self.name]), model.proto))
 
     def begin(self, model: DetachedModel, bench: Workbench) -> None:
         """Try this pass and those ahead on `model`, without waiting."""
@@ -106,14 +108,26 @@ def _known(bench: Workbench, proto: onnx.ModelProto) -> _Known:
 
 
 def _bare(proto: onnx.ModelProto) -> bytes:
-    """The model without what is carried across a pass anyway, and takes longer to read than many a pass to run."""
+    """The model without what is carried across a pass anyway, and takes longer to read than many a pass to run.
+
+    Nodes are numbered, since their names may still change while a search has begun.
+    """
     bare = onnx.ModelProto()
     bare.CopyFrom(proto)
     del bare.metadata_props[:]
-    for node in bare.graph.node:
+    for index, node in enumerate(bare.graph.node):
         del node.metadata_props[:]
         node.ClearField("doc_string")
+        node.name = f"{NUMBERED}{index}"
     return bare.SerializeToString()
+
+
+def _named(made: onnx.ModelProto, source: onnx.ModelProto) -> onnx.ModelProto:
+    """`made`, whose numbered nodes have the names from `source` again."""
+    for node in made.graph.node:
+        if node.name.startswith(NUMBERED):
+            node.name = source.graph.node[int(node.name.removeprefix(NUMBERED))].name
+    return made
 
 
 def passes_of(names: Sequence[str]) -> tuple[OnnxOptimizerPass, ...]:

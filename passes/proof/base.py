@@ -11,6 +11,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from passes.canonical import RANDOM_OPS, Meanings
+from passes.proof.moves import Distinct, inferred_shapes
 from passes.weights import DetachedModel
 
 __all__ = ["Base", "is_opaque", "small_values"]
@@ -43,6 +44,11 @@ class Base:
     @cached_property
     def initializers(self) -> Mapping[str, TensorProto]:
         return {tensor.name: tensor for tensor in self.model.proto.graph.initializer}
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Distinct]:
+        """Values whose shape and dtype are known for certain."""
+        return inferred_shapes(self.model)
 
     @cached_property
     def inputs(self) -> frozenset[str]:

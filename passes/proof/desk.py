@@ -12,8 +12,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from passes.numbers import NO_ERROR, Errors, Tolerance, compare
+from passes.numbers import Errors, Tolerance, compare, same_bits
 from passes.proof.evidence import Draws, Watched
+from passes.proof.moves import Distinct, distinct_arrays
 from passes.sessions import Session
 from passes.sharing import Portable
 from passes.weights import Weight
@@ -89,30 +90,37 @@ class Desk:
             kept = (name for name in keep if name in inner or got[name].nbytes <= KEEP_BYTES)
             values.update({keep[name]: got[name] for name in kept})
             probes = {name: known[name] for name in inner if name in known}
-            found.append((self._compared(expected, got), self._compared_in_bits(probes, got)))
+            found.append((self._compared(expected, got), self._compared(probes, got)))
         return found
 
     def held(self) -> frozenset[str]:
         """The meanings of which every draw has the value."""
         return frozenset.intersection(*(frozenset(values) for values in self._values)) if self._values else frozenset()
 
-    def equal(self, part: Portable, given: Mapping[str, str], pairs: Sequence[tuple[str, str]]) -> list[bool]:
+    def equal(
+        self,
+        part: Portable,
+        given: Mapping[str, str],
+        distinct: Mapping[str, Distinct],
+        pairs: Sequence[tuple[str, str]],
+    ) -> list[bool]:
         """Whether the two values of each pair are the same bits in every draw.
 
         Args:
             part: a piece of a model that computes the first of each pair, and the second if it is not held.
             given: input name → the meaning of the held value to feed.
+            distinct: input name → what to feed there, of which only the shape matters.
             pairs: names of values in `part`, or held meanings.
         """
         verdicts = [True] * len(pairs)
         session = None
         for feeds, values in zip(self._feeds, self._values, strict=True):
-            fed = {**feeds, **{name: values[meaning] for name, meaning in given.items()}}
+            fed = {**feeds, **distinct_arrays(distinct), **{name: values[meaning] for name, meaning in given.items()}}
             wanted = [name for pair in pairs for name in pair if name not in values]
             session = session or (_part_session(part, fed, wanted) if wanted else None)
             got = {**values, **(session.run(fed) if session else {})}
             for index, (left, right) in enumerate(pairs):
-                verdicts[index] &= _same_bits(got[left], got[right])
+                verdicts[index] &= same_bits(got[left], got[right])
         return verdicts
 
     def fault(
@@ -136,11 +144,6 @@ class Desk:
     def _compared(self, expected: Arrays, got: Arrays) -> dict[str, Errors]:
         return {name: compare(value, got[name], self._tolerances) for name, value in expected.items()}
 
-    def _compared_in_bits(self, expected: Arrays, got: Arrays) -> dict[str, Errors]:
-        """`_compared`, quickly for values that are the same bits: there are many, and no report has their limits."""
-        others = {name: value for name, value in expected.items() if not _same_bits(value, got[name])}
-        return {**dict.fromkeys(expected, NO_ERROR), **self._compared(others, got)}
-
 
 def _zeros(weight: Weight) -> Weight:
     return Weight(weight.dims, weight.data_type, np.zeros(weight.data.nbytes, np.uint8), "")
@@ -159,15 +162,6 @@ def _type_inputs(graph: onnx.GraphProto, fed: Arrays) -> None:
             array = fed[info.name]
             dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
             info.CopyFrom(helper.make_tensor_value_info(info.name, dtype, [None] * array.ndim))
-
-
-def _same_bits(left: np.ndarray, right: np.ndarray) -> bool:
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    if left.dtype.kind in "OUS":
-        return bool((left == right).all())
-    one, other = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (left, right))
-    return np.array_equal(one, other)
 
 
 def ask(desk: dict[str, Any], owner: str, question: str, **arguments: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,9 +11,10 @@ from onnx import NodeProto, TensorProto
 
 from passes.proof.base import Base, is_opaque
 from passes.proof.claims import Claim, Claims
+from passes.proof.moves import Distinct
 from passes.weights import DetachedModel
 
-__all__ = ["Part", "part_of"]
+__all__ = ["NEW", "Part", "part_of"]
 
 HEAVY: Final = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "LSTM", "GRU", "Transpose"})
 """Ops that take the time of a run. A Transpose of a weight matrix is among them."""
@@ -24,17 +25,21 @@ NEW: Final = "onnxline.new/"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A model to run. `given` maps its inputs to held meanings; a pair is two values in `model`, or held meanings."""
+    """A model to run. `given` maps its inputs to held meanings, `distinct` those whose elements only have to differ; a
+    pair is two values in `model`, or held meanings."""
 
     model: DetachedModel
     given: Mapping[str, str]
     pairs: tuple[tuple[str, str], ...]
+    distinct: Mapping[str, Distinct] = field(default_factory=dict)
 
 
-def part_of(base: Base, claims: Claims, held: frozenset[str]) -> Part | None:
-    """The part that decides `claims`; None when it would be much of the model, or cannot be run in pieces."""
+def part_of(base: Base, claims: Claims, held: frozenset[str], chosen: Sequence[Claim] | None = None) -> Part | None:
+    """The part that decides `claims`, or those of them that are `chosen`; None when it would be much of the model, or
+    cannot be run in pieces."""
     builder = _Builder(base, claims, held)
-    pairs = [(builder.claimed(claim), builder.old(claim.old)) for claim in claims.claims]
+    every = claims.claims if chosen is None else chosen
+    pairs = [(builder.claimed(claim), builder.old(claim.old)) for claim in every]
     whole = sum(node.op_type in HEAVY for node in base.model.proto.graph.node)
     heavy = sum(node.op_type in HEAVY for node in builder.nodes.values())
     if builder.is_opaque or heavy > max(4, whole // 3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import permutations, product
 from typing import ClassVar, Final
@@ -42,7 +43,7 @@ class SeparateQKV:
 
     def find(self, model: DetachedModel) -> Found:
         view = GraphView(model)
-        instances: list[Instance] = []
+        triples: list[Triple] = []
         merged: list[Merged] = []
         others = 0
         taken: set[frozenset[str]] = set()
@@ -59,8 +60,9 @@ class SeparateQKV:
                 pair = frozenset({key.value, value.value})
                 if pair not in taken:
                     taken.add(pair)
-                    instances.append(_instance(view, read, len(instances)))
-        return Found(tuple(instances), _instead(merged, others) if merged or others or not instances else "")
+                    triples.append(read)
+        instances = _instances(view, triples)
+        return Found(instances, _instead(merged, others) if merged or others or not instances else "")
 
     def lost(self, instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
         return lost_projections(instances, model)
@@ -101,11 +103,20 @@ def _source(view: GraphView, name: str) -> str:
     return name
 
 
-def _instance(view: GraphView, triple: Triple, index: int) -> Instance:
+def _instances(view: GraphView, triples: Sequence[Triple]) -> tuple[Instance, ...]:
+    # Matrices are hashed in each layout that they may be left in, which leaves the interpreter free.
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(lambda one: frozenset(_digests(view, one)), [one for triple in triples for one in triple])
+        digests = list(found)
+    return tuple(
+        _instance(view, triple, digests[3 * index : 3 * index + 3], index) for index, triple in enumerate(triples)
+    )
+
+
+def _instance(view: GraphView, triple: Triple, digests: Sequence[frozenset[str]], index: int) -> Instance:
     module = module_of([projection.node for projection in triple])
     weights = tuple(
-        KeptWeight(role, one.weight.name, frozenset(_digests(view, one)))
-        for role, one in zip("QKV", triple, strict=True)
+        KeptWeight(role, one.weight.name, known) for role, one, known in zip("QKV", triple, digests, strict=True)
     )
     outputs = [projection.value for projection in triple]
     sums = [_behind_bias(view, name) for name in outputs]

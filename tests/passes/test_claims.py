@@ -173,3 +173,48 @@ def test_another_random_number_is_never_proven_in_pieces(bench: Workbench) -> No
     after = detached(model_of(text.replace("shape = [4]", "high = 2.0, shape = [4]"), zero=zero))
     assert made.measure(after).why == ""
     assert made.runs == 1
+
+
+LAYERS = "".join(f"h{index} = MatMul (h{index - 1}, w) " for index in range(1, 7))
+
+MOVED = f"""
+g (float[6, 8] h0) => (float[4, 12] y) {{
+    {LAYERS}
+    first = Constant <value = int64[2] {{3, 16}}> ()
+    one = Reshape (h6, first)
+    second = Constant <value = int64[2] {{4, 12}}> ()
+    two = Reshape (one, second)
+    y = Exp (two)
+}}
+"""
+"""Too much in front of `one` to be run again."""
+
+
+def moved(two: str = "two = Reshape (one, second)") -> DetachedModel:
+    return detached(model_of(MOVED.replace("two = Reshape (one, second)", two), w=matrix(8, 8, 0)))
+
+
+@pytest.fixture
+def mover(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Counting:
+    """A prover that holds no activations, as of a large model."""
+    monkeypatch.setattr("passes.proof.base.SMALL_ELEMENTS", 1)
+    made = Counting.of_itself([{"h0": np.zeros((6, 8), np.float32)}], bench)
+    made.watch(moved(), [])
+    assert isinstance(made, Counting)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("two", "runs"),
+    [
+        ("two = Reshape (h6, second)", 0),
+        ("turned = Transpose (one) back = Transpose (turned) two = Reshape (back, second)", 0),
+        ("turned = Transpose (one) two = Reshape (turned, second)", 1),
+        ("bare = Abs (one) two = Reshape (bare, second)", 1),
+    ],
+    ids=["straight", "there and back", "elsewhere", "looked at"],
+)
+def test_what_is_only_moved_is_proven_on_distinct_numbers(mover: Counting, two: str, runs: int) -> None:
+    """All values are zero, so the whole model sees no fault; that it has to be run says that the small proof does."""
+    assert mover.measure(moved(two)).why == ""
+    assert mover.runs == runs

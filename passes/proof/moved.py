@@ -1,0 +1,172 @@
+"""Claims about values that are only moved: what holds for one tensor of distinct elements holds for every tensor.
+
+A Reshape, a Transpose or a Slice puts elements elsewhere and does not look at them. So where both sides of a claim are
+made by such ops from the same values, those values need not be known, only their shapes: both sides are run on numbers
+that are all different, and if the results are equal, each element came from the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import NodeProto, TensorProto
+
+from passes.proof.base import Base
+from passes.proof.claims import Claim, Claims
+from passes.proof.moves import Distinct, can_be_distinct, data_operands
+from passes.proof.part import NEW, Part, part_of
+from passes.weights import DetachedModel
+
+__all__ = ["parts_of"]
+
+
+def parts_of(base: Base, claims: Claims, held: frozenset[str]) -> list[Part] | None:
+    """The parts that decide `claims`; None when they would be much of the model, or it cannot be run in pieces."""
+    whole = part_of(base, claims, held)
+    if whole is not None:
+        return [whole]
+    builder = _Builder(base, claims, held)
+    others = [claim for claim in claims.claims if not builder.takes(claim)]
+    moved = builder.part() if len(others) < len(claims.claims) else None
+    rest = part_of(base, claims, held, others) if moved is not None else None
+    return None if moved is None or rest is None else [moved, rest]
+
+
+@dataclass(slots=True)
+class _Sides:
+    """The nodes on both sides of one claim, and what they read."""
+
+    nodes: dict[tuple[str, str], NodeProto] = field(default_factory=dict)
+    """Side and first output → the node as it goes into the part."""
+    cuts: set[str] = field(default_factory=set)
+    """Values of the base whose elements are moved."""
+    given: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, TensorProto] = field(default_factory=dict)
+
+
+class _Builder:
+    """Collects the claims that are about moved values, and cuts out what it takes to decide them."""
+
+    def __init__(self, base: Base, claims: Claims, held: frozenset[str]) -> None:
+        graph = claims.after.proto.graph
+        self._base = base
+        self._claims = claims
+        self._held = held
+        self._makers = {name: node for node in graph.node for name in node.output if name}
+        self._stored = {tensor.name: tensor for tensor in graph.initializer}
+        self._all = _Sides()
+        self._pairs: list[tuple[str, str]] = []
+
+    def takes(self, claim: Claim) -> bool:
+        """Whether both sides of `claim` only move elements of the same values, of known shapes."""
+        sides = _Sides()
+        if not self._new_side(claim.new, sides) or not self._old_side(claim.old, sides):
+            return False
+        if not all(name in self._base.shapes for name in sides.cuts):
+            return False
+        self._all.nodes |= sides.nodes
+        self._all.cuts |= sides.cuts
+        self._all.given |= sides.given
+        self._all.stored |= sides.stored
+        self._pairs.append((NEW + claim.new, claim.old))
+        return True
+
+    def part(self) -> Part | None:
+        """What decides the claims that were taken; None if there are not as many numbers as elements."""
+        distinct: Mapping[str, Distinct] = {name: self._base.shapes[name] for name in sorted(self._all.cuts)}
+        made = {name for node in self._all.nodes.values() for name in node.output}
+        # What one claim moves another may make, or read to know where to; then it is not free to be any number.
+        free = self._all.cuts.isdisjoint(made | self._all.given.keys()) and made.isdisjoint(self._all.given)
+        if not free or not can_be_distinct(distinct.values()):
+            return None
+        source = self._base.model.proto
+        proto = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
+        proto.graph.name = "moved"
+        proto.graph.input.extend(onnx.ValueInfoProto(name=name) for name in (*distinct, *self._all.given))
+        proto.graph.initializer.extend(self._all.stored.values())
+        for side, model in (("old", self._base.model), ("new", self._claims.after)):
+            copies = (self._all.nodes.get((side, _key(node))) for node in model.proto.graph.node)
+            proto.graph.node.extend(copy for copy in copies if copy is not None)
+        weights = {**self._base.model.weights, **self._claims.after.weights}
+        return Part(DetachedModel(proto, weights), self._all.given, tuple(self._pairs), distinct)
+
+    def _new_side(self, root: str, sides: _Sides) -> bool:
+        front = [root]
+        while front:
+            node = self._makers.get(front.pop())
+            moved = data_operands(node) if node is not None else []
+            if node is None or not moved:
+                return False
+            copy = _copied("new", node, sides)
+            copy.output[:] = [NEW + name if name else "" for name in node.output]
+            for index, read in enumerate(node.input):
+                place = self._base.places.get(self._claims.meanings.values.get(read, "")) if read else None
+                copy.input[index] = place or (NEW + read if read else "")
+                if index >= len(moved):
+                    if read and not (self._told(place, sides) if place else self._told_anew(read, sides)):
+                        return False
+                elif place:
+                    sides.cuts.add(place)
+                else:
+                    front.append(read)
+        return True
+
+    def _old_side(self, root: str, sides: _Sides) -> bool:
+        front = [root]
+        while front:
+            name = front.pop()
+            if name in sides.cuts:
+                continue
+            node = self._base.producers.get(name)
+            moved = data_operands(node) if node is not None else []
+            if node is None or not moved:
+                return False
+            _copied("old", node, sides)
+            front.extend(moved)
+            if not all(self._told(read, sides) for read in node.input[len(moved) :] if read):
+                return False
+        return True
+
+    def _told(self, name: str, sides: _Sides) -> bool:
+        """Whether a value of the base that says where to is known as it is."""
+        meaning = self._base.meanings.values.get(name, "")
+        if name in self._base.initializers:
+            sides.stored[name] = _renamed(self._base.initializers[name], name)
+        elif meaning in self._held:
+            sides.given[name] = meaning
+        else:
+            return False
+        return True
+
+    def _told_anew(self, name: str, sides: _Sides) -> bool:
+        """`_told`, of a value that only the changed model has."""
+        if name in self._stored:
+            sides.stored[NEW + name] = _renamed(self._stored[name], NEW + name)
+            return True
+        node = self._makers.get(name)
+        if node is None or node.op_type != "Constant":
+            return False
+        _copied("new", node, sides).output[:] = [NEW + name]
+        return True
+
+
+def _copied(side: str, node: NodeProto, sides: _Sides) -> NodeProto:
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    del copy.metadata_props[:]
+    copy.name = f"{side}/{_key(node)}"
+    sides.nodes[side, _key(node)] = copy
+    return copy
+
+
+def _renamed(tensor: TensorProto, name: str) -> TensorProto:
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    copy.name = name
+    return copy
+
+
+def _key(node: NodeProto) -> str:
+    return next(output for output in node.output if output)
