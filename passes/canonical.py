@@ -6,7 +6,7 @@ A model is read once (`read`); what its values mean, under whatever is known of 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -20,7 +20,17 @@ RANDOM_OPS: Final = frozenset(
 )
 """Ops whose value is another one each time."""
 
-__all__ = ["RANDOM_OPS", "Meanings", "Reading", "canonical_digest", "live_digest", "meanings_of", "read"]
+__all__ = [
+    "RANDOM_OPS",
+    "GraphReading",
+    "Meanings",
+    "NodeReading",
+    "Reading",
+    "canonical_digest",
+    "live_digest",
+    "meanings_of",
+    "read",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +58,9 @@ class Reading:
     """What a model says, without the names that say nothing. It does not follow later changes of the model."""
 
     header: str
-    graph: _Graph
+    graph: GraphReading
+    functions: tuple[GraphReading, ...]
+    """The bodies of the model's own functions."""
 
     @cached_property
     def canonical(self) -> str:
@@ -70,7 +82,9 @@ def read(model: DetachedModel) -> Reading:
     """Read `model`: its attributes and constants, which is most of the work."""
     opsets = sorted((entry.domain, entry.version) for entry in model.proto.opset_import)
     functions = sorted(function.SerializeToString(deterministic=True).hex() for function in model.proto.functions)
-    return Reading(_hash(opsets, functions), _Reader(model).graph(model.proto.graph))
+    reader = _Reader(model)
+    bodies = tuple(GraphReading((), (), reader.nodes(function.node), ()) for function in model.proto.functions)
+    return Reading(_hash(opsets, functions), reader.graph(model.proto.graph), bodies)
 
 
 def canonical_digest(model: DetachedModel) -> str:
@@ -93,28 +107,34 @@ def live_digest(model: DetachedModel) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
-    """`says` is a digest of op, plain attributes and which outputs there are."""
+class NodeReading:
+    """`says` is a digest of op and plain attributes, `shape` of how many inputs and which outputs there are."""
 
     says: str
+    shape: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    bodies: tuple[_Graph, ...]
+    bodies: tuple[GraphReading, ...]
+    """In the order of the attributes' names."""
     is_identity: bool
     constant: str
     """The digest of what a Constant holds; empty for other nodes."""
+    draw: str
+    """Tells a random number from others that are drawn alike; empty for other nodes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Graph:
+class GraphReading:
+    """`nodes` are in the graph's order."""
+
     inputs: tuple[tuple[str, str], ...]
     """Name and digest: names of a graph's inputs and outputs are its signature, so they count."""
     stored: tuple[tuple[str, str], ...]
-    nodes: tuple[_Node, ...]
+    nodes: tuple[NodeReading, ...]
     outputs: tuple[str, ...]
 
 
-def _walk(graph: _Graph, meaning: dict[str, str], live: bool, settle: Settle) -> str:
+def _walk(graph: GraphReading, meaning: dict[str, str], live: bool, settle: Settle) -> str:
     """Digest of `graph`; adds the meanings of its values to those from outside."""
     meaning[""] = "absent"
     meaning.update(graph.inputs)
@@ -127,7 +147,7 @@ def _walk(graph: _Graph, meaning: dict[str, str], live: bool, settle: Settle) ->
     return _hash(sorted(digest for _, digest in graph.stored), sorted(nodes), outputs, inputs)
 
 
-def _step(node: _Node, meaning: dict[str, str], live: bool, settle: Settle) -> str:
+def _step(node: NodeReading, meaning: dict[str, str], live: bool, settle: Settle) -> str:
     """Digest of `node`; adds the meanings of its outputs."""
     if live and node.is_identity:
         meaning[node.outputs[0]] = meaning.get(node.inputs[0], node.inputs[0])
@@ -136,7 +156,9 @@ def _step(node: _Node, meaning: dict[str, str], live: bool, settle: Settle) -> s
         meaning[node.outputs[0]] = node.constant
         return ""
     inner = [_walk(body, dict(meaning), live, settle) for body in node.bodies]
-    digest = _mix(node.says, *inner, *[meaning.get(name) or _hash("missing", name) for name in node.inputs])
+    digest = _mix(
+        node.says, node.shape, node.draw, *inner, *[meaning.get(name) or _hash("missing", name) for name in node.inputs]
+    )
     for index, name in enumerate(node.outputs):
         if name:
             meaning[name] = settle(name, f"{digest}.{index}")
@@ -147,7 +169,7 @@ def _step(node: _Node, meaning: dict[str, str], live: bool, settle: Settle) -> s
 class _Reader:
     model: DetachedModel
 
-    def graph(self, graph: GraphProto) -> _Graph:
+    def graph(self, graph: GraphProto) -> GraphReading:
         inputs = [
             (info.name, _hash("input", index, info.name, info.type.SerializeToString(deterministic=True)))
             for index, info in enumerate(graph.input)
@@ -155,10 +177,13 @@ class _Reader:
         stored = [(tensor.name, self.tensor(tensor)) for tensor in graph.initializer]
         for sparse in graph.sparse_initializer:
             stored.append((sparse.values.name, _hash("sparse", sparse.SerializeToString(deterministic=True))))
-        nodes = tuple([self.node(node, place) for place, node in enumerate(graph.node)])
-        return _Graph(tuple(inputs), tuple(stored), nodes, tuple(info.name for info in graph.output))
+        outputs = tuple(info.name for info in graph.output)
+        return GraphReading(tuple(inputs), tuple(stored), self.nodes(graph.node), outputs)
 
-    def node(self, node: NodeProto, place: int) -> _Node:
+    def nodes(self, nodes: Iterable[NodeProto]) -> tuple[NodeReading, ...]:
+        return tuple([self.node(node, place) for place, node in enumerate(nodes)])
+
+    def node(self, node: NodeProto, place: int) -> NodeReading:
         plain, bodies, constant = [], [], ""
         for attribute in sorted(node.attribute, key=lambda one: one.name):
             inner = [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
@@ -167,10 +192,12 @@ class _Reader:
         op, outputs = node.op_type, tuple(node.output)
         if op == "Constant" and node.domain == "" and node.attribute[0].name == "value":
             constant = self.tensor(node.attribute[0].t)
-        drawn = place if op in RANDOM_OPS else None  # two of them are two draws, although they look the same
-        says = _hash(node.domain, op, plain, len(node.input), [bool(name) for name in outputs], drawn)
-        is_identity = op == "Identity" and node.domain == ""
-        return _Node(says, tuple(node.input), outputs, tuple(bodies), is_identity, constant)
+        draw = f"#{place}" if op in RANDOM_OPS else ""  # two of them are two draws, although they look the same
+        shape = f"{len(node.input)}:{''.join('01'[bool(name)] for name in outputs)}"
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        is_identity = op == "Identity" and domain == ""
+        says = _hash(domain, op, plain)
+        return NodeReading(says, shape, tuple(node.input), outputs, tuple(bodies), is_identity, constant, draw)
 
     def attribute(self, attribute: AttributeProto) -> object:
         if attribute.HasField("t"):

@@ -21,6 +21,11 @@ class Subject:
 
     model: DetachedModel
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """The number of its nodes and of its initializers."""
+        return len(self.model.proto.graph.node), len(self.model.proto.graph.initializer)
+
     @cached_property
     def reading(self) -> Reading:
         return read(self.model)

@@ -157,15 +157,16 @@ class Trial:
             return Attempt(self.subject, False, {}, None, "")
         after = Subject(unpin(made, [output.name for output in self.model.proto.graph.output]))
         _same_signature(self.model, after.model)
-        self.ahead(after)
-        if after.reading.canonical == self.subject.reading.canonical:
+        if after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical:
             return Attempt(self.subject, False, {}, None, "")
-        self.carrier.carry(source.model, after.model, step.name)
+        self.ahead(after)
+        is_invalid = after.invalid and not self.subject.invalid  # sources are; then no step is blamed for it
+        self.carrier.carry(source, after, step.name)
         lost = {key: why for key, why in self.watched.lost(after.model).items() if key not in self.gone}
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]
         if broken:
             return Attempt(after, True, lost, None, _several("breaks", broken))
-        if after.invalid and not self.subject.invalid:  # sources are; then no step is blamed for it
+        if is_invalid:
             return Attempt(after, True, lost, None, f"makes a model that is not valid ONNX: {after.invalid}")
         measurement = self.prover.measure(after.model, after.reading)
         return Attempt(after, True, lost, measurement, measurement.why and f"differs: {measurement.why}")

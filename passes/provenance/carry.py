@@ -15,6 +15,7 @@ from passes.provenance.places import Place, common, place_of, write_place
 from passes.provenance.replaced import replacements
 from passes.provenance.same import Same
 from passes.provenance.wiring import ABSENT, Meanings, Wiring, wire
+from passes.subject import Subject
 from passes.weights import DetachedModel
 
 __all__ = ["Carrier", "carry"]
@@ -27,16 +28,16 @@ class Carrier:
         self._meanings: Meanings = {}
         self._wirings: list[tuple[ModelProto, Wiring]] = []
 
-    def carry(self, before: DetachedModel, after: DetachedModel, author: str) -> DetachedModel:
-        """`carry`."""
-        return _carried(self._wired(before), before, self._wired(after), after, author)
+    def carry(self, before: Subject, after: Subject, author: str) -> None:
+        """`passes.provenance.carry`. Changes the graph of `after`."""
+        _carry(self._wired(before), before.model, self._wired(after), after.model, author)
 
-    def _wired(self, model: DetachedModel) -> Wiring:
+    def _wired(self, subject: Subject) -> Wiring:
         """A model is known again by identity."""
-        found = next((one for proto, one in self._wirings if proto is model.proto), None)
+        found = next((one for proto, one in self._wirings if proto is subject.model.proto), None)
         if found is None:
-            found = wire(model, self._meanings)
-            self._wirings = [*self._wirings, (model.proto, found)][-REMEMBERED:]
+            found = wire(subject.model, subject.reading, self._meanings)
+            self._wirings = [*self._wirings, (subject.model.proto, found)][-REMEMBERED:]
         return found
 
 
@@ -48,12 +49,11 @@ def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedM
     the innermost module that holds all of that; if it stands for nothing, in the one that holds the nodes around it.
     Changes `after.proto`.
     """
-    return Carrier().carry(before, after, author)
+    Carrier().carry(Subject(before), Subject(after), author)
+    return after
 
 
-def _carried(
-    wired: Wiring, before: DetachedModel, wired_after: Wiring, after: DetachedModel, author: str
-) -> DetachedModel:
+def _carry(wired: Wiring, before: DetachedModel, wired_after: Wiring, after: DetachedModel, author: str) -> None:
     same = match(wired, wired_after)
     news = _mark_new(same, author)
     survivors = [(new, old) for new, old in enumerate(same.old_of) if old >= 0]
@@ -65,7 +65,6 @@ def _carried(
     named = [(same.after.items[new].node, same.before.items[old].node.name) for new, old in survivors]
     restore_names(named, [same.after.items[new].node for new in sorted(news)])
     _carry_model(before, after)
-    return after
 
 
 def _mark_new(same: Same, author: str) -> set[int]:

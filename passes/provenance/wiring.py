@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import numpy as np
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, numpy_helper
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
-from passes.weights import DETACH_FROM_BYTES, DetachedModel, digest_of
+from passes.canonical import GraphReading, NodeReading, Reading
+from passes.weights import DetachedModel
 
-__all__ = ["ABSENT", "Item", "Meanings", "Wiring", "bodies_of", "wire"]
+__all__ = ["ABSENT", "Item", "Meanings", "Wiring", "wire"]
 
 ABSENT: Final = -1
 """The value id of an optional input that is not given."""
@@ -29,8 +29,8 @@ class Item(NamedTuple):
 
     node: NodeProto
     op: tuple[str, str]
-    settings: Hashable
-    """Its attributes but for the bodies of If, Loop and Scan."""
+    settings: str
+    """A digest of its op and its attributes, but for the bodies of If, Loop and Scan."""
     needs: tuple[int, ...]
     makes: tuple[int, ...]
     meaning: int
@@ -92,109 +92,81 @@ class Wiring:
             self.weights.add(value)
 
 
-_Tensor = tuple[tuple[int, ...], int, Hashable]
-"""Shape, ONNX dtype, and the bytes or their digest."""
+def wire(model: DetachedModel, reading: Reading, meanings: Meanings) -> Wiring:
+    """Index `model`; what its nodes and values mean is numbered in `meanings`, and goes by what they compute from.
 
-
-class _Stored(NamedTuple):
-    """The settings of a node that holds a tensor."""
-
-    tensor: _Tensor
-
-
-def wire(model: DetachedModel, meanings: Meanings) -> Wiring:
-    """Index `model`; what its nodes and values mean is numbered in `meanings`, and goes by what they compute from."""
+    `reading` is that of the model, whose names and metadata may have changed since.
+    """
     wiring = Wiring(meanings)
-    walk = _Walk(wiring, model)
-    values = walk.graph(model.proto.graph, {}, None)
+    walk = _Walk(wiring)
+    values = walk.graph(model.proto.graph, reading.graph, {}, None)
     wiring.outputs = {info.name: value for info, value in zip(model.proto.graph.output, values, strict=True)}
-    for function in model.proto.functions:
-        walk.function(function)
+    for function, body in zip(model.proto.functions, reading.functions, strict=True):
+        walk.function(function, body)
     return wiring
 
 
-def bodies_of(attribute: AttributeProto) -> tuple[GraphProto, ...]:
+def _bodies_of(attribute: AttributeProto) -> tuple[GraphProto, ...]:
     return (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
     wiring: Wiring
-    model: DetachedModel
 
-    def graph(self, graph: GraphProto, outer: dict[str, int], owner: Hashable) -> tuple[int, ...]:
+    def graph(
+        self, graph: GraphProto, reading: GraphReading, outer: dict[str, int], owner: Hashable
+    ) -> tuple[int, ...]:
         """Add the nodes of `graph`; returns the ids of its outputs. `owner` says whose body it is."""
         scope = dict(outer)
         for index, info in enumerate(graph.input):
             formal = ("input", info.name) if owner is None else (owner, index)
             scope[info.name] = self.wiring.value(info.name, formal)
-        for tensor in graph.initializer:
-            stored = self._tensor(tensor)
-            scope[tensor.name] = self.wiring.value(tensor.name, stored)
-            self.wiring.store(scope[tensor.name], stored[0])
-        for sparse in graph.sparse_initializer:
-            name = sparse.values.name
-            scope[name] = self.wiring.value(name, ("sparse", sparse.SerializeToString(deterministic=True)))
-        self._nodes(graph.node, scope)
+        shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+        for name, digest in reading.stored:
+            scope[name] = self.wiring.value(name, digest)
+            if name in shapes:
+                self.wiring.store(scope[name], shapes[name])
+        self._nodes(graph.node, reading.nodes, scope)
         return tuple(self._read(info.name, scope) for info in graph.output)
 
-    def function(self, function: FunctionProto) -> None:
+    def function(self, function: FunctionProto, reading: GraphReading) -> None:
         key = (function.domain, function.name, getattr(function, "overload", ""))
-        names = enumerate(function.input)
-        self._nodes(function.node, {name: self.wiring.value(name, (key, index)) for index, name in names})
+        scope = {name: self.wiring.value(name, (key, index)) for index, name in enumerate(function.input)}
+        self._nodes(function.node, reading.nodes, scope)
 
-    def _nodes(self, nodes: Iterable[NodeProto], scope: dict[str, int]) -> None:
-        listed = list(nodes)
-        for node in listed:  # first, since a node may come before one that it reads
-            scope.update({name: self.wiring.value(name, ("made", name)) for name in node.output if name})
-        for node in listed:
-            self._node(node, scope)
+    def _nodes(self, nodes: Iterable[NodeProto], readings: Sequence[NodeReading], scope: dict[str, int]) -> None:
+        for reading in readings:  # first, since a node may come before one that it reads
+            scope.update({name: self.wiring.value(name, ("made", name)) for name in reading.outputs if name})
+        for node, reading in zip(nodes, readings, strict=True):
+            self._node(node, reading, scope)
 
-    def _node(self, node: NodeProto, scope: dict[str, int]) -> None:
+    def _node(self, node: NodeProto, reading: NodeReading, scope: dict[str, int]) -> None:
         wiring = self.wiring
         meanings = wiring.value_meanings
-        needs = [self._read(name, scope) if name else ABSENT for name in node.input]
-        makes = tuple([scope[name] if name else ABSENT for name in node.output])
+        needs = [self._read(name, scope) if name else ABSENT for name in reading.inputs]
+        makes = tuple([scope[name] if name else ABSENT for name in reading.outputs])
         known = tuple([ABSENT if one == ABSENT else meanings[one] for one in needs])
+        meaning = wiring.intern((reading.says, reading.shape, known))
+        if reading.bodies:
+            bodies = [body for one in sorted(node.attribute, key=_name) for body in _bodies_of(one)]
+            for index, (body, inner) in enumerate(zip(bodies, reading.bodies, strict=True)):
+                results = self.graph(body, inner, scope, (meaning, index))
+                needs.extend(results)
+            meaning = wiring.intern((meaning, tuple([meanings[one] for one in needs[len(known) :]])))
         op = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
-        settings, bodies = self._attributes(node)
-        meaning = wiring.intern((op, settings, known, len(makes)))
-        if bodies:
-            results = [one for key, body in bodies for one in self.graph(body, scope, (meaning, key))]
-            meaning = wiring.intern((meaning, tuple([meanings[one] for one in results])))
-            needs.extend(results)
-        wiring.add(Item(node, op, settings, tuple(needs), makes, meaning))
-        if op == ("", "Identity"):
+        wiring.add(Item(node, op, reading.says, tuple(needs), makes, meaning))
+        if reading.is_identity:
             meanings[makes[0]] = known[0]
-        elif op == ("", "Constant") and isinstance(settings, _Stored):
-            meanings[makes[0]] = wiring.intern(settings.tensor)
-            wiring.store(makes[0], settings.tensor[0])
+        elif reading.constant:
+            meanings[makes[0]] = wiring.intern(reading.constant)
+            wiring.store(makes[0], tuple(node.attribute[0].t.dims))
 
     def _read(self, name: str, scope: dict[str, int]) -> int:
         if name not in scope:  # an invalid model is for others to judge
             scope[name] = self.wiring.value(name, ("missing", name))
         return scope[name]
 
-    def _attributes(self, node: NodeProto) -> tuple[Hashable, list[tuple[Hashable, GraphProto]]]:
-        """What an operator is told beside its inputs, and the graphs that it runs."""
-        plain, bodies = [], []
-        for attribute in node.attribute:
-            inner = bodies_of(attribute)
-            if inner:
-                bodies.extend(((attribute.name, index), body) for index, body in enumerate(inner))
-            elif attribute.name == "value" and attribute.HasField("t"):
-                return _Stored(self._tensor(attribute.t)), []  # a constant, whichever field holds its numbers
-            else:
-                plain.append(attribute.SerializeToString(deterministic=True))
-        return tuple(sorted(plain)), bodies
 
-    def _tensor(self, tensor: TensorProto) -> _Tensor:
-        dims, kind = tuple(tensor.dims), tensor.data_type
-        if kind == TensorProto.STRING:
-            return (dims, kind, tuple(tensor.string_data))
-        weight = self.model.weight(tensor)
-        if weight is not None:
-            return (dims, kind, weight.digest)
-        data = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
-        long = len(data) >= DETACH_FROM_BYTES
-        return (dims, kind, digest_of(np.frombuffer(data, np.uint8)) if long else data)
+def _name(attribute: AttributeProto) -> str:
+    return attribute.name
