@@ -45,9 +45,10 @@ def unpin(model: DetachedModel, outputs: Iterable[str]) -> DetachedModel:
     del graph.output[:]
     graph.output.extend(stays)
     held -= {node.output[0] for node in live_nodes(graph)}
-    nodes = [node for node in graph.node if node.output[0] not in held]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    if held:
+        nodes = [node for node in graph.node if node.output[0] not in held]
+        del graph.node[:]
+        graph.node.extend(nodes)
     known = {info.name for info in graph.value_info}
     graph.value_info.extend(info for info in pinned if info.name not in known and info.name not in held)
     return model

@@ -75,7 +75,7 @@ class Prover:
         prover._is_own = True
         return prover
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance]) -> None:
+    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: Reading | None = None) -> None:
         """From now on compare the values at `instances` too, and find out how visible a fault in their weights is.
 
         `model` is the exported model, whose outputs have been compared with the reference. It runs in the background;
@@ -86,7 +86,7 @@ class Prover:
         self._measured.clear()
         if not self._references:
             return
-        fault, meanings = fault_in(model, instances), self._meanings(read(model))
+        fault, meanings = fault_in(model, instances), self._meanings(reading or read(model))
         self._probes = tuple(dict.fromkeys(pin.name for pin in pinned))
         inner = list(dict.fromkeys((*self._probes, *fault.cuts)))
         source, keep = portable(model, self._bench.spill), _kept(model, meanings, inner)
@@ -100,8 +100,9 @@ class Prover:
             ModelMistake: the exported model does not run, or computes NaN where it is its own reference.
         """
         self._settle()
-        self._plant()
-        self._desk.settle()
+        if self._fault is not None and self._fault.seen:
+            self._power = self._fault.power(self._desk.ask("excess"))
+        self._fault = None
         return self._power
 
     def measure(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
@@ -119,7 +120,6 @@ class Prover:
         if meanings.whole not in self._measured:
             known = self._proven_equal(model, reading)
             self._measured[meanings.whole] = known or self.run(model, reading)
-        self._plant()
         return self._measured[meanings.whole]
 
     def has_run(self, model: DetachedModel) -> bool:
@@ -153,19 +153,13 @@ class Prover:
             )
         self._watched, self._fault = model, fault
         self._noted(model, meanings, found.draws, found.held)
+        if fault.seen:
+            self._plant(fault)
 
-    def _plant(self) -> None:
-        """Begin to look for the fault, unless that is done; whatever is waited for goes first."""
-        fault, self._fault = self._fault, None
-        if fault is None or not fault.seen:
-            return
-
-        def noted(excess: list[float]) -> None:
-            self._power = fault.power(excess)
-
+    def _plant(self, fault: Fault) -> None:
         part = portable(fault.model, self._bench.spill)
         given = {name: name for name in fault.cuts}
-        self._desk.begin(noted, "fault", part=part, given=given, zeroed=fault.zeroed, seen=fault.values)
+        self._desk.ask("plant", part=part, given=given, zeroed=fault.zeroed, seen=fault.values)
 
     def _noted(self, model: DetachedModel, meanings: Meanings, draws: Draws, held: frozenset[str]) -> Measurement:
         """What a run has measured; a model that is right is what the next ones are proven equal to."""
@@ -181,7 +175,10 @@ class Prover:
         if self._watched is not None:
             source = portable(self._watched, self._bench.spill)
             expect = {"as_expected": True, "is_reference": self._is_own}
-            self._desk.ask("run", model=source, inner=self._probes, keep={}, **expect)
+            inner = list(dict.fromkeys((*self._probes, *(self._fault.cuts if self._fault else ()))))
+            self._desk.ask("run", model=source, inner=inner, keep={}, **expect)
+        if self._fault is not None and self._fault.seen:
+            self._plant(self._fault)
 
     def _meanings(self, reading: Reading) -> Meanings:
         return reading.meanings(lambda _, digest: self._equal.get(digest, digest))

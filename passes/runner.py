@@ -52,8 +52,9 @@ def run_passes(
     names = pass_names(steps, bench)
     policy.check(names)
     watched = find_structures(model, policy, names)
-    prover.watch(model, watched.must_hold())
-    run = _Run(model, Subject(model), watched, prover, bench, reproducers)
+    subject = Subject(model)
+    prover.watch(model, watched.must_hold(), subject.reading)
+    run = _Run(model, subject, watched, prover, bench, reproducers)
     told = [_told(step, policy, bench) for step in steps]
     begun = 0
     for block in blocks:
@@ -118,7 +119,7 @@ class _Run:
         if self.model is base:
             return
         try:
-            why = self.prover.run(self.model).why
+            why = self.prover.run(self.model, self.subject.reading).why
         except StepFailed as failure:
             why = str(failure)
         if not why:

@@ -38,9 +38,9 @@ class NumbersProver(Prover):
 
     _has_looked = False
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance]) -> None:
+    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: Reading | None = None) -> None:
         if not self._has_looked:
-            super().watch(model, instances)
+            super().watch(model, instances, reading)
         self._has_looked = True
 
 
@@ -56,7 +56,7 @@ class StructureOnly(Prover):
     def run(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
         return Measurement({}, {})
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance]) -> None:
+    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: Reading | None = None) -> None:
         pass
 
     def power(self) -> Power:

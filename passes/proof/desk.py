@@ -6,6 +6,7 @@ Works in the proof worker, since onnxruntime may crash on a model that a pass ha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,8 @@ class Desk:
         self._expected: list[Arrays] = [{} for _ in feeds]
         self._inner: list[Arrays] = [{} for _ in feeds]
         self._values: list[Arrays] = [{} for _ in feeds]
+        self._beside = ThreadPoolExecutor(1)
+        self._excess: Future[list[float]] | None = None
 
     def expect(self, outputs: Sequence[Arrays]) -> None:
         """The outputs to compare with, for each draw."""
@@ -123,13 +126,22 @@ class Desk:
                 verdicts[index] &= same_bits(got[left], got[right])
         return verdicts
 
-    def fault(
+    def plant(self, part: Portable, given: Mapping[str, str], zeroed: Sequence[str], seen: Sequence[str]) -> None:
+        """Begin to find out how far the values called `seen` move when the weights `zeroed` are zero.
+
+        Reads the first draw. `given` names values that are expected `inner` ones, or inputs of the model. It goes on
+        beside the questions that come after it.
+        """
+        self._excess = self._beside.submit(self._moved_by, part, given, zeroed, seen)
+
+    def excess(self) -> list[float]:
+        """How far they moved, in units of their tolerance."""
+        assert self._excess is not None, "nothing was planted"
+        return self._excess.result()
+
+    def _moved_by(
         self, part: Portable, given: Mapping[str, str], zeroed: Sequence[str], seen: Sequence[str]
     ) -> list[float]:
-        """How far the values called `seen` move, in units of their tolerance, when the weights `zeroed` are zero.
-
-        Reads the first draw. `given` names values that are expected `inner` ones, or inputs of the model.
-        """
         weights = part.mapped()
         weights |= {name: _zeros(weights[name]) for name in zeroed if name in weights}
         fed = {**self._feeds[0], **{name: self._inner[0][value] for name, value in given.items()}}
