@@ -103,8 +103,8 @@ class Prover:
         Raises:
             ModelMistake: the model is its own reference, and does not run, or computes NaN.
         """
-        pinned = [pin for instance in instances for pin in (*instance.pins, *instance.loose_pins)]
-        probes = tuple(dict.fromkeys(pin.name for pin in pinned))
+        tiers = [tier for one in instances for tier in (one.pins, one.loose_pins, one.wide_pins)]
+        probes = tuple(dict.fromkeys(pin.name for tier in tiers for pin in tier))
         if not self._references:
             return Power(math.inf, ())
         fault = fault_in(model, instances)
