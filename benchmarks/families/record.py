@@ -19,7 +19,7 @@ __all__ = ["Record", "Records"]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One family: why it did not export, or how detection and the optimizers fared. `failed` is by optimizer."""
+    """One family: why it did not export, or how detection and the optimizers fared. `seconds` is all that it took."""
 
     key: str
     seconds: float = 0.0
