@@ -112,8 +112,8 @@ def _instance(view: GraphView, triple: Triple, index: int) -> Instance:
     heads = [_behind_reshape(view, name) for name in sums]
     # A pin needs a type; where inference gives none, the checker alone stands guard.
     known = all(name in view.types for name in (*outputs, *sums, *heads))
-    tiers = [tuple(view.types[name] for name in names if known) for names in (outputs, sums, heads)]
-    return Instance("qkv", module or f"attention {index}", module, weights, *tiers)
+    pins, loose, wide = (tuple(view.types[name] for name in names if known) for names in (outputs, sums, heads))
+    return Instance("qkv", module or f"attention {index}", module, weights, pins, loose, wide)
 
 
 def _digests(view: GraphView, projection: Projection) -> Iterator[str]:
