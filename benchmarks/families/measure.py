@@ -57,7 +57,7 @@ class Outcome:
     kept: Side
     by_name: Side
     trouble: tuple[str, ...]
-    """What did not run to a good end while everything was kept, with the reason."""
+    """What did not run to a good end while everything was kept, or beside it by name, with the reason."""
 
     @property
     def extra(self) -> float:
@@ -71,7 +71,7 @@ def measure(family: Family, exported: Exported, optimizer: Optimizer, bench: Wor
     freely = _run(exported, steps, FREE, bench)
     kept = _run(exported, steps, Policy(keep=("qkv",)), bench)
     by_name = _run(exported, _without(steps, optimizer.merging), FREE, bench) if optimizer.merging else freely
-    trouble = (f"{row.name} {row.status}: {row.reason}" for row in kept.reverted)
+    trouble = (f"{row.name} {row.status}: {row.reason}" for run in (kept, by_name) for row in run.reverted)
     return Outcome(len(_verdicts(kept)), _side(freely), _side(kept), _side(by_name), tuple(dict.fromkeys(trouble)))
 
 

@@ -99,5 +99,5 @@ LEGEND = (
     "By torch: Q/K/V triples that ran, by torch's module tree. Found: by the finder, each with the very weights of one "
     "such module. For each optimizer, called twice: triples lost without keep → with keep, and the nodes per triple "
     "that keep costs against skipping the merging passes by name. † something of the optimizer failed, or was taken "
-    "out, while Q, K and V were kept."
+    "out, in one of these two."
 )
