@@ -27,7 +27,7 @@ from passes.bench import open_bench
 from pipeline.errors import OnnxlineError
 
 FOLDER = Path("runs/benchmarks")
-CALL_S = 30.0
+CALL_S = 60.0
 """Seconds for one call of an optimizer, which takes one or two; onnxsim does not end on VITS."""
 
 
