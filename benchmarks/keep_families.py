@@ -11,12 +11,11 @@ Exits 1 when a bound is broken.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own folder only
 
 from benchmarks.families.detect import detect, export_family
 from benchmarks.families.measure import OPTIMIZERS, measure
@@ -74,7 +73,7 @@ def _measured(family: Family, optimizers: Sequence[str], records: Records, bench
     try:
         exported = export_family(family)
     except OnnxlineError as error:
-        record = Record(record.key, time.perf_counter() - begun, why_not=" ".join(str(error).split()))
+        record = Record(record.key, time.perf_counter() - begun, why_not=_in_a_line(error))
         records.write(family, record)
         return record
     if record.detection is None:
@@ -86,6 +85,11 @@ def _measured(family: Family, optimizers: Sequence[str], records: Records, bench
         record = record.with_outcome(name, outcome, time.perf_counter() - begun)
         records.write(family, record)
     return record
+
+
+def _in_a_line(error: OnnxlineError) -> str:
+    """What it says, but not where this machine has its libraries."""
+    return re.sub(r"\S*/site-packages/", "", " ".join(str(error).split()))
 
 
 def _said(family: Family, record: Record) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
-__all__ = ["DESTROYS"]
+__all__ = ["DESTROYS", "OF_EQUALS", "merging"]
+
+
+def merging(kinds: Collection[str]) -> frozenset[str]:
+    """The passes that destroy structures of `kinds` wherever they find them."""
+    return frozenset(name for name, broken in DESTROYS.items() if not set(broken).isdisjoint(kinds)) - OF_EQUALS
+
 
 DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
     # onnxoptimizer and onnxsim
@@ -28,13 +34,14 @@ DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
     "FusionConvBN": ("batchnorm",),
     "FusionConvTransposeBN": ("batchnorm",),
     "FusionGelu": ("gelu",),
+    "FusionGemmMul": ("qkv",),
     "subexpression_elimination": ("qkv",),
     # onnxruntime
     "AttentionFusion": ("qkv", "attention"),
     "GroupQueryAttentionFusion": ("qkv", "attention", "rope"),
     "GroupQueryAttentionPreNormFusion": ("rmsnorm",),
     "CommonSubexpressionElimination": ("qkv",),
-    "MatMulScaleFusion": ("attention",),
+    "MatMulScaleFusion": ("attention", "qkv"),
     "MatmulTransposeFusion": ("attention",),
     "SkipLayerNormFusion": ("residual", "layernorm"),
     "EmbedLayerNormFusion": ("embedding", "layernorm"),
@@ -83,3 +90,11 @@ DESTROYS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Pass → kinds. Skipping one of them watches the structure, whatever destroys it under another name; and these are
 suspected first when a composite step has broken one."""
+
+OF_EQUALS: Final = frozenset(
+    {
+        *("eliminate_common_subexpression", "subexpression_elimination"),
+        *("CommonSubexpressionElimination", "common_subexpression_elimination"),
+    }
+)
+"""Those that destroy a structure only where it has two equal parts, and are much missed everywhere else."""

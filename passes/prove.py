@@ -82,12 +82,12 @@ class Prover:
         who needs a number first waits for it, and is told if it does not run. The fault is planted in all kept weights
         at once and read at each one's own pins.
         """
-        pinned = [pin for instance in instances for pin in (*instance.pins, *instance.loose_pins)]
+        tiers = [tier for one in instances for tier in (one.pins, one.loose_pins, one.wide_pins)]
         self._measured.clear()
         if not self._references:
             return
         fault, meanings = fault_in(model, instances), self._meanings(reading or read(model))
-        self._probes = tuple(dict.fromkeys(pin.name for pin in pinned))
+        self._probes = tuple(dict.fromkeys(pin.name for tier in tiers for pin in tier))
         inner = list(dict.fromkeys((*self._probes, *fault.cuts)))
         source, keep = portable(model, self._bench.spill), _kept(model, meanings, inner)
         noted = partial(self._note_watched, model, meanings, fault)

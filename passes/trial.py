@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from passes.base import Composite, Step, Workbench
 from passes.canonical import canonical_digest
 from passes.corner import corner_of
-from passes.destroys import DESTROYS
+from passes.destroys import DESTROYS, merging
 from passes.errors import StepFailed
 from passes.external.onnxsim import STAGES
 from passes.narrow import culprits
@@ -130,25 +130,42 @@ class Trial:
     def attempt(self, step: Step) -> Attempt:
         """Run `step` with the kept structures pinned, and judge the result by structure and by numbers.
 
-        A pin costs what a pass could have done across it. So where pins a little further on exist, and the step does
-        something there, it runs once more with those on what it made, and that counts if it is sound and smaller.
+        A pin costs what a pass could have done across it. So where pins further on exist, and the step does something
+        there, it runs once more with those on what it made, and that counts if it is sound and smaller.
 
         Raises:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
         """
         first = self._judged(step, self.subject, self.pinned)
-        if first.why:
+        if first.why or self.loosely is None or self._gains_nothing(step):
             return first
-        if self.loosely is None or self._gains_nothing(step):
-            return first
-        loose = self._loosely(first.subject) if first.changed else self.loosely
-        if loose is None:
-            return first
+        for freer, pinned in self._with_more_room(step, first.subject):
+            again = self._again(freer, first.subject, pinned)
+            if again is not None and len(again.subject.live) < len(first.subject.live):
+                return again
+        return first
+
+    def _with_more_room(self, step: Step, subject: Subject) -> Iterator[tuple[Step, DetachedModel]]:
+        """What to try on the model that the step has made with the first pins.
+
+        With wide pins a merging pass finds what it looks for, and what the others make of the model is lost with it. It
+        has had its turn; so the ones that are known are left out.
+        """
+        wide = self.watched.wide_pins(subject.made) if isinstance(step, Composite) else []
+        if wide and isinstance(step, Composite):
+            known = merging(self.watched.enforced)
+            yield step.without([name for name in step.inner(self.bench) if name in known]), pin(subject.model, wide)
+        loose = self.loosely if subject is self.subject else self._loosely(subject)
+        if loose is not None:
+            yield step, loose
+
+    def _again(self, step: Step, source: Subject, pinned: DetachedModel) -> Attempt | None:
+        """The attempt, if it is sound."""
         try:
-            second = self._judged(step, first.subject, loose)
+            made = self._judged(step, source, pinned)
         except StepFailed:
-            return first
-        return second if not second.why and len(second.subject.live) < len(first.subject.live) else first
+            return None
+        return None if made.why else made
 
     def _judged(self, step: Step, source: Subject, pinned: DetachedModel) -> Attempt:
         """Run `step` on `source`, which is `pinned`, and judge against the model that stands."""

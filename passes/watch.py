@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -34,21 +34,30 @@ class Watched:
     enforced: frozenset[str]
     pinned: frozenset[str]
 
-    def pins(self, made: Container[str]) -> list[ValueInfoProto]:
+    def pins(self, made: Set[str]) -> list[ValueInfoProto]:
         """What to hold visible: of each kept value the first of its pins that is still computed and read, which is all
         that is `made`."""
-        return [pin if pin.name in made else loose for one in self._kept() for pin, loose in _pairs(one)]
+        return [_first(tiers, made) for one in self._kept() for tiers in _tiers(one)]
 
-    def loose_pins(self, made: Container[str]) -> list[ValueInfoProto]:
+    def loose_pins(self, made: Set[str]) -> list[ValueInfoProto]:
         """The pins to try second: empty where they would not give a pass more room than the first ones.
 
         A boundary has second pins only for where its first ones are gone.
         """
-        loosened = [pair for one in self._kept() if one.boundary is None for pair in _pairs(one)]
-        if not any(pin.name in made and loose.name in made and pin.name != loose.name for pin, loose in loosened):
+        return self._further(made, 1)
+
+    def wide_pins(self, made: Set[str]) -> list[ValueInfoProto]:
+        """The pins for a step without the inner passes that are known to break what is kept; empty where they would
+        not give it more room than the second ones."""
+        return self._further(made, 2)
+
+    def _further(self, made: Set[str], at: int) -> list[ValueInfoProto]:
+        loosened = [tiers for one in self._kept() if one.boundary is None for tiers in _tiers(one)]
+        if not any(_gives_room(tiers, at, made) for tiers in loosened):
             return []
-        firm = [pair for one in self._kept() if one.boundary is not None for pair in _pairs(one)]
-        return [loose for _, loose in loosened] + [pin if pin.name in made else loose for pin, loose in firm]
+        firm = [tiers for one in self._kept() if one.boundary is not None for tiers in _tiers(one)]
+        further = [(*tiers[at:], *reversed(tiers[:at])) for tiers in loosened]
+        return [_first(tiers, made) for tiers in (*further, *firm)]
 
     def _kept(self) -> list[Instance]:
         return [instance for kind in sorted(self.pinned) for instance in self.instances[kind]]
@@ -71,8 +80,19 @@ class Watched:
         return {**lost, **(lost_cores(cores, model) if cores else {})}
 
 
-def _pairs(instance: Instance) -> Iterator[tuple[ValueInfoProto, ValueInfoProto]]:
-    return zip(instance.pins, instance.loose_pins or instance.pins, strict=True)
+def _tiers(instance: Instance) -> Iterator[tuple[ValueInfoProto, ...]]:
+    """For each kept value its pins: the first, the second, and the one for a step that leaves something out."""
+    loose = instance.loose_pins or instance.pins
+    return zip(instance.pins, loose, instance.wide_pins or loose, strict=True)
+
+
+def _first(pins: Sequence[ValueInfoProto], made: Set[str]) -> ValueInfoProto:
+    return next((pin for pin in pins if pin.name in made), pins[-1])
+
+
+def _gives_room(tiers: Sequence[ValueInfoProto], at: int, made: Set[str]) -> bool:
+    """Whether there is something between the first of `tiers` and the one `at` a place that the one before excludes."""
+    return {tiers[0].name, tiers[at].name} <= made and tiers[at].name != tiers[at - 1].name
 
 
 def _provable(instance: Instance, name: str) -> Instance:
@@ -80,7 +100,8 @@ def _provable(instance: Instance, name: str) -> Instance:
     if instance.core is None and instance.boundary is None:
         return replace(instance, name=name)
     ends = [pin for pin in instance.pins if instance.core and instance.weights and pin.name == instance.core.value]
-    return replace(instance, name=name, pins=tuple(ends), loose_pins=(*instance.pins, *instance.loose_pins))
+    compared = (*instance.pins, *instance.loose_pins, *instance.wide_pins)
+    return replace(instance, name=name, pins=tuple(ends), loose_pins=compared, wide_pins=())
 
 
 def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) -> Watched:

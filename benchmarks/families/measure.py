@@ -23,12 +23,14 @@ __all__ = ["OPTIMIZERS", "Optimizer", "Outcome", "measure"]
 class Optimizer:
     """An item of a recipe, and those of its passes that merge projections or scale them, by their library's names.
 
-    `before` is run first, where the optimizer by itself sees nothing in what torch exports: weights that are transposed
-    by a node.
+    Those in `scaling` scale more than that, so they are skipped only where it is not enough to skip `merging`. `before`
+    is run first, where the optimizer by itself sees nothing in what torch exports: weights that are transposed by a
+    node.
     """
 
     step: str
-    merging: tuple[str, ...] = ()
+    merging: tuple[str, ...]
+    scaling: tuple[str, ...] = ()
     before: str = ""
     model_type: bool = False
     """Whether the step has the option of that name."""
@@ -57,7 +59,7 @@ class Outcome:
     kept: Side
     by_name: Side
     trouble: tuple[str, ...]
-    """What did not run to a good end while everything was kept, with the reason."""
+    """What did not run to a good end while everything was kept, or beside it by name, with the reason."""
 
     @property
     def extra(self) -> float:
@@ -70,8 +72,10 @@ def measure(family: Family, exported: Exported, optimizer: Optimizer, bench: Wor
     steps = optimizer.steps(family)
     freely = _run(exported, steps, FREE, bench)
     kept = _run(exported, steps, Policy(keep=("qkv",)), bench)
-    by_name = _run(exported, _without(steps, optimizer.merging), FREE, bench) if optimizer.merging else freely
-    trouble = (f"{row.name} {row.status}: {row.reason}" for row in kept.reverted)
+    by_name = _run(exported, _without(steps, optimizer.merging), FREE, bench)
+    if optimizer.scaling and _side(by_name).lost:
+        by_name = _run(exported, _without(steps, (*optimizer.merging, *optimizer.scaling)), FREE, bench)
+    trouble = (f"{row.name} {row.status}: {row.reason}" for run in (kept, by_name) for row in run.reverted)
     return Outcome(len(_verdicts(kept)), _side(freely), _side(kept), _side(by_name), tuple(dict.fromkeys(trouble)))
 
 
@@ -99,7 +103,9 @@ OPTIMIZERS: Final = {
     "onnxsim": Optimizer("onnxsim", ("fuse_qkv", "fuse_attention", "fuse_gqa")),
     "onnxoptimizer": Optimizer("default", ("fuse_qkv",), before="fold_constants"),
     "onnxslim": Optimizer("onnxslim", ("FusionGemmMul",)),
-    "onnxruntime": Optimizer("onnxruntime", ("AttentionFusion", "GroupQueryAttentionFusion")),
+    "onnxruntime": Optimizer(
+        "onnxruntime", ("AttentionFusion", "GroupQueryAttentionFusion"), scaling=("MatMulScaleFusion",)
+    ),
     "onnxruntime_fusions": Optimizer(
         "onnxruntime_fusions", ("enable_attention",), before="onnxscript", model_type=True
     ),

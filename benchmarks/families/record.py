@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from benchmarks.families import detect, measure, truth
 from benchmarks.families.detect import Detection
 from benchmarks.families.measure import OPTIMIZERS, Outcome
 from benchmarks.families.table import Family
@@ -19,7 +21,7 @@ __all__ = ["Record", "Records"]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One family: why it did not export, or how detection and the optimizers fared. `failed` is by optimizer."""
+    """One family: why it did not export, or how detection and the optimizers fared. `seconds` is all that it took."""
 
     key: str
     seconds: float = 0.0
@@ -42,11 +44,13 @@ class Record:
 
 
 class Records:
-    """The files in `folder`. One counts while the row, the versions and onnxline's own code are what they were."""
+    """The files in `folder`. One counts while the row, the versions, what it was judged by, and onnxline's own code are
+    what they were."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._code = f"{own_code()} {versions()}"
+        judges = [inspect.getsource(module) for module in (detect, measure, truth)]
+        self._code = f"{own_code()} {versions()} {judges}"
 
     def read(self, family: Family) -> Record:
         """The record of `family`; an empty one if there is none that counts."""

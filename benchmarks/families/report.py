@@ -90,13 +90,14 @@ def _sums(rows: Rows, optimizers: Sequence[str]) -> tuple[str, ...]:
         freely, kept = sum(one.freely.lost for one in outcomes), sum(one.kept.lost for one in outcomes)
         most = max((one.extra for one in outcomes), default=0.0)
         cells.append(f"{freely} → {kept}, at most {most:+.1f}")
-    expected, found = (sum(getattr(one, name) for one in detections) for name in ("expected", "found"))
-    return (f"{len(detections)} that export", "", "", str(expected), str(found), *cells, "")
+    expected, found = sum(one.expected for one in detections), sum(one.found for one in detections)
+    having = sum(one.found > 0 for one in detections)
+    return (f"{having} with triples, of {len(detections)} that export", "", "", str(expected), str(found), *cells, "")
 
 
 LEGEND = (
     "By torch: Q/K/V triples that ran, by torch's module tree. Found: by the finder, each with the very weights of one "
     "such module. For each optimizer, called twice: triples lost without keep → with keep, and the nodes per triple "
     "that keep costs against skipping the merging passes by name. † something of the optimizer failed, or was taken "
-    "out, while Q, K and V were kept."
+    "out, in one of these two."
 )

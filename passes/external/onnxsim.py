@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import os
@@ -14,7 +13,7 @@ from typing import Any, Final
 import onnx
 
 from passes.base import Workbench
-from passes.errors import PolicyMistake, StepFailed
+from passes.errors import PolicyMistake, StepFailed, StepTimedOut
 from passes.external.files import through_files
 from passes.external.onnxsim_detached import simplify_detached
 from passes.external.onnxsim_library import import_onnxsim
@@ -54,8 +53,12 @@ class OnnxSim:
         options |= {STAGES[name]: True for name in self.left_out if name in STAGES}
         options["skipped_optimizers"] = list(dict.fromkeys(listed))
         if options.get("check_n", 0) == 0:
-            with contextlib.suppress(StepFailed):  # what it cannot do without the weights, it may do with them
+            try:
                 return simplify_detached(model, bench, options, options["skipped_optimizers"])
+            except StepTimedOut:  # with the weights it would take no less
+                raise
+            except StepFailed:  # what it cannot do without the weights, it may do with them
+                pass
         return through_files(model, bench, "passes.external.onnxsim:simplify", options)
 
     def inner(self, bench: Workbench) -> tuple[str, ...]:

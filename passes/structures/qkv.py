@@ -120,10 +120,11 @@ def _instance(view: GraphView, triple: Triple, digests: Sequence[frozenset[str]]
     )
     outputs = [projection.value for projection in triple]
     sums = [_behind_bias(view, name) for name in outputs]
+    heads = [_behind_reshape(view, name) for name in sums]
     # A pin needs a type; where inference gives none, the checker alone stands guard.
-    known = all(name in view.types for name in (*outputs, *sums))
-    pins, loose = (tuple(view.types[name] for name in names if known) for names in (outputs, sums))
-    return Instance("qkv", module or f"attention {index}", module, weights, pins, loose)
+    known = all(name in view.types for name in (*outputs, *sums, *heads))
+    pins, loose, wide = (tuple(view.types[name] for name in names if known) for names in (outputs, sums, heads))
+    return Instance("qkv", module or f"attention {index}", module, weights, pins, loose, wide)
 
 
 def _digests(view: GraphView, projection: Projection) -> Iterator[str]:
@@ -153,6 +154,17 @@ def _behind_bias(view: GraphView, name: str) -> str:
     """The sum with a constant that alone reads `name`, or `name` itself: product and sum may become a Gemm."""
     readers = view.consumers.get(name, [])
     if len(readers) == 1 and readers[0].op_type == "Add" and any(map(view.is_constant, readers[0].input)):
+        return readers[0].output[0]
+    return name
+
+
+def _behind_reshape(view: GraphView, name: str) -> str:
+    """What the Reshape makes that alone reads `name`, or `name` itself.
+
+    A Gemm takes matrices. Of others it is made between two reshapes, and this one may take in the second.
+    """
+    readers = view.consumers.get(name, [])
+    if len(readers) == 1 and readers[0].op_type == "Reshape" and view.dims(readers[0].output[0]) is not None:
         return readers[0].output[0]
     return name
 

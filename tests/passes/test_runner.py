@@ -69,6 +69,22 @@ def test_keep_is_cheap(make) -> None:
     assert ops(kept).total() <= ops(by_name).total() + 2
 
 
+@pytest.mark.parametrize(
+    ("recipe", "merging"), [("onnxsim", ["fuse_qkv", "fuse_attention"]), ("onnxslim", ["FusionGemmMul"])]
+)
+def test_keep_costs_no_gemm_between_reshapes(recipe: str, merging: list[str]) -> None:
+    """Of rank 3, a product and its bias become a Gemm between two reshapes, which the reshapes around it take in. A pin
+    in front of those would keep it from that; and behind them onnxsim would merge."""
+    if recipe == "onnxslim":
+        pytest.importorskip("onnxslim")
+    kept = passes.optimize(biased_attention(), recipe=[recipe], keep=["qkv"])
+    by_name = passes.optimize(biased_attention(), recipe=[recipe], skip=merging, watch=False)
+    assert (kept.structures[0].kept, by_name.structures[0].kept) == (True, True)
+    assert not kept.reverted
+    assert ops(kept)["Gemm"] >= 3
+    assert ops(kept) == ops(by_name)
+
+
 def test_skip_alone_watches_and_reverts_whoever_merges_under_another_name() -> None:
     run = passes.optimize(biased_attention(), recipe=["default", "onnxsim"], skip=["fuse_qkv"])
     (verdict,) = run.structures

@@ -8,7 +8,7 @@ from passes.errors import PolicyMistake
 from passes.policy import Policy
 from passes.subject import Subject
 from passes.watch import find_structures
-from tests.passes.models import attention, detached
+from tests.passes.models import attention, biased_attention, detached
 from tests.passes.structures.pictures import drawn
 
 NORMS = """
@@ -38,6 +38,21 @@ def test_kept_values_are_pinned() -> None:
     watched = find_structures(model, Policy(keep=("layernorm", "residual", "op:MatMul")), [])
     assert sorted(pin.name for pin in watched.pins(Subject(model).made)) == ["f", "f", "n", "n", "y"]
     assert watched.loose_pins(Subject(model).made) == []
+
+
+def test_pins_lie_further_and_further_on() -> None:
+    """The products, their sums with a bias, and those as heads; what is gone is held by the next that is there."""
+    model = detached(biased_attention())
+    watched = find_structures(model, Policy(keep=("qkv",)), [])
+    assert [pin.name for pin in watched.pins(Subject(model).made)] == ["q0", "k0", "v0"]
+    assert [pin.name for pin in watched.loose_pins(Subject(model).made)] == ["q", "k", "v"]
+    assert [pin.name for pin in watched.wide_pins(Subject(model).made)] == ["qh", "kh", "vh"]
+
+    later = detached(
+        drawn("g (float[2] x) => (float[2] y) { qh = Neg (x) k = Abs (x) vh = Exp (x) y = Sum (qh, k, vh) }")
+    )
+    assert [pin.name for pin in watched.pins(Subject(later).made)] == ["qh", "k", "vh"]
+    assert watched.loose_pins(Subject(later).made) == watched.wide_pins(Subject(later).made) == []
 
 
 def test_what_is_lost_is_told_by_kind_and_name() -> None:

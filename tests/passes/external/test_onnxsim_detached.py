@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,9 +13,11 @@ from onnx import TensorProto
 
 from passes.base import Workbench
 from passes.canonical import live_digest
+from passes.errors import StepTimedOut
 from passes.external.files import through_files
 from passes.external.onnxsim import OnnxSim
 from passes.external.onnxsim_detached import _with_references
+from passes.isolate import Worker
 from passes.pins import pin
 from passes.structures import STRUCTURES
 from passes.weights import DetachedModel
@@ -100,6 +104,23 @@ def test_what_is_left_out_is_left_out(bench: Workbench) -> None:
     equal = detached(MODELS["weights that are equal"]())
     without = ("eliminate_duplicate_initializer", "eliminate_common_subexpression")
     assert len(OnnxSim().without(without).apply(equal, bench).proto.graph.initializer) == 2
+
+
+class Slow(Worker):
+    """Every call runs past its limit."""
+
+    calls = 0
+
+    def call(self, function: str, /, *, within_s: float | None = None, **arguments: Any) -> Any:
+        self.calls += 1
+        raise StepTimedOut("ran past its limit")
+
+
+def test_what_takes_too_long_is_not_tried_again_with_the_weights(tmp_path: Path) -> None:
+    worker = Slow()
+    with pytest.raises(StepTimedOut):
+        OnnxSim().apply(detached(attention()), Workbench(worker, tmp_path))
+    assert worker.calls == 1
 
 
 def test_weights_that_are_only_multiplied_stay_behind() -> None:
