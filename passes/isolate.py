@@ -42,6 +42,8 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._stderr: IO[bytes] | None = None
+        self.generation = 0
+        """How many processes there have been; what one of them was told, the next does not know."""
         self._posted = 0
         self._waits_since: float | None = None
 
@@ -124,6 +126,7 @@ class Worker:
         if self._pipe is not None and self._process is not None and self._process.poll() is None:
             return self._pipe
         self._stop()
+        self.generation += 1
         ours, theirs = Pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
@@ -141,8 +144,8 @@ class Worker:
 
     def _stop(self) -> None:
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            with contextlib.suppress(ProcessLookupError):  # with all that it has started: it leads a session
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         for handle in (self._pipe, self._stderr):
             if handle is not None:

@@ -100,9 +100,12 @@ class Prover:
             ModelMistake: the exported model does not run, or computes NaN where it is its own reference.
         """
         self._settle()
-        if self._fault is not None and self._fault.seen:
-            self._power = self._fault.power(self._desk.ask("excess"))
-        self._fault = None
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            try:
+                self._power = fault.power(self._desk.ask("excess"))
+            except StepFailed:  # with zeros in such a place the model does not run
+                self._power = fault.unseen()
         return self._power
 
     def measure(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
@@ -129,11 +132,11 @@ class Prover:
     def run(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
         """`measure`, always by running the whole model."""
         self._settle()
-        self._ran = model.proto
         made = {name for node in live_nodes(model.proto.graph) for name in node.output}
         inner, meanings = [name for name in self._probes if name in made], self._meanings(reading or read(model))
         source = portable(model, self._bench.spill)
         draws = self._desk.ask("run", model=source, inner=inner, keep=_kept(model, meanings, inner))
+        self._ran = model.proto
         return self._noted(model, meanings, draws, self._desk.ask("held"))
 
     def _settle(self) -> None:
@@ -151,10 +154,11 @@ class Prover:
                 f"output {found.nan_outputs[0]!r} of the reference holds NaN, so nothing can be compared with it; "
                 "check the weights and the input ranges"
             )
-        self._watched, self._fault = model, fault
+        self._watched = model
         self._noted(model, meanings, found.draws, found.held)
         if fault.seen:
             self._plant(fault)
+            self._fault = fault
 
     def _plant(self, fault: Fault) -> None:
         part = portable(fault.model, self._bench.spill)
@@ -175,10 +179,9 @@ class Prover:
         if self._watched is not None:
             source = portable(self._watched, self._bench.spill)
             expect = {"as_expected": True, "is_reference": self._is_own}
-            inner = list(dict.fromkeys((*self._probes, *(self._fault.cuts if self._fault else ()))))
-            self._desk.ask("run", model=source, inner=inner, keep={}, **expect)
-        if self._fault is not None and self._fault.seen:
-            self._plant(self._fault)
+            self._desk.ask("run", model=source, inner=self._probes, keep={}, **expect)
+        if self._fault is not None:  # it went with the last desk, which it may have brought down
+            self._power, self._fault = self._fault.unseen(), None
 
     def _meanings(self, reading: Reading) -> Meanings:
         return reading.meanings(lambda _, digest: self._equal.get(digest, digest))

@@ -54,7 +54,7 @@ def run_passes(
     watched = find_structures(model, policy, names)
     subject = Subject(model)
     prover.watch(model, watched.must_hold(), subject.reading)
-    run = _Run(model, subject, watched, prover, bench, reproducers)
+    run = _Run(subject, subject, watched, prover, bench, reproducers)
     told = [_told(step, policy, bench) for step in steps]
     begun = 0
     for block in blocks:
@@ -73,11 +73,21 @@ def run_passes(
     return PassRun(run.model, tuple(run.rows), run.verdicts(), prover.power(), library_versions())
 
 
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """A step that was taken, by its row, with the model that it made."""
+
+    row: int
+    step: Step
+    subject: Subject
+
+
 @dataclass(slots=True)
 class _Run:
     """The state of the loop: the model as it stands, and what has been written down."""
 
-    exported: DetachedModel
+    base: Subject
+    """The last model that was run as a whole."""
     subject: Subject
     watched: Watched
     prover: Prover
@@ -90,8 +100,8 @@ class _Run:
     following: Step | None = None
     """The step that is next, unless the policy skips all that are left."""
     trial: Trial | None = None
-    last_run: tuple[DetachedModel, int] | None = None
-    """The last model that was run and not only reasoned about, with the number of rows up to it."""
+    accepted: list[_Accepted] = field(default_factory=list)
+    """The steps since `base`, each proven by what it changed."""
 
     @property
     def model(self) -> DetachedModel:
@@ -113,21 +123,40 @@ class _Run:
     def conclude(self) -> None:
         """Run the final model, if its proof was that it computes the same as one that was run.
 
-        Should onnxruntime refuse it all the same (a wrong type annotation, say), the steps since then are reverted.
+        Should it be wrong all the same (onnxruntime refuses a type that a step has declared, say), the first step whose
+        model is wrong is reverted, and those after it are tried again without it.
         """
-        base, row = self.last_run or (self.exported, 0)
-        if self.model is base:
-            return
+        while self.accepted and self._fault_of(self.subject):
+            wrong, right = len(self.accepted) - 1, -1
+            while wrong - right > 1:
+                middle = (wrong + right) // 2
+                wrong, right = (middle, right) if self._fault_of(self.accepted[middle].subject) else (wrong, middle)
+            self._without_accepted(wrong)
+
+    def _fault_of(self, subject: Subject) -> str:
+        """What a run of the whole model finds wrong; empty for nothing."""
         try:
-            why = self.prover.run(self.model, self.subject.reading).why
+            return self.prover.run(subject.model, subject.reading).why
         except StepFailed as failure:
-            why = str(failure)
-        if not why:
-            return
-        self.subject = Subject(base)
-        for index in range(row, len(self.rows)):
-            if self.rows[index].changed and self.rows[index].status is Status.RAN:
-                self.rows[index] = replace(self.rows[index], status=Status.REVERTED, reason=f"the final model: {why}")
+            return str(failure)
+
+    def _without_accepted(self, place: int) -> None:
+        """Revert one of the accepted steps, and try those after it again."""
+        guilty, later = self.accepted[place], self.accepted[place + 1 :]
+        why = self._fault_of(guilty.subject)
+        self.rows[guilty.row] = replace(
+            self.rows[guilty.row], status=Status.REVERTED, reason=f"run as a whole: {' '.join(why.split())}"
+        )
+        self.accepted = self.accepted[:place]
+        self.subject = self.accepted[-1].subject if self.accepted else self.base
+        for one in later:
+            attempt = self._trial().tried(one.step)
+            status = attempt.status if attempt.why else Status.RAN
+            row = self._row(one.step, status, attempt.why or _without(one.step), attempt)
+            was = self.rows[one.row]
+            self.rows[one.row] = replace(row, name=was.name, seconds=was.seconds, turn=was.turn)
+            if attempt.changed and not attempt.why:
+                self._accept(one.row, one.step, attempt)
 
     def verdicts(self) -> tuple[StructureVerdict, ...]:
         lost = self.watched.lost(self.model)
@@ -140,11 +169,7 @@ class _Run:
         )
 
     def _try(self, step: Step) -> None:
-        if self.trial is None or self.trial.subject is not self.subject:
-            self.trial = Trial(
-                self.subject, self.gone, self.watched, self.prover, self.bench, self.carrier, self._look_ahead
-            )
-        trial = self.trial
+        trial = self._trial()
         attempt = trial.tried(step)
         if attempt.lost or attempt.why:
             narrowed = trial.narrowed(step, attempt)
@@ -161,12 +186,22 @@ class _Run:
             self.rows[-1] = replace(self.rows[-1], reproducer=saved)
             return
         self._record(step, Status.RAN, _without(step), attempt)
-        if not attempt.changed:
-            return
+        if attempt.changed:
+            self._accept(len(self.rows) - 1, step, attempt)
+
+    def _trial(self) -> Trial:
+        if self.trial is None or self.trial.subject is not self.subject:
+            self.trial = Trial(
+                self.subject, self.gone, self.watched, self.prover, self.bench, self.carrier, self._look_ahead
+            )
+        return self.trial
+
+    def _accept(self, row: int, step: Step, attempt: Attempt) -> None:
         self.subject = attempt.subject
         self.gone.update(attempt.lost)
+        self.accepted.append(_Accepted(row, step, attempt.subject))
         if self.prover.has_run(self.model):
-            self.last_run = (self.model, len(self.rows))
+            self.base, self.accepted = self.subject, []
 
     def _look_ahead(self, subject: Subject) -> None:
         """Let the next step begin on a model that has yet to be judged; most are sound."""
@@ -184,16 +219,17 @@ class _Run:
     def _record(
         self, step: Step, status: Status, reason: str, attempt: Attempt | None = None, *, name: str = ""
     ) -> None:
-        """Add a row about what `step` made, if it made something else than it was given."""
+        """Add a row about what `step` made."""
+        self.rows.append(replace(self._row(step, status, reason, attempt), name=name or step.name))
+
+    def _row(self, step: Step, status: Status, reason: str, attempt: Attempt | None) -> PassRow:
         reason = " ".join(reason.split())  # native errors come in many lines; a row has one
         nodes = len(self.model.proto.graph.node)
         after, changed, errors, diff = nodes, False, {}, {}
         if attempt is not None and attempt.changed:
             after, changed, errors = attempt.nodes, True, attempt.errors
             diff = op_changes(self.model, attempt.model)
-        self.rows.append(
-            PassRow(name or step.name, step.source, status, reason, nodes, after, 0.0, changed, errors, diff)
-        )
+        return PassRow(step.name, step.source, status, reason, nodes, after, 0.0, changed, errors, diff)
 
 
 def _told(step: Step, policy: Policy, bench: Workbench) -> Step:

@@ -35,6 +35,10 @@ class Fault:
         """All pins that are read."""
         return list(dict.fromkeys(name for names in self.seen.values() for name in names))
 
+    def unseen(self) -> Power:
+        """Nothing can be seen of it."""
+        return Power(0.0, tuple(self.seen)) if self.seen else Power(math.inf, ())
+
     def power(self, excess: Sequence[float]) -> Power:
         """What can be seen, where each of `values` moved by its `excess`, in units of its tolerance."""
         if not self.seen:

@@ -35,18 +35,29 @@ def inferred_shapes(model: DetachedModel) -> dict[str, Distinct]:
     """The values of a known size, by inference alone: what a model says of its values itself may be wrong."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    del proto.graph.value_info[:]
+    _forget_types(proto.graph)
     try:
         graph = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
     except Exception:  # then nothing is known
         return {}
     found = {}
-    for info in (*graph.value_info, *graph.input):
+    for info in (*graph.value_info, *graph.input, *graph.output):
         tensor = info.type.tensor_type
         dims = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
         if tensor.elem_type and tensor.HasField("shape") and len(dims) == len(tensor.shape.dim):
             found[info.name] = Distinct(tuple(dims), helper.tensor_dtype_to_np_dtype(tensor.elem_type).name)
     return found
+
+
+def _forget_types(graph: onnx.GraphProto) -> None:
+    """Leave no type but those of the inputs."""
+    del graph.value_info[:]
+    for output in graph.output:
+        output.ClearField("type")
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                _forget_types(inner)
 
 
 def can_be_distinct(wanted: Iterable[Distinct]) -> bool:

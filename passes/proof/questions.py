@@ -8,7 +8,6 @@ from typing import Any, Final
 from uuid import uuid4
 
 from passes.base import Workbench
-from passes.errors import StepFailed
 from passes.numbers import Tolerance
 from passes.proof.evidence import Reference
 
@@ -36,7 +35,8 @@ class Questions:
         self._brief = brief
         self._worker = bench.proofs
         self._owner = uuid4().hex
-        self._is_open = False
+        self._generation = 0
+        """Of the worker's processes the one that has the desk; 0 for none."""
         self._begun: _Begun | None = None
 
     def ask(self, question: str, **arguments: Any) -> Any:
@@ -49,7 +49,8 @@ class Questions:
     def begin(self, noted: Callable[[Any], None], question: str, **arguments: Any) -> None:
         """Put a question and go on; `settle`, or the next question, gives its answer to `noted`."""
         self.settle()
-        if not self._is_open:
+        self._worker.start()
+        if self._generation != self._worker.generation:
             self._open()
         self._begun = _Begun(noted, question, arguments, self._post(question, arguments))
 
@@ -58,20 +59,21 @@ class Questions:
         begun, self._begun = self._begun, None
         if begun is None:
             return
-        # The worker may have been asked something else in between.
-        ticket = begun.ticket if self._worker.awaits(begun.ticket) else self._post(begun.question, begun.arguments)
-        try:
-            answer = self._worker.collect(ticket)
-        except StepFailed as failure:
-            self._is_open = failure.status == "failed"
-            raise
-        begun.noted(answer)
+        if self._worker.awaits(begun.ticket):
+            begun.noted(self._worker.collect(begun.ticket))
+        else:  # the worker was asked something else in between, or has died over that
+            self.begin(begun.noted, begun.question, **begun.arguments)
+            self.settle()
 
     def _open(self) -> None:
-        self._is_open = True
-        self.ask("open", feeds=[dict(one.feeds) for one in self._references], tolerances=self._tolerances)
-        self.ask("expect", outputs=[dict(one.outputs) for one in self._references])
-        self._brief()
+        self._generation = self._worker.generation
+        try:
+            self.ask("open", feeds=[dict(one.feeds) for one in self._references], tolerances=self._tolerances)
+            self.ask("expect", outputs=[dict(one.outputs) for one in self._references])
+            self._brief()
+        except BaseException:  # a desk that knows half of it would find no fault
+            self._generation = 0
+            raise
 
     def _post(self, question: str, arguments: Mapping[str, Any]) -> int:
         return self._worker.post(ASK, owner=self._owner, question=question, **arguments)

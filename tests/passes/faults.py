@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +18,14 @@ def leave() -> None:
 
 
 def loop() -> None:
+    time.sleep(60)
+
+
+def fork_and_loop(file: str) -> None:
+    """Loop in a fork too, whose id is written to `file`."""
+    child = os.fork()
+    if child:
+        Path(file).write_text(str(child))
     time.sleep(60)
 
 

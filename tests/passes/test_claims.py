@@ -9,6 +9,7 @@ from passes.base import Workbench
 from passes.canonical import Reading, meanings_of, read
 from passes.proof.base import Base
 from passes.proof.claims import Claims, claims_by_name, claims_refined
+from passes.proof.moves import inferred_shapes
 from passes.proof.part import part_of
 from passes.prove import Measurement, Prover
 from passes.weights import DetachedModel
@@ -218,3 +219,11 @@ def test_what_is_only_moved_is_proven_on_distinct_numbers(mover: Counting, two: 
     """All values are zero, so the whole model sees no fault; that it has to be run says that the small proof does."""
     assert mover.measure(moved(two)).why == ""
     assert mover.runs == runs
+
+
+def test_shapes_are_known_by_inference_from_the_inputs_alone() -> None:
+    """An output that is read inside of the model is declared with a wrong shape."""
+    text = """
+    g (float[2, 3] x, int64[2] size) => (float[2, 3] y, float[2, 3] z) { y = Reshape (x, size) z = Neg (y) }
+    """
+    assert set(inferred_shapes(detached(model_of(text)))) == {"x", "size"}

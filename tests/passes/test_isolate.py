@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,25 @@ def test_a_worker_that_dies_over_a_posted_call_is_replaced() -> None:
         with pytest.raises(StepCrashed, match="SIGABRT"):
             worker.collect(ticket)
         assert worker.call(f"{HERE}:double", number=21) == 42
+
+
+def test_what_the_worker_has_started_ends_with_it(tmp_path: Path) -> None:
+    """A search forks; an endless loop in the fork must not go on for ever."""
+    file = tmp_path / "child"
+    with Worker() as worker:
+        worker.call(f"{HERE}:double", number=1)
+        with pytest.raises(StepTimedOut):
+            worker.call(f"{HERE}:fork_and_loop", within_s=2.0, file=str(file))
+    for _ in range(50):
+        if not _runs(int(file.read_text())):
+            return
+        time.sleep(0.1)
+    pytest.fail("the fork still runs")
+
+
+def _runs(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"  # nobody may be there to bury it

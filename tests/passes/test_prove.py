@@ -10,8 +10,10 @@ from onnx import numpy_helper
 from passes.base import Workbench
 from passes.errors import ModelMistake, StepFailed
 from passes.optimize import draw_feeds
-from passes.prove import Prover
+from passes.policy import Policy
+from passes.prove import Power, Prover
 from passes.structures import STRUCTURES
+from passes.watch import find_structures
 from tests.passes.models import attention, detached, matrix, model_of
 
 
@@ -92,3 +94,31 @@ def test_a_model_that_onnxruntime_refuses_is_a_failed_step(bench: Workbench) -> 
     broken.graph.node[0].op_type = "NoSuchOperator"
     with pytest.raises(StepFailed, match="onnxruntime refuses the model"):
         prover.measure(detached(broken))
+
+
+def test_a_proof_worker_that_has_died_is_told_again_what_is_expected(bench: Workbench) -> None:
+    prover = prover_of(attention(), bench)
+    prover.watch(detached(attention()), [])
+    prover.power()
+    bench.proofs.close()
+    assert prover.measure(detached(with_weight("wo", 1.01))).why.startswith("y: max abs error")
+    bench.proofs.close()
+    assert prover.run(detached(attention())).why == ""
+
+
+RESIZED = """
+g (float[1, 1, 2, 2] x) => (float[1, 1, 4, 4] y) <float[4] scales = {1.0, 1.0, 2.0, 2.0}> {
+    big = Resize (x, , scales)
+    y = Neg (big)
+}
+"""
+
+
+def test_a_fault_that_does_not_run_is_not_seen_and_costs_nothing(bench: Workbench) -> None:
+    """A Resize to nothing is refused by onnxruntime."""
+    model = detached(model_of(RESIZED))
+    watched = find_structures(model, Policy(keep=("op:Resize",)), [])
+    prover = prover_of(model_of(RESIZED), bench)
+    prover.watch(model, watched.must_hold())
+    assert prover.measure(model).why == ""
+    assert prover.power() == Power(0.0, ("big",))

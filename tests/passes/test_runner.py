@@ -15,9 +15,11 @@ import passes
 from passes import PolicyMistake, Status
 from passes.base import Step, Workbench
 from passes.bench import open_bench
+from passes.canonical import Reading
+from passes.errors import StepFailed
 from passes.optimize import draw_feeds
 from passes.policy import Policy
-from passes.prove import Prover
+from passes.prove import Measurement, Prover
 from passes.result import PassRun
 from passes.runner import run_passes
 from passes.weights import DetachedModel
@@ -320,3 +322,47 @@ def test_a_step_that_makes_an_invalid_model_is_reverted() -> None:
     (row,) = run_steps(TooNew()).rows
     assert row.status is Status.REVERTED
     assert row.reason.startswith("makes a model that is not valid ONNX: No Op registered for NoSuchOperator")
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """Read what an Identity reads in its place."""
+
+    value: str
+    source: str = field(default="tests", init=False)
+
+    @property
+    def name(self) -> str:
+        return f"without_{self.value}"
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(model.proto)
+        node = next(node for node in proto.graph.node if self.value in node.output)
+        for reader in proto.graph.node:
+            reader.input[:] = [node.input[0] if name == self.value else name for name in reader.input]
+        proto.graph.node.remove(node)
+        return model.with_proto(proto)
+
+
+class Suspicious(Prover):
+    """Finds fault, as a whole, with a model in which nothing makes `b`."""
+
+    def run(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
+        if not any("b" in node.output for node in model.proto.graph.node):
+            raise StepFailed("there is no b")
+        return super().run(model, reading)
+
+
+def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found() -> None:
+    text = "g (float[2] x) => (float[2] y) { a = Identity (x) b = Identity (a) c = Identity (b) y = Neg (c) }"
+    model = detached(model_of(text))
+    with open_bench() as bench:
+        prover = Suspicious.of_itself([draw_feeds(model, 0)], bench)
+        run = run_passes(model, [Without("a"), Without("b"), Without("c")], Policy(), prover, bench)
+    assert [(row.name, row.status, row.reason) for row in run.rows] == [
+        ("without_a", Status.RAN, ""),
+        ("without_b", Status.REVERTED, "run as a whole: there is no b"),
+        ("without_c", Status.RAN, ""),
+    ]
+    assert [node.output[0] for node in run.model.proto.graph.node] == ["b", "y"]
