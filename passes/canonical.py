@@ -27,7 +27,6 @@ __all__ = [
     "NodeReading",
     "Reading",
     "canonical_digest",
-    "live_digest",
     "meanings_of",
     "read",
 ]
@@ -38,7 +37,8 @@ class Meanings:
     """What each value of a model is computed from, as a digest: equal digests are equal values, bit for bit.
 
     Dead code does not count, an Identity is what it reads, and a Constant node is an initializer. `whole` is the digest
-    of all outputs.
+    of all outputs: models in which it is the same run the same operators on the same values, so their outputs are equal
+    bit for bit and need no comparison.
     """
 
     values: Mapping[str, str]
@@ -82,7 +82,8 @@ def read(model: DetachedModel) -> Reading:
     """Read `model`: its attributes and constants, which is most of the work."""
     opsets = sorted((entry.domain, entry.version) for entry in model.proto.opset_import)
     functions = sorted(function.SerializeToString(deterministic=True).hex() for function in model.proto.functions)
-    reader = _Reader(model)
+    own = frozenset((function.domain, function.name) for function in model.proto.functions)
+    reader = _Reader(model, own, _hash(functions) if functions else "")
     bodies = tuple(GraphReading((), (), reader.nodes(function.node), ()) for function in model.proto.functions)
     return Reading(_hash(opsets, functions), reader.graph(model.proto.graph), bodies)
 
@@ -95,15 +96,6 @@ def canonical_digest(model: DetachedModel) -> str:
 def meanings_of(model: DetachedModel) -> Meanings:
     """`Reading.meanings` of a model."""
     return read(model).meanings()
-
-
-def live_digest(model: DetachedModel) -> str:
-    """A digest of what the outputs are computed from, and nothing else.
-
-    Two models of the same live digest run the same operators on the same values, so their outputs are equal bit for bit
-    and need no comparison.
-    """
-    return meanings_of(model).whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +159,11 @@ def _step(node: NodeReading, meaning: dict[str, str], live: bool, settle: Settle
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
+    """`own` are the names of the model's own functions, `bodies` a digest of all of them."""
+
     model: DetachedModel
+    own: frozenset[tuple[str, str]]
+    bodies: str
 
     def graph(self, graph: GraphProto) -> GraphReading:
         inputs = [
@@ -196,7 +192,7 @@ class _Reader:
         shape = f"{len(node.input)}:{''.join('01'[bool(name)] for name in outputs)}"
         domain = "" if node.domain == "ai.onnx" else node.domain
         is_identity = op == "Identity" and domain == ""
-        says = _hash(domain, op, plain)
+        says = _hash(domain, op, plain, self.bodies if (node.domain, op) in self.own else "")
         return NodeReading(says, shape, tuple(node.input), outputs, tuple(bodies), is_identity, constant, draw)
 
     def attribute(self, attribute: AttributeProto) -> object:

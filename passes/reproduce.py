@@ -21,11 +21,14 @@ __all__ = ["save_reproducer", "smallest"]
 BUDGET_S: Final = 60.0
 """Seconds for making a model smaller; each try may cost a worker."""
 
+BREAKDOWNS: Final = frozenset({"crashed", "timed_out"})
 
-def save_reproducer(step: Step, model: DetachedModel, bench: Workbench, folder: Path) -> str:
+
+def save_reproducer(step: Step, model: DetachedModel, bench: Workbench, folder: Path, status: str) -> str:
     """Write the smallest part of `model` on which `step` still ends as it did to `folder`, and return its name.
 
-    When the failure does not come again, the whole model is written.
+    `status` is that of the failure. When a crash does not come again, the whole model is written; when an error does
+    not, it was none of the step's own, and nothing is.
     """
     deadline = time.monotonic() + BUDGET_S
 
@@ -35,10 +38,13 @@ def save_reproducer(step: Step, model: DetachedModel, bench: Workbench, folder: 
         try:
             step.apply(part, bench)
         except StepFailed as failure:
-            return failure.status in ("crashed", "timed_out")
+            return failure.status == status or {failure.status, status} <= BREAKDOWNS
         return False
 
-    part = smallest(model, fails) if fails(model) else model
+    comes_again = fails(model)
+    if not comes_again and status not in BREAKDOWNS:
+        return ""
+    part = smallest(model, fails) if comes_again else model
     path = folder / f"{step.name.replace('/', '-')}.onnx"
     try:
         save(part, path)

@@ -178,10 +178,12 @@ class _Run:
             for name in narrowed.taken_out:
                 self._record(step, attempt.status, attempt.why, attempt, name=f"{step.name}/{name}")
             if narrowed.taken_out and attempt.broke_down:
-                self.rows[-1] = replace(self.rows[-1], reproducer=self._reproduced(step))
+                self.rows[-1] = replace(self.rows[-1], reproducer=self._reproduced(step, attempt))
             step, attempt = narrowed.step, narrowed.attempt
         if attempt.why:
-            saved = self._reproduced(step) if attempt.broke_down else ""
+            # A composite step that raises is narrowed; to make its model smaller too would take minutes.
+            raised = attempt.status is Status.FAILED and not isinstance(step, Composite)
+            saved = self._reproduced(step, attempt) if attempt.broke_down or raised else ""
             self._record(step, attempt.status, attempt.why, attempt)
             self.rows[-1] = replace(self.rows[-1], reproducer=saved)
             return
@@ -210,11 +212,11 @@ class _Run:
             with contextlib.suppress(StepFailed):  # when it is its turn, it fails by itself
                 self.following.begin(pinned, self.bench)
 
-    def _reproduced(self, step: Step) -> str:
+    def _reproduced(self, step: Step, attempt: Attempt) -> str:
         """The file with the smallest model on which `step` still breaks down; empty when none is asked for."""
         if self.reproducers is None or self.trial is None:
             return ""
-        return save_reproducer(step, self.trial.pinned, self.bench, self.reproducers)
+        return save_reproducer(step, self.trial.pinned, self.bench, self.reproducers, attempt.status)
 
     def _record(
         self, step: Step, status: Status, reason: str, attempt: Attempt | None = None, *, name: str = ""
