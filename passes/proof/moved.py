@@ -16,7 +16,8 @@ from onnx import NodeProto, TensorProto
 from passes.proof.base import Base
 from passes.proof.claims import Claim, Claims
 from passes.proof.moves import Distinct, can_be_distinct, data_operands
-from passes.proof.part import NEW, Part, part_of
+from passes.proof.part import Part, part_of
+from passes.proof.pieces import NEW, first_output, node_of, tensor_of
 from passes.weights import DetachedModel
 
 __all__ = ["parts_of"]
@@ -27,9 +28,9 @@ def parts_of(base: Base, claims: Claims, held: frozenset[str]) -> list[Part] | N
     whole = part_of(base, claims, held)
     if whole is not None:
         return [whole]
-    builder = _Builder(base, claims, held)
-    others = [claim for claim in claims.claims if not builder.takes(claim)]
-    moved = builder.part() if len(others) < len(claims.claims) else None
+    mover = _Mover(base, claims, held)
+    others = [claim for claim in claims.claims if not mover.takes(claim)]
+    moved = mover.part() if len(others) < len(claims.claims) else None
     rest = part_of(base, claims, held, others) if moved is not None else None
     return None if moved is None or rest is None else [moved, rest]
 
@@ -46,7 +47,7 @@ class _Sides:
     stored: dict[str, TensorProto] = field(default_factory=dict)
 
 
-class _Builder:
+class _Mover:
     """Collects the claims that are about moved values, and cuts out what it takes to decide them."""
 
     def __init__(self, base: Base, claims: Claims, held: frozenset[str]) -> None:
@@ -87,7 +88,7 @@ class _Builder:
         proto.graph.input.extend(onnx.ValueInfoProto(name=name) for name in (*distinct, *self._all.given))
         proto.graph.initializer.extend(self._all.stored.values())
         for side, model in (("old", self._base.model), ("new", self._claims.after)):
-            copies = (self._all.nodes.get((side, _key(node))) for node in model.proto.graph.node)
+            copies = (self._all.nodes.get((side, first_output(node))) for node in model.proto.graph.node)
             proto.graph.node.extend(copy for copy in copies if copy is not None)
         weights = {**self._base.model.weights, **self._claims.after.weights}
         return Part(DetachedModel(proto, weights), self._all.given, tuple(self._pairs), distinct)
@@ -99,7 +100,7 @@ class _Builder:
             moved = data_operands(node) if node is not None else []
             if node is None or not moved:
                 return False
-            copy = _copied("new", node, sides)
+            copy = _add("new", node, sides)
             copy.output[:] = [NEW + name if name else "" for name in node.output]
             for index, read in enumerate(node.input):
                 place = self._base.places.get(self._claims.meanings.values.get(read, "")) if read else None
@@ -123,7 +124,7 @@ class _Builder:
             moved = data_operands(node) if node is not None else []
             if node is None or not moved:
                 return False
-            _copied("old", node, sides)
+            _add("old", node, sides)
             front.extend(moved)
             if not all(self._told(read, sides) for read in node.input[len(moved) :] if read):
                 return False
@@ -133,7 +134,7 @@ class _Builder:
         """Whether a value of the base that says where to is known as it is."""
         meaning = self._base.meanings.values.get(name, "")
         if name in self._base.initializers:
-            sides.stored[name] = _renamed(self._base.initializers[name], name)
+            sides.stored[name] = tensor_of(self._base.initializers[name], name)
         elif meaning in self._held:
             sides.given[name] = meaning
         else:
@@ -143,30 +144,15 @@ class _Builder:
     def _told_anew(self, name: str, sides: _Sides) -> bool:
         """`_told`, of a value that only the changed model has."""
         if name in self._stored:
-            sides.stored[NEW + name] = _renamed(self._stored[name], NEW + name)
+            sides.stored[NEW + name] = tensor_of(self._stored[name], NEW + name)
             return True
         node = self._makers.get(name)
         if node is None or node.op_type != "Constant":
             return False
-        _copied("new", node, sides).output[:] = [NEW + name]
+        _add("new", node, sides).output[:] = [NEW + name]
         return True
 
 
-def _copied(side: str, node: NodeProto, sides: _Sides) -> NodeProto:
-    copy = NodeProto()
-    copy.CopyFrom(node)
-    del copy.metadata_props[:]
-    copy.name = f"{side}/{_key(node)}"
-    sides.nodes[side, _key(node)] = copy
+def _add(side: str, node: NodeProto, sides: _Sides) -> NodeProto:
+    copy = sides.nodes[side, first_output(node)] = node_of(side, node)
     return copy
-
-
-def _renamed(tensor: TensorProto, name: str) -> TensorProto:
-    copy = TensorProto()
-    copy.CopyFrom(tensor)
-    copy.name = name
-    return copy
-
-
-def _key(node: NodeProto) -> str:
-    return next(output for output in node.output if output)

@@ -12,15 +12,13 @@ from onnx import NodeProto, TensorProto
 from passes.proof.base import Base, is_opaque
 from passes.proof.claims import Claim, Claims
 from passes.proof.moves import Distinct
+from passes.proof.pieces import NEW, first_output, node_of, tensor_of
 from passes.weights import DetachedModel
 
-__all__ = ["NEW", "Part", "part_of"]
+__all__ = ["Part", "part_of"]
 
 HEAVY: Final = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "LSTM", "GRU", "Transpose"})
 """Ops that take the time of a run. A Transpose of a weight matrix is among them."""
-
-NEW: Final = "onnxline.new/"
-"""Put before the names of the changed model, which may mean other values in the base."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class _Builder:
             if node is None:
                 self._store(NEW + name, self.stored.get(name))
                 continue
-            if ("new", _key(node)) in self.nodes:
+            if ("new", first_output(node)) in self.nodes:
                 continue
             copy = self._copied("new", node)
             copy.output[:] = [NEW + output if output else "" for output in node.output]
@@ -114,7 +112,7 @@ class _Builder:
                 self.given[name] = meaning
             elif name in self.base.producers:
                 node = self.base.producers[name]
-                if ("old", _key(node)) not in self.nodes:
+                if ("old", first_output(node)) not in self.nodes:
                     self._copied("old", node)
                     stack.extend(read for read in node.input if read)
             else:
@@ -123,21 +121,14 @@ class _Builder:
 
     def _copied(self, side: str, node: NodeProto) -> NodeProto:
         self.is_opaque = self.is_opaque or is_opaque(node)
-        copy = NodeProto()
-        copy.CopyFrom(node)
-        del copy.metadata_props[:]
-        copy.name = f"{side}/{_key(node)}"
-        self.nodes[side, _key(node)] = copy
+        copy = self.nodes[side, first_output(node)] = node_of(side, node)
         return copy
 
     def _store(self, name: str, tensor: TensorProto | None) -> None:
         if tensor is None:  # a graph input that means something else than in the base, or an outer value
             self.is_opaque = True
             return
-        copy = TensorProto()
-        copy.CopyFrom(tensor)
-        copy.name = name
-        self.initializers[name] = copy
+        self.initializers[name] = tensor_of(tensor, name)
 
     def part(self, pairs: list[tuple[str, str]]) -> Part:
         source = self.base.model.proto
@@ -159,11 +150,7 @@ class _Builder:
         ordered = []
         for side, model in (("old", self.base.model), ("new", self.claims.after)):
             for node in model.proto.graph.node:
-                copy = self.nodes.get((side, _key(node)))
+                copy = self.nodes.get((side, first_output(node)))
                 if copy is not None:
                     ordered.append(copy)
         return ordered
-
-
-def _key(node: NodeProto) -> str:
-    return next(output for output in node.output if output)
