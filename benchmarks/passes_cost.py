@@ -91,10 +91,10 @@ def _options() -> argparse.Namespace:
 
 
 def _sides(name: str, repeat: int, *, loop: bool) -> list[str]:
-    """Which sides run, in an order that turns around; the loop is so long that once is enough."""
+    """Which sides run, in an order that turns around; once is enough for the loop and for memory."""
     sides = [] if name == ONLY_MEMORY else ["onnxline", "onnxsim"]
-    sides += ["stage"]
     sides += ["loop"] if loop and repeat == 0 and name not in NO_LOOP else []
+    sides += ["stage"] if repeat == 0 else []
     return sides if repeat % 2 == 0 else sides[::-1]
 
 
