@@ -47,6 +47,10 @@ class OnnxSim:
     name: str = field(default="onnxsim", init=False)
     source: str = field(default="onnxsim", init=False)
 
+    @property
+    def narrows(self) -> bool:
+        return any(self.options.get(name) for name in ("overwrite_input_shapes", "input_shapes"))
+
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         options = dict(self.options)
         listed = [*options.get("skipped_optimizers", ()), *(name for name in self.left_out if name not in STAGES)]

@@ -86,7 +86,7 @@ class OnnxSimCall:
             stages = {STAGES[name]: True for name in left_out if name in STAGES}
             self.run(source, target, {**self.options, **stages, "skipped_optimizers": skipped})
 
-        return Here("onnxsim", tuple(known), run)
+        return Here("onnxsim", tuple(known), run, OnnxSim(self.options).narrows)
 
 
 def read_simplify(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
