@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from passes.base import Composite, Narrows, Step, Workbench
+from passes.annotations import annotations_of
+from passes.base import Annotates, Composite, Narrows, Step, Workbench
 from passes.canonical import canonical_digest
 from passes.corner import corner_of
 from passes.destroys import DESTROYS, merging
@@ -175,11 +176,15 @@ class Trial:
             return Attempt(self.subject, False, {}, None, "")
         after = Subject(unpin(made, [output.name for output in self.model.proto.graph.output]))
         keep_signature(self.model, after.model, narrows=isinstance(step, Narrows) and step.narrows)
-        if after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical:
+        is_same = after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical
+        if is_same and not (isinstance(step, Annotates) and step.annotates):
             return Attempt(self.subject, False, {}, None, "")
-        self.ahead(after)
+        if not is_same:
+            self.ahead(after)
         is_invalid = after.invalid and not self.subject.invalid  # sources are; then no step is blamed for it
         self.carrier.carry(source, after, step.name)
+        if is_same and annotations_of(after.model.proto) == annotations_of(pinned.proto):
+            return Attempt(self.subject, False, {}, None, "")
         lost = {key: why for key, why in self.watched.lost(after.model).items() if key not in self.gone}
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]
         if broken:
