@@ -11,7 +11,7 @@ from passes.isolate import Worker
 from passes.sharing import Spill
 from passes.weights import DetachedModel
 
-__all__ = ["MAX_TURNS", "Composite", "Early", "Repeat", "Step", "Workbench"]
+__all__ = ["MAX_TURNS", "Annotates", "Composite", "Early", "Narrows", "Repeat", "Step", "Workbench"]
 
 MAX_TURNS: Final = 20
 """Turns after which a fixed point is given up."""
@@ -64,6 +64,26 @@ class Early(Step, Protocol):
 
     def begin(self, model: DetachedModel, bench: Workbench) -> None:
         """Begin in the worker, without waiting; `apply` goes on from there if it is given the same model."""
+        ...
+
+
+@runtime_checkable
+class Annotates(Step, Protocol):
+    """A step whose annotations count. Native optimizers drop and rewrite them all the time, which is no change."""
+
+    @property
+    def annotates(self) -> bool:
+        """Whether the types, names and metadata that it writes are a result, also where no operator changes."""
+        ...
+
+
+@runtime_checkable
+class Narrows(Step, Protocol):
+    """A step that can be asked to give the model's inputs other shapes than those that it declares."""
+
+    @property
+    def narrows(self) -> bool:
+        """Whether it was."""
         ...
 
 

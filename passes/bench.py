@@ -12,7 +12,7 @@ from typing import Final
 from passes.base import Workbench
 from passes.isolate import Worker
 
-__all__ = ["open_bench"]
+__all__ = ["memory_limit", "open_bench"]
 
 PROOF_S: Final = 600.0
 """Seconds for one proof, where a pass has less: the model itself may take that long."""
@@ -26,11 +26,10 @@ def open_bench(
 
     Args:
         timeout_s: seconds for one call of a pass.
-        memory_gib: what each worker may allocate; 0 for no limit. By default nine tenths of the machine's memory, so
-            that a worker that asks for more dies alone.
+        memory_gib: what each worker may allocate; see `memory_limit`.
         folder: where temporary files go; one of the system's by default, removed at the end.
     """
-    limit = int(memory_gib * 2**30) if memory_gib is not None else _physical_bytes() * 9 // 10
+    limit = memory_limit(memory_gib)
     with (
         tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place,
         Worker(timeout_s, limit, ("onnxoptimizer",)) as worker,
@@ -39,5 +38,11 @@ def open_bench(
         yield Workbench(worker, Path(place), proofs)
 
 
-def _physical_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory_limit(memory_gib: float | None) -> int:
+    """In bytes; 0 for no limit.
+
+    By default nine tenths of the machine's memory, so that a worker that asks for more dies alone.
+    """
+    if memory_gib is not None:
+        return int(memory_gib * 2**30)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 9 // 10

@@ -42,7 +42,7 @@ def optimize(
         model: left as it is; a path may have external data beside it.
         feeds: inputs to compare on; two seeded draws when there are none. Named dims are drawn as 2.
         timeout_s: seconds for one call of native code.
-        memory_gib: what one worker process may allocate; see `passes.bench.open_bench`.
+        memory_gib: what one worker process may allocate; see `passes.bench.memory_limit`.
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
         bench: where to work, for who optimizes several models: its workers start but once. `timeout_s` and `memory_gib`
             are then those with which it was opened.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import onnx
 
@@ -45,6 +45,7 @@ class UserPass:
     reads: Reads = "values"
     options: Mapping[str, Any] = field(default_factory=dict)
     source: str = "user"
+    annotates: ClassVar[bool] = True
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         what = {"reference": self.reference, "options": dict(self.options)}

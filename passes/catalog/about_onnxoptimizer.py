@@ -66,7 +66,9 @@ ONNXOPTIMIZER: Final[Mapping[str, About]] = {
     "replace_einsum_with_matmul": structure("Make MatMul of an Einsum that is a product of matrices"),
     "rewrite_input_dtype": structure("Make int32 inputs of the model's int64 inputs, with a Cast behind each"),
     "rewrite_where": structure("Drop a Not in front of Where by exchanging its two values"),
-    "set_unique_name_for_nodes": structure("Give a name to every operator that has none"),
+    "set_unique_name_for_nodes": structure(
+        "Give a name to every operator that has none; names alone are no change, so a run gives the old ones back"
+    ),
     "split_init": structure("Keep the part that depends on constants alone, and drop the rest of the model"),
     "split_predict": structure("Keep the part that depends on inputs, and make inputs of what the other part computes"),
 }

@@ -92,7 +92,7 @@ def _extras(step: Composite, bench: Workbench) -> Sequence[str]:
     """Inner passes that run only where an option of the step names them."""
     if step.name != "onnxsim":
         return ()
-    return ask(bench, "passes.catalog.onnxsim_lists:extra_passes", step.name)["passes"]
+    return ask(bench, "passes.external.onnxsim:facts", step.name)["extra"]
 
 
 def _entry(name: str, source: str, runs: Runs, note: str = "") -> Entry:

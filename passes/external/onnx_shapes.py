@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import onnx
 
@@ -20,6 +21,7 @@ class InferShapes:
     data_prop: bool = True
     name: str = field(default="infer_shapes", init=False)
     source: str = field(default="onnx", init=False)
+    annotates: ClassVar[bool] = True
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         try:

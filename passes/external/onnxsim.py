@@ -47,6 +47,10 @@ class OnnxSim:
     name: str = field(default="onnxsim", init=False)
     source: str = field(default="onnxsim", init=False)
 
+    @property
+    def narrows(self) -> bool:
+        return any(self.options.get(name) for name in ("overwrite_input_shapes", "input_shapes"))
+
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         options = dict(self.options)
         listed = [*options.get("skipped_optimizers", ()), *(name for name in self.left_out if name not in STAGES)]
@@ -62,14 +66,15 @@ class OnnxSim:
         return through_files(model, bench, "passes.external.onnxsim:simplify", options)
 
     def inner(self, bench: Workbench) -> tuple[str, ...]:
-        names = (*_facts(bench)["passes"], *self.options.get("extra_optimizers", ()), *STAGES)
+        known = _facts(bench)
+        names = (*known["passes"], *self._named("extra_optimizers", (*known["passes"], *known["extra"])), *STAGES)
         return tuple(name for name in names if name not in self.left_out)
 
     def without(self, names: Sequence[str]) -> OnnxSim:
         return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
 
     def check(self, bench: Workbench) -> None:
-        """Refuse options that this release's simplify does not take, and skip names that it does not have.
+        """Refuse options that this release's simplify does not take, and names of passes that it does not have.
 
         Raises:
             PolicyMistake: naming the nearest; onnxsim itself ignores a misspelt pass in silence.
@@ -78,12 +83,18 @@ class OnnxSim:
         for name in self.options:
             if name not in known["options"]:
                 raise PolicyMistake(f"onnxsim.simplify has no option {name!r}{nearest(name, known['options'])}")
-        skipped = self.options.get("skipped_optimizers", [])
-        if not isinstance(skipped, list | tuple) or not all(isinstance(name, str) for name in skipped):
-            raise PolicyMistake(f"onnxsim: skipped_optimizers is {skipped!r}; expected a list of names of passes")
-        for name in skipped:
-            if name not in known["passes"]:
-                raise PolicyMistake(f"onnxsim has no pass named {name!r}{nearest(name, known['passes'])}")
+        self._named("skipped_optimizers", known["passes"])
+        self._named("extra_optimizers", (*known["passes"], *known["extra"]))
+
+    def _named(self, option: str, known: Sequence[str]) -> Sequence[str]:
+        """The passes that `option` names, all of them known. Raises PolicyMistake as `check` does."""
+        names = self.options.get(option, [])
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise PolicyMistake(f"onnxsim: {option} is {names!r}; expected a list of names of passes")
+        for name in names:
+            if name not in known:
+                raise PolicyMistake(f"onnxsim has no pass named {name!r}{nearest(name, known)}")
+        return names
 
 
 def _facts(bench: Workbench) -> dict[str, list[str]]:
@@ -100,6 +111,7 @@ def _facts(bench: Workbench) -> dict[str, list[str]]:
 def facts() -> dict[str, list[str]]:
     """In the worker: the passes and options of the installed release.
 
+    `extra` are the passes that run only where the option `extra_optimizers` names them; none in a release without it.
     The list that onnxsim prints at first is short; the rest is registered by its first call.
     """
     onnxsim = import_onnxsim()
@@ -110,8 +122,10 @@ def facts() -> dict[str, list[str]]:
     )
     onnxsim.simplify(nothing)
     options = [name for name in inspect.signature(onnxsim.simplify).parameters if name not in OWN_ARGUMENTS]
-    unlisted = [name for name in native._list_other_optimizers() if name in RUN_UNLISTED]
-    return {"passes": [*native._list_optimizers(), *unlisted], "options": options}
+    others = native._list_other_optimizers()
+    known = [*native._list_optimizers(), *(name for name in others if name in RUN_UNLISTED)]
+    extra = [name for name in others if name not in known] if "extra_optimizers" in options else []
+    return {"passes": known, "extra": extra, "options": options}
 
 
 def simplify(source: str, target: str, options: dict[str, Any]) -> None:

@@ -36,6 +36,10 @@ class OnnxSlim:
     name: str = field(default="onnxslim", init=False)
     source: str = field(default="onnxslim", init=False)
 
+    @property
+    def narrows(self) -> bool:
+        return bool(self.options.get("input_shapes"))
+
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         options = {**self.options, "left_out": list(self.left_out)}
         return through_files(model, bench, "passes.external.onnxslim:slim", options)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from passes.base import Workbench
+from passes.bench import memory_limit
 from passes.isolate import Worker
 
 __all__ = ["Benches"]
@@ -30,9 +31,8 @@ class Benches:
         os.register_at_fork(after_in_child=self._forget)
 
     @contextlib.contextmanager
-    def take(self, timeout_s: float) -> Iterator[Workbench]:
-        with self._lock:
-            pair = self._idle.pop() if self._idle else (Worker(), Worker())
+    def take(self, timeout_s: float, memory_gib: float | None = None) -> Iterator[Workbench]:
+        pair = self._pair(memory_limit(memory_gib))
         for worker in pair:
             worker.timeout_s = timeout_s
         try:
@@ -45,6 +45,15 @@ class Benches:
                     self._idle.append(pair)
             if not kept:
                 _close(pair)
+
+    def _pair(self, limit: int) -> Pair:
+        """One of those that are idle, if it has the limit: a process cannot be given another one later."""
+        with self._lock:
+            found = next((pair for pair in self._idle if pair[0].memory_bytes == limit), None)
+            if found is None:
+                return Worker(memory_bytes=limit), Worker(memory_bytes=limit)
+            self._idle.remove(found)
+            return found
 
     def open(self) -> None:
         """Workers are kept for the next call."""

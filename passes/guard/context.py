@@ -49,6 +49,7 @@ def guard(
     compare: bool = True,
     log: str | Path | None = None,
     timeout_s: float = 600.0,
+    memory_gib: float | None = None,
     quiet: bool = False,
 ) -> Guard:
     """Hold a policy inside a `with` block, whatever code in it calls an optimizer.
@@ -58,6 +59,7 @@ def guard(
         compare: make each call without the guard too, in a worker, and say what it would have lost.
         log: a file for the calls, one JSON object a line; written anew.
         timeout_s: seconds for one call of native code.
+        memory_gib: what one worker process may allocate; see `passes.bench.memory_limit`.
         quiet: no lines on standard error.
 
     Raises:
@@ -65,7 +67,7 @@ def guard(
     """
     _refuse_text("keep", keep)
     _refuse_text("skip", skip)
-    return Guard(Settings(tuple(keep), tuple(skip), watch, compare, timeout_s, quiet), log)
+    return Guard(Settings(tuple(keep), tuple(skip), watch, compare, timeout_s, memory_gib, quiet), log)
 
 
 class Guard:

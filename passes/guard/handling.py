@@ -55,7 +55,7 @@ def handle(
     call = _read(target, original, args, kwargs)
     if isinstance(call, LetThrough):
         return let_through(str(call), call.instead)
-    with benches.take(demands.timeout_s) as bench:
+    with benches.take(demands.timeout_s, demands.memory_gib) as bench:
         outcome = _enforced(call, demands, bench)
         if isinstance(outcome, RefusedByOptimizer):
             return let_through(str(outcome), lambda: call.deliver(call.model, proven=False))

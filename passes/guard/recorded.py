@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from passes.base import Composite, Workbench
+from passes.base import Composite, Narrows, Workbench
 from passes.weights import DetachedModel
 
 __all__ = ["Recorded"]
@@ -28,6 +28,10 @@ class Recorded:
     @property
     def left_out(self) -> tuple[str, ...]:
         return self.step.left_out
+
+    @property
+    def narrows(self) -> bool:
+        return isinstance(self.step, Narrows) and self.step.narrows
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         self.results[:] = [self.step.apply(model, bench)]

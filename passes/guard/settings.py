@@ -25,6 +25,7 @@ class Settings:
     watch: bool = True
     compare: bool = True
     timeout_s: float = 600.0
+    memory_gib: float | None = None
     quiet: bool = False
     journal: str = ""
 
@@ -81,6 +82,10 @@ class Demands:
     @property
     def timeout_s(self) -> float:
         return self.guards[-1].timeout_s  # the innermost's
+
+    @property
+    def memory_gib(self) -> float | None:
+        return self.guards[-1].memory_gib
 
 
 def to_text(guards: Sequence[Settings]) -> str:

@@ -34,6 +34,9 @@ def guard(
     compare: Annotated[bool, typer.Option(help="Say what each call would have lost; makes each call twice.")] = True,
     log: Annotated[Path | None, typer.Option(help="Write the calls to this file, one JSON object a line.")] = None,
     timeout_s: Annotated[float, typer.Option(help="Seconds for one call of native code.")] = 600.0,
+    memory_gib: Annotated[
+        float | None, typer.Option(min=0, help="GiB that a worker process may allocate; 0 for no limit.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No lines on standard error.")] = False,
 ) -> None:
     """Run COMMAND and hold a policy in each call of onnxsim, onnxoptimizer and onnxslim, children included.
@@ -41,7 +44,14 @@ def guard(
     The exit code is that of COMMAND.
     """
     wishes = passes.guard(
-        keep or (), skip or (), watch=watch, compare=compare, log=log, timeout_s=timeout_s, quiet=quiet
+        keep or (),
+        skip or (),
+        watch=watch,
+        compare=compare,
+        log=log,
+        timeout_s=timeout_s,
+        memory_gib=memory_gib,
+        quiet=quiet,
     )
     with wishes:
         code = _run(command)

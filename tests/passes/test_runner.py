@@ -118,11 +118,13 @@ def test_skip_takes_groups_and_globs(entry: str) -> None:
         ({"keep": ["qkw"]}, r"keep: no structure named 'qkw'; did you mean 'qkv'\?"),
         ({"recipe": [{"onnxsim": {"skip_fuse_b": True}}]}, r"no option 'skip_fuse_b'; did you mean 'skip_fuse_bn'\?"),
         ({"recipe": [{"onnxsim": {"skipped_optimizers": ["fuse_qvk"]}}]}, "onnxsim has no pass named 'fuse_qvk'"),
+        (
+            {"recipe": [{"onnxsim": {"extra_optimizers": ["quantise_fp16"]}}]},
+            r"onnxsim has no pass named 'quantise_fp16'; did you mean 'quantize_fp16'\?",
+        ),
         *(
-            (
-                {"recipe": [{"onnxsim": {"skipped_optimizers": value}}]},
-                "onnxsim: skipped_optimizers is .* expected a list",
-            )
+            ({"recipe": [{"onnxsim": {option: value}}]}, f"onnxsim: {option} is .* expected a list")
+            for option in ("skipped_optimizers", "extra_optimizers")
             for value in (None, 5, "fuse_qkv", [5])
         ),
         ({"recipe": [{"default": {"x": 1}}]}, "pass 'default' takes no options, found x"),

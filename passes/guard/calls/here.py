@@ -26,6 +26,8 @@ class Here:
     names: tuple[str, ...]
     """The inner passes that it would run."""
     run: Callable[[str, str, Sequence[str]], None]
+    narrows: bool = False
+    """Whether the caller gave it other input shapes than those that the model declares."""
     left_out: tuple[str, ...] = ()
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +86,7 @@ class OnnxSimCall:
             stages = {STAGES[name]: True for name in left_out if name in STAGES}
             self.run(source, target, {**self.options, **stages, "skipped_optimizers": skipped})
 
-        return Here("onnxsim", tuple(known), run)
+        return Here("onnxsim", tuple(known), run, OnnxSim(self.options).narrows)
 
 
 def read_simplify(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
@@ -134,9 +133,8 @@ def _plan(step: OnnxSim | Here, known: Sequence[str], skips: Skips, notes: tuple
 
 def all_passes() -> list[str]:
     """In the worker: the passes that onnxsim runs, and those that it runs only where `extra_optimizers` names them."""
-    known = onnxsim.facts()["passes"]
-    native = importlib.import_module("onnxsim.onnxsim_cpp2py_export")
-    return [*known, *getattr(native, "_list_other_optimizers", list)()]
+    known = onnxsim.facts()
+    return [*known["passes"], *known["extra"]]
 
 
 def _refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:

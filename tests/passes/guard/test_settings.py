@@ -12,7 +12,7 @@ from passes.guard.settings import Demands, Settings, from_text, to_text
 
 
 def test_settings_survive_the_environment() -> None:
-    guards = (Settings(("qkv?",), ("fuse_qkv",), False, False, 2.5, True, "/a/log"), Settings())
+    guards = (Settings(("qkv?",), ("fuse_qkv",), False, False, 2.5, 0.5, True, "/a/log"), Settings())
     assert from_text(to_text(guards)) == guards
 
 
@@ -45,3 +45,8 @@ def test_guards_inside_of_each_other_add_up() -> None:
     assert demands.policy().keep == ("qkv?",)
     assert demands.skips("fuse_qkv") and not demands.skips("eliminate_identity")
     assert demands.compare
+
+
+def test_the_limits_are_those_of_the_innermost_guard() -> None:
+    demands = Demands((Settings(timeout_s=1.0, memory_gib=1.0), Settings(timeout_s=2.0, memory_gib=2.0)))
+    assert (demands.timeout_s, demands.memory_gib) == (2.0, 2.0)

@@ -1,0 +1,92 @@
+"""The declared signature is a contract: names and types of inputs and outputs are what a caller relies on."""
+
+from __future__ import annotations
+
+from onnx import GraphProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto
+
+from passes.errors import StepFailed
+from passes.weights import DetachedModel
+
+__all__ = ["keep_signature"]
+
+
+def keep_signature(before: DetachedModel, after: DetachedModel, *, narrows: bool = False) -> None:
+    """Put the types that `before` declares back on the inputs and outputs of `after`, which changes it.
+
+    A pass may have inferred a size for a named dim, from an example say; for the caller it is still open. Only what
+    `before` does not say at all may be filled in.
+
+    Args:
+        narrows: the step was asked to give inputs other shapes, so only names have to stay.
+
+    Raises:
+        StepFailed: there are other inputs or outputs than before, or one has a type that contradicts the declared one.
+    """
+    for what in ("input", "output"):
+        declared, made = _infos(before.proto.graph, what), _infos(after.proto.graph, what)
+        had, has = [info.name for info in declared], [info.name for info in made]
+        if has != had:
+            raise StepFailed(f"changes the model's {what}s from {had} to {has}")
+        for old, new in () if narrows else zip(declared, made, strict=True):
+            if _contradicts(old.type, new.type):
+                raise StepFailed(f"changes the model's {what} {old.name} from {_spelled(old)} to {_spelled(new)}")
+            new.type.CopyFrom(_filled_in(old.type, new.type))
+
+
+def _infos(graph: GraphProto, what: str) -> list[ValueInfoProto]:
+    stored = {tensor.name for tensor in graph.initializer}
+    return [info for info in getattr(graph, what) if info.name not in stored]
+
+
+def _contradicts(old: TypeProto, new: TypeProto) -> bool:
+    """Whether both say something, and not the same. Sequences and the like are only told from tensors."""
+    kinds = {old.WhichOneof("value"), new.WhichOneof("value")} - {None}
+    if kinds != {"tensor_type"}:
+        return len(kinds) > 1
+    dtypes = {old.tensor_type.elem_type, new.tensor_type.elem_type} - {TensorProto.UNDEFINED}
+    if len(dtypes) > 1:
+        return True
+    if not (old.tensor_type.HasField("shape") and new.tensor_type.HasField("shape")):
+        return False
+    olds, news = old.tensor_type.shape.dim, new.tensor_type.shape.dim
+    return len(olds) != len(news) or any(
+        one.HasField("dim_value") and other.HasField("dim_value") and one.dim_value != other.dim_value
+        for one, other in zip(olds, news, strict=True)
+    )
+
+
+def _filled_in(old: TypeProto, new: TypeProto) -> TypeProto:
+    """`old`, with what it leaves unsaid from `new`, which does not contradict it."""
+    if old.WhichOneof("value") is None:
+        return new
+    filled = TypeProto()
+    filled.CopyFrom(old)
+    if old.WhichOneof("value") != "tensor_type" or new.WhichOneof("value") != "tensor_type":
+        return filled
+    tensor, found = filled.tensor_type, new.tensor_type
+    tensor.elem_type = tensor.elem_type or found.elem_type
+    if not found.HasField("shape"):
+        return filled
+    if not tensor.HasField("shape"):
+        tensor.shape.CopyFrom(found.shape)
+        return filled
+    for dim, other in zip(tensor.shape.dim, found.shape.dim, strict=True):
+        if _is_unsaid(dim):
+            dim.CopyFrom(other)
+    return filled
+
+
+def _is_unsaid(dim: TensorShapeProto.Dimension) -> bool:
+    return not dim.HasField("dim_value") and not dim.dim_param
+
+
+def _spelled(info: ValueInfoProto) -> str:
+    """`float[N,4]`, as in ONNX's text."""
+    kind, tensor = info.type.WhichOneof("value") or "no type", info.type.tensor_type
+    if kind != "tensor_type":
+        return kind.removesuffix("_type")
+    dtype = TensorProto.DataType.Name(tensor.elem_type).lower()
+    if not tensor.HasField("shape"):
+        return f"{dtype}[]"
+    dims = ["?" if _is_unsaid(dim) else str(dim.dim_param or dim.dim_value) for dim in tensor.shape.dim]
+    return f"{dtype}[{','.join(dims)}]" if dims else dtype

@@ -1,0 +1,107 @@
+"""The declared signature is a contract. Before and after as ONNX text."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+import passes
+from passes import Status
+from passes.errors import StepFailed
+from passes.signature import keep_signature
+from tests.passes.models import detached, model_of
+
+
+def _model(signature: str) -> onnx.ModelProto:
+    """Nothing is inferred in it."""
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g {signature} {{ y = Relu (x) }}')
+
+
+def kept(before: str, after: str, **how) -> str:
+    """The signature of the model that a pass has made of `before`, once it is held to it."""
+    old, new = (detached(_model(signature)) for signature in (before, after))
+    keep_signature(old, new, **how)
+    return onnx.printer.to_text(new.proto.graph).partition("{")[0].removeprefix("g ").split("\n")[0].strip()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (
+            "(float[2,4] x) => (float[2,4] y)",
+            "(float[2,4] x) => (float[7,7] y)",
+            r"output y from float\[2,4\] to float\[7",
+        ),
+        (
+            "(float[N,4] x) => (float[N,4] y)",
+            "(float[N,5] x) => (float[N,4] y)",
+            r"input x from float\[N,4\] to float\[N",
+        ),
+        (
+            "(float[N,4] x) => (float[N,4] y)",
+            "(float[N] x) => (float[N,4] y)",
+            r"input x from float\[N,4\] to float\[N\]",
+        ),
+        ("(float[2] x) => (float[2] y)", "(float[2] x) => (int64[2] y)", r"output y from float\[2\] to int64\[2\]"),
+        ("(float[2] x) => (float[2] y)", "(float[2] x) => (seq(float[2]) y)", r"output y from float\[2\] to sequence"),
+        ("(float[2] x) => (float[2] y)", "(float[2] z) => (float[2] y)", r"inputs from \['x'\] to \['z'\]"),
+    ],
+)
+def test_a_type_that_contradicts_the_declared_one_is_refused(before: str, after: str, words: str) -> None:
+    with pytest.raises(StepFailed, match=f"changes the model's {words}"):
+        kept(before, after)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (
+            "(float[N,4] x) => (float[N,4] y)",
+            "(float[2,4] x) => (float[unk__0,4] y)",
+            "(float[N,4] x) => (float[N,4] y)",
+        ),
+        ("(float[2] x) => (float[2] y)", "(float[N] x) => (float[] y)", "(float[2] x) => (float[2] y)"),
+        ("(float[N,?] x) => (float[] y)", "(float[2,4] x) => (float[2,4] y)", "(float[N,4] x) => (float[2,4] y)"),
+    ],
+    ids=["narrowed", "widened", "unsaid"],
+)
+def test_what_is_declared_is_put_back_and_what_is_not_may_be_filled_in(before: str, after: str, expected: str) -> None:
+    assert kept(before, after) == expected
+
+
+def test_who_was_asked_for_other_shapes_may_write_them() -> None:
+    asked = "(float[2,4] x) => (float[2,4] y)"
+    assert kept("(float[N,4] x) => (float[N,4] y)", asked, narrows=True) == asked
+    with pytest.raises(StepFailed):
+        kept("(float[N] x) => (float[N] y)", "(float[N] z) => (float[N] y)", narrows=True)
+
+
+DYNAMIC = "g (float[N, 3] x) => (float[N, 3] y) { i = Identity (x) n = Neg (i) y = Neg (n) }"
+
+
+def sizes(model: onnx.ModelProto) -> list[list[str | int]]:
+    infos = (*model.graph.input, *model.graph.output)
+    return [[dim.dim_param or dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in infos]
+
+
+def test_a_pass_of_the_users_that_fixes_dims_has_changed_nothing(tmp_path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def fix(model):\n"
+        "    for info in (*model.graph.input, *model.graph.output):\n"
+        "        info.type.tensor_type.shape.dim[0].dim_value = 2\n"
+        "    return model\n"
+        "def shrink(model):\n"
+        "    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 7\n"
+        "    return model\n"
+    )
+    run = passes.optimize(model_of(DYNAMIC), recipe=[f"{tmp_path}/own.py:fix", f"{tmp_path}/own.py:shrink"])
+    assert [(row.status, row.changed) for row in run.rows] == [(Status.RAN, False), (Status.FAILED, False)]
+    assert run.rows[1].reason == "changes the model's output y from float[N,3] to float[N,7]"
+    assert sizes(run.model.proto) == [["N", 3], ["N", 3]]
+
+
+def test_onnxsim_writes_the_shapes_that_it_was_asked_for() -> None:
+    step = {"onnxsim": {"overwrite_input_shapes": {"x": [2, 3]}}}
+    made = passes.optimize(model_of(DYNAMIC), recipe=[step]).model.proto
+    assert sizes(made) == [[2, 3], [2, 3]]
+    assert sizes(passes.optimize(model_of(DYNAMIC), recipe=["onnxsim"]).model.proto) == [["N", 3], ["N", 3]]
