@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ import onnx
 from passes.base import Workbench
 from passes.bench import open_bench
 from passes.draw import draw_array
+from passes.errors import ModelMistake
 from passes.policy import Policy
 from passes.prove import Prover
 from passes.recipe import DEFAULT_RECIPE, RecipeItem, steps_of
@@ -20,7 +22,10 @@ from passes.runner import run_passes
 from passes.sharing import detached_copy
 from passes.weights import DetachedModel, read_model
 
-__all__ = ["draw_feeds", "optimize"]
+__all__ = ["draw_feeds", "drawn_shape", "open_dims", "optimize", "second_sizes"]
+
+FIRST_SIZE: Final = 2
+"""What open dims are drawn as at first."""
 
 
 def optimize(
@@ -40,7 +45,8 @@ def optimize(
 
     Args:
         model: left as it is; a path may have external data beside it.
-        feeds: inputs to compare on; two seeded draws when there are none. Named dims are drawn as 2.
+        feeds: inputs to compare on; two seeded draws when there are none. Open dims are drawn as 2, and then, where the
+            model runs so, each as another size.
         timeout_s: seconds for one call of native code.
         memory_gib: what one worker process may allocate; see `passes.bench.memory_limit`.
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
@@ -54,23 +60,55 @@ def optimize(
     with nullcontext(bench) if bench else open_bench(timeout_s, memory_gib) as bench:
         bench.start()
         detached = detached_copy(model, bench.spill) if isinstance(model, onnx.ModelProto) else read_model(Path(model))
-        draws = feeds or [draw_feeds(detached, seed) for seed in range(2)]
-        prover = Prover.of_itself(draws, bench)
-        policy = Policy(tuple(skip), tuple(keep), watch)
-        return run_passes(detached, steps_of(recipe), policy, prover, bench, reproducers=reproducers)
+        steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch)
+
+        def run(draws: Sequence[Mapping[str, np.ndarray]]) -> PassRun:
+            prover = Prover.of_itself(draws, bench)
+            return run_passes(detached, steps, policy, prover, bench, reproducers=reproducers)
+
+        if feeds:
+            return run(feeds)
+        first = draw_feeds(detached, 0)
+        *others, last = second_sizes(open_dims(detached.proto))
+        for sizes in others:
+            with suppress(ModelMistake):  # it does not run on these
+                return run([first, draw_feeds(detached, 1, sizes=sizes)])
+        return run([first, draw_feeds(detached, 1, sizes=last)])
 
 
-def draw_feeds(model: DetachedModel, seed: int) -> dict[str, np.ndarray]:
-    """Seeded inputs for every graph input that has no initializer."""
-    graph = model.proto.graph
-    stored = {tensor.name for tensor in graph.initializer}
+def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:
+    """The names of dims of inputs without a fixed size; all that have no name count as one, which is empty."""
+    dims = [dim for info in _given(model) for dim in info.type.tensor_type.shape.dim]
+    return tuple(dict.fromkeys(dim.dim_param for dim in dims if not dim.HasField("dim_value")))
+
+
+def second_sizes(names: Sequence[str], first: int = FIRST_SIZE) -> tuple[Mapping[str, int], ...]:
+    """What to draw open dims as, where they were drawn as `first` before; those that show most come first.
+
+    A size that a pass has taken for a constant shows at another size, and one dim taken for another where they differ.
+    But a model may ask for equal ones, or for just that size.
+    """
+    apart = {name: first + 1 + index for index, name in enumerate(names)}
+    alike, same = dict.fromkeys(names, first + 1), dict.fromkeys(names, first)
+    return tuple(sizes for index, sizes in enumerate((apart, alike, same)) if sizes not in (apart, alike)[:index])
+
+
+def draw_feeds(model: DetachedModel, seed: int, *, sizes: Mapping[str, int] | None = None) -> dict[str, np.ndarray]:
+    """Seeded inputs for every graph input that has no initializer; `sizes` are those of open dims, by name."""
     feeds = {}
-    for info in graph.input:
-        if info.name in stored:
-            continue
-        tensor = info.type.tensor_type
-        shape = [dim.dim_value if dim.HasField("dim_value") else 2 for dim in tensor.shape.dim]
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    for info in _given(model.proto):
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type).name
         low, high = (-1.0, 1.0) if "float" in dtype else (0.0, 2.0)
-        feeds[info.name] = draw_array(f"{seed}:{info.name}", shape, dtype, low, high)
+        feeds[info.name] = draw_array(f"{seed}:{info.name}", drawn_shape(info, sizes or {}), dtype, low, high)
     return feeds
+
+
+def drawn_shape(info: onnx.ValueInfoProto, sizes: Mapping[str, int]) -> list[int]:
+    """The shape of an input, with `sizes` for open dims."""
+    dims = info.type.tensor_type.shape.dim
+    return [dim.dim_value if dim.HasField("dim_value") else sizes.get(dim.dim_param, FIRST_SIZE) for dim in dims]
+
+
+def _given(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    stored = {tensor.name for tensor in model.graph.initializer}
+    return [info for info in model.graph.input if info.name not in stored]

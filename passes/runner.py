@@ -68,6 +68,9 @@ def run_passes(
                     observer(told[index].name, index, len(steps), row)
             if run.model is before:
                 break
+        else:
+            if block.limit > 1:
+                run.add_reason(f"not stable after {block.limit} turns")
         begun = ended
     run.conclude()
     return PassRun(run.model, tuple(run.rows), run.verdicts(), prover.power(), library_versions())
@@ -119,6 +122,11 @@ class _Run:
         self.rows[-1] = replace(self.rows[-1], seconds=time.perf_counter() - begun)
         self.rows[first:] = [replace(row, turn=turn) for row in self.rows[first:]]
         return self.rows[first:]
+
+    def add_reason(self, words: str) -> None:
+        """Say more about the step that ran last."""
+        last = self.rows[-1]
+        self.rows[-1] = replace(last, reason=f"{last.reason}; {words}" if last.reason else words)
 
     def conclude(self) -> None:
         """Run the final model, if its proof was that it computes the same as one that was run.

@@ -127,7 +127,9 @@ class Trial:
         try:
             return self.attempt(step)
         except StepFailed as failure:
-            return Attempt(self.subject, False, {}, None, str(failure), Status(failure.status))
+            # An empty reason would say that nothing is wrong.
+            why = str(failure).strip() or type(failure).__name__
+            return Attempt(self.subject, False, {}, None, why, Status(failure.status))
 
     def attempt(self, step: Step) -> Attempt:
         """Run `step` with the kept structures pinned, and judge the result by structure and by numbers.

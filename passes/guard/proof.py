@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
@@ -13,17 +13,16 @@ from passes.base import Workbench
 from passes.canonical import RANDOM_OPS, Reading
 from passes.errors import ModelMistake, StepFailed
 from passes.guard.calls.base import Call
-from passes.optimize import draw_feeds
+from passes.optimize import draw_feeds, drawn_shape, open_dims, second_sizes
 from passes.prove import Measurement, Power, Prover
 from passes.structures import Instance
 from passes.weights import DetachedModel
 
 __all__ = ["NotComparable", "StructureOnly", "numbers_prover"]
 
-DRAWS: Final = 2
-
 SIZES: Final = (2, 1, 64, 512)
-"""What open dims are drawn as: the first that the model runs with. What cuts sound into frames needs many samples."""
+"""What open dims are drawn as at first: those that the model runs with. What cuts sound into frames needs many samples.
+"""
 
 MOST_ELEMENTS: Final = 2**24
 """Of one input."""
@@ -79,11 +78,13 @@ def numbers_prover(call: Call, instances: Sequence[Instance], bench: Workbench) 
     if call.feeds:
         return _watching(call, call.feeds, instances, bench)
     reasons: list[str] = []
-    for size in SIZES if _open_dims(_inputs(call)) else SIZES[:1]:
-        try:
-            return _watching(call, _drawn(call, size), instances, bench)
-        except NotComparable as reason:
-            reasons.append(str(reason))
+    names = open_dims(_inputs(call))
+    for size in SIZES if names else SIZES[:1]:
+        for second in second_sizes(names, size):
+            try:
+                return _watching(call, _drawn(call, (dict.fromkeys(names, size), second)), instances, bench)
+            except NotComparable as reason:
+                reasons.append(str(reason))
     raise NotComparable(reasons[0])
 
 
@@ -99,15 +100,14 @@ def _watching(
     return prover
 
 
-def _drawn(call: Call, size: int) -> list[dict[str, np.ndarray]]:
+def _drawn(call: Call, draws: Sequence[Mapping[str, int]]) -> list[dict[str, np.ndarray]]:
+    """A draw for each entry of `draws`, the sizes of open dims."""
     inputs = _inputs(call)
-    for dim in _open_dims(inputs):
-        dim.dim_value = size
-    elements = [math.prod(dim.dim_value for dim in info.type.tensor_type.shape.dim) for info in inputs.graph.input]
+    elements = [math.prod(drawn_shape(info, sizes)) for sizes in draws for info in inputs.graph.input]
     if max(elements, default=0) > MOST_ELEMENTS:
-        raise NotComparable(f"its inputs are too large to draw, with open dims of {size}")
+        raise NotComparable(f"its inputs are too large to draw, with open dims of {max(draws[0].values(), default=0)}")
     try:
-        return [draw_feeds(call.model.with_proto(inputs), seed) for seed in range(DRAWS)]
+        return [draw_feeds(call.model.with_proto(inputs), seed, sizes=sizes) for seed, sizes in enumerate(draws)]
     except Exception as error:  # an input that is no tensor, or has a dtype without numbers
         raise NotComparable(f"no inputs can be drawn for it ({type(error).__name__}: {error})") from error
 
@@ -124,8 +124,3 @@ def _inputs(call: Call) -> onnx.ModelProto:
             if isinstance(size, int | np.integer) and size > 0:
                 dim.dim_value = int(size)
     return proto
-
-
-def _open_dims(inputs: onnx.ModelProto) -> list[Any]:
-    shapes = [info.type.tensor_type.shape for info in inputs.graph.input]
-    return [dim for shape in shapes for dim in shape.dim if not dim.HasField("dim_value")]

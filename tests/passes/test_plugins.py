@@ -159,6 +159,12 @@ def test_an_error_or_a_crash_costs_the_step_and_not_the_run(mine: str) -> None:
     assert ops(done)["Relu"] == 2
 
 
+def test_an_error_without_words_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import passes\n\ndef fail(model):\n    raise passes.PassError\n")
+    row = passes.optimize(attention(), recipe=[f"{tmp_path}/own.py:fail"]).rows[0]
+    assert (row.status, row.reason) == (Status.FAILED, "StepFailed")
+
+
 def test_a_full_step_is_given_the_bench(mine: str) -> None:
     done = run(f"{mine}:WithBench")
     assert [(one.name, one.source, one.changed) for one in done.rows] == [("with_bench", "mine", True)]

@@ -55,6 +55,7 @@ def test_a_step_alone_may_repeat() -> None:
     result = run([{"fuse_consecutive_transposes": {"repeat": "until-stable"}}])
     assert [row.turn for row in result.rows] == list(range(1, len(result.rows) + 1))
     assert not result.rows[-1].changed
+    assert result.rows[-1].reason == ""
 
 
 def test_without_repeat_every_step_runs_once() -> None:
@@ -115,3 +116,4 @@ def test_a_sequence_that_never_settles_ends() -> None:
         result = run_passes(model, [Repeat((Toggle(),), limit=4)], Policy(), prover, bench)
     turns = [(row.turn, row.diff) for row in result.rows]
     assert turns == [(1, {"Neg": 1}), (2, {"Neg": -1}), (3, {"Neg": 1}), (4, {"Neg": -1})]
+    assert [row.reason for row in result.rows] == ["", "", "", "not stable after 4 turns"]

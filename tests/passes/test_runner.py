@@ -114,6 +114,7 @@ def test_skip_takes_groups_and_globs(entry: str) -> None:
     [
         ({"recipe": ["fuse_qvk"]}, r"no pass named 'fuse_qvk'; did you mean 'fuse_qkv'\?"),
         ({"skip": ["fuse_qvk"]}, r"skip: no pass named 'fuse_qvk'; did you mean 'fuse_qkv'\?"),
+        ({"skip": ["FUSIONS"]}, r"skip: no pass named 'FUSIONS'; did you mean 'fusions'\?"),
         ({"skip": ["fuse_atention"], "recipe": ["onnxsim"]}, r"did you mean 'fuse_attention'\?"),
         ({"keep": ["qkw"]}, r"keep: no structure named 'qkw'; did you mean 'qkv'\?"),
         ({"recipe": [{"onnxsim": {"skip_fuse_b": True}}]}, r"no option 'skip_fuse_b'; did you mean 'skip_fuse_bn'\?"),

@@ -1,0 +1,87 @@
+"""What is drawn where nobody gives inputs: open dims in two sizes, where the model runs so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxoptimizer
+import pytest
+
+import passes
+from passes import ModelMistake, Status
+from passes.optimize import draw_feeds, open_dims, second_sizes
+from tests.passes.models import detached
+
+HEADER = '<ir_version: 8, opset_import: ["": 18]>'
+SHAPED = f"{HEADER} g (float[N,M] x) => (int64[2] y) {{ s = Shape (x) y = Neg (s) }}"
+SQUARE = f"{HEADER} g (float[N,M] x) => (float[N,M] y, int64[2] z) {{ a = MatMul (x, x) y = Add (a, x) z = Shape (x) }}"
+FIXED = (
+    f"{HEADER} g (float[N] x) => (float[N] y, int64[1] z) <float[2] w = {{1, 2}}> {{ y = Add (x, w) z = Shape (x) }}"
+)
+NEVER = f"{HEADER} g (float[N] x) => (float[N] y) <float[5] w = {{1, 2, 3, 4, 5}}> {{ y = Add (x, w) }}"
+
+CODE = """
+from onnx import helper
+
+def fold(model, *, to):
+    for place, node in enumerate(model.graph.node):
+        if node.op_type == "Shape":
+            constant = helper.make_node("Constant", [], list(node.output), value_ints=to)
+            model.graph.node.remove(node)
+            model.graph.node.insert(place, constant)
+            return model
+"""
+
+
+@pytest.fixture
+def fold(tmp_path: Path) -> str:
+    (tmp_path / "own.py").write_text(CODE)
+    return f"{tmp_path}/own.py:fold"
+
+
+def test_the_sizes_that_show_most_come_first() -> None:
+    assert list(second_sizes(["N", "M"])) == [{"N": 3, "M": 4}, {"N": 3, "M": 3}, {"N": 2, "M": 2}]
+    assert list(second_sizes(["N"], 64)) == [{"N": 65}, {"N": 64}]
+    assert list(second_sizes([])) == [{}]
+
+
+def test_dims_of_one_name_are_drawn_alike() -> None:
+    model = detached(
+        onnx.parser.parse_model(f"{HEADER} g (float[N,3] x, int64[M,N] i) => (float[N,3] y) {{ y = Neg (x) }}")
+    )
+    assert open_dims(model.proto) == ("N", "M")
+    drawn = draw_feeds(model, 1, sizes={"N": 3, "M": 4})
+    assert {name: array.shape for name, array in drawn.items()} == {"x": (3, 3), "i": (4, 3)}
+    assert {name: array.shape for name, array in draw_feeds(model, 0).items()} == {"x": (2, 3), "i": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("text", "status"), [(SHAPED, Status.REVERTED), (SQUARE, Status.REVERTED), (FIXED, Status.RAN)]
+)
+def test_a_size_that_became_a_constant_is_seen_where_the_model_has_another(
+    text: str, status: Status, fold: str
+) -> None:
+    """The second runs on squares alone, and the third at 2 alone."""
+    to = [2] if text is FIXED else [2, 2]
+    run = passes.optimize(onnx.parser.parse_model(text), recipe=[{fold: {"to": to}}])
+    assert run.rows[0].status is status
+
+
+def test_inputs_of_ones_own_are_the_only_ones(fold: str) -> None:
+    feeds = [{"x": np.ones((2, 2), np.float32)}]
+    run = passes.optimize(onnx.parser.parse_model(SHAPED), recipe=[{fold: {"to": [2, 2]}}], feeds=feeds)
+    assert run.rows[0].status is Status.RAN
+
+
+def test_a_model_that_runs_at_no_size_is_a_mistake() -> None:
+    with pytest.raises(ModelMistake, match="the model does not run as it is"):
+        passes.optimize(onnx.parser.parse_model(NEVER), recipe=[{"onnxsim": {"skip_shape_inference": True}}])
+
+
+@pytest.mark.parametrize("text", [SHAPED, SQUARE, FIXED])
+def test_a_guard_compares_numbers_where_the_model_runs(text: str) -> None:
+    with passes.guard(quiet=True, compare=False) as log:
+        onnxoptimizer.optimize(onnx.parser.parse_model(text), ["eliminate_identity"])
+    assert [call.proof for call in log.calls] == ["numbers"]
