@@ -14,7 +14,7 @@ def keep_signature(before: DetachedModel, after: DetachedModel, *, narrows: bool
     """Put the types that `before` declares back on the inputs and outputs of `after`, which changes it.
 
     A pass may have inferred a size for a named dim, from an example say; for the caller it is still open. Only what
-    `before` does not say at all may be filled in.
+    `before` does not say at all of an output may be filled in; an input stays as open as it was.
 
     Args:
         narrows: the step was asked to give inputs other shapes, so only names have to stay.
@@ -30,7 +30,7 @@ def keep_signature(before: DetachedModel, after: DetachedModel, *, narrows: bool
         for old, new in () if narrows else zip(declared, made, strict=True):
             if _contradicts(old.type, new.type):
                 raise StepFailed(f"changes the model's {what} {old.name} from {_spelled(old)} to {_spelled(new)}")
-            new.type.CopyFrom(_filled_in(old.type, new.type))
+            new.type.CopyFrom(old.type if what == "input" else _filled_in(old.type, new.type))
 
 
 def _infos(graph: GraphProto, what: str) -> list[ValueInfoProto]:

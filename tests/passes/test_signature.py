@@ -62,7 +62,7 @@ def test_a_type_that_contradicts_the_declared_one_is_refused(before: str, after:
             "(float[N,4] x) => (float[N,4] y)",
         ),
         ("(float[2] x) => (float[2] y)", "(float[N] x) => (float[] y)", "(float[2] x) => (float[2] y)"),
-        ("(float[N,?] x) => (float[] y)", "(float[2,4] x) => (float[2,4] y)", "(float[N,4] x) => (float[2,4] y)"),
+        ("(float[N,?] x) => (float[] y)", "(float[2,4] x) => (float[2,4] y)", "(float[N,?] x) => (float[2,4] y)"),
     ],
     ids=["narrowed", "widened", "unsaid"],
 )
