@@ -35,7 +35,7 @@ def open_bench(
         Worker(timeout_s, limit, ("onnxoptimizer",)) as worker,
         Worker(max(timeout_s, PROOF_S), limit, ("passes.proof.desk",)) as proofs,
     ):
-        yield Workbench(worker, Path(place), proofs)
+        yield Workbench(worker, Path(place).resolve(), proofs)  # a tool may work in another folder
 
 
 def memory_limit(memory_gib: float | None) -> int:

@@ -11,7 +11,7 @@ or a table to gather from, and those of three products of one value, which fuse_
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -89,8 +89,8 @@ def simplify_detached(
 
 def simplify_references(model: bytes, folder: str, options: dict[str, Any]) -> bytes:
     """In the worker: simplify a serialized model whose large weights are references."""
-    os.chdir(folder)
-    simplified, _ = import_onnxsim().simplify(onnx.load_from_string(model), **options)
+    with contextlib.chdir(folder):
+        simplified, _ = import_onnxsim().simplify(onnx.load_from_string(model), **options)
     return simplified.SerializeToString()
 
 

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto
 
 from passes.base import Workbench
+from passes.bench import open_bench
 from passes.canonical import meanings_of
 from passes.errors import StepTimedOut
 from passes.external.files import through_files
@@ -130,3 +131,16 @@ def test_weights_that_are_only_multiplied_stay_behind() -> None:
     assert len(large) == 4
     assert {tensor.data_location for tensor in large} == {TensorProto.EXTERNAL}
     assert sent.ByteSize() < 5000
+
+
+def test_a_folder_relative_to_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `onnxline run`, whose files lie in `runs/`: onnxsim is called several times, and then through files."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    model = detached(attention(WIDE))
+    with open_bench(folder=Path("runs")) as bench:
+        here = bench.worker.call("os:getcwd")
+        steps = (OnnxSim(), OnnxSim(), OnnxSim({"check_n": 1}))
+        nodes = {len(step.apply(model, bench).proto.graph.node) for step in steps}
+        assert len(nodes) == 1
+        assert bench.worker.call("os:getcwd") == here
