@@ -135,7 +135,7 @@ class _State:
         self.benches.close()
 
     def _loaded(self, name: str) -> None:
-        found = [(target, target.found()) for target in TARGETS if target.library == name]
+        found = [(target, target.found()) for target in TARGETS if target.package == name]
         with self.lock:
             for target, function in found:
                 if target.key not in self.doors and self.guards():
@@ -144,7 +144,7 @@ class _State:
     def _guard(self, target: Target, function: Function | None) -> None:
         if function is None:
             if target.required:
-                warn(f"this {target.library} has no {target.key}, so no call of it is guarded", self.guards())
+                warn(f"this {target.package} has no {target.key}, so no call of it is guarded", self.guards())
         elif not is_door(function):
             if target.required and not inspect.isfunction(function):
                 warn(f"{target.key} is native here; only what modules hold of it is guarded", self.guards())

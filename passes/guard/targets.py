@@ -21,10 +21,10 @@ Reader = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Call]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`key` is how the log calls the function, which is `attribute` of `module` in `library`."""
+    """`key` is how the log calls the function, which is `attribute` of `module` in `package`."""
 
     key: str
-    library: str
+    package: str
     module: str
     attribute: str
     read: Reader

@@ -30,6 +30,11 @@ def matrix(rows: int, columns: int, seed: int) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal((rows, columns)) * scale).astype(np.float32)
 
 
+def square(*names: str, size: int = 32) -> dict[str, np.ndarray]:
+    """Matrices of their own by name."""
+    return {name: matrix(size, size, seed) for seed, name in enumerate(names)}
+
+
 def vector(size: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
 

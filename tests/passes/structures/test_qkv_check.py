@@ -1,0 +1,119 @@
+"""Q, K and V: judged by a checker that knows nothing of attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from passes.structures import STRUCTURES
+from tests.passes.models import attention, detached, model_of, square
+from tests.passes.structures.attention_with_triple import STORED_IN_HALF, WITH_TRIPLE
+
+QKV = STRUCTURES["qkv"]
+
+
+@pytest.mark.parametrize("name", WITH_TRIPLE)
+def test_nothing_is_lost_before_anything_happens(name: str) -> None:
+    model = detached(WITH_TRIPLE[name])
+    assert QKV.lost(QKV.find(model).instances, model) == {}
+
+
+def merge(model: onnx.ModelProto) -> None:
+    """What fuse_qkv does: one product with the three matrices side by side, split afterwards."""
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    joined = np.concatenate([arrays[name] for name in ("wq", "wk", "wv")], axis=1)
+    keep = [node for node in model.graph.node if node.output[0] not in ("q", "k", "v")]
+    at = next(i for i, node in enumerate(keep) if node.output[0] == "qh")
+    keep.insert(at, onnx.helper.make_node("MatMul", ["h", "wqkv"], ["qkv"]))
+    keep.insert(at + 1, onnx.helper.make_node("Split", ["qkv"], ["q", "k", "v"], axis=-1, num_outputs=3))
+    del model.graph.node[:]
+    model.graph.node.extend(keep)
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(
+        [numpy_helper.from_array(joined, "wqkv"), numpy_helper.from_array(arrays["wo"], "wo")]
+    )
+
+
+def transpose_a_weight(model: onnx.ModelProto) -> None:
+    tensor = model.graph.initializer[0]
+    tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(numpy_helper.to_array(tensor).T), "wq"))
+    product = next(node for node in model.graph.node if list(node.output) == ["q"])
+    index = list(model.graph.node).index(product)
+    model.graph.node.insert(index, onnx.helper.make_node("Transpose", ["wq"], ["wq_t"], perm=[1, 0]))
+    product.input[1] = "wq_t"
+
+
+def change_a_bit(model: onnx.ModelProto) -> None:
+    array = numpy_helper.to_array(model.graph.initializer[2]).copy()
+    array[5, 5] = np.nextafter(array[5, 5], np.float32(9))
+    model.graph.initializer[2].CopyFrom(numpy_helper.from_array(array, "wv"))
+
+
+def share_one_product(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        node.input[:] = ["q" if name == "k" else name for name in node.input]
+    keep = [node for node in model.graph.node if node.output[0] != "k"]
+    del model.graph.node[:]
+    model.graph.node.extend(keep)
+
+
+def merge_and_leave_the_products_dead(model: onnx.ModelProto) -> None:
+    """The separate products stay, and nobody reads them."""
+    products = [node for node in attention().graph.node if node.output[0] in ("q", "k", "v")]
+    weights = [tensor for tensor in attention().graph.initializer if tensor.name in ("wq", "wk", "wv")]
+    merge(model)
+    for node in products:
+        node.output[0] = f"dead_{node.output[0]}"
+    model.graph.node.extend(products)
+    model.graph.initializer.extend(weights)
+
+
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        (lambda model: None, []),
+        (transpose_a_weight, []),
+        (merge, ["attention 0"]),
+        (merge_and_leave_the_products_dead, ["attention 0"]),
+        (change_a_bit, ["attention 0"]),
+        (share_one_product, ["attention 0"]),
+    ],
+    ids=["as it was", "transposed", "merged", "merged, products dead", "one bit", "product dropped"],
+)
+def test_the_checker_sees_what_was_lost(change, lost: list[str]) -> None:
+    instances = QKV.find(detached(attention())).instances
+    model = attention()
+    change(model)
+    assert list(QKV.lost(instances, detached(model))) == lost
+
+
+def test_a_matrix_may_be_stored_in_the_type_that_it_is_used_in() -> None:
+    model = WITH_TRIPLE["stored in half precision"]
+    instances = QKV.find(detached(model)).instances
+    folded = model_of(
+        STORED_IN_HALF.replace("32 = Cast <to = 1> (w", "32 = Identity (w"),
+        **{name: array.astype(np.float16).astype(np.float32) for name, array in square("wq", "wk", "wv").items()},
+    )
+    assert list(QKV.lost(instances, detached(folded))) == []
+
+
+def test_layers_that_share_their_matrices_need_a_product_each() -> None:
+    """As in ALBERT: the same three matrices in two layers, of which one is merged."""
+    layer = """
+        q{0} = MatMul ({1}, wq)
+        k{0} = MatMul ({1}, wk)
+        v{0} = MatMul ({1}, wv)
+        kt{0} = Transpose <perm = [0, 2, 1]> (k{0})
+        s{0} = MatMul (q{0}, kt{0})
+        p{0} = Softmax <axis = -1> (s{0})
+        y{0} = MatMul (p{0}, v{0})
+    """
+    text = f"g (float[2, 8, 32] x) => (float[2, 8, 32] y1) {{ {layer.format(0, 'x')}\n {layer.format(1, 'y0')} }}"
+    model = model_of(text, **square("wq", "wk", "wv"))
+    instances = QKV.find(detached(model)).instances
+    assert len(instances) == 2
+    broken = model_of(text.replace("MatMul (y0, wk)", "Relu (y0)"), **square("wq", "wk", "wv"))
+    assert list(QKV.lost(instances, detached(model))) == []
+    assert list(QKV.lost(instances, detached(broken))) == ["attention 1"]
