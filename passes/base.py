@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
@@ -60,7 +60,16 @@ class Step(Protocol):
 
 @runtime_checkable
 class Early(Step, Protocol):
-    """A step that can begin on a model before it is known whether it will be its turn."""
+    """A step that can begin on a model before it is known whether it will be its turn, and then looks further ahead."""
+
+    @property
+    def ahead(self) -> tuple[str, ...]:
+        """The passes that it looks at beside its own."""
+        ...
+
+    def looking_past(self, names: Collection[str]) -> Early:
+        """The same step, which looks at none of `names`."""
+        ...
 
     def begin(self, model: DetachedModel, bench: Workbench) -> None:
         """Begin in the worker, without waiting; `apply` goes on from there if it is given the same model."""

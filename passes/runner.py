@@ -243,7 +243,9 @@ class _Run:
 
 
 def _told(step: Step, policy: Policy, bench: Workbench) -> Step:
-    """The step with the policy's skips told to it, if it has inner passes of its own."""
+    """The step with the policy's skips told to it, if it runs other passes than its own."""
+    if isinstance(step, Early):  # what is skipped, since it never ends say, is not tried in advance either
+        return step.looking_past([name for name in step.ahead if policy.skips(name)])
     if not isinstance(step, Composite):
         return step
     step.check(bench)

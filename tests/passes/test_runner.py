@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from passes.base import Step, Workbench
 from passes.bench import open_bench
 from passes.canonical import Reading
 from passes.errors import StepFailed
+from passes.isolate import Worker
 from passes.optimize import draw_feeds
 from passes.policy import Policy
 from passes.prove import Measurement, Prover
@@ -369,3 +371,18 @@ def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found() -> None:
         ("without_c", Status.RAN, ""),
     ]
     assert [node.output[0] for node in run.model.proto.graph.node] == ["b", "y"]
+
+
+def test_a_skipped_pass_is_not_tried_in_advance_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be skipped because it never ends, or brings its process down."""
+    asked: list[str] = []
+    post = Worker.post
+
+    def noted(worker: Worker, function: str, /, **arguments: Any) -> int:
+        asked.extend(arguments.get("names", ()))
+        return post(worker, function, **arguments)
+
+    monkeypatch.setattr(Worker, "post", noted)
+    passes.optimize(attention(), recipe=["default"], skip=["fuse_qkv"])
+    assert "eliminate_deadend" in asked
+    assert "fuse_qkv" not in asked

@@ -7,7 +7,7 @@ import onnxoptimizer
 import pytest
 
 from passes.catalog.picture import picture_of, read_picture
-from passes.external.onnxoptimizer import optimize_first
+from passes.external.onnxoptimizer_search import optimize_first
 from passes.external.short_names import ShortNames
 from tests.passes.models import attention, model_of
 
