@@ -173,28 +173,33 @@ class Trial:
 
     def _judged(self, step: Step, source: Subject, pinned: DetachedModel) -> Attempt:
         """Run `step` on `source`, which is `pinned`, and judge against the model that stands."""
-        made = step.apply(pinned, self.bench)
-        if made is pinned:
-            return Attempt(self.subject, False, {}, None, "")
-        after = Subject(unpin(made, [output.name for output in self.model.proto.graph.output]))
-        keep_signature(self.model, after.model, narrows=isinstance(step, Narrows) and step.narrows)
-        is_same = after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical
-        if is_same and not (isinstance(step, Annotates) and step.annotates):
-            return Attempt(self.subject, False, {}, None, "")
-        if not is_same:
-            self.ahead(after)
-        is_invalid = after.invalid and not self.subject.invalid  # sources are; then no step is blamed for it
-        self.carrier.carry(source, after, step.name)
-        if is_same and annotations_of(after.model.proto) == annotations_of(pinned.proto):
+        after = self._changed(step, source, pinned)
+        if after is None:
             return Attempt(self.subject, False, {}, None, "")
         lost = {key: why for key, why in self.watched.lost(after.model).items() if key not in self.gone}
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]
         if broken:
             return Attempt(after, True, lost, None, _several("breaks", broken))
-        if is_invalid:
+        if after.invalid and not self.subject.invalid:  # sources are; then no step is blamed for it
             return Attempt(after, True, lost, None, f"makes a model that is not valid ONNX: {after.invalid}")
         measurement = self.prover.measure(after.model, after.reading)
         return Attempt(after, True, lost, measurement, measurement.why and f"differs: {measurement.why}")
+
+    def _changed(self, step: Step, source: Subject, pinned: DetachedModel) -> Subject | None:
+        """What `step` makes of `pinned`, unpinned and with all that was known of its nodes; None if that is no change."""
+        made = step.apply(pinned, self.bench)
+        if made is pinned:
+            return None
+        after = Subject(unpin(made, [output.name for output in self.model.proto.graph.output]))
+        keep_signature(self.model, after.model, narrows=isinstance(step, Narrows) and step.narrows)
+        is_same = after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical
+        if is_same and not (isinstance(step, Annotates) and step.annotates):
+            return None
+        if not is_same:
+            self.ahead(after)
+        self.carrier.carry(source, after, step.name)
+        says_the_same = is_same and annotations_of(after.model.proto) == annotations_of(pinned.proto)
+        return None if says_the_same else after
 
     def narrowed(self, step: Step, attempt: Attempt) -> Narrowed:
         """Find the inner passes that are at fault for `attempt`.
