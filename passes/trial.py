@@ -186,7 +186,7 @@ class Trial:
         return Attempt(after, True, lost, measurement, measurement.why and f"differs: {measurement.why}")
 
     def _changed(self, step: Step, source: Subject, pinned: DetachedModel) -> Subject | None:
-        """What `step` makes of `pinned`, unpinned and with all that was known of its nodes; None if that is no change."""
+        """What `step` makes of `pinned`, unpinned, with all that was known of its nodes; None if that is no change."""
         made = step.apply(pinned, self.bench)
         if made is pinned:
             return None
