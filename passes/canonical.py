@@ -6,6 +6,7 @@ A model is read once (`read`); what its values mean, under whatever is known of 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,7 +68,8 @@ class Reading:
         """A digest of what the model computes: ops, attributes, wiring and values, seen from inputs and outputs.
 
         Every value is named by what it is computed from, so names and order drop out. Dead nodes and unused
-        initializers count by what they are, since removing them is a change.
+        initializers count by what they are, since removing them is a change; so does how often each value is read,
+        since to read one of two equal values in place of the other may leave that one dead.
         """
         return _mix(self.header, _walk(self.graph, {}, False, _as_it_is))
 
@@ -131,12 +133,27 @@ def _walk(graph: GraphReading, meaning: dict[str, str], live: bool, settle: Sett
     meaning[""] = "absent"
     meaning.update(graph.inputs)
     meaning.update(graph.stored)
-    nodes = [_step(node, meaning, live, settle) for node in graph.nodes]
+    steps = [_step(node, meaning, live, settle) for node in graph.nodes]
     outputs = [(name, meaning.get(name, "missing")) for name in graph.outputs]
     inputs = [meaning[name] for name, _ in graph.inputs]
     if live:
         return _hash(outputs, inputs)
-    return _hash(sorted(digest for _, digest in graph.stored), sorted(nodes), outputs, inputs)
+    reads = _reads(graph)
+    stored = sorted((digest, reads[name]) for name, digest in graph.stored)
+    nodes = sorted(
+        (step, *[reads[name] for name in node.outputs]) for step, node in zip(steps, graph.nodes, strict=True)
+    )
+    return _hash(stored, nodes, outputs, inputs)
+
+
+def _reads(graph: GraphReading) -> Counter[str]:
+    """How often each value is read, in the bodies of its nodes too; outputs are read once more."""
+    reads = Counter(graph.outputs)
+    for node in graph.nodes:
+        reads.update(node.inputs)
+        for body in node.bodies:
+            reads.update(_reads(body))
+    return reads
 
 
 def _step(node: NodeReading, meaning: dict[str, str], live: bool, settle: Settle) -> str:

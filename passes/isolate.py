@@ -16,11 +16,14 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Final, Self
 
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
 
-__all__ = ["Worker"]
+__all__ = ["STOP", "Worker"]
+
+STOP: Final = None
+"""What is sent in place of a call when nobody waits any more for the one that is under way."""
 
 LAST_WORDS = 400
 """Characters of the worker's standard error that a crash report quotes."""
@@ -69,12 +72,12 @@ class Worker:
     def post(self, function: str, /, **arguments: Any) -> int:
         """Begin a call; returns the ticket for `collect`. One that was posted before, and not collected, is void.
 
+        A function that is a generator goes on by itself after each item, and is stopped by the next call.
+
         Raises:
             StepCrashed: the process died.
         """
-        if self._waits_since is not None:
-            with contextlib.suppress(StepFailed):
-                self.collect(self._posted)
+        self._end()
         pipe = self._started()
         try:
             pipe.send((function, arguments))
@@ -92,7 +95,10 @@ class Worker:
         return self._waits_since is not None and ticket == self._posted
 
     def collect(self, ticket: int, *, within_s: float | None = None) -> Any:
-        """Wait for the result of a posted call, from when it was posted on. Raises as `call` does."""
+        """Wait for the result of a posted call, from when it was posted on. Raises as `call` does.
+
+        Of a generator it is the next item, and what it returns at the end; there `awaits` is false.
+        """
         limit = self.timeout_s if within_s is None else within_s
         if self._pipe is None or self._waits_since is None or ticket != self._posted:
             raise ValueError(f"ticket {ticket} is void; look with `awaits`")
@@ -107,6 +113,8 @@ class Worker:
         except BaseException:
             self._stop()
             raise
+        if outcome == "item":
+            self._waits_since = time.monotonic()
         if outcome == "no memory":
             self._stop()
             raise StepCrashed(f"asked for more memory than {self._limit()}: {result}")
@@ -121,6 +129,16 @@ class Worker:
     def close(self) -> None:
         """End the process, if it runs."""
         self._stop()
+
+    def _end(self) -> None:
+        """End the call that is under way, if one is, and drop its result."""
+        if self._pipe is None or self._waits_since is None:
+            return
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._pipe.send(STOP)
+        with contextlib.suppress(StepFailed):
+            while self._waits_since is not None:  # a worker that waits to send does not receive the next call
+                self.collect(self._posted)
 
     def _started(self) -> Connection:
         if self._pipe is not None and self._process is not None and self._process.poll() is None:
@@ -172,7 +190,14 @@ class Worker:
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
     """The worker finds the same modules as we do, and not others in the folder that it is started from.
 
-    numpy's threads would spin beside onnxruntime's, and with threads the worker could not fork.
+    numpy's threads would spin beside onnxruntime's.
     """
     path = os.pathsep.join(path for path in sys.path if path)
-    return {**own, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    return {**MALLOC, **own, **threads, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+MALLOC: Final = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(64 * 2**20)}
+"""For glibc: bytes from which on a value is given back to the system as soon as it is dropped, and how many may stay
+behind at the end of the heap. By default these are so few that most operators of a model fault in all of their output
+afresh."""

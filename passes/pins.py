@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import onnx
 from onnx import ValueInfoProto
 
-from passes.reads import live_nodes
+from passes.reads import live_nodes, reads_of
 from passes.weights import DetachedModel
 
 __all__ = ["pin", "unpin"]
@@ -27,6 +27,12 @@ def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
         if info.name in made and info.name not in taken:
             taken.add(info.name)
             graph.output.append(info)
+    inner = [info for info in graph.value_info if info.name not in taken]
+    if len(inner) < len(
+        graph.value_info
+    ):  # a value is either; with both a model comes out of a pass other than it went in
+        del graph.value_info[:]
+        graph.value_info.extend(inner)
     return model.with_proto(proto)
 
 
@@ -40,15 +46,26 @@ def unpin(model: DetachedModel, outputs: Iterable[str]) -> DetachedModel:
     pinned = [output for output in graph.output if output.name not in own]
     if not pinned:
         return model
-    held = {node.output[0] for node in live_nodes(graph)}
     stays = [output for output in graph.output if output.name in own]
     del graph.output[:]
     graph.output.extend(stays)
-    held -= {node.output[0] for node in live_nodes(graph)}
-    if held:
-        nodes = [node for node in graph.node if node.output[0] not in held]
-        del graph.node[:]
-        graph.node.extend(nodes)
+    let_go = _let_go(graph, {output.name for output in pinned})
+    for place in sorted(let_go, reverse=True):
+        del graph.node[place]
+    made = {name for node in graph.node for name in node.output} if let_go else set()
     known = {info.name for info in graph.value_info}
-    graph.value_info.extend(info for info in pinned if info.name not in known and info.name not in held)
+    graph.value_info.extend(info for info in pinned if info.name not in known and (not let_go or info.name in made))
     return model
+
+
+def _let_go(graph: onnx.GraphProto, pinned: set[str]) -> list[int]:
+    """The places of the nodes that lived for `pinned` alone, which are no outputs any more."""
+    live = live_nodes(graph)
+    known = {id(node) for node in live}
+    dead = [(place, node) for place, node in enumerate(graph.node) if id(node) not in known]
+    found = []
+    for place, node in reversed(dead):
+        if pinned.intersection(node.output):
+            found.append(place)
+            pinned.update(reads_of(node))
+    return found

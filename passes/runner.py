@@ -12,7 +12,6 @@ from passes.base import Composite, Early, Repeat, Step, Workbench
 from passes.catalog import pass_names
 from passes.changes import op_changes
 from passes.errors import StepFailed
-from passes.pins import pin
 from passes.policy import Policy
 from passes.prove import Prover
 from passes.provenance import Carrier
@@ -103,6 +102,8 @@ class _Run:
     following: Step | None = None
     """The step that is next, unless the policy skips all that are left."""
     trial: Trial | None = None
+    ahead: Trial | None = None
+    """On a model that has yet to be judged."""
     accepted: list[_Accepted] = field(default_factory=list)
     """The steps since `base`, each proven by what it changed."""
 
@@ -201,10 +202,12 @@ class _Run:
 
     def _trial(self) -> Trial:
         if self.trial is None or self.trial.subject is not self.subject:
-            self.trial = Trial(
-                self.subject, self.gone, self.watched, self.prover, self.bench, self.carrier, self._look_ahead
-            )
+            begun = self.ahead is not None and self.ahead.subject is self.subject
+            self.trial, self.ahead = self.ahead if begun else self._trial_of(self.subject), None
         return self.trial
+
+    def _trial_of(self, subject: Subject) -> Trial:
+        return Trial(subject, self.gone, self.watched, self.prover, self.bench, self.carrier, self._look_ahead)
 
     def _accept(self, row: int, step: Step, attempt: Attempt) -> None:
         self.subject = attempt.subject
@@ -216,9 +219,9 @@ class _Run:
     def _look_ahead(self, subject: Subject) -> None:
         """Let the next step begin on a model that has yet to be judged; most are sound."""
         if isinstance(self.following, Early):
-            pinned = pin(subject.model, self.watched.pins(subject.made))
+            self.ahead = self._trial_of(subject)
             with contextlib.suppress(StepFailed):  # when it is its turn, it fails by itself
-                self.following.begin(pinned, self.bench)
+                self.following.begin(self.ahead.pinned, self.bench)
 
     def _reproduced(self, step: Step, attempt: Attempt) -> str:
         """The file with the smallest model on which `step` still breaks down; empty when none is asked for."""

@@ -195,9 +195,9 @@ class Trial:
         is_same = after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical
         if is_same and not (isinstance(step, Annotates) and step.annotates):
             return None
+        self.carrier.carry(source, after, step.name)
         if not is_same:
             self.ahead(after)
-        self.carrier.carry(source, after, step.name)
         says_the_same = is_same and annotations_of(after.model.proto) == annotations_of(pinned.proto)
         return None if says_the_same else after
 

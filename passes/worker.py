@@ -10,11 +10,12 @@ import inspect
 import resource
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from multiprocessing.connection import Connection
 from typing import Any
 
 from passes.errors import PassError
+from passes.isolate import STOP
 
 __all__ = ["serve"]
 
@@ -22,18 +23,24 @@ __all__ = ["serve"]
 def serve(pipe: Connection) -> None:
     """Answer calls until the other side closes the pipe.
 
-    A function with a parameter `desk` is given a dict in which it may leave things for the next call.
+    A function with a parameter `desk` is given a dict in which it may leave things for the next call. What a generator
+    yields is sent as it comes, but for None: there it can be stopped, and has nothing to say.
     """
     desk: dict[str, Any] = {}
     while True:
         try:
-            name, arguments = pipe.recv()
+            call = pipe.recv()
         except EOFError:
             return
+        if call is STOP:  # it had come to its end
+            continue
+        name, arguments = call
         try:
             function = _function(name)
             given = {"desk": desk} if "desk" in inspect.signature(function).parameters else {}
             result = function(**given, **arguments)
+            if inspect.isgenerator(result):
+                result = _streamed(result, pipe)
         except MemoryError as error:
             traceback.print_exc()
             pipe.send(("no memory", f"{type(error).__name__}: {error}"))
@@ -44,6 +51,19 @@ def serve(pipe: Connection) -> None:
             pipe.send(("raised", f"{type(error).__name__}: {error}"))
         else:
             pipe.send(("done", result))
+
+
+def _streamed(items: Generator[Any, None, Any], pipe: Connection) -> Any:
+    """Send the items, until the other side sends anything; returns what the generator returns."""
+    while not pipe.poll():
+        try:
+            item = next(items)
+        except StopIteration as end:
+            return end.value
+        if item is not None:
+            pipe.send(("item", item))
+    items.close()
+    return None
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -10,6 +10,8 @@ import onnx
 
 from passes.base import Workbench
 from passes.errors import StepFailed
+from passes.external.numbered import name_again, number
+from passes.external.onnxoptimizer_search import Change
 from passes.weights import DetachedModel
 
 __all__ = ["OnnxOptimizerPass", "available", "default_set", "passes_of"]
@@ -18,17 +20,17 @@ NAME: Final = "onnxoptimizer"
 
 REMEMBERED: Final = 4
 
-NUMBERED: Final = "onnxline.node/"
+SEARCH: Final = "onnxoptimizer, search"
 
-BEGUN: Final = "onnxoptimizer, begun"
+CHANGES: Final = "passes.external.onnxoptimizer_search:changes"
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxOptimizerPass:
     """Run one named pass of onnxoptimizer once.
 
-    `ahead` names passes that are likely to be next. Most passes change nothing, so the worker tries them on the same
-    model in one go, each alone, until one changes something; their turn then costs nothing.
+    `ahead` names the passes that are likely to be next. The worker goes on with them, each alone, from what the ones
+    before have made; most change nothing, and their turn then costs nothing.
     """
 
     name: str
@@ -42,11 +44,14 @@ class OnnxOptimizerPass:
             self._try(known, bench)
         if self.name in known.idle:
             return model
-        return model.with_proto(_named(onnx.load_from_string(known.made[self.name]), model.proto))
+        change = known.made[self.name]
+        made = onnx.load_from_string(change.model)
+        name_again(made, change.names, model.proto.graph.node)
+        return model.with_proto(made)
 
     def begin(self, model: DetachedModel, bench: Workbench) -> None:
         """Try this pass and those ahead on `model`, without waiting."""
-        bench.notes[BEGUN] = _begun(_bare(model.proto), [self.name, *self.ahead], bench)
+        _searched(_known(bench, model.proto).source, [self.name, *self.ahead], bench)
 
     def looking_past(self, names: Collection[str]) -> OnnxOptimizerPass:
         """The same pass, which leaves out `names` when it looks ahead."""
@@ -57,36 +62,40 @@ class OnnxOptimizerPass:
         ahead = [name for name in self.ahead if name not in known.idle] if known.may_look_ahead else []
         names = [self.name, *ahead]
         try:
-            begun: _Begun | None = bench.notes.pop(BEGUN, None)
-            if begun is None or not begun.is_of(known.source, names) or not bench.worker.awaits(begun.ticket):
-                begun = _begun(known.source, names, bench)
-            index, result = bench.worker.collect(begun.ticket)
+            search = _searched(known.source, names, bench)
+            change: Change | None = bench.worker.collect(search.ticket)
         except StepFailed:
             if not ahead:
                 raise
             known.may_look_ahead = False  # one that is not asked for yet may be at fault
             self._try(known, bench)
             return
-        known.idle.update(names[:index])
-        if result is not None:
-            known.made[names[index]] = result
+        if change is None:
+            known.idle.update(names)
+            return
+        place = change.place - search.begun
+        known.idle.update(names[:place])
+        known.made[names[place]] = change
+        bench.notes[SEARCH] = replace(search, source=change.model, names=names[place + 1 :], begun=change.place + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
-    """A search that the worker is at."""
+class _Search:
+    """What the worker is at: it runs `names`, of which `begun` are done, on `source`."""
 
     source: bytes
     names: Sequence[str]
     ticket: int
-
-    def is_of(self, source: bytes, names: Sequence[str]) -> bool:
-        return (self.source, self.names) == (source, names)
+    begun: int = 0
 
 
-def _begun(source: bytes, names: Sequence[str], bench: Workbench) -> _Begun:
-    ticket = bench.worker.post("passes.external.onnxoptimizer_search:optimize_first", model=source, names=names)
-    return _Begun(source, names, ticket)
+def _searched(source: bytes, names: Sequence[str], bench: Workbench) -> _Search:
+    """The search that is under way, if it is this one, or a new one."""
+    search: _Search | None = bench.notes.get(SEARCH)
+    if search is None or (search.source, search.names) != (source, names) or not bench.worker.awaits(search.ticket):
+        search = _Search(source, names, bench.worker.post(CHANGES, model=source, names=names))
+        bench.notes[SEARCH] = search
+    return search
 
 
 @dataclass(slots=True)
@@ -96,39 +105,24 @@ class _Known:
     proto: onnx.ModelProto
     source: bytes
     idle: set[str] = field(default_factory=set)
-    made: dict[str, bytes] = field(default_factory=dict)
+    made: dict[str, Change] = field(default_factory=dict)
     may_look_ahead: bool = True
 
 
 def _known(bench: Workbench, proto: onnx.ModelProto) -> _Known:
     """A model is known again by identity; a few are remembered, since steps are tried with different pins."""
     remembered: list[_Known] = bench.notes.setdefault(NAME, [])
-    found = next((known for known in remembered if known.proto is proto), None) or _Known(proto, _bare(proto))
+    found = next((known for known in remembered if known.proto is proto), None) or _Known(proto, _numbered(proto))
     remembered[:] = [*(known for known in remembered if known is not found), found][-REMEMBERED:]
     return found
 
 
-def _bare(proto: onnx.ModelProto) -> bytes:
-    """The model without what is carried across a pass anyway, and takes longer to read than many a pass to run.
-
-    Nodes are numbered, since their names may still change while a search has begun.
-    """
-    bare = onnx.ModelProto()
-    bare.CopyFrom(proto)
-    del bare.metadata_props[:]
-    for index, node in enumerate(bare.graph.node):
-        del node.metadata_props[:]
-        node.ClearField("doc_string")
-        node.name = f"{NUMBERED}{index}"
-    return bare.SerializeToString()
-
-
-def _named(made: onnx.ModelProto, source: onnx.ModelProto) -> onnx.ModelProto:
-    """`made`, whose numbered nodes have the names from `source` again."""
-    for node in made.graph.node:
-        if node.name.startswith(NUMBERED):
-            node.name = source.graph.node[int(node.name.removeprefix(NUMBERED))].name
-    return made
+def _numbered(proto: onnx.ModelProto) -> bytes:
+    """The model with numbered nodes: what they are called is no part of what the worker goes on from."""
+    numbered = onnx.ModelProto()
+    numbered.CopyFrom(proto)
+    number(numbered)
+    return numbered.SerializeToString()
 
 
 def passes_of(names: Sequence[str]) -> tuple[OnnxOptimizerPass, ...]:

@@ -1,60 +1,116 @@
-"""Which pass of onnxoptimizer is the first to change a model? In the worker."""
+"""Run passes of onnxoptimizer in turn, each alone, and go on with what they make. In the worker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
 import onnx
 
 from passes.external.first_change import first_change
+from passes.external.numbered import number
 from passes.external.short_names import ShortNames
 
-__all__ = ["ACTS_ON", "optimize_first"]
+__all__ = ["ACTS_ON", "Change", "changes"]
 
 
-def optimize_first(desk: dict[str, Any], model: bytes, names: Sequence[str]) -> tuple[int, bytes | None]:
-    """In the worker: run each of `names` alone on a serialized model, up to the first that changes it.
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What the pass at `place` in the list made: a serialized model with numbered nodes, and the names that they had.
 
-    Returns:
-        How many passes changed nothing, and the model that the next one made; None if there is no next one.
+    The passes between the last change and this one changed nothing.
     """
-    if desk.get(GIVEN, (b"", None))[0] != model:
-        desk[GIVEN] = (model, _Given(model))
-    given: _Given = desk[GIVEN][1]
-    index, made = first_change(names, given.made_by, given.unlikely(names))
-    return index, None if made is None else given.restored(made)
+
+    place: int
+    model: bytes
+    names: Sequence[str]
+
+
+def changes(desk: dict[str, Any], model: bytes, names: Sequence[str]) -> Generator[Change | None, None, None]:
+    """Run `names` alone and in order, from a serialized `model` with numbered nodes on. In the worker.
+
+    Each pass is given what the one before has made, and it is for who asks to see whether that is what he goes on with.
+    """
+    remembered: dict[bytes, _Given] = desk.setdefault(GIVEN, {})
+    given = remembered.get(model) or _Given.read(model)
+    begun = 0
+    while True:
+        _remember(remembered, given)
+        count, made = yield from given.first_change(names[begun:])
+        if made is None:
+            return
+        yield Change(begun + count, made.given.source, made.names)
+        given, begun = made.given, begun + count + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    given: _Given
+    names: Sequence[str]
 
 
 class _Given:
     """A model as the library is given it: with short names, in bytes."""
 
-    def __init__(self, model: bytes) -> None:
-        proto = onnx.load_from_string(model)
-        self._names = ShortNames(proto.graph)
+    def __init__(self, source: bytes, short: ShortNames, proto: onnx.ModelProto, *, is_written: bool) -> None:
+        self.source = source
+        self._short = short
         self._bytes = proto.SerializeToString()
         self._ops = set(_ops(proto.graph))
+        self._is_written = is_written
+        """Whether it is in the form in which the library writes a model."""
+        self._idle: set[str] = set()
+        self._made: dict[tuple[str, ...], bytes] = {}
+
+    @classmethod
+    def read(cls, source: bytes) -> _Given:
+        proto = onnx.load_from_string(source)
+        return cls(source, ShortNames(proto.graph), proto, is_written=False)
+
+    def first_change(self, names: Sequence[str]) -> Generator[None, None, tuple[int, _Made | None]]:
+        """How many of `names` change nothing, and what the next one makes."""
+        left = [name for name in names if name not in self._idle]
+        count, made = yield from first_change(left, self._run, self._unlikely(left))
+        return (len(names), None) if made is None else (names.index(left[count]), self._restored(made))
+
+    def _unlikely(self, names: Sequence[str]) -> list[str]:
+        """Those of `names` that act on operators that the model has not, as far as we know the passes."""
+        return [name for name in names if not self._ops.issuperset(ACTS_ON.get(name, ()))]
+
+    def _run(self, names: Sequence[str]) -> bytes | None:
+        """What passes make, one after the other; None when that is the same model."""
+        key = tuple(names)
+        if key not in self._made:
+            made = _optimized(self._bytes, names)
+            self._is_written |= made == self._bytes
+            if made == self._bytes or (not self._is_written and made == self._nothing):
+                self._idle.update(names)
+                return None
+            self._made[key] = made
+        return self._made[key]
 
     @cached_property
     def _nothing(self) -> bytes:
         """What passes that change nothing make of it: what `nop` makes, byte for byte."""
         return _optimized(self._bytes, ["nop"])
 
-    def unlikely(self, names: Sequence[str]) -> list[str]:
-        """Those of `names` that act on operators that the model has not, as far as we know the passes."""
-        return [name for name in names if not self._ops.issuperset(ACTS_ON.get(name, ()))]
-
-    def made_by(self, names: Sequence[str]) -> bytes | None:
-        """What passes make, one after the other; None when that is the same model."""
-        made = _optimized(self._bytes, names)
-        # A model that the library has written before is nothing new to it, so `nop` is seldom needed.
-        return None if made == self._bytes or made == self._nothing else made
-
-    def restored(self, made: bytes) -> bytes:
+    def _restored(self, made: bytes) -> _Made:
+        """What a pass has made, with the names that values have outside, and ready for the next pass."""
         proto = onnx.load_from_string(made)
-        self._names.restore(proto.graph)
-        return proto.SerializeToString()
+        names = number(proto)
+        full = onnx.ModelProto()
+        full.CopyFrom(proto)
+        self._short.restore(full.graph)
+        return _Made(_Given(full.SerializeToString(), self._short, proto, is_written=True), names)
+
+
+def _remember(remembered: dict[bytes, _Given], given: _Given) -> None:
+    remembered.pop(given.source, None)
+    remembered[given.source] = given
+    for forgotten in list(remembered)[:-REMEMBERED]:
+        del remembered[forgotten]
 
 
 def _ops(graph: onnx.GraphProto) -> Iterator[str]:
@@ -73,6 +129,8 @@ def _optimized(model: bytes, names: Sequence[str]) -> bytes:
 
 
 GIVEN: Final = "onnxoptimizer, given"
+
+REMEMBERED: Final = 4
 
 ACTS_ON: Final[Mapping[str, tuple[str, ...]]] = {
     "nop": ("",),

@@ -14,7 +14,8 @@ __all__ = ["ShortNames"]
 
 
 class ShortNames:
-    """Renames the values of `graph`, and of the graphs inside of it, in place; later gives them their names back.
+    """Renames the values of `graph`, and of the graphs inside of it, in place; later gives them their names back, in
+    whatever passes have made of it one after the other.
 
     One name becomes one name wherever it is used, so scopes stay what they are.
     """
@@ -22,23 +23,21 @@ class ShortNames:
     def __init__(self, graph: GraphProto) -> None:
         self._short: dict[str, str] = {}
         _rename(graph, lambda name: self._short.setdefault(name, f"v{len(self._short)}"))
+        self._full = {short: name for name, short in self._short.items()}
 
     def restore(self, graph: GraphProto) -> None:
         """Give the values of `graph`, which was made of the first one, their names back. New values keep the names that
         they have, unless another has it."""
-        full = {short: name for name, short in self._short.items()}
-        taken = set(self._short)
+        _rename(graph, self._restored)
 
-        def restored(name: str) -> str:
-            if name not in full:
-                free = name
-                while free in taken:
-                    free += "_"
-                taken.add(free)
-                full[name] = free
-            return full[name]
-
-        _rename(graph, restored)
+    def _restored(self, short: str) -> str:
+        if short not in self._full:
+            free = short
+            while free in self._short:
+                free += "_"
+            self._short[free] = short
+            self._full[short] = free
+        return self._full[short]
 
 
 def _rename(graph: GraphProto, renamed: Callable[[str], str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -48,3 +49,30 @@ def allocate(bytes_wanted: int) -> int:
 
 def map_file(path: str) -> int:
     return np.memmap(path, np.uint8, "r").size
+
+
+def count(to: int, size: int = 0, silent: bool = False) -> Generator[tuple[int, bytes] | None, None, str]:
+    """Yield numbers below `to`, each with `size` bytes; between them, if `silent`, nothing."""
+    for number in range(to):
+        yield None if silent else (number, bytes(size))
+        time.sleep(0.001)
+    return "counted"
+
+
+def count_and_die(to: int) -> Iterator[int]:
+    yield from range(to)
+    os.abort()
+
+
+def count_and_complain(to: int) -> Iterator[int]:
+    yield from range(to)
+    raise ValueError("no more numbers")
+
+
+def count_and_loop(to: int) -> Iterator[int]:
+    yield from range(to)
+    time.sleep(60)
+
+
+def length(data: bytes) -> int:
+    return len(data)

@@ -88,6 +88,30 @@ def test_live_digest_looks_through_what_does_not_matter(text: str) -> None:
     assert meanings_of(plain).whole == meanings_of(other).whole
 
 
+TWICE = "g (float[2] x) => (float[2] y) { a = Neg (x) b = Neg (x) y = Add (a, b) }"
+ONCE = "g (float[2] x) => (float[2] y) { a = Neg (x) b = Neg (x) y = Add (a, a) }"
+
+
+def test_to_read_one_of_two_equal_values_for_the_other_is_a_change() -> None:
+    """It leaves the other one dead: what is called common subexpression elimination."""
+    assert canonical_digest(detached(model_of(TWICE))) != canonical_digest(detached(model_of(ONCE)))
+    assert meanings_of(detached(model_of(TWICE))).whole == meanings_of(detached(model_of(ONCE))).whole
+
+
+def test_so_it_is_where_a_branch_reads_it() -> None:
+    text = """
+    g (bool c, float[2] x) => (float[2] y) {{
+        one = Neg (x)
+        two = Neg (x)
+        z = If (c) <then_branch = t () => (float[2] a) {{ a = Abs ({read}) }},
+                    else_branch = e () => (float[2] b) {{ b = Relu (one) }}>
+        y = Add (z, one)
+    }}
+    """
+    one, two = (canonical_digest(detached(model_of(text.format(read=read)))) for read in ("one", "two"))
+    assert one != two
+
+
 def test_live_digest_sees_into_subgraphs() -> None:
     text = """
     g (bool c, float[2] x) => (float[2] y) {{

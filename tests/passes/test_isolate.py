@@ -94,8 +94,69 @@ def test_a_worker_that_dies_over_a_posted_call_is_replaced() -> None:
         assert worker.call(f"{HERE}:double", number=21) == 42
 
 
+def test_a_generator_goes_on_by_itself() -> None:
+    with Worker() as worker:
+        ticket = worker.post(f"{HERE}:count", to=3)
+        assert [worker.collect(ticket)[0] for _ in range(3)] == [0, 1, 2]
+        assert worker.awaits(ticket)
+        assert worker.collect(ticket) == "counted"
+        assert not worker.awaits(ticket)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["items", "nothing to say"])
+@pytest.mark.parametrize("collected", [0, 1])
+def test_the_next_call_stops_a_generator(collected: int, silent: bool) -> None:
+    with Worker(timeout_s=20) as worker:
+        process = worker.call("os:getpid")
+        ticket = worker.post(f"{HERE}:count", to=10**9, silent=silent)
+        for _ in range(0 if silent else collected):
+            worker.collect(ticket)
+        assert worker.call("os:getpid") == process
+        assert not worker.awaits(ticket)
+
+
+def test_neither_side_waits_for_the_other_to_listen() -> None:
+    """What comes and what is sent is more than a pipe holds."""
+    with Worker(timeout_s=20) as worker:
+        process = worker.call("os:getpid")
+        for _ in range(3):
+            worker.post(f"{HERE}:count", to=10**9, size=2**22)
+            assert worker.call(f"{HERE}:length", data=bytes(2**22)) == 2**22
+        assert worker.call("os:getpid") == process
+
+
+def test_a_generator_that_has_ended_is_not_stopped_any_more() -> None:
+    with Worker() as worker:
+        for _ in range(3):
+            worker.post(f"{HERE}:count", to=2)
+            time.sleep(0.1)
+            assert worker.call(f"{HERE}:double", number=21) == 42
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "words"),
+    [
+        ("count_and_die", StepCrashed, "SIGABRT"),
+        ("count_and_complain", StepFailed, "no more numbers"),
+        ("count_and_loop", StepTimedOut, "ran past 0.5 s"),
+    ],
+)
+def test_what_a_generator_gave_before_it_broke_down_is_not_lost(function, kind, words) -> None:
+    with Worker() as worker:
+        worker.call(f"{HERE}:double", number=1)
+        worker.timeout_s = 0.5
+        ticket = worker.post(f"{HERE}:{function}", to=2)
+        time.sleep(0.2)
+        assert [worker.collect(ticket) for _ in range(2)] == [0, 1]
+        with pytest.raises(kind, match=words):
+            worker.collect(ticket)
+        assert not worker.awaits(ticket)
+        worker.timeout_s = 20
+        assert worker.call(f"{HERE}:double", number=21) == 42
+
+
 def test_what_the_worker_has_started_ends_with_it(tmp_path: Path) -> None:
-    """A search forks; an endless loop in the fork must not go on for ever."""
+    """A library may fork; an endless loop in the fork must not go on for ever."""
     file = tmp_path / "child"
     with Worker() as worker:
         worker.call(f"{HERE}:double", number=1)

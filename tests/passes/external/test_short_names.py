@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import onnx
-import onnxoptimizer
 import pytest
 
-from passes.catalog.picture import picture_of, read_picture
-from passes.external.onnxoptimizer_search import optimize_first
 from passes.external.short_names import ShortNames
 from tests.passes.models import attention, model_of
 
@@ -69,12 +66,14 @@ def test_a_new_value_makes_way_for_one_that_has_its_name() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", onnxoptimizer.get_fuse_and_elimination_passes())
-def test_a_pass_does_the_same(name: str) -> None:
-    picture = picture_of(name)
-    models = [attention(), model_of(BRANCHES), *([read_picture(picture).model] if picture else [])]
-    for model in models:
-        expected, nothing = (onnxoptimizer.optimize(model, [one]) for one in (name, "nop"))
-        index, made = optimize_first({}, model.SerializeToString(), [name])
-        assert (index == 1) == (expected == nothing)
-        assert made is None or onnx.load_from_string(made) == expected
+def test_what_is_new_keeps_its_name_from_one_pass_to_the_next() -> None:
+    model = model_of("g (float[2] x) => (float[2] y) { v0 = Neg (x) y = Abs (v0) }")
+    names = ShortNames(model.graph)
+    model.graph.node.insert(1, onnx.helper.make_node("Relu", [model.graph.node[0].output[0]], ["7"]))
+    later = copy_of(model)
+    later.graph.node.append(onnx.helper.make_node("Relu", ["7"], ["8"]))
+    names.restore(model.graph)
+    names.restore(later.graph)
+    assert [list(node.output) for node in later.graph.node] == [["v0"], ["7"], ["y"], ["8"]]
+    assert later.graph.node[0] == model.graph.node[0]
+    assert later.graph.node[1] == model.graph.node[1]

@@ -1,0 +1,34 @@
+"""Number the nodes of a model, so that they are known again in what a library makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from onnx import ModelProto, NodeProto
+
+__all__ = ["name_again", "number"]
+
+NUMBERED: Final = "onnxline.node/"
+
+
+def number(model: ModelProto) -> list[str]:
+    """Name each node by its place, in place; returns the names that they had.
+
+    What is carried across a pass anyway goes, since it takes longer to read than many a pass to run.
+    """
+    del model.metadata_props[:]
+    names = []
+    for place, node in enumerate(model.graph.node):
+        names.append(node.name)
+        node.name = f"{NUMBERED}{place}"
+        node.ClearField("doc_string")
+        del node.metadata_props[:]
+    return names
+
+
+def name_again(made: ModelProto, names: Sequence[str], source: Sequence[NodeProto]) -> None:
+    """Give the nodes of `made` their `names`, where those are numbers the names of the `source` nodes."""
+    for node, name in zip(made.graph.node, names, strict=True):
+        place = name.removeprefix(NUMBERED)
+        node.name = name if place == name else source[int(place)].name

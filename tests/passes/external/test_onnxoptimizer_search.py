@@ -1,0 +1,121 @@
+"""The worker's search: each change is what the library makes of the one before, and no other pass changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx
+import onnxoptimizer
+import pytest
+
+from passes.catalog.picture import picture_of, read_picture
+from passes.external.numbered import number
+from passes.external.onnxoptimizer_search import Change, changes
+from tests.passes.models import attention, model_of
+
+DEFAULT = onnxoptimizer.get_fuse_and_elimination_passes()
+
+BRANCHES = """
+g (bool really, float[2] a_rather_long_name) => (float[2] y) {
+    a_value_outside = Neg (a_rather_long_name)
+    y = If (really) <
+        then_branch = then () => (float[2] one_result) { one_result = Abs (a_value_outside) },
+        else_branch = else () => (float[2] one_result) { one_result = Identity (a_rather_long_name) }
+    >
+}
+"""
+
+ROUNDABOUT = """
+g (float[2, 8] x) => (float[2, 8] y) {
+    a = Transpose <perm = [1, 0]> (x)
+    b = Transpose <perm = [1, 0]> (a)
+    c = Add (b, zero)
+    same = Add (b, zero)
+    d = Mul (c, same)
+    e = Identity (d)
+    y = Relu (e)
+}
+"""
+
+
+def roundabout() -> onnx.ModelProto:
+    return model_of(ROUNDABOUT, zero=np.ones(8, np.float32))
+
+
+def pictures() -> Iterator[onnx.ModelProto]:
+    yield from (attention(), model_of(BRANCHES), roundabout())
+    yield from (read_picture(picture).model for name in DEFAULT if (picture := picture_of(name)))
+
+
+def numbered(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    number(copy)
+    return copy
+
+
+def found(model: onnx.ModelProto, names: Sequence[str], desk: dict | None = None) -> list[Change]:
+    items = changes({} if desk is None else desk, numbered(model).SerializeToString(), names)
+    return [item for item in items if item is not None]
+
+
+@pytest.mark.parametrize("name", DEFAULT)
+def test_one_pass_does_what_the_library_does(name: str) -> None:
+    for model in pictures():
+        source = numbered(model)
+        expected, nothing = (onnxoptimizer.optimize(source, [one]) for one in (name, "nop"))
+        made = found(model, [name])
+        assert bool(made) == (expected != nothing)
+        assert not made or onnx.load_from_string(made[0].model) == numbered(expected)
+
+
+@pytest.mark.parametrize("model", list(pictures()), ids=lambda model: model.graph.node[0].op_type)
+def test_one_goes_on_from_what_the_other_made(model: onnx.ModelProto) -> None:
+    names = [name for name in DEFAULT if name != "fuse_qkv"]  # which aborts on an input that three products read
+    made = {change.place: onnx.load_from_string(change.model) for change in found(model, names)}
+    stands = numbered(model)
+    for place, name in enumerate(names):
+        after, nothing = (onnxoptimizer.optimize(stands, [one]) for one in (name, "nop"))
+        if place in made:
+            assert made[place] == numbered(after)
+            stands = made[place]
+        else:
+            assert after == nothing
+
+
+def test_nodes_are_known_again() -> None:
+    """One that stays is called by its number in the model that the pass was given, which is not that of the model that
+    the search began with."""
+    model = roundabout()
+    names = ["fuse_consecutive_transposes", "eliminate_nop_transpose", "eliminate_deadend", "eliminate_identity"]
+    stands = numbered(model)
+    for change in found(model, names):
+        made = onnx.load_from_string(change.model)
+        was = {f"onnxline.node/{place}": node for place, node in enumerate(stands.graph.node)}
+        for node, name in zip(made.graph.node, change.names, strict=True):
+            assert name not in was or was[name].op_type == node.op_type
+        assert [node.name for node in made.graph.node] == [
+            f"onnxline.node/{place}" for place in range(len(made.graph.node))
+        ]
+        stands = made
+    assert len(stands.graph.node) < len(model.graph.node) - 1
+
+
+def test_what_is_known_of_a_model_is_not_found_out_again() -> None:
+    desk: dict = {}
+    first = found(roundabout(), DEFAULT, desk)
+    again = found(roundabout(), DEFAULT, desk)
+    assert [(one.place, one.model, one.names) for one in first] == [(one.place, one.model, one.names) for one in again]
+
+
+def test_a_search_can_be_left_and_taken_up_again() -> None:
+    desk: dict = {}
+    source = numbered(roundabout()).SerializeToString()
+    whole = found(roundabout(), DEFAULT)
+    for calls in range(1, 12):
+        left = changes(desk, source, DEFAULT)
+        for _ in range(calls):
+            next(left, None)
+        left.close()
+    assert found(roundabout(), DEFAULT, desk) == whole
