@@ -1,6 +1,8 @@
-"""What the benchmarks share: run a command as a child, and take its time and the memory of its whole process tree.
+"""What the benchmarks share: run a command as a child, and take its time or the memory of its whole process tree.
 
-Memory is PSS (RSS where the kernel does not tell PSS), sampled, so a peak shorter than the interval may be missed.
+Memory is PSS (RSS where the kernel does not tell PSS), sampled, so a peak shorter than the interval may be missed. To
+sample it takes a core from who is measured, and holds up its page faults: where several processes work at once, take
+their time in another run.
 Linux only: it reads /proc.
 """
 
@@ -27,15 +29,15 @@ LAST_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One run: wall time of the process, peak memory of its tree, and what it printed."""
+    """One run: wall time of the process, peak memory of its tree (0 where it was not sampled), and what it printed."""
 
     seconds: float
     peak_bytes: int
     said: str
 
 
-def run_child(arguments: Sequence[str], limit_s: float | None = None) -> Child:
-    """Run Python with `arguments`.
+def run_child(arguments: Sequence[str], limit_s: float | None = None, *, memory: bool = True) -> Child:
+    """Run Python with `arguments`; sample its memory, or leave it alone.
 
     Raises:
         SystemExit: the child failed; with its last words.
@@ -46,7 +48,7 @@ def run_child(arguments: Sequence[str], limit_s: float | None = None) -> Child:
         peak = 0
         try:
             while child.poll() is None:
-                peak = max(peak, _tree_bytes(child.pid))
+                peak = max(peak, _tree_bytes(child.pid)) if memory else 0
                 if limit_s is not None and time.perf_counter() - begun > limit_s:
                     raise SystemExit(f"{' '.join(arguments)} ran past {limit_s:g} s")
                 time.sleep(INTERVAL_S)

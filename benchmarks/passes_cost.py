@@ -3,8 +3,8 @@
     python -m benchmarks.passes_cost [--model NAME]… [--repeats 3] [--no-loop] [--markdown FILE]
 
 Every side is a process of its own that reads the same exported file. Time is that of the call, libraries imported (for
-onnxline, in its workers too); that of the whole process, imports and all, stands beside it. Each side compares on one
-draw.
+onnxline, in its workers too); that of the whole process, imports and all, stands beside it. Memory is taken in a run of
+its own. Each side compares on one draw.
 
     onnxline   passes.optimize(path, recipe=["default"], keep=["qkv?"]): each pass alone; after each change the op
                counts, the structure check and the numeric check, and the whole final model once more
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.measure import Child, kind_of_memory, machine, run_child, versions_line
+from benchmarks.measure import Child, kind_of_memory, machine, mib, run_child, versions_line
 
 MODELS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "ViT-base": ("vit_base_keep_qkv", ()),
@@ -49,13 +49,18 @@ FOLDER: Final = Path("runs/benchmarks")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run of one side: seconds of the call and of the process, peak bytes of the process tree, and what the side
-    tells of itself."""
+    """One run of one side: seconds of the call and of the process, and what the side tells of itself."""
 
     seconds: float
     process_s: float
-    peak_bytes: int
     told: Mapping[str, Any]
+
+
+Samples = dict[tuple[str, str], list[Sample]]
+"""By model and side."""
+
+Peaks = dict[tuple[str, str], int]
+"""Peak bytes of the process tree, by model and side."""
 
 
 def main() -> None:
@@ -63,17 +68,19 @@ def main() -> None:
     if options.side:
         print(json.dumps(SIDES[options.side](options.path)))
         return
-    samples: dict[tuple[str, str], list[Sample]] = {}
+    samples: Samples = {}
+    peaks: Peaks = {}
     for name in options.model or MODELS:
         path = _exported(name)
         for repeat in range(options.repeats):
             for side in _sides(name, repeat, loop=not options.no_loop):
-                sample = _measured(side, path)
+                sample = _timed(side, path)
                 samples.setdefault((name, side), []).append(sample)
-                print(
-                    f"{name} {side}: {sample.seconds:.2f} s, {_mb(sample.peak_bytes)} {dict(sample.told)}", flush=True
-                )
-    text = _markdown(samples, options)
+                print(f"{name} {side}: {sample.seconds:.2f} s {dict(sample.told)}", flush=True)
+        for side in ("stage",) if name == ONLY_MEMORY else ("onnxline", "stage", "onnxsim"):
+            peaks[name, side] = _child(side, path, memory=True).peak_bytes
+            print(f"{name} {side}: {mib(peaks[name, side])}", flush=True)
+    text = _markdown(samples, peaks, options)
     options.markdown.parent.mkdir(parents=True, exist_ok=True)
     options.markdown.write_text(text, encoding="utf-8")
     print(f"\n{text}\nwritten to {options.markdown}")
@@ -91,17 +98,21 @@ def _options() -> argparse.Namespace:
 
 
 def _sides(name: str, repeat: int, *, loop: bool) -> list[str]:
-    """Which sides run, in an order that turns around; once is enough for the loop and for memory."""
-    sides = [] if name == ONLY_MEMORY else ["onnxline", "onnxsim"]
-    sides += ["loop"] if loop and repeat == 0 and name not in NO_LOOP else []
-    sides += ["stage"] if repeat == 0 else []
+    """Which sides are timed, in an order that turns around; once is enough for the loop."""
+    if name == ONLY_MEMORY:
+        return []
+    sides = ["onnxline", "onnxsim", *(["loop"] if loop and repeat == 0 and name not in NO_LOOP else [])]
     return sides if repeat % 2 == 0 else sides[::-1]
 
 
-def _measured(side: str, path: Path) -> Sample:
-    child: Child = run_child(["-m", "benchmarks.passes_cost", "--side", side, "--path", str(path)])
+def _timed(side: str, path: Path) -> Sample:
+    child = _child(side, path, memory=False)
     told = json.loads(child.said.strip().splitlines()[-1])
-    return Sample(told.pop("seconds"), child.seconds, child.peak_bytes, told)
+    return Sample(told.pop("seconds"), child.seconds, told)
+
+
+def _child(side: str, path: Path, *, memory: bool) -> Child:
+    return run_child(["-m", "benchmarks.passes_cost", "--side", side, "--path", str(path)], memory=memory)
 
 
 def _exported(name: str) -> Path:
@@ -184,8 +195,7 @@ def _draw(path: Path) -> dict[str, Any]:
     return draw_feeds(read_model(path), 0)
 
 
-def _markdown(samples: Mapping[tuple[str, str], list[Sample]], options: argparse.Namespace) -> str:
-    names = list(dict.fromkeys(name for name, _ in samples))
+def _markdown(samples: Samples, peaks: Peaks, options: argparse.Namespace) -> str:
     time_rows = [
         "| model | onnxline | onnxsim, check_n=1 | ratio | as whole processes | loop | loop / onnxline |",
         "| --- " * 7 + "|",
@@ -194,8 +204,8 @@ def _markdown(samples: Mapping[tuple[str, str], list[Sample]], options: argparse
         "| model | weights | onnxline, default | limit | onnxline, default + onnxsim | onnxsim |",
         "| --- " * 6 + "|",
     ]
-    for name in names:
-        ours, bare, loop, stage = (samples.get((name, side), []) for side in ("onnxline", "onnxsim", "loop", "stage"))
+    for name in dict.fromkeys(name for name, _ in peaks):
+        ours, bare, loop = (samples.get((name, side), []) for side in ("onnxline", "onnxsim", "loop"))
         if ours and bare:
             mine, its = _median(ours), _median(bare)
             looped = f"{_median(loop):.1f} s | {_median(loop) / mine:.0f} ×" if loop else "cannot run | "
@@ -206,13 +216,14 @@ def _markdown(samples: Mapping[tuple[str, str], list[Sample]], options: argparse
             )
         weights = _weight_bytes(name)
         limit = 1.3 * weights + 0.8 * 2**30
-        peaks = [_mb(max(one.peak_bytes for one in side)) if side else "" for side in (ours, stage, bare)]
-        memory_rows.append(f"| {name} | {_mb(weights)} | {peaks[0]} | {_mb(limit)} | {peaks[1]} | {peaks[2]} |")
+        mine, both, its = (peaks.get((name, side)) for side in ("onnxline", "stage", "onnxsim"))
+        row = [weights, mine, limit, both, its]
+        memory_rows.append(f"| {name} | {' | '.join(mib(one) if one else '' for one in row)} |")
     date = time.strftime("%Y-%m-%d")
     table = "\n".join(time_rows) + "\n\n" + "\n".join(memory_rows)
     return (
         f"`python -m benchmarks.passes_cost --repeats {options.repeats}`, {date}\n\n{table}\n\n"
-        f"Machine: {machine()}. Memory is {kind_of_memory()} over the process tree, the largest of all repeats.\n"
+        f"Machine: {machine()}. Memory is {kind_of_memory()} over the process tree, in a run of its own.\n"
         f"Versions: {versions_line()}.\n"
     )
 
@@ -227,10 +238,6 @@ def _median(side: list[Sample]) -> float:
 
 def _each(side: list[Sample]) -> str:
     return ", ".join(f"{one.seconds:.2f}" for one in side)
-
-
-def _mb(count: float) -> str:
-    return f"{count / 2**20:,.0f} MiB"
 
 
 SIDES: Final[Mapping[str, Callable[[Path], dict[str, Any]]]] = {
