@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from onnx import TensorProto
@@ -11,43 +13,68 @@ from onnx import TensorProto
 from passes.errors import ModelMistake
 from passes.payload import byte_count
 
-__all__ = ["external_bytes"]
+__all__ = ["ExternalFiles"]
 
 
-def external_bytes(tensor: TensorProto, base_dir: Path | None) -> np.ndarray:
-    """The bytes of an external tensor as a uint8 view of its file.
+class ExternalFiles:
+    """The data files beside one model, each of which is opened once; `with` closes them.
 
-    Raises:
-        ModelMistake: the file is missing, ends too early, or lies outside `base_dir`; or offset and length are no
-            numbers that fit.
+    Args:
+        base_dir: the model's folder; None if it is not known.
     """
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    if base_dir is None:
-        raise ModelMistake(f"initializer {tensor.name!r} is external data, but the model's folder is not known")
-    root = base_dir.resolve()
-    path = (root / entries.get("location", "")).resolve()
-    if not path.is_relative_to(root) or path == root:
-        raise ModelMistake(
-            f"initializer {tensor.name!r} points to {entries.get('location')!r}, outside of the model's folder; "
-            "external data has to lie beside the model"
-        )
-    if not path.is_file():
-        raise ModelMistake(f"external data file {path} of initializer {tensor.name!r} is missing")
-    needed = byte_count(tensor)
-    offset, length = _number(tensor, entries, "offset"), _number(tensor, entries, "length") or needed
-    if length != needed:
-        raise ModelMistake(
-            f"initializer {tensor.name!r} has {length} bytes of external data, but with the shape {list(tensor.dims)} "
-            f"it takes {needed}"
-        )
-    if offset + length > path.stat().st_size:
-        raise ModelMistake(
-            f"external data file {path} ends before initializer {tensor.name!r} does "
-            f"({path.stat().st_size} bytes, needs {offset + length}); is the file complete?"
-        )
-    if length == 0:
-        return np.empty(0, dtype=np.uint8)
-    return np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=(length,))
+
+    def __init__(self, base_dir: Path | None) -> None:
+        self._root = None if base_dir is None else base_dir.resolve()
+        self._files: dict[str, tuple[FileIO, int]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file, _ in self._files.values():
+            file.close()
+
+    def bytes_of(self, tensor: TensorProto) -> np.ndarray:
+        """The bytes of an external tensor as a uint8 view of its file.
+
+        Raises:
+            ModelMistake: the file is missing, ends too early, or lies outside of the folder; or offset and length are
+                no numbers that fit.
+        """
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        file, size = self._file(tensor, entries.get("location", ""))
+        needed = byte_count(tensor)
+        offset, length = _number(tensor, entries, "offset"), _number(tensor, entries, "length") or needed
+        if length != needed:
+            raise ModelMistake(
+                f"initializer {tensor.name!r} has {length} bytes of external data, but with the shape "
+                f"{list(tensor.dims)} it takes {needed}"
+            )
+        if offset + length > size:
+            raise ModelMistake(
+                f"external data file {file.name} ends before initializer {tensor.name!r} does "
+                f"({size} bytes, needs {offset + length}); is the file complete?"
+            )
+        if length == 0:
+            return np.empty(0, dtype=np.uint8)
+        return np.memmap(file, dtype=np.uint8, mode="r", offset=offset, shape=(length,))
+
+    def _file(self, tensor: TensorProto, location: str) -> tuple[FileIO, int]:
+        """The open file, with its size in bytes."""
+        if location in self._files:
+            return self._files[location]
+        if self._root is None:
+            raise ModelMistake(f"initializer {tensor.name!r} is external data, but the model's folder is not known")
+        path = (self._root / location).resolve()
+        if not path.is_relative_to(self._root) or path == self._root:
+            raise ModelMistake(
+                f"initializer {tensor.name!r} points to {location!r}, outside of the model's folder; "
+                "external data has to lie beside the model"
+            )
+        if not path.is_file():
+            raise ModelMistake(f"external data file {path} of initializer {tensor.name!r} is missing")
+        self._files[location] = (FileIO(str(path)), path.stat().st_size)
+        return self._files[location]
 
 
 def _number(tensor: TensorProto, entries: Mapping[str, str], key: str) -> int:

@@ -129,13 +129,14 @@ class Prover:
         """Whether this very object was run, and not only one that computes the same."""
         return self._ran is model.proto
 
-    def run(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
-        """`measure`, always by running the whole model."""
+    def run(self, model: DetachedModel, reading: Reading | None = None, *, hold: bool = True) -> Measurement:
+        """`measure`, always by running the whole model; `hold` what others may be proven equal to it by."""
         self._settle()
         made = {name for node in live_nodes(model.proto.graph) for name in node.output}
         inner, meanings = [name for name in self._probes if name in made], self._meanings(reading or read(model))
         source = portable(model, self._bench.spill)
-        draws = self._desk.ask("run", model=source, inner=inner, keep=_kept(model, meanings, inner))
+        keep = _kept(model, meanings, inner) if hold else {}
+        draws = self._desk.ask("run", model=source, inner=inner, keep=keep)
         self._ran = model.proto
         return self._noted(model, meanings, draws, self._desk.ask("held"))
 

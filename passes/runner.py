@@ -23,10 +23,14 @@ from passes.versions import library_versions
 from passes.watch import Watched, find_structures
 from passes.weights import DetachedModel
 
-__all__ = ["Observer", "run_passes"]
+__all__ = ["ChangeObserver", "Observer", "run_passes"]
 
 Observer = Callable[[str, int, int, PassRow | None], None]
 """Called as (step name, its index, number of steps, None) when a step begins, and with its row when it has ended."""
+
+
+ChangeObserver = Callable[[int, PassRow, Subject, Subject], None]
+"""Called as (place of the row, the row without its time, the model before, the one that the step made)."""
 
 
 def run_passes(
@@ -37,11 +41,13 @@ def run_passes(
     bench: Workbench,
     observer: Observer = lambda *_: None,
     reproducers: Path | None = None,
+    changed: ChangeObserver = lambda *_: None,
 ) -> PassRun:
     """Run `recipe` in order on the exported `model`; every change is proven, and what breaks something is reverted.
 
     Args:
         reproducers: the folder in which to save the smallest model that still brings a step down; none by default.
+        changed: is shown each change of the model, also one that is not taken.
 
     Raises:
         PolicyMistake: an unknown name, or a `keep` that matches nothing in the model.
@@ -53,7 +59,7 @@ def run_passes(
     watched = find_structures(model, policy, names)
     subject = Subject(model)
     prover.watch(model, watched.must_hold(), subject.reading)
-    run = _Run(subject, subject, watched, prover, bench, reproducers)
+    run = _Run(subject, subject, watched, prover, bench, reproducers, changed)
     told = [_told(step, policy, bench) for step in steps]
     begun = 0
     for block in blocks:
@@ -95,6 +101,7 @@ class _Run:
     prover: Prover
     bench: Workbench
     reproducers: Path | None
+    changed: ChangeObserver
     rows: list[PassRow] = field(default_factory=list)
     gone: dict[tuple[str, str], str] = field(default_factory=dict)
     broken_by: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -145,7 +152,7 @@ class _Run:
     def _fault_of(self, subject: Subject) -> str:
         """What a run of the whole model finds wrong; empty for nothing."""
         try:
-            return self.prover.run(subject.model, subject.reading).why
+            return self.prover.run(subject.model, subject.reading, hold=False).why
         except StepFailed as failure:
             return str(failure)
 
@@ -164,6 +171,7 @@ class _Run:
             row = self._row(one.step, status, attempt.why or _without(one.step), attempt)
             was = self.rows[one.row]
             self.rows[one.row] = replace(row, name=was.name, seconds=was.seconds, turn=was.turn)
+            self._show(one.row, attempt)
             if attempt.changed and not attempt.why:
                 self._accept(one.row, one.step, attempt)
 
@@ -234,6 +242,11 @@ class _Run:
     ) -> None:
         """Add a row about what `step` made."""
         self.rows.append(replace(self._row(step, status, reason, attempt), name=name or step.name))
+        self._show(len(self.rows) - 1, attempt)
+
+    def _show(self, place: int, attempt: Attempt | None) -> None:
+        if attempt is not None and attempt.changed:
+            self.changed(place, self.rows[place], self.subject, attempt.subject)
 
     def _row(self, step: Step, status: Status, reason: str, attempt: Attempt | None) -> PassRow:
         reason = " ".join(reason.split())  # native errors come in many lines; a row has one

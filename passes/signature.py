@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from onnx import GraphProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto
+from onnx import GraphProto, TensorProto, TypeProto, ValueInfoProto
 
 from passes.errors import StepFailed
+from passes.spelled import is_unsaid, spelled_type
 from passes.weights import DetachedModel
 
 __all__ = ["keep_signature"]
@@ -29,7 +30,9 @@ def keep_signature(before: DetachedModel, after: DetachedModel, *, narrows: bool
             raise StepFailed(f"changes the model's {what}s from {had} to {has}")
         for old, new in () if narrows else zip(declared, made, strict=True):
             if _contradicts(old.type, new.type):
-                raise StepFailed(f"changes the model's {what} {old.name} from {_spelled(old)} to {_spelled(new)}")
+                raise StepFailed(
+                    f"changes the model's {what} {old.name} from {spelled_type(old)} to {spelled_type(new)}"
+                )
             new.type.CopyFrom(old.type if what == "input" else _filled_in(old.type, new.type))
 
 
@@ -71,22 +74,6 @@ def _filled_in(old: TypeProto, new: TypeProto) -> TypeProto:
         tensor.shape.CopyFrom(found.shape)
         return filled
     for dim, other in zip(tensor.shape.dim, found.shape.dim, strict=True):
-        if _is_unsaid(dim):
+        if is_unsaid(dim):
             dim.CopyFrom(other)
     return filled
-
-
-def _is_unsaid(dim: TensorShapeProto.Dimension) -> bool:
-    return not dim.HasField("dim_value") and not dim.dim_param
-
-
-def _spelled(info: ValueInfoProto) -> str:
-    """`float[N,4]`, as in ONNX's text."""
-    kind, tensor = info.type.WhichOneof("value") or "no type", info.type.tensor_type
-    if kind != "tensor_type":
-        return kind.removesuffix("_type")
-    dtype = TensorProto.DataType.Name(tensor.elem_type).lower()
-    if not tensor.HasField("shape"):
-        return f"{dtype}[]"
-    dims = ["?" if _is_unsaid(dim) else str(dim.dim_param or dim.dim_value) for dim in tensor.shape.dim]
-    return f"{dtype}[{','.join(dims)}]" if dims else dtype

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import onnx
-from onnx import helper
 
 from passes.weights import DetachedModel
 
@@ -20,11 +19,11 @@ def what_is_invalid(model: DetachedModel) -> str:
     graph = proto.graph
     inputs = {info.name for info in graph.input}
     stands_in = [tensor for tensor in graph.initializer if model.weight(tensor) is not None]
-    graph.input.extend(
-        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-        for tensor in stands_in
-        if tensor.name not in inputs
-    )
+    for tensor in stands_in:
+        if tensor.name not in inputs:
+            entry = graph.input.add(name=tensor.name)
+            entry.type.tensor_type.elem_type = tensor.data_type
+            entry.type.tensor_type.shape.SetInParent()  # has to be there; nothing looks at the sizes
     names = {tensor.name for tensor in stands_in}
     held = [tensor for tensor in graph.initializer if tensor.name not in names]
     del graph.initializer[:]

@@ -25,7 +25,7 @@ from blake3 import blake3
 from onnx import TensorProto, helper
 
 from passes.errors import ModelMistake
-from passes.external_data import external_bytes
+from passes.external_data import ExternalFiles
 from passes.order import sort_nodes
 from passes.payload import check_payload
 
@@ -116,25 +116,26 @@ def detach(model: onnx.ModelProto, base_dir: Path | None = None, known: WeightSt
         ModelMistake: a tensor's data does not fill its shape; external data is missing, or outside `base_dir`.
     """
     known = known or {}
-    for tensor in _inner_tensors(model.graph):
-        check_payload(tensor)
-        if tensor.data_location == TensorProto.EXTERNAL:
-            inline(tensor, external_bytes(tensor, base_dir))
     store: dict[Key, Weight] = {}
     large: list[tuple[TensorProto, np.ndarray]] = []
-    for tensor in model.graph.initializer:
-        key = key_of(tensor)
-        if key is not None and key in known:  # a stand-in already, from a tool that was given stand-ins
-            store[key] = known[key]
-            continue
-        check_payload(tensor)
-        data = _bytes_of(tensor, base_dir)
-        if data is None:
-            continue
-        if tensor.data_type in TYPED_FIELDS:
-            large.append((tensor, data))
-        else:
-            inline(tensor, data)
+    with ExternalFiles(base_dir) as files:
+        for tensor in _inner_tensors(model.graph):
+            check_payload(tensor)
+            if tensor.data_location == TensorProto.EXTERNAL:
+                inline(tensor, files.bytes_of(tensor))
+        for tensor in model.graph.initializer:
+            key = key_of(tensor)
+            if key is not None and key in known:  # a stand-in already, from a tool that was given stand-ins
+                store[key] = known[key]
+                continue
+            check_payload(tensor)
+            data = _bytes_of(tensor, files)
+            if data is None:
+                continue
+            if tensor.data_type in TYPED_FIELDS:
+                large.append((tensor, data))
+            else:
+                inline(tensor, data)
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
         weights = list(pool.map(_weight, *zip(*large, strict=True))) if large else []
     for (tensor, data), (weight, numbers) in zip(large, weights, strict=True):
@@ -261,10 +262,10 @@ def _inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
                 yield from _inner_tensors(inner)
 
 
-def _bytes_of(tensor: TensorProto, base_dir: Path | None) -> np.ndarray | None:
+def _bytes_of(tensor: TensorProto, files: ExternalFiles) -> np.ndarray | None:
     """The tensor's bytes as a uint8 view, or None when it is small and stays."""
     if tensor.data_location == TensorProto.EXTERNAL:
-        return external_bytes(tensor, base_dir)
+        return files.bytes_of(tensor)
     if tensor.HasField("raw_data"):
         if len(tensor.raw_data) < DETACH_FROM_BYTES:
             return None

@@ -58,7 +58,7 @@ class _Given:
         self.source = source
         self._short = short
         self._bytes = proto.SerializeToString()
-        self._ops = set(_ops(proto.graph))
+        self._there = frozenset(_there(proto.graph))
         self._is_written = is_written
         """Whether it is in the form in which the library writes a model."""
         self._idle: set[str] = set()
@@ -76,8 +76,8 @@ class _Given:
         return (len(names), None) if made is None else (names.index(left[count]), self._restored(made))
 
     def _unlikely(self, names: Sequence[str]) -> list[str]:
-        """Those of `names` that act on operators that the model has not, as far as we know the passes."""
-        return [name for name in names if not self._ops.issuperset(ACTS_ON.get(name, ()))]
+        """Those of `names` that act on what the model has not, as far as we know the passes."""
+        return [name for name in names if name in ACTS_ON and self._there.isdisjoint(ACTS_ON[name])]
 
     def _run(self, names: Sequence[str]) -> bytes | None:
         """What passes make, one after the other; None when that is the same model."""
@@ -113,12 +113,17 @@ def _remember(remembered: dict[bytes, _Given], given: _Given) -> None:
         del remembered[forgotten]
 
 
-def _ops(graph: onnx.GraphProto) -> Iterator[str]:
+def _there(graph: onnx.GraphProto) -> Iterator[str]:
+    """The operators of a graph and of those inside of it, and, as `Conv Add`, which of them reads which."""
+    makers = {name: node.op_type for node in graph.node for name in node.output}
     for node in graph.node:
         yield node.op_type
+        for name in node.input:
+            if name in makers:
+                yield f"{makers[name]} {node.op_type}"
         for attribute in node.attribute:
             for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _ops(inner)
+                yield from _there(inner)
 
 
 def _optimized(model: bytes, names: Sequence[str]) -> bytes:
@@ -132,39 +137,42 @@ GIVEN: Final = "onnxoptimizer, given"
 
 REMEMBERED: Final = 4
 
+REDUCTIONS: Final = ("L1", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare", "L2")
+
 ACTS_ON: Final[Mapping[str, tuple[str, ...]]] = {
-    "nop": ("",),
+    "nop": (),
     "eliminate_if_with_const_cond": ("If",),
     "eliminate_nop_cast": ("Cast",),
     "eliminate_nop_concat": ("Concat",),
     "eliminate_nop_dropout": ("Dropout",),
     "eliminate_nop_expand": ("Expand",),
     "eliminate_nop_flatten": ("Flatten",),
-    "eliminate_nop_monotone_argmax": ("ArgMax",),
+    "eliminate_nop_monotone_argmax": ("Log ArgMax", "Exp ArgMax", "Sqrt ArgMax", "Softmax ArgMax", "LogSoftmax ArgMax"),
     "eliminate_nop_pad": ("Pad",),
     "eliminate_nop_reshape": ("Reshape",),
     "eliminate_nop_split": ("Split",),
     "eliminate_nop_transpose": ("Transpose",),
-    "eliminate_shape_gather": ("Shape", "Gather"),
+    "eliminate_shape_gather": ("Shape Gather",),
     "eliminate_shape_op": ("Shape",),
-    "eliminate_slice_after_shape": ("Shape", "Slice"),
+    "eliminate_slice_after_shape": ("Shape Slice",),
     "extract_constant_to_initializer": ("Constant",),
-    "fuse_add_bias_into_conv": ("Conv", "Add"),
-    "fuse_bn_into_conv": ("Conv", "BatchNormalization"),
-    "fuse_concat_into_reshape": ("Concat", "Reshape"),
-    "fuse_consecutive_concats": ("Concat",),
-    "fuse_consecutive_log_softmax": ("Softmax", "Log"),
-    "fuse_consecutive_reduce_unsqueeze": ("Unsqueeze",),
-    "fuse_consecutive_slices": ("Slice",),
-    "fuse_consecutive_squeezes": ("Squeeze",),
-    "fuse_consecutive_transposes": ("Transpose",),
-    "fuse_consecutive_unsqueezes": ("Unsqueeze",),
-    "fuse_matmul_add_bias_into_gemm": ("MatMul", "Add"),
-    "fuse_pad_into_conv": ("Pad", "Conv"),
-    "fuse_pad_into_pool": ("Pad",),
+    "fuse_add_bias_into_conv": ("Conv Add",),
+    "fuse_bn_into_conv": ("Conv BatchNormalization",),
+    "fuse_concat_into_reshape": ("Concat Reshape",),
+    "fuse_consecutive_concats": ("Concat Concat",),
+    "fuse_consecutive_log_softmax": ("Softmax Log",),
+    "fuse_consecutive_reduce_unsqueeze": tuple(f"Reduce{name} Unsqueeze" for name in REDUCTIONS),
+    "fuse_consecutive_slices": ("Slice Slice",),
+    "fuse_consecutive_squeezes": ("Squeeze Squeeze",),
+    "fuse_consecutive_transposes": ("Transpose Transpose",),
+    "fuse_consecutive_unsqueezes": ("Unsqueeze Unsqueeze",),
+    "fuse_matmul_add_bias_into_gemm": ("MatMul Add",),
+    "fuse_pad_into_conv": ("Pad Conv",),
+    "fuse_pad_into_pool": ("Pad AveragePool", "Pad MaxPool"),
     "fuse_qkv": ("MatMul",),
-    "fuse_transpose_into_gemm": ("Transpose", "Gemm"),
-    "rewrite_where": ("Where",),
+    "fuse_transpose_into_gemm": ("Transpose Gemm",),
+    "rewrite_where": ("Not Where",),
 }
-"""Pass → operators without which it is not expected to do anything. Only the order of work depends on it: what is
-expected is looked at, and a pass that is not listed is tried alone."""
+"""Pass → what it is looking for: an operator, or one that reads what another makes. Where a model has none of that, the
+pass is not expected to do anything. Only the order of work depends on it: what is expected is looked at, and a pass
+that is not listed is tried alone."""

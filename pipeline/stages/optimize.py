@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
 
 from passes.bench import open_bench
+from passes.diff import compare_models, diff_as_data, diff_text
 from passes.files import save
 from passes.policy import Policy
 from passes.prove import Prover, Reference
 from passes.recipe import steps_of
 from passes.result import PassRow
 from passes.runner import run_passes
+from passes.subject import Subject
 from passes.weights import read_model
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
@@ -27,6 +31,7 @@ __all__ = ["MODEL", "optimize", "refuse_reverts", "still_there"]
 
 MODEL = "model.onnx"
 REPRODUCERS = "reproducers"
+DIFFS = "passes"
 
 
 def optimize(
@@ -45,12 +50,20 @@ def optimize(
     def observe(name: str, index: int, total: int, row: PassRow | None) -> None:
         observer(Progress("passes", name, index, total) if row is None else PassEnded(row))
 
+    def write_diff(place: int, row: PassRow, before: Subject, after: Subject) -> None:
+        found = compare_models(before.model, after.model, (before.reading, after.reading))
+        folder = f"{DIFFS}/{place + 1:02}-{row.name.replace('/', '.')}"
+        (workspace.folder / folder).mkdir(parents=True, exist_ok=True)
+        workspace.write_text(f"{folder}/diff.txt", diff_text(found, most=sys.maxsize))
+        workspace.write_text(f"{folder}/diff.json", json.dumps(diff_as_data(found), indent=1))
+
     reproducers = workspace.folder / REPRODUCERS
-    shutil.rmtree(reproducers, ignore_errors=True)
+    for folder in (REPRODUCERS, DIFFS):
+        shutil.rmtree(workspace.folder / folder, ignore_errors=True)
     with open_bench(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
         bench.start()
         prover = Prover(references, bench, tolerances_of(config))
-        run = run_passes(read_model(exported), steps, policy, prover, bench, observe, reproducers)
+        run = run_passes(read_model(exported), steps, policy, prover, bench, observe, reproducers, write_diff)
     if run.power.blind:
         observer(Note(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs"))
     path = workspace.folder / MODEL

@@ -353,10 +353,10 @@ class Without:
 class Suspicious(Prover):
     """Finds fault, as a whole, with a model in which nothing makes `b`."""
 
-    def run(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
+    def run(self, model: DetachedModel, reading: Reading | None = None, *, hold: bool = True) -> Measurement:
         if not any("b" in node.output for node in model.proto.graph.node):
             raise StepFailed("there is no b")
-        return super().run(model, reading)
+        return super().run(model, reading, hold=hold)
 
 
 def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found() -> None:

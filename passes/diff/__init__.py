@@ -1,0 +1,33 @@
+"""How two models differ: by structure, whatever their nodes are called, and by numbers.
+
+found.py          what differs, as data
+matched.py        which nodes and values are the same
+compare.py        what each pair of nodes has otherwise
+initializers.py   stored tensors       header.py   inputs, outputs, opsets
+numbers.py        how far outputs, and values between, are apart
+text.py           in words             data.py     for JSON
+"""
+
+from __future__ import annotations
+
+from passes.diff.compare import compare_matched, compare_models
+from passes.diff.data import diff_as_data, numbers_as_data
+from passes.diff.found import Diff
+from passes.diff.matched import Matched, match_models
+from passes.diff.numbers import Numbers, compare_numbers
+from passes.diff.text import diff_text, numbers_text, summary
+
+__all__ = [
+    "Diff",
+    "Matched",
+    "Numbers",
+    "compare_matched",
+    "compare_models",
+    "compare_numbers",
+    "diff_as_data",
+    "diff_text",
+    "match_models",
+    "numbers_as_data",
+    "numbers_text",
+    "summary",
+]

@@ -1,0 +1,32 @@
+"""Run two models on the same inputs, and compare their values. In the proof worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from passes.numbers import Errors, compare
+from passes.sharing import Portable
+
+__all__ = ["Pair", "distances"]
+
+Pair = tuple[str, str]
+"""The name of a value in the first model, and in the second."""
+
+
+def distances(
+    before: Portable, after: Portable, pairs: Sequence[Pair], feeds: Mapping[str, np.ndarray]
+) -> list[Errors | None]:
+    """How far the second value of each pair is from the first; None for what is no tensor.
+
+    Raises:
+        StepFailed: onnxruntime refuses one of the models, or stops.
+    """
+    old = before.session(list(dict.fromkeys(name for name, _ in pairs))).run(feeds)
+    new = after.session(list(dict.fromkeys(name for _, name in pairs))).run(feeds)
+    return [_compared(old[one], new[other]) for one, other in pairs]
+
+
+def _compared(before: np.ndarray, after: np.ndarray) -> Errors | None:
+    return None if before.dtype == object or after.dtype == object else compare(before, after)
