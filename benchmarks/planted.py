@@ -11,8 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, numpy_helper
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helper
+
+ArrayOf = Callable[[TensorProto], np.ndarray]
 
 __all__ = ["PLANTS", "Planted", "plant", "renamed", "reordered"]
 
@@ -27,15 +30,18 @@ class Planted:
     model: onnx.ModelProto
 
 
-def plant(kind: str, model: onnx.ModelProto, seed: int) -> Planted | None:
-    """A copy of `model` with one change of `kind`; None where there is nothing to change so."""
+def plant(kind: str, model: onnx.ModelProto, seed: int, array_of: ArrayOf = numpy_helper.to_array) -> Planted | None:
+    """A copy of `model` with one change of `kind`; None where there is nothing to change so.
+
+    `array_of` gives the values of an initializer that lie somewhere else.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    found = PLANTS[kind](copy.graph, random.Random(f"{kind}{seed}"))
+    found = PLANTS[kind](copy.graph, random.Random(f"{kind}{seed}"), array_of)
     return None if found is None else Planted(kind, *found, copy)
 
 
-def _attribute(graph: GraphProto, draw: random.Random) -> tuple[str, str] | None:
+def _attribute(graph: GraphProto, draw: random.Random, _: ArrayOf) -> tuple[str, str] | None:
     """Another number in an attribute of a node that an output depends on."""
     plain = (AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT)
     live = _live(graph)
@@ -51,34 +57,35 @@ def _attribute(graph: GraphProto, draw: random.Random) -> tuple[str, str] | None
         attribute.ints[draw.randrange(len(attribute.ints))] += 1
     else:
         attribute.ints.append(1)
-    return node.name, attribute.name
+    return _called(node), attribute.name
 
 
-def _weight(graph: GraphProto, draw: random.Random) -> tuple[str, str] | None:
-    """Another value of one element of an initializer that holds its data and that nothing else equals."""
+def _weight(graph: GraphProto, draw: random.Random, array_of: ArrayOf) -> tuple[str, str] | None:
+    """Another value of one element of an initializer."""
     read = {name for node in _live(graph) for name in node.input}
-    content = [(tensor, numpy_helper.to_array(tensor)) for tensor in graph.initializer if tensor.name in read]
-    places = [(tensor, array) for tensor, array in content if array.size and array.dtype.kind in "fiu"]
+    places = [tensor for tensor in graph.initializer if tensor.name in read and tensor.data_type in NUMBERS]
+    places = [tensor for tensor in places if 0 not in tensor.dims]
     if not places:
         return None
-    tensor, array = draw.choice(places)
-    changed = array.copy()
+    tensor = draw.choice(places)
+    array = array_of(tensor).copy()
     place = draw.randrange(array.size)
-    changed.flat[place] = changed.flat[place] + 1 if array.dtype.kind != "f" else changed.flat[place] * 1.01 + 1e-3
-    tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
+    was = array.flat[place]
+    array.flat[place] = was + 1 if array.dtype.kind != "f" else was * 1.01 + 1e-3 if np.isfinite(was) else 1
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     return tensor.name, ""
 
 
-def _edge(graph: GraphProto, draw: random.Random) -> tuple[str, str] | None:
+def _edge(graph: GraphProto, draw: random.Random, _: ArrayOf) -> tuple[str, str] | None:
     """A node reads another value that was made before it, by another computation."""
     made: list[str] = [info.name for info in graph.input]
     computed = {name: name for name in (*made, *(tensor.name for tensor in graph.initializer))}
     places: list[tuple[NodeProto, int, list[str]]] = []
-    live = {node.name for node in _live(graph)}
+    live = {_called(node) for node in _live(graph)}
     for node in graph.node:
         for position, name in enumerate(node.input):
             others = [one for one in made if computed[one] != computed.get(name)]
-            if name and others and node.name in live:
+            if name and others and _called(node) in live:
                 places.append((node, position, others))
         said = [one.SerializeToString(deterministic=True).hex() for one in node.attribute]
         read = [computed.get(name, name) for name in node.input]
@@ -89,17 +96,21 @@ def _edge(graph: GraphProto, draw: random.Random) -> tuple[str, str] | None:
         return None
     node, position, others = draw.choice(places)
     node.input[position] = draw.choice(others)
-    return node.name, str(position)
+    return _called(node), str(position)
 
 
-def _op(graph: GraphProto, draw: random.Random) -> tuple[str, str] | None:
+def _op(graph: GraphProto, draw: random.Random, _: ArrayOf) -> tuple[str, str] | None:
     """Another operator with as many inputs."""
     places = [node for node in _live(graph) if node.op_type in OTHER_OP and not node.domain]
     if not places:
         return None
     node = draw.choice(places)
     node.op_type = OTHER_OP[node.op_type]
-    return node.name, node.op_type
+    return _called(node), node.op_type
+
+
+def _called(node: NodeProto) -> str:
+    return node.name or next(name for name in node.output if name)
 
 
 def _live(graph: GraphProto) -> list[NodeProto]:
@@ -118,12 +129,10 @@ def renamed(model: onnx.ModelProto, seed: int) -> tuple[onnx.ModelProto, Mapping
     copy.CopyFrom(model)
     graph, draw = copy.graph, random.Random(seed)
     fixed = {info.name for info in (*graph.input, *graph.output)}
-    numbers = list(range(10 * len(graph.node) + 10 * len(graph.initializer) + 100))
-    draw.shuffle(numbers)
     names: dict[str, str] = {name: name for name in ("", *fixed)}
 
     def other(name: str) -> str:
-        return names.setdefault(name, f"n{numbers[len(names)]}")
+        return names.setdefault(name, f"n{draw.getrandbits(64):016x}")
 
     _rename(graph, other)
     return copy, names
@@ -180,9 +189,11 @@ def _reads(node: NodeProto) -> list[str]:
     return names
 
 
-Plant = Callable[[GraphProto, random.Random], tuple[str, str] | None]
+Plant = Callable[[GraphProto, random.Random, ArrayOf], tuple[str, str] | None]
 
 PLANTS: Final[Mapping[str, Plant]] = {"attribute": _attribute, "weight": _weight, "edge": _edge, "op": _op}
+
+NUMBERS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT64})
 
 OTHER_OP: Final[Mapping[str, str]] = {
     "Add": "Sub",

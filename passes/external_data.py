@@ -31,7 +31,7 @@ class ExternalFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file, _ in self._files.values():
+        for file, _size in self._files.values():
             file.close()
 
     def bytes_of(self, tensor: TensorProto) -> np.ndarray:

@@ -209,10 +209,13 @@ class _Run:
             self._accept(len(self.rows) - 1, step, attempt)
 
     def _trial(self) -> Trial:
-        if self.trial is None or self.trial.subject is not self.subject:
-            begun = self.ahead is not None and self.ahead.subject is self.subject
-            self.trial, self.ahead = self.ahead if begun else self._trial_of(self.subject), None
-        return self.trial
+        if self.trial is not None and self.trial.subject is self.subject:
+            return self.trial
+        ahead, self.ahead = self.ahead, None
+        if ahead is None or ahead.subject is not self.subject:
+            ahead = self._trial_of(self.subject)
+        self.trial = ahead
+        return ahead
 
     def _trial_of(self, subject: Subject) -> Trial:
         return Trial(subject, self.gone, self.watched, self.prover, self.bench, self.carrier, self._look_ahead)

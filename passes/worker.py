@@ -38,8 +38,8 @@ def serve(pipe: Connection) -> None:
         try:
             function = _function(name)
             given = {"desk": desk} if "desk" in inspect.signature(function).parameters else {}
-            result = function(**given, **arguments)
-            if inspect.isgenerator(result):
+            result: Any = function(**given, **arguments)
+            if isinstance(result, Generator):
                 result = _streamed(result, pipe)
         except MemoryError as error:
             traceback.print_exc()

@@ -10,7 +10,7 @@ from functools import cached_property
 from passes.canonical import Reading, read
 from passes.provenance.match import match
 from passes.provenance.replaced import replacements
-from passes.provenance.same import Same, is_one_kind
+from passes.provenance.same import Same, is_one_kind, name_of, result_of
 from passes.provenance.wiring import Item, Meanings, wire
 from passes.weights import DetachedModel
 
@@ -75,7 +75,7 @@ def _groups(same: Same) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 def _pair(same: Same, olds: tuple[int, ...], news: tuple[int, ...]) -> None:
-    """A node that stands for one of its own kind is that one, changed."""
+    """A node that stands for one of its own kind, or of its own operator and name, is that one, changed."""
     kinds: dict[tuple[str, str], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for old in filter(same.lost, olds):
         kinds[_op(same.before.items[old])][0].append(old)
@@ -83,8 +83,14 @@ def _pair(same: Same, olds: tuple[int, ...], news: tuple[int, ...]) -> None:
         if same.old_of[new] < 0:
             kinds[_op(same.after.items[new])][1].append(new)
     for those, these in kinds.values():
-        if len(those) == len(these) == 1 and is_one_kind(same, same.after.items[these[0]], same.before.items[those[0]]):
+        if len(those) == len(these) == 1 and _is_one(same, those[0], these[0]):
             same.claim(these[0], those[0])
+
+
+def _is_one(same: Same, old: int, new: int) -> bool:
+    item, old_item = same.after.items[new], same.before.items[old]
+    names = [(handle(item), handle(old_item)) for handle in (name_of, result_of)]
+    return is_one_kind(same, item, old_item) or any(one == other != "" for one, other in names)
 
 
 def _op(item: Item) -> tuple[str, str]:

@@ -19,8 +19,10 @@ def first_change(
     others run alone. Yields after each call that has changed nothing.
     """
     together = [place for place, name in enumerate(names) if name in unlikely]
-    alone = [[place] for place, name in enumerate(names) if name not in unlikely]
-    for places in sorted([*([together] if together else []), *alone], key=lambda places: places[0]):
+    calls = [[place] for place, name in enumerate(names) if name not in unlikely]
+    if together:
+        calls.append(together)
+    for places in sorted(calls):
         made = make([names[place] for place in places])
         if made is None:
             yield

@@ -52,7 +52,7 @@ class StructureOnly(Prover):
     def has_run(self, model: DetachedModel) -> bool:
         return True
 
-    def run(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
+    def run(self, model: DetachedModel, reading: Reading | None = None, *, hold: bool = True) -> Measurement:
         return Measurement({}, {})
 
     def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: Reading | None = None) -> None:
