@@ -25,6 +25,8 @@ from passes.diff import Diff, compare_models, diff_text
 from passes.files import save
 from passes.weights import DetachedModel, detach, read_model
 
+__all__ = ["names_it"]
+
 FOLDER: Final = Path("runs/benchmarks/diffs")
 
 
@@ -72,9 +74,9 @@ def _row(config: Path, seeds: int) -> Row:
                 continue
             diff = compare_models(model, detach(planted.model, known=model.weights))
             count += 1
-            found += _names(diff, planted)
+            found += names_it(diff, planted)
             exact += len(list(diff.entries())) == 1
-            if not _names(diff, planted):
+            if not names_it(diff, planted):
                 missed.append(f"{kind} {planted.where} {planted.what}: {diff_text(diff)}")
     seconds = (time.perf_counter() - begun) / (count + len(nothing))
     empty = sum(diff.is_empty for _, diff in nothing)
@@ -94,7 +96,8 @@ def _nothing(model: DetachedModel) -> Iterator[tuple[str, Diff]]:
         yield "saved", compare_models(model, read_model(Path(folder, "model.onnx")))
 
 
-def _names(diff: Diff, planted: Planted) -> bool:
+def names_it(diff: Diff, planted: Planted) -> bool:
+    """Whether the diff tells what was planted, and where."""
     where, what = planted.where, planted.what
     if planted.kind == "attribute":
         return any((one.node.name, one.attribute) == (where, what) for one in diff.attributes)

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from benchmarks.diffs import names_it
 from benchmarks.planted import PLANTS, Planted, plant, renamed, reordered
 from passes.diff import Diff, compare_models, diff_text
 from tests.passes.models import attention, biased_attention, detached, model_of
@@ -45,16 +46,6 @@ MODELS = {"attention": named(attention()), "with biases": named(biased_attention
 
 def diff_of(before: onnx.ModelProto, after: onnx.ModelProto) -> Diff:
     return compare_models(detached(before), detached(after))
-
-
-def names_it(diff: Diff, planted: Planted) -> bool:
-    if planted.kind == "attribute":
-        return any((one.node.name, one.attribute) == (planted.where, planted.what) for one in diff.attributes)
-    if planted.kind == "weight":
-        return any(one.name == planted.where and one.before and one.after for one in diff.initializers)
-    if planted.kind == "edge":
-        return any((one.node.name, str(one.position)) == (planted.where, planted.what) for one in diff.rewired)
-    return any((one.name, one.op) == (planted.where, planted.what) for one in diff.added)
 
 
 @pytest.mark.parametrize("seed", range(8))
