@@ -80,12 +80,23 @@ class Reading:
         return Meanings(meaning, _mix(self.header, whole))
 
 
-def read(model: DetachedModel) -> Reading:
-    """Read `model`: its attributes and constants, which is most of the work."""
+Tell = Callable[[DetachedModel, TensorProto], str]
+
+
+def _content(model: DetachedModel, tensor: TensorProto) -> str:
+    return model.digest(tensor)
+
+
+def read(model: DetachedModel, tell: Tell = _content) -> Reading:
+    """Read `model`: its attributes and constants, which is most of the work.
+
+    Args:
+        tell: what tells one tensor from another; its content by default.
+    """
     opsets = sorted((entry.domain, entry.version) for entry in model.proto.opset_import)
     functions = sorted(function.SerializeToString(deterministic=True).hex() for function in model.proto.functions)
     own = frozenset((function.domain, function.name) for function in model.proto.functions)
-    reader = _Reader(model, own, _hash(functions) if functions else "")
+    reader = _Reader(model, own, _hash(functions) if functions else "", tell)
     bodies = tuple(GraphReading((), (), reader.nodes(function.node), ()) for function in model.proto.functions)
     return Reading(_hash(opsets, functions), reader.graph(model.proto.graph), bodies)
 
@@ -181,6 +192,7 @@ class _Reader:
     model: DetachedModel
     own: frozenset[tuple[str, str]]
     bodies: str
+    tell: Tell
 
     def graph(self, graph: GraphProto) -> GraphReading:
         inputs = [
@@ -223,7 +235,7 @@ class _Reader:
         return attribute.SerializeToString(deterministic=True)
 
     def tensor(self, tensor: TensorProto) -> str:
-        return _hash(list(tensor.dims), tensor.data_type, self.model.digest(tensor))
+        return _hash(list(tensor.dims), tensor.data_type, self.tell(self.model, tensor))
 
 
 def _hash(*parts: object) -> str:

@@ -44,6 +44,8 @@ class PassRow:
     errors: Mapping[str, Errors]
     diff: Mapping[str, int] = field(default_factory=dict)
     """Op type → how many nodes more, or fewer, the step left; empty when it changed nothing."""
+    lost: tuple[str, ...] = ()
+    """The structures that it broke, such as `qkv encoder.layer.0`."""
     turn: int = 1
     """Which turn of a `repeat` this is."""
     reproducer: str = ""

@@ -254,11 +254,12 @@ class _Run:
     def _row(self, step: Step, status: Status, reason: str, attempt: Attempt | None) -> PassRow:
         reason = " ".join(reason.split())  # native errors come in many lines; a row has one
         nodes = len(self.model.proto.graph.node)
-        after, changed, errors, diff = nodes, False, {}, {}
+        after, changed, errors, diff, lost = nodes, False, {}, {}, ()
         if attempt is not None and attempt.changed:
             after, changed, errors = attempt.nodes, True, attempt.errors
             diff = op_changes(self.model, attempt.model)
-        return PassRow(step.name, step.source, status, reason, nodes, after, 0.0, changed, errors, diff)
+            lost = tuple(f"{kind} {name}" for kind, name in attempt.lost)
+        return PassRow(step.name, step.source, status, reason, nodes, after, 0.0, changed, errors, diff, lost)
 
 
 def _told(step: Step, policy: Policy, bench: Workbench) -> Step:

@@ -188,6 +188,7 @@ class _Journey:
             cached=tuple(self.cached),
             seconds=self.seconds,
             files=self._files(),
+            marks=self.optimized.marks if self.optimized else (),
         )
         _quietly(lambda: self.workspace.write_text("report.json", report_json(report)), when=bool(failure))
         return report

@@ -10,9 +10,21 @@ from passes.numbers import Errors
 from passes.prove import Power
 from passes.result import PassRow, StructureVerdict
 
-__all__ = ["REPORT_VERSION", "BackendReport", "ExportReport", "OptimizeReport", "Report", "RuntimeReport"]
+__all__ = [
+    "REPORT_VERSION",
+    "SOURCE",
+    "BackendReport",
+    "ExportReport",
+    "Mark",
+    "OptimizeReport",
+    "Report",
+    "RuntimeReport",
+]
 
 REPORT_VERSION: Final = 1
+
+SOURCE: Final = -1
+"""In place of a row: before all passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,17 @@ class ExportReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """What a model looks like after a row of `passes`, or before all of them (`row` -1), by which it is known again on
+    another machine. `nbytes` are those of its initializers; `ops` are counts by operator."""
+
+    row: int
+    fingerprint: str
+    nbytes: int
+    ops: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class OptimizeReport:
     passes: tuple[PassRow, ...]
     structures: tuple[StructureVerdict, ...]
@@ -41,6 +64,8 @@ class OptimizeReport:
     nodes: int
     files: tuple[tuple[str, int, int], ...] = ()
     """Name, size and time of the written files, by which the next run sees that they are still those."""
+    marks: tuple[Mark, ...] = ()
+    """Of the source, and of each row that changed the model, taken or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +103,5 @@ class Report:
     cached: tuple[str, ...]
     seconds: Mapping[str, float]
     files: tuple[str, ...]
+    marks: tuple[Mark, ...] = ()
     format_version: int = field(default=REPORT_VERSION)

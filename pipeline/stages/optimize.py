@@ -11,19 +11,22 @@ from pathlib import Path
 import onnx
 
 from passes.bench import open_bench
+from passes.changes import op_counts
 from passes.diff import compare_models, diff_as_data, diff_text
 from passes.files import save
+from passes.fingerprint import structure_fingerprint
+from passes.payload import byte_count
 from passes.policy import Policy
 from passes.prove import Prover, Reference
 from passes.recipe import steps_of
 from passes.result import PassRow
 from passes.runner import run_passes
 from passes.subject import Subject
-from passes.weights import read_model
+from passes.weights import DetachedModel, read_model
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
 from pipeline.events import Note, Observer, PassEnded, Progress
-from pipeline.report import OptimizeReport
+from pipeline.report import SOURCE, Mark, OptimizeReport
 from pipeline.stages.tolerances import tolerances_of
 from pipeline.workspace import Workspace, stamp
 
@@ -50,12 +53,11 @@ def optimize(
     def observe(name: str, index: int, total: int, row: PassRow | None) -> None:
         observer(Progress("passes", name, index, total) if row is None else PassEnded(row))
 
-    def write_diff(place: int, row: PassRow, before: Subject, after: Subject) -> None:
-        found = compare_models(before.model, after.model, (before.reading, after.reading))
-        folder = f"{DIFFS}/{place + 1:02}-{row.name.replace('/', '.')}"
-        (workspace.folder / folder).mkdir(parents=True, exist_ok=True)
-        workspace.write_text(f"{folder}/diff.txt", diff_text(found, most=sys.maxsize))
-        workspace.write_text(f"{folder}/diff.json", json.dumps(diff_as_data(found), indent=1))
+    marks: dict[int, Mark] = {}
+
+    def note_change(place: int, row: PassRow, before: Subject, after: Subject) -> None:
+        marks[place] = _mark(place, after.model)
+        _write_diff(f"{DIFFS}/{place + 1:02}-{row.name.replace('/', '.')}", before, after, workspace)
 
     reproducers = workspace.folder / REPRODUCERS
     for folder in (REPRODUCERS, DIFFS):
@@ -63,7 +65,9 @@ def optimize(
     with open_bench(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
         bench.start()
         prover = Prover(references, bench, tolerances_of(config))
-        run = run_passes(read_model(exported), steps, policy, prover, bench, observe, reproducers, write_diff)
+        source = read_model(exported)
+        marks[SOURCE] = _mark(SOURCE, source)
+        run = run_passes(source, steps, policy, prover, bench, observe, reproducers, note_change)
     if run.power.blind:
         observer(Note(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs"))
     path = workspace.folder / MODEL
@@ -75,7 +79,20 @@ def optimize(
         sensitivity=run.power,
         nodes=len(run.model.proto.graph.node),
         files=tuple((file.name, *stamp(file)) for file in files),
+        marks=tuple(mark for _, mark in sorted(marks.items())),
     )
+
+
+def _mark(row: int, model: DetachedModel) -> Mark:
+    stored = [tensor for tensor in model.proto.graph.initializer if tensor.data_type != onnx.TensorProto.STRING]
+    return Mark(row, structure_fingerprint(model), sum(map(byte_count, stored)), dict(sorted(op_counts(model).items())))
+
+
+def _write_diff(folder: str, before: Subject, after: Subject, workspace: Workspace) -> None:
+    found = compare_models(before.model, after.model, (before.reading, after.reading))
+    (workspace.folder / folder).mkdir(parents=True, exist_ok=True)
+    workspace.write_text(f"{folder}/diff.txt", diff_text(found, most=sys.maxsize))
+    workspace.write_text(f"{folder}/diff.json", json.dumps(diff_as_data(found), indent=1))
 
 
 def _check(path: Path) -> None:

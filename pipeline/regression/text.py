@@ -1,0 +1,53 @@
+"""A baseline as a file: YAML, a line for most of what there is, so that a review reads well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from passes.files import replace_when_done
+from pipeline.errors import UserMistake
+from pipeline.regression.baseline import FORMAT_VERSION
+
+__all__ = ["file_beside", "read_baseline", "write_baseline"]
+
+HEAD: Final = (
+    "# What `onnxline baseline accept` found. `onnxline baseline check` fails when any of it changes;\n"
+    "# accept again what you have reviewed.\n"
+)
+
+SUFFIX: Final = ".baseline"
+
+WIDTH: Final = 4096
+"""So that no entry is folded over lines."""
+
+
+def file_beside(config: Path) -> Path:
+    """`vit.baseline` for `vit.yaml`."""
+    return config.with_suffix(SUFFIX)
+
+
+def write_baseline(baseline: dict[str, Any], path: Path) -> None:
+    """Under another name first, so that no half of it is ever there."""
+    body = yaml.safe_dump(baseline, sort_keys=False, allow_unicode=True, default_flow_style=None, width=WIDTH)
+    with replace_when_done(path) as temporary:
+        temporary.write_text(HEAD + body, encoding="utf-8")
+
+
+def read_baseline(path: Path) -> dict[str, Any]:
+    """Raises UserMistake: there is none, or it is not one of ours."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserMistake(f"no baseline at {path}; make it with `onnxline baseline accept`") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserMistake(f"{path} cannot be read as a baseline: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict) or "format_version" not in data:
+        raise UserMistake(f"{path} is not a baseline; make one with `onnxline baseline accept`")
+    if data["format_version"] != FORMAT_VERSION:
+        raise UserMistake(
+            f"{path} has format version {data['format_version']}, this release reads {FORMAT_VERSION}; accept it anew"
+        )
+    return data

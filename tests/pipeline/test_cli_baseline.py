@@ -1,0 +1,123 @@
+"""`onnxline baseline`: what was accepted is checked, entry by entry."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from pipeline.cli import app
+from pipeline.errors import CheckFailed, UserMistake
+from pipeline.regression import changes, read_baseline
+
+
+def ask(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["baseline", *map(str, words)])
+
+
+@pytest.fixture
+def accepted(config_file, tmp_path: Path) -> tuple[Path, Path]:
+    """A configuration with its baseline, and the folder of its runs."""
+    config, out = config_file(passes={"recipe": ["default", "onnxsim"]}), tmp_path / "out"
+    result = ask("accept", config, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == f"written to {config.with_suffix('.baseline')}"
+    return config, out
+
+
+def test_what_was_accepted_passes_the_check(accepted, tmp_path: Path) -> None:
+    config, out = accepted
+    shown = ask("check", config, "--out", out)
+    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (0, f"as in {config.with_suffix('.baseline')}")
+    # Nothing in it comes from the time, or from the place of the files.
+    text = config.with_suffix(".baseline").read_text(encoding="utf-8")
+    again = ask("accept", config, "--out", tmp_path / "elsewhere", "--file", tmp_path / "other.baseline")
+    assert again.exit_code == 0
+    assert (tmp_path / "other.baseline").read_text(encoding="utf-8") == text
+    assert str(tmp_path) not in text
+
+
+def test_another_recipe_is_told_entry_by_entry(accepted) -> None:
+    config, out = accepted
+    shown = ask("check", config, "--out", out, "--set", "passes.skip=[onnxsim]", "--set", "passes.watch=false")
+    assert isinstance(shown.exception, CheckFailed)
+    lines = shown.stdout.splitlines()
+    (row,) = [line for line in lines if line.startswith("passes › 40 onnxsim")]
+    assert row.endswith(" → skipped")
+    assert "structures › qkv › kept: 0 → 1" in lines
+
+
+def test_the_command_ends_with_1_and_says_what_to_do(accepted) -> None:
+    config, out = accepted
+    file = config.with_suffix(".baseline")
+    known = read_baseline(file)
+    version = known["versions"]["onnxsim"]
+    file.write_text(file.read_text(encoding="utf-8").replace(f"onnxsim: {version}", "onnxsim: 0.0.1"), encoding="utf-8")
+    command = [sys.executable, "-m", "pipeline.cli", "baseline", "check", str(config), "--out", str(out)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert f"versions › onnxsim: 0.0.1 → {version}" in ended.stdout.splitlines()
+    assert "nothing but versions changed" in ended.stderr
+    assert f"onnxline baseline accept {config}" in ended.stderr
+
+
+def test_accepting_tells_what_is_new(accepted) -> None:
+    config, out = accepted
+    shown = ask("accept", config, "--out", out, "--set", "passes.keep=[qkv]")
+    assert shown.exit_code == 0
+    assert "structures › qkv › kept: 0 → 1" in shown.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "no baseline at .*; make it with `onnxline baseline accept`"),
+        ("[1, 2", "cannot be read as a baseline"),
+        ("name: vit\n", "is not a baseline"),
+        ("format_version: 99\n", "has format version 99, this release reads 1"),
+    ],
+)
+def test_a_file_that_is_no_baseline_is_a_mistake(config_file, text: str | None, words: str) -> None:
+    config = config_file()
+    if text is not None:
+        config.with_suffix(".baseline").write_text(text, encoding="utf-8")
+    with pytest.raises(UserMistake, match=words):
+        CliRunner().invoke(app, ["baseline", "check", str(config)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_alike"),
+    [
+        ("<= 1e-06", "<= 1e-06", True),
+        ("<= 1e-06", "<= 1e-05", True),
+        ("<= 1e-06", "<= 1e-04", False),
+        ("0", "<= 1e-08", True),
+        ("0", "<= 1e-07", False),
+        ("<= 1e-06", "inf", False),
+    ],
+)
+def test_errors_may_differ_by_a_power_of_ten(before: str, after: str, is_alike: bool) -> None:
+    assert bool(changes({"output": before}, {"output": after})) != is_alike
+
+
+plain = st.recursive(
+    st.one_of(st.integers(), st.text(max_size=5)), lambda inner: st.dictionaries(st.text(max_size=3), inner, max_size=4)
+)
+
+
+@given(st.dictionaries(st.text(max_size=3), plain, max_size=4))
+def test_nothing_changes_by_itself(data: dict) -> None:
+    assert changes(data, data) == []
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=3), plain, min_size=1, max_size=4), st.data())
+def test_whatever_goes_is_told(data: dict, draw: st.DataObject) -> None:
+    gone = draw.draw(st.sampled_from(sorted(data)))
+    less = {key: value for key, value in data.items() if key != gone}
+    assert any(line.startswith(gone) for line in changes(data, less))
+    assert any(line.startswith(gone) for line in changes(less, data))
