@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
 
 from passes.weights import DetachedModel
 
@@ -28,6 +28,7 @@ __all__ = [
     "NodeReading",
     "Reading",
     "canonical_digest",
+    "function_digests",
     "meanings_of",
     "read",
 ]
@@ -94,11 +95,33 @@ def read(model: DetachedModel, tell: Tell = _content) -> Reading:
         tell: what tells one tensor from another; its content by default.
     """
     opsets = sorted((entry.domain, entry.version) for entry in model.proto.opset_import)
-    functions = sorted(function.SerializeToString(deterministic=True).hex() for function in model.proto.functions)
     own = frozenset((function.domain, function.name) for function in model.proto.functions)
-    reader = _Reader(model, own, _hash(functions) if functions else "", tell)
-    bodies = tuple(GraphReading((), (), reader.nodes(function.node), ()) for function in model.proto.functions)
-    return Reading(_hash(opsets, functions), reader.graph(model.proto.graph), bodies)
+    reader = _Reader(model, own, "", tell)
+    bodies = tuple(GraphReading((), (), reader.nodes(one.node), tuple(one.output)) for one in model.proto.functions)
+    functions = sorted(_function_digest(*pair) for pair in zip(model.proto.functions, bodies, strict=True))
+    graph = replace(reader, bodies=_hash(functions) if functions else "").graph(model.proto.graph)
+    return Reading(_hash(opsets, functions), graph, bodies)
+
+
+def function_digests(model: DetachedModel, reading: Reading) -> dict[str, str]:
+    """`domain::name` (and overload) of each of the model's own functions → what it takes and computes."""
+    found = {}
+    for function, body in zip(model.proto.functions, reading.functions, strict=True):
+        overload = getattr(function, "overload", "")
+        name = f"{function.domain}::{function.name}" + (f":{overload}" if overload else "")
+        found[name] = _function_digest(function, body)
+    return found
+
+
+def _function_digest(function: FunctionProto, body: GraphReading) -> str:
+    """The names of its values and nodes do not count."""
+    meaning = {name: _hash("input", place) for place, name in enumerate(function.input)}
+    _walk(body, meaning, True, _as_it_is)
+    defaults = sorted(one.SerializeToString(deterministic=True).hex() for one in function.attribute_proto)
+    opsets = sorted((entry.domain, entry.version) for entry in function.opset_import)
+    computed = [meaning.get(name, "missing") for name in function.output]
+    called = (function.domain, function.name, getattr(function, "overload", ""))
+    return _hash(called, len(function.input), sorted(function.attribute), defaults, opsets, computed)
 
 
 def canonical_digest(model: DetachedModel) -> str:
@@ -177,7 +200,11 @@ def _step(node: NodeReading, meaning: dict[str, str], live: bool, settle: Settle
         return ""
     inner = [_walk(body, dict(meaning), live, settle) for body in node.bodies]
     digest = _mix(
-        node.says, node.shape, node.draw, *inner, *[meaning.get(name) or _hash("missing", name) for name in node.inputs]
+        node.says,
+        node.shape,
+        node.draw if live else "",
+        *inner,
+        *[meaning.get(name) or _hash("missing", name) for name in node.inputs],
     )
     for index, name in enumerate(node.outputs):
         if name:
@@ -201,7 +228,10 @@ class _Reader:
         ]
         stored = [(tensor.name, self.tensor(tensor)) for tensor in graph.initializer]
         for sparse in graph.sparse_initializer:
-            stored.append((sparse.values.name, _hash("sparse", sparse.SerializeToString(deterministic=True))))
+            bare = SparseTensorProto()
+            bare.CopyFrom(sparse)
+            bare.values.ClearField("name")
+            stored.append((sparse.values.name, _hash("sparse", bare.SerializeToString(deterministic=True))))
         outputs = tuple(info.name for info in graph.output)
         return GraphReading(tuple(inputs), tuple(stored), self.nodes(graph.node), outputs)
 
@@ -215,12 +245,13 @@ class _Reader:
             bodies.extend(self.graph(graph) for graph in inner)
             plain.append((attribute.name, len(inner) or self.attribute(attribute)))
         op, outputs = node.op_type, tuple(node.output)
-        if op == "Constant" and node.domain == "" and node.attribute[0].name == "value":
+        if op == "Constant" and node.domain == "" and node.attribute and node.attribute[0].name == "value":
             constant = self.tensor(node.attribute[0].t)
         draw = f"#{place}" if op in RANDOM_OPS else ""  # two of them are two draws, although they look the same
         shape = f"{len(node.input)}:{''.join('01'[bool(name)] for name in outputs)}"
         domain = "" if node.domain == "ai.onnx" else node.domain
-        is_identity = op == "Identity" and domain == ""
+        is_identity = op == "Identity" and domain == "" and len(node.input) == len(outputs) == 1
+        domain += f":{node.overload}" if getattr(node, "overload", "") else ""  # which of several functions is called
         says = _hash(domain, op, plain, self.bodies if (node.domain, op) in self.own else "")
         return NodeReading(says, shape, tuple(node.input), outputs, tuple(bodies), is_identity, constant, draw)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 from onnx import TensorProto
@@ -17,7 +16,7 @@ __all__ = ["ExternalFiles"]
 
 
 class ExternalFiles:
-    """The data files beside one model, each of which is opened once; `with` closes them.
+    """The data files beside one model.
 
     Args:
         base_dir: the model's folder; None if it is not known.
@@ -25,14 +24,7 @@ class ExternalFiles:
 
     def __init__(self, base_dir: Path | None) -> None:
         self._root = None if base_dir is None else base_dir.resolve()
-        self._files: dict[str, tuple[FileIO, int]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file, _size in self._files.values():
-            file.close()
+        self._found: dict[str, tuple[Path, int]] = {}
 
     def bytes_of(self, tensor: TensorProto) -> np.ndarray:
         """The bytes of an external tensor as a uint8 view of its file.
@@ -42,7 +34,7 @@ class ExternalFiles:
                 no numbers that fit.
         """
         entries = {entry.key: entry.value for entry in tensor.external_data}
-        file, size = self._file(tensor, entries.get("location", ""))
+        path, size = self._file(tensor, entries.get("location", ""))
         needed = byte_count(tensor)
         offset, length = _number(tensor, entries, "offset"), _number(tensor, entries, "length") or needed
         if length != needed:
@@ -52,17 +44,24 @@ class ExternalFiles:
             )
         if offset + length > size:
             raise ModelMistake(
-                f"external data file {file.name} ends before initializer {tensor.name!r} does "
+                f"external data file {path} ends before initializer {tensor.name!r} does "
                 f"({size} bytes, needs {offset + length}); is the file complete?"
             )
         if length == 0:
             return np.empty(0, dtype=np.uint8)
-        return np.memmap(file, dtype=np.uint8, mode="r", offset=offset, shape=(length,))
+        try:
+            with FileIO(str(path)) as file:
+                return np.memmap(file, dtype=np.uint8, mode="r", offset=offset, shape=(length,))
+        except OSError as error:
+            raise ModelMistake(
+                f"external data file {path} of initializer {tensor.name!r} cannot be mapped ({error.strerror}); each "
+                "tensor takes a file descriptor, so the limit of open files (ulimit -n) has to be above their number"
+            ) from error
 
-    def _file(self, tensor: TensorProto, location: str) -> tuple[FileIO, int]:
-        """The open file, with its size in bytes."""
-        if location in self._files:
-            return self._files[location]
+    def _file(self, tensor: TensorProto, location: str) -> tuple[Path, int]:
+        """The file, with its size in bytes."""
+        if location in self._found:
+            return self._found[location]
         if self._root is None:
             raise ModelMistake(f"initializer {tensor.name!r} is external data, but the model's folder is not known")
         path = (self._root / location).resolve()
@@ -73,8 +72,8 @@ class ExternalFiles:
             )
         if not path.is_file():
             raise ModelMistake(f"external data file {path} of initializer {tensor.name!r} is missing")
-        self._files[location] = (FileIO(str(path)), path.stat().st_size)
-        return self._files[location]
+        self._found[location] = (path, path.stat().st_size)
+        return self._found[location]
 
 
 def _number(tensor: TensorProto, entries: Mapping[str, str], key: str) -> int:

@@ -81,7 +81,7 @@ class Worker:
         pipe = self._started()
         try:
             pipe.send((function, arguments))
-        except (BrokenPipeError, ConnectionResetError) as error:
+        except OSError as error:
             raise StepCrashed(self._obituary()) from error
         except BaseException:
             self._stop()
@@ -108,7 +108,7 @@ class Worker:
                 self._stop()
                 raise StepTimedOut(f"ran past {limit:g} s and was stopped (passes.timeout_s)")
             outcome, result = pipe.recv()
-        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+        except (EOFError, OSError) as error:  # it may have died in the middle of a message
             raise StepCrashed(self._obituary()) from error
         except BaseException:
             self._stop()
@@ -134,7 +134,7 @@ class Worker:
         """End the call that is under way, if one is, and drop its result."""
         if self._pipe is None or self._waits_since is None:
             return
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        with contextlib.suppress(OSError):
             self._pipe.send(STOP)
         with contextlib.suppress(StepFailed):
             while self._waits_since is not None:  # a worker that waits to send does not receive the next call

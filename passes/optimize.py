@@ -20,6 +20,7 @@ from passes.recipe import DEFAULT_RECIPE, RecipeItem, steps_of
 from passes.result import PassRun
 from passes.runner import run_passes
 from passes.sharing import detached_copy
+from passes.spelled import spelled_type
 from passes.weights import DetachedModel, read_model
 
 __all__ = ["draw_feeds", "drawn_shape", "open_dims", "optimize", "second_sizes"]
@@ -94,9 +95,17 @@ def second_sizes(names: Sequence[str], first: int = FIRST_SIZE) -> tuple[Mapping
 
 
 def draw_feeds(model: DetachedModel, seed: int, *, sizes: Mapping[str, int] | None = None) -> dict[str, np.ndarray]:
-    """Seeded inputs for every graph input that has no initializer; `sizes` are those of open dims, by name."""
+    """Seeded inputs for every graph input that has no initializer; `sizes` are those of open dims, by name.
+
+    Raises:
+        ModelMistake: an input is no tensor.
+    """
     feeds = {}
     for info in _given(model.proto):
+        if info.type.WhichOneof("value") != "tensor_type":
+            raise ModelMistake(
+                f"input {info.name!r} is a {spelled_type(info)}, and inputs are drawn for tensors only; give `feeds`"
+            )
         dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type).name
         low, high = (-1.0, 1.0) if "float" in dtype else (0.0, 2.0)
         feeds[info.name] = draw_array(f"{seed}:{info.name}", drawn_shape(info, sizes or {}), dtype, low, high)

@@ -8,13 +8,19 @@ __all__ = ["live_nodes", "reads_of"]
 
 
 def reads_of(node: NodeProto) -> list[str]:
-    """Names read by `node` or, for If, Loop and Scan, by anything inside of it."""
+    """Names read by `node` or, for If, Loop and Scan, by what is inside of it; what is made there is not among them."""
     names = [name for name in node.input if name]
     for attribute in node.attribute:
         for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            names.extend(name for inner in graph.node for name in reads_of(inner))
-            names.extend(output.name for output in graph.output)
+            names.extend(_from_outside(graph))
     return names
+
+
+def _from_outside(graph: GraphProto) -> list[str]:
+    read = [name for node in graph.node for name in reads_of(node)]
+    own = {name for node in graph.node for name in node.output}
+    own.update(entry.name for entry in (*graph.input, *graph.initializer))
+    return [name for name in (*read, *(output.name for output in graph.output)) if name not in own]
 
 
 def live_nodes(graph: GraphProto) -> list[NodeProto]:

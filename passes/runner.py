@@ -47,7 +47,8 @@ def run_passes(
 
     Args:
         reproducers: the folder in which to save the smallest model that still brings a step down; none by default.
-        changed: is shown each change of the model, also one that is not taken.
+        changed: is shown each change of the model, also one that is not taken. Where a row is judged anew in the end it
+            is shown again, with `changed` false if its step does nothing any more.
 
     Raises:
         PolicyMistake: an unknown name, or a `keep` that matches nothing in the model.
@@ -165,6 +166,7 @@ class _Run:
         )
         self.accepted = self.accepted[:place]
         self.subject = self.accepted[-1].subject if self.accepted else self.base
+        self.changed(guilty.row, self.rows[guilty.row], self.subject, guilty.subject)
         for one in later:
             attempt = self._trial().tried(one.step)
             status = attempt.status if attempt.why else Status.RAN
@@ -245,11 +247,11 @@ class _Run:
     ) -> None:
         """Add a row about what `step` made."""
         self.rows.append(replace(self._row(step, status, reason, attempt), name=name or step.name))
-        self._show(len(self.rows) - 1, attempt)
-
-    def _show(self, place: int, attempt: Attempt | None) -> None:
         if attempt is not None and attempt.changed:
-            self.changed(place, self.rows[place], self.subject, attempt.subject)
+            self._show(len(self.rows) - 1, attempt)
+
+    def _show(self, place: int, attempt: Attempt) -> None:
+        self.changed(place, self.rows[place], self.subject, attempt.subject)
 
     def _row(self, step: Step, status: Status, reason: str, attempt: Attempt | None) -> PassRow:
         reason = " ".join(reason.split())  # native errors come in many lines; a row has one

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
-from onnx import AttributeProto, TensorProto, TensorShapeProto, ValueInfoProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, numpy_helper
 
 __all__ = ["is_unsaid", "spelled_array", "spelled_attribute", "spelled_shape", "spelled_type"]
 
@@ -13,16 +14,30 @@ FEW: Final = 8
 """Elements up to which a tensor is written out."""
 
 
-def spelled_type(info: ValueInfoProto) -> str:
+def spelled_type(info: ValueInfoProto | TypeProto) -> str:
     """`float[N,4]`, as in ONNX's text; `?` is a dim of which nothing is said."""
-    kind, tensor = info.type.WhichOneof("value") or "no type", info.type.tensor_type
+    type_ = info if isinstance(info, TypeProto) else info.type
+    kind, tensor = type_.WhichOneof("value") or "no type", type_.tensor_type
+    if kind == "map_type":
+        key = TensorProto.DataType.Name(type_.map_type.key_type).lower()
+        return f"map({key},{spelled_type(type_.map_type.value_type)})"
+    if kind in ("sequence_type", "optional_type"):
+        return f"{kind.removesuffix('_type')}({spelled_type(getattr(type_, kind).elem_type)})"
     if kind != "tensor_type":
         return kind.removesuffix("_type")
     dtype = TensorProto.DataType.Name(tensor.elem_type).lower()
     if not tensor.HasField("shape"):
         return f"{dtype}[]"
-    dims = ["?" if is_unsaid(dim) else str(dim.dim_param or dim.dim_value) for dim in tensor.shape.dim]
+    dims = [_spelled_dim(dim) for dim in tensor.shape.dim]
     return f"{dtype}[{','.join(dims)}]" if dims else dtype
+
+
+def _spelled_dim(dim: TensorShapeProto.Dimension) -> str:
+    if is_unsaid(dim):
+        return "?"
+    if dim.HasField("dim_value"):
+        return str(dim.dim_value)
+    return repr(dim.dim_param) if dim.dim_param.isdigit() else dim.dim_param
 
 
 def is_unsaid(dim: TensorShapeProto.Dimension) -> bool:
@@ -43,21 +58,13 @@ def spelled_array(array: np.ndarray) -> str:
 
 
 def spelled_attribute(attribute: AttributeProto) -> str:
-    """The value: `[1, 0]`, `'NOTSET'`, `1e-05`, a type, or `(a graph)`."""
-    if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
-        return "(a graph)"
-    if attribute.type == AttributeProto.TENSOR:
-        return f"{spelled_shape(attribute.t)} {_spelled_tensor(attribute.t)}"
-    if attribute.type == AttributeProto.FLOAT:
-        return f"{np.float32(attribute.f)}"
-    if attribute.type == AttributeProto.FLOATS:
-        return f"[{', '.join(str(np.float32(one)) for one in attribute.floats)}]"
-    value = helper.get_attribute_value(attribute)
-    if isinstance(value, bytes):
-        return repr(value.decode(errors="replace"))
-    if isinstance(value, (list, tuple)) or hasattr(value, "__iter__"):
-        return str([one.decode(errors="replace") if isinstance(one, bytes) else one for one in value])
-    return str(value)
+    """The value: `[1, 0]`, `'NOTSET'`, `1e-05`, a type, `(a graph)`, or `@name` for a parameter of the function."""
+    if attribute.ref_attr_name:
+        return f"@{attribute.ref_attr_name}"
+    if attribute.type in SPELLED:
+        return SPELLED[attribute.type](attribute)
+    kind = AttributeProto.AttributeType.Name(attribute.type).lower()
+    return f"({kind})"
 
 
 def _spelled_tensor(tensor: TensorProto) -> str:
@@ -65,3 +72,21 @@ def _spelled_tensor(tensor: TensorProto) -> str:
         return spelled_array(numpy_helper.to_array(tensor))
     except (TypeError, ValueError):
         return "(not readable)"
+
+
+def _text(value: bytes) -> str:
+    return repr(value.decode(errors="replace"))
+
+
+SPELLED: Final[Mapping[int, Callable[[AttributeProto], str]]] = {
+    AttributeProto.INT: lambda one: str(one.i),
+    AttributeProto.INTS: lambda one: str(list(one.ints)),
+    AttributeProto.FLOAT: lambda one: str(np.float32(one.f)),
+    AttributeProto.FLOATS: lambda one: f"[{', '.join(str(np.float32(value)) for value in one.floats)}]",
+    AttributeProto.STRING: lambda one: _text(one.s),
+    AttributeProto.STRINGS: lambda one: f"[{', '.join(map(_text, one.strings))}]",
+    AttributeProto.TENSOR: lambda one: f"{spelled_shape(one.t)} {_spelled_tensor(one.t)}",
+    AttributeProto.TYPE_PROTO: lambda one: spelled_type(one.tp),
+    AttributeProto.GRAPH: lambda _: "(a graph)",
+    AttributeProto.GRAPHS: lambda one: f"({len(one.graphs)} graphs)",
+}

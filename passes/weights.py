@@ -118,24 +118,24 @@ def detach(model: onnx.ModelProto, base_dir: Path | None = None, known: WeightSt
     known = known or {}
     store: dict[Key, Weight] = {}
     large: list[tuple[TensorProto, np.ndarray]] = []
-    with ExternalFiles(base_dir) as files:
-        for tensor in _inner_tensors(model.graph):
-            check_payload(tensor)
-            if tensor.data_location == TensorProto.EXTERNAL:
-                inline(tensor, files.bytes_of(tensor))
-        for tensor in model.graph.initializer:
-            key = key_of(tensor)
-            if key is not None and key in known:  # a stand-in already, from a tool that was given stand-ins
-                store[key] = known[key]
-                continue
-            check_payload(tensor)
-            data = _bytes_of(tensor, files)
-            if data is None:
-                continue
-            if tensor.data_type in TYPED_FIELDS:
-                large.append((tensor, data))
-            else:
-                inline(tensor, data)
+    files = ExternalFiles(base_dir)
+    for tensor in _inner_tensors(model.graph):
+        check_payload(tensor)
+        if tensor.data_location == TensorProto.EXTERNAL:
+            inline(tensor, files.bytes_of(tensor))
+    for tensor in model.graph.initializer:
+        key = key_of(tensor)
+        if key is not None and key in known:  # a stand-in already, from a tool that was given stand-ins
+            store[key] = known[key]
+            continue
+        check_payload(tensor)
+        data = _bytes_of(tensor, files)
+        if data is None:
+            continue
+        if tensor.data_type in TYPED_FIELDS:
+            large.append((tensor, data))
+        else:
+            inline(tensor, data)
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
         weights = list(pool.map(_weight, *zip(*large, strict=True))) if large else []
     for (tensor, data), (weight, numbers) in zip(large, weights, strict=True):

@@ -61,15 +61,19 @@ class AttributeChange:
 
 @dataclass(frozen=True, slots=True)
 class InputChange:
-    """The node reads another value at `position`; the values are called as in their own models, empty for none."""
+    """The node reads another value at `position`; the values are called as in their own models, empty for none.
+
+    Behind the inputs come what the bodies of If, Loop and Scan return; `what` says which it is.
+    """
 
     node: NodeLabel
     position: int
     before: str
     after: str
+    what: str
 
     def __str__(self) -> str:
-        return f"{self.node}: input {self.position} {self.before or '(none)'} → {self.after or '(none)'}"
+        return f"{self.node}: {self.what} {self.before or '(none)'} → {self.after or '(none)'}"
 
 
 @dataclass(frozen=True, slots=True)

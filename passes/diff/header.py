@@ -1,4 +1,4 @@
-"""What two models say of themselves: inputs, outputs, opsets, functions."""
+"""What two models say of themselves: inputs, outputs, opsets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["header_changes"]
 
 def header_changes(before: ModelProto, after: ModelProto) -> Iterator[HeaderChange]:
     """Inputs and outputs are compared by name, since that is how callers find them, and by their order."""
-    for said in (_versions, _functions, _inputs, _outputs):
+    for said in (_versions, _inputs, _outputs):
         old, new = said(before), said(after)
         for what in dict.fromkeys((*old, *new)):
             follows = what.startswith("order") and old.keys() != new.keys()
@@ -27,16 +27,11 @@ def _versions(model: ModelProto) -> Mapping[str, str]:
     return {"IR version": str(model.ir_version), **opsets}
 
 
-def _functions(model: ModelProto) -> Mapping[str, str]:
-    return {
-        f"function {one.domain}::{one.name}": f"{len(one.node)} nodes, {', '.join(one.input)} → {', '.join(one.output)}"
-        for one in model.functions
-    }
-
-
 def _inputs(model: ModelProto) -> Mapping[str, str]:
     stored = {tensor.name for tensor in model.graph.initializer}
-    return _signature("input", [info for info in model.graph.input if info.name not in stored])
+    found = _signature("input", [info for info in model.graph.input if info.name not in stored])
+    optional = [info for info in model.graph.input if info.name in stored]
+    return {**found, **{f"input {info.name}": f"{spelled_type(info)}, has a default" for info in optional}}
 
 
 def _outputs(model: ModelProto) -> Mapping[str, str]:

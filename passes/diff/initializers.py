@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from onnx import GraphProto, TensorProto
+from onnx import TensorProto
 
 from passes.diff.found import InitializerChange
 from passes.diff.matched import Matched
@@ -22,63 +22,56 @@ Stored = tuple[int, int]
 def initializer_changes(matched: Matched, changed: Sequence[Stored]) -> Iterator[InitializerChange]:
     """What is changed, with how far; what came, and what went. Copies count, names do not."""
     before, after = matched.same.before, matched.same.after
-    olds, news = _tensors(matched.before.proto.graph), _tensors(matched.after.proto.graph)
-    pairs = {(before.names[old], after.names[new]) for old, new in changed}
-    gone, come = _surplus(before, after, olds), _surplus(after, before, news)
-    pairs |= {(name, name) for name in (*gone, *come) if name in gone and name in come}
-    for old_name, name in sorted(pairs):
-        if old_name in olds and name in news:
-            old, new = olds[old_name], news[name]
-            what = _distance(matched.before.array(old), matched.after.array(new))
-            yield InitializerChange(name, spelled_shape(old), spelled_shape(new), what)
-    for name in gone:
-        if name not in {one for one, _ in pairs}:
-            yield InitializerChange(name, spelled_shape(olds[name]), "")
-    for name in come:
-        if name not in {one for _, one in pairs}:
-            yield InitializerChange(name, "", spelled_shape(news[name]))
+    gone, come = _surplus(before, after), _surplus(after, before)
+    pairs = [pair for pair in dict.fromkeys(changed) if pair[0] in before.tensors and pair[1] in after.tensors]
+    # What no matched node reads is known again by its name, if that is the only one of it.
+    names, other_names = ({wiring.names[one]: one for one in ids} for wiring, ids in ((before, gone), (after, come)))
+    told = {old for old, _ in pairs} | {new for _, new in pairs}
+    pairs += [(old, other_names[name]) for name, old in names.items() if name in other_names and old not in told]
+    for old, new in sorted(pairs, key=lambda pair: after.names[pair[1]]):
+        tensor, other = before.tensors[old], after.tensors[new]
+        what = _distance(matched, tensor, other)
+        yield InitializerChange(after.names[new], spelled_shape(tensor), spelled_shape(other), what)
+    for old in gone:
+        if old not in {one for one, _ in pairs}:
+            yield InitializerChange(before.names[old], spelled_shape(before.tensors[old]), "")
+    for new in come:
+        if new not in {one for _, one in pairs}:
+            yield InitializerChange(after.names[new], "", spelled_shape(after.tensors[new]))
 
 
-def _tensors(graph: GraphProto) -> dict[str, TensorProto]:
-    """The initializers of `graph` and of the graphs inside of it."""
-    found = {}
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                found.update(_tensors(inner))
-    return {**found, **{tensor.name: tensor for tensor in graph.initializer}}
-
-
-def _surplus(one: Wiring, other: Wiring, tensors: dict[str, TensorProto]) -> list[str]:
+def _surplus(one: Wiring, other: Wiring) -> list[int]:
     """The initializers of `one` that `other` has not, or has fewer copies of."""
-    mine, others = _by_meaning(one), _by_meaning(other)
+    there = Counter(other.value_meanings[value] for value in other.tensors)
+    namesakes = {(other.names[value], other.value_meanings[value]) for value in other.tensors}
+    copies: dict[int, list[int]] = defaultdict(list)
+    for value in one.tensors:
+        copies[one.value_meanings[value]].append(value)
     found = []
-    for meaning, names in mine.items():
-        there = set(others[meaning])
+    for meaning, values in copies.items():
         # Of copies those are surplus that have no namesake.
-        ordered = sorted(names, key=lambda name: name not in there)
-        found.extend(name for name in ordered[len(others[meaning]) :] if name in tensors)
+        ordered = sorted(values, key=lambda value: (one.names[value], meaning) not in namesakes)
+        found.extend(ordered[there[meaning] :])
     return found
 
 
-def _by_meaning(wiring: Wiring) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = defaultdict(list)
-    for value in wiring.shapes:
-        if wiring.makers[value] < 0:
-            found[wiring.value_meanings[value]].append(wiring.names[value])
-    return found
-
-
-def _distance(before: np.ndarray, after: np.ndarray) -> str:
-    if before.shape != after.shape or before.dtype != after.dtype:
+def _distance(matched: Matched, before: TensorProto, after: TensorProto) -> str:
+    if spelled_shape(before) != spelled_shape(after):
         return ""
-    other = before != after
-    if before.dtype.kind in "fc" or "float" in str(before.dtype):
-        other &= ~((before != before) & (after != after))  # NaN in both
-        with np.errstate(all="ignore"):
-            furthest = np.abs(after.astype(np.float64) - before.astype(np.float64))[other]
-        furthest = furthest[np.isfinite(furthest)]
-        far = f", by up to {furthest.max():.3g}" if furthest.size else ""
-    else:
-        far = ""
-    return f"{int(other.sum())} of {other.size} values differ{far}"
+    if before.data_type == TensorProto.STRING:
+        count = sum(one != other for one, other in zip(before.string_data, after.string_data, strict=False))
+        return f"{count} of {len(after.string_data)} values differ"
+    old, new = matched.before.array(before), matched.after.array(after)
+    bits = [np.ascontiguousarray(one).view(np.uint8).reshape(old.size, -1) for one in (old, new)]
+    other = (bits[0] != bits[1]).any(axis=1)
+    return f"{int(other.sum())} of {old.size} values differ{_furthest(old.ravel()[other], new.ravel()[other])}"
+
+
+def _furthest(old: np.ndarray, new: np.ndarray) -> str:
+    if old.dtype.kind in "biu":
+        return ""
+    kind = np.complex128 if old.dtype.kind == "c" else np.float64
+    with np.errstate(all="ignore"):
+        apart = np.abs(new.astype(kind) - old.astype(kind))
+    apart = apart[np.isfinite(apart)]
+    return f", by up to {apart.max():.3g}" if apart.size else ""

@@ -27,6 +27,7 @@ class Matched:
 
     before: DetachedModel
     after: DetachedModel
+    readings: tuple[Reading, Reading]
     same: Same
     groups: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
@@ -53,7 +54,7 @@ def match_models(
     left = [
         (tuple(filter(same.lost, olds)), tuple(new for new in news if same.old_of[new] < 0)) for olds, news in groups
     ]
-    return Matched(before, after, same, tuple(group for group in left if any(group)))
+    return Matched(before, after, (first, second), same, tuple(group for group in left if any(group)))
 
 
 def _groups(same: Same) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -91,8 +91,8 @@ def _worst(
 
 
 def _common(matched: Matched) -> Iterator[Pair]:
-    """The values that matched nodes of the main graphs make."""
-    same, made = matched.same, [_made(model) for model in (matched.before, matched.after)]
+    """The values that matched nodes of the main graphs make, but for outputs."""
+    same, made = matched.same, [_inner(model) for model in (matched.before, matched.after)]
     for old, new in matched.pairs():
         for one, other in zip(same.before.items[old].makes, same.after.items[new].makes, strict=False):
             pair = (same.before.names[one], same.after.names[other])
@@ -100,8 +100,9 @@ def _common(matched: Matched) -> Iterator[Pair]:
                 yield pair
 
 
-def _made(model: DetachedModel) -> set[str]:
-    return {name for node in model.proto.graph.node for name in node.output}
+def _inner(model: DetachedModel) -> set[str]:
+    made = {name for node in model.proto.graph.node for name in node.output}
+    return made - {info.name for info in model.proto.graph.output}
 
 
 DISTANCES: Final = "passes.diff.distances:distances"

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
 from passes.canonical import GraphReading, NodeReading, Reading
 from passes.weights import DetachedModel
@@ -53,6 +53,8 @@ class Wiring:
         """Value id → (index of an item that needs it, position among its needs)."""
         self.shapes: dict[int, tuple[int, ...]] = {}
         """Value id → shape, of stored tensors."""
+        self.tensors: dict[int, TensorProto] = {}
+        """Value id → initializer."""
         self.constants: set[int] = {ABSENT}
         """Stored tensors, and what is computed from nothing else."""
         self.weights: set[int] = set()
@@ -122,11 +124,12 @@ class _Walk:
         for index, info in enumerate(graph.input):
             formal = ("input", info.name) if owner is None else (owner, index)
             scope[info.name] = self.wiring.value(info.name, formal)
-        shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+        tensors = {tensor.name: tensor for tensor in graph.initializer}
         for name, digest in reading.stored:
             scope[name] = self.wiring.value(name, digest)
-            if name in shapes:
-                self.wiring.store(scope[name], shapes[name])
+            if name in tensors:
+                self.wiring.store(scope[name], tuple(tensors[name].dims))
+                self.wiring.tensors[scope[name]] = tensors[name]
         self._nodes(graph.node, reading.nodes, scope)
         return tuple(self._read(info.name, scope) for info in graph.output)
 

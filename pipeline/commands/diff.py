@@ -57,8 +57,8 @@ def diff(
     found = compare_matched(matched)
     numbers, why = None, ""
     if values or not (structure_only or found.is_empty):  # the same operators on the same values compute the same
-        feeds = [draw_feeds(first, seed) for seed in range(draws)]
         try:
+            feeds = [draw_feeds(first, seed) for seed in range(draws)]
             with open_bench() as bench:
                 numbers = compare_numbers(matched, feeds, bench, values=values)
         except PassError as error:

@@ -56,8 +56,13 @@ def optimize(
     marks: dict[int, Mark] = {}
 
     def note_change(place: int, row: PassRow, before: Subject, after: Subject) -> None:
-        marks[place] = _mark(place, after.model)
-        _write_diff(f"{DIFFS}/{place + 1:02}-{row.name.replace('/', '.')}", before, after, workspace)
+        folder = f"{DIFFS}/{place + 1:02}-{row.name.replace('/', '.')}"
+        if row.changed:
+            marks[place] = _mark(place, after.model)
+            _write_diff(folder, before, after, workspace)
+        else:
+            marks.pop(place, None)
+            shutil.rmtree(workspace.folder / folder, ignore_errors=True)
 
     reproducers = workspace.folder / REPRODUCERS
     for folder in (REPRODUCERS, DIFFS):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -153,6 +155,21 @@ def test_what_a_generator_gave_before_it_broke_down_is_not_lost(function, kind, 
         assert not worker.awaits(ticket)
         worker.timeout_s = 20
         assert worker.call(f"{HERE}:double", number=21) == 42
+
+
+def test_a_worker_may_die_in_the_middle_of_a_message() -> None:
+    """As when the system is out of memory, while we do something else."""
+    with Worker(timeout_s=20) as worker:
+        process = worker.call("os:getpid")
+        for collects in (True, False):
+            ticket = worker.post(f"{HERE}:count", to=10**6, size=10**7)
+            time.sleep(0.2)
+            os.kill(process, signal.SIGKILL)
+            if collects:
+                with pytest.raises(StepCrashed, match="SIGKILL"):
+                    for _ in range(100):
+                        worker.collect(ticket)
+            process = worker.call("os:getpid")
 
 
 def test_what_the_worker_has_started_ends_with_it(tmp_path: Path) -> None:

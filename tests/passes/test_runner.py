@@ -22,8 +22,9 @@ from passes.isolate import Worker
 from passes.optimize import draw_feeds
 from passes.policy import Policy
 from passes.prove import Measurement, Prover
-from passes.result import PassRun
+from passes.result import PassRow, PassRun
 from passes.runner import run_passes
+from passes.subject import Subject
 from passes.weights import DetachedModel
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
 
@@ -364,13 +365,38 @@ def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found() -> None:
     model = detached(model_of(text))
     with open_bench() as bench:
         prover = Suspicious.of_itself([draw_feeds(model, 0)], bench)
-        run = run_passes(model, [Without("a"), Without("b"), Without("c")], Policy(), prover, bench)
+        shown: dict[int, tuple[PassRow, int, int]] = {}
+
+        def note(place: int, row: PassRow, before: Subject, after: Subject) -> None:
+            shown[place] = (row, before.size[0], after.size[0])
+
+        run = run_passes(model, [Without("a"), Without("b"), Without("c")], Policy(), prover, bench, changed=note)
     assert [(row.name, row.status, row.reason) for row in run.rows] == [
         ("without_a", Status.RAN, ""),
         ("without_b", Status.REVERTED, "run as a whole: there is no b"),
         ("without_c", Status.RAN, ""),
     ]
     assert [node.output[0] for node in run.model.proto.graph.node] == ["b", "y"]
+    told = {place: (row.status, before, after) for place, (row, before, after) in shown.items()}
+    assert told == {0: (Status.RAN, 4, 3), 1: (Status.REVERTED, 3, 2), 2: (Status.RAN, 3, 2)}, "as it was judged last"
+
+
+INNER = """
+g (bool c, float[4, 4] x) => (float[4, 4] y) {
+    d = Neg (x)
+    e = If (c) <
+        then_branch = t () => (float[4, 4] r) { q = Identity (d) r = Add (q, w) },
+        else_branch = f () => (float[4, 4] s) { s = Relu (d) }
+    >
+    y = Add (e, w)
+}
+"""
+
+
+def test_a_kept_weight_may_be_read_in_a_branch_too() -> None:
+    run = passes.optimize(model_of(INNER, w=matrix(4, 4, 0)), recipe=["default"], keep=["op:Add"])
+    assert all(one.kept for one in run.structures)
+    assert run.power.margin > 1
 
 
 def test_a_skipped_pass_is_not_tried_in_advance_either(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import resource
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -279,3 +281,34 @@ def test_what_is_in_order_or_in_a_circle_stays() -> None:
         before = model.SerializeToString()
         sort_nodes(model.graph)
         assert model.SerializeToString() == before
+
+
+def test_each_tensor_in_a_file_of_its_own_takes_one_descriptor(tmp_path: Path) -> None:
+    """A model of some hundred files is common; a process may have 1,024 of them open."""
+    model = onnx.ModelProto(ir_version=9, opset_import=[helper.make_opsetid("", 20)])
+    model.graph.name = "many"
+    for place in range(FILES):
+        (tmp_path / f"w{place}").write_bytes(np.full(512, place, np.float32).tobytes())
+        tensor = model.graph.initializer.add(name=f"w{place}", data_type=TensorProto.FLOAT, dims=[512])
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=f"w{place}")
+    model.graph.node.append(helper.make_node("Sum", [tensor.name for tensor in model.graph.initializer], ["y"]))
+    model.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [512]))
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES + _open_files() + 20, hard))
+    try:
+        assert len(read_model(tmp_path / "model.onnx").weights) == FILES
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_open_files() + FILES // 2, hard))
+        with pytest.raises(ModelMistake, match=r"cannot be mapped .* limit of open files \(ulimit -n\)"):
+            read_model(tmp_path / "model.onnx")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+FILES = 100
+
+
+def _open_files() -> int:
+    """The highest descriptor counts, not how many there are."""
+    return max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
