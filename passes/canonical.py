@@ -160,6 +160,8 @@ class GraphReading:
     stored: tuple[tuple[str, str], ...]
     nodes: tuple[NodeReading, ...]
     outputs: tuple[str, ...]
+    is_body: bool = False
+    """Of a node: then inputs and outputs go by their order, and names say nothing."""
 
 
 def _walk(graph: GraphReading, meaning: dict[str, str], live: bool, settle: Settle) -> str:
@@ -168,7 +170,7 @@ def _walk(graph: GraphReading, meaning: dict[str, str], live: bool, settle: Sett
     meaning.update(graph.inputs)
     meaning.update(graph.stored)
     steps = [_step(node, meaning, live, settle) for node in graph.nodes]
-    outputs = [(name, meaning.get(name, "missing")) for name in graph.outputs]
+    outputs = [(graph.is_body or name, meaning.get(name, "missing")) for name in graph.outputs]
     inputs = [meaning[name] for name, _ in graph.inputs]
     if live:
         return _hash(outputs, inputs)
@@ -221,9 +223,9 @@ class _Reader:
     bodies: str
     tell: Tell
 
-    def graph(self, graph: GraphProto) -> GraphReading:
+    def graph(self, graph: GraphProto, *, is_body: bool = False) -> GraphReading:
         inputs = [
-            (info.name, _hash("input", index, info.name, info.type.SerializeToString(deterministic=True)))
+            (info.name, _hash("input", index, is_body or info.name, info.type.SerializeToString(deterministic=True)))
             for index, info in enumerate(graph.input)
         ]
         stored = [(tensor.name, self.tensor(tensor)) for tensor in graph.initializer]
@@ -233,7 +235,7 @@ class _Reader:
             bare.values.ClearField("name")
             stored.append((sparse.values.name, _hash("sparse", bare.SerializeToString(deterministic=True))))
         outputs = tuple(info.name for info in graph.output)
-        return GraphReading(tuple(inputs), tuple(stored), self.nodes(graph.node), outputs)
+        return GraphReading(tuple(inputs), tuple(stored), self.nodes(graph.node), outputs, is_body)
 
     def nodes(self, nodes: Iterable[NodeProto]) -> tuple[NodeReading, ...]:
         return tuple([self.node(node, place) for place, node in enumerate(nodes)])
@@ -242,7 +244,7 @@ class _Reader:
         plain, bodies, constant = [], [], ""
         for attribute in sorted(node.attribute, key=lambda one: one.name):
             inner = [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
-            bodies.extend(self.graph(graph) for graph in inner)
+            bodies.extend(self.graph(graph, is_body=True) for graph in inner)
             plain.append((attribute.name, len(inner) or self.attribute(attribute)))
         op, outputs = node.op_type, tuple(node.output)
         if op == "Constant" and node.domain == "" and node.attribute and node.attribute[0].name == "value":

@@ -45,6 +45,23 @@ def swap_constants(model: onnx.ModelProto) -> None:
     model.graph.node.extend(others)
 
 
+def test_names_in_a_branch_or_a_loop_say_nothing() -> None:
+    text = """
+    g (int64 trips, bool c, float[2] x) => (float[2] y) {{
+        z = If (c) <then_branch = t () => (float[2] {a}) {{ {a} = Neg (x) }},
+                    else_branch = e () => (float[2] b) {{ b = Identity (x) }}>
+        y = Loop (trips, c, z) <body = l (int64 i, bool more, float[2] {v}) => (bool {go}, float[2] {w}) {{
+            {go} = Identity (more)
+            {w} = Abs ({v})
+        }}>
+    }}
+    """
+    one = detached(model_of(text.format(a="a", v="v", go="go", w="w")))
+    other = detached(model_of(text.format(a="p", v="q", go="r", w="s")))
+    assert canonical_digest(one) == canonical_digest(other)
+    assert meanings_of(one).whole == meanings_of(other).whole
+
+
 @pytest.mark.parametrize("change", [rename, swap_constants], ids=["renamed", "reordered"])
 def test_what_computes_the_same_digests_the_same(change: Change) -> None:
     assert canonical_digest(changed(change)) == canonical_digest(detached(attention()))
