@@ -2,8 +2,8 @@
 
 found.py          what differs, as data
 matched.py        which nodes and values are the same
-compare.py        what each pair of nodes has otherwise
-initializers.py   stored tensors       header.py   inputs, outputs, opsets
+compare.py        all of it together: attributes.py and inputs.py of a node, initializers.py, renamed.py,
+                  header.py and whole.py of the model
 numbers.py        how far outputs, and values between, are apart
 text.py           in words             data.py     for JSON
 """
