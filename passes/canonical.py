@@ -14,6 +14,7 @@ from typing import Final
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
 
+from passes.bodies import bodies_of
 from passes.weights import DetachedModel
 
 RANDOM_OPS: Final = frozenset(
@@ -243,7 +244,7 @@ class _Reader:
     def node(self, node: NodeProto, place: int) -> NodeReading:
         plain, bodies, constant = [], [], ""
         for attribute in sorted(node.attribute, key=lambda one: one.name):
-            inner = [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+            inner = bodies_of(attribute)
             bodies.extend(self.graph(graph, is_body=True) for graph in inner)
             plain.append((attribute.name, len(inner) or self.attribute(attribute)))
         op, outputs = node.op_type, tuple(node.output)

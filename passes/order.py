@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 
 import onnx
 
+from passes.bodies import bodies_of
 from passes.reads import reads_of
 
 __all__ = ["sort_nodes"]
@@ -51,8 +52,4 @@ def _order(needs: list[set[int]]) -> list[int]:
 
 
 def _subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    return [
-        graph
-        for attribute in node.attribute
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
-    ]
+    return [graph for attribute in node.attribute for graph in bodies_of(attribute)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from onnx import GraphProto, NodeProto
 
+from passes.bodies import bodies_of
+
 __all__ = ["live_nodes", "reads_of"]
 
 
@@ -11,7 +13,7 @@ def reads_of(node: NodeProto) -> list[str]:
     """Names read by `node` or, for If, Loop and Scan, by what is inside of it; what is made there is not among them."""
     names = [name for name in node.input if name]
     for attribute in node.attribute:
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+        for graph in bodies_of(attribute):
             names.extend(_from_outside(graph))
     return names
 

@@ -24,6 +24,7 @@ import onnx
 from blake3 import blake3
 from onnx import TensorProto, helper
 
+from passes.bodies import bodies_of
 from passes.errors import ModelMistake
 from passes.external_data import ExternalFiles
 from passes.order import sort_nodes
@@ -257,7 +258,7 @@ def _inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
     for node in graph.node:
         for attribute in node.attribute:
             yield from (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors)
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for inner in bodies_of(attribute):
                 yield from inner.initializer
                 yield from _inner_tensors(inner)
 

@@ -8,6 +8,8 @@ from typing import Final
 
 import onnx
 
+from passes.bodies import bodies_of
+
 __all__ = ["COLUMNS", "graph_text"]
 
 COLUMNS: Final = 100
@@ -38,7 +40,7 @@ def _strip(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         node.ClearField("name")
         for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for inner in bodies_of(attribute):
                 _strip(inner)
 
 

@@ -14,7 +14,7 @@ from passes.diff.inputs import input_changes
 from passes.diff.labels import label_of
 from passes.diff.matched import Matched, match_models
 from passes.diff.renamed import renamings
-from passes.diff.whole import changes_beside_nodes, function_changes, output_changes
+from passes.diff.whole import function_changes, output_changes, sharing_changes
 from passes.weights import DetachedModel
 
 __all__ = ["compare_matched", "compare_models"]
@@ -50,7 +50,7 @@ def compare_matched(matched: Matched) -> Diff:
         header=(*header, *function_changes(matched), *output_changes(matched)),
         renamed=tuple(dict.fromkeys(renamings(matched))),
     )
-    return found if not found.is_empty else replace(found, header=tuple(changes_beside_nodes(matched)))
+    return found if not found.is_empty else replace(found, shared=tuple(sharing_changes(matched)))
 
 
 def _replacements(matched: Matched) -> Iterator[Replacement]:

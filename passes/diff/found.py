@@ -132,6 +132,8 @@ class Diff:
     rewired: tuple[InputChange, ...] = ()
     initializers: tuple[InitializerChange, ...] = ()
     header: tuple[HeaderChange, ...] = ()
+    shared: tuple[HeaderChange, ...] = ()
+    """Which of several equal values is read, where models are the same node by node."""
     renamed: tuple[Renaming, ...] = ()
 
     @property

@@ -11,7 +11,7 @@ from passes.canonical import Reading, read
 from passes.provenance.match import match
 from passes.provenance.replaced import replacements
 from passes.provenance.same import Same, is_one_kind, name_of, result_of
-from passes.provenance.wiring import Item, Meanings, wire
+from passes.provenance.wiring import Meanings, wire
 from passes.weights import DetachedModel
 
 __all__ = ["Matched", "match_models"]
@@ -79,10 +79,10 @@ def _pair(same: Same, olds: tuple[int, ...], news: tuple[int, ...]) -> None:
     """A node that stands for one of its own kind, or of its own operator and name, is that one, changed."""
     kinds: dict[tuple[str, str], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for old in filter(same.lost, olds):
-        kinds[_op(same.before.items[old])][0].append(old)
+        kinds[same.before.items[old].op][0].append(old)
     for new in news:
         if same.old_of[new] < 0:
-            kinds[_op(same.after.items[new])][1].append(new)
+            kinds[same.after.items[new].op][1].append(new)
     for those, these in kinds.values():
         if len(those) == len(these) == 1 and _is_one(same, those[0], these[0]):
             same.claim(these[0], those[0])
@@ -92,7 +92,3 @@ def _is_one(same: Same, old: int, new: int) -> bool:
     item, old_item = same.after.items[new], same.before.items[old]
     names = [(handle(item), handle(old_item)) for handle in (name_of, result_of)]
     return is_one_kind(same, item, old_item) or any(one == other != "" for one, other in names)
-
-
-def _op(item: Item) -> tuple[str, str]:
-    return item.op

@@ -24,7 +24,8 @@ def summary(diff: Diff) -> str:
         "with other attributes": len({one.node for one in diff.attributes}),
         "rewired": len({one.node for one in diff.rewired}),
         "initializers": len(diff.initializers),
-        "of the signature": len(diff.header),
+        "of the model itself": len(diff.header),
+        "of equal values read otherwise": len(diff.shared),
     }
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "no difference"
 
@@ -42,6 +43,7 @@ def _lines(diff: Diff, names: bool, most: int) -> Iterator[str]:
     yield from _section("attributes", diff.attributes, most)
     yield from _section("inputs of nodes", diff.rewired, most)
     yield from _section("initializers", diff.initializers, most)
+    yield from _section("which of equal values is read", diff.shared, most)
     if names:
         yield from _section("renamed, which is no difference", diff.renamed, most)
 

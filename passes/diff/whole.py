@@ -13,7 +13,7 @@ from passes.diff.labels import label_of
 from passes.diff.matched import Matched
 from passes.provenance.wiring import Wiring
 
-__all__ = ["changes_beside_nodes", "function_changes", "output_changes"]
+__all__ = ["function_changes", "output_changes", "sharing_changes"]
 
 
 def function_changes(matched: Matched) -> Iterator[HeaderChange]:
@@ -45,7 +45,7 @@ def _maker(wiring: Wiring, value: int) -> str:
     return f"{label_of(item.node)}" + (f", output {item.makes.index(value)}" if len(item.makes) > 1 else "")
 
 
-def changes_beside_nodes(matched: Matched) -> Iterator[HeaderChange]:
+def sharing_changes(matched: Matched) -> Iterator[HeaderChange]:
     """What is left to tell of models that are the same node by node: which of several equal values is read."""
     first, second = matched.readings
     if first.canonical == second.canonical:

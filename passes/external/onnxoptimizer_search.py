@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import onnx
 
+from passes.bodies import bodies_of
 from passes.external.first_change import first_change
 from passes.external.numbered import number
 from passes.external.short_names import ShortNames
@@ -122,7 +123,7 @@ def _there(graph: onnx.GraphProto) -> Iterator[str]:
             if name in makers:
                 yield f"{makers[name]} {node.op_type}"
         for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for inner in bodies_of(attribute):
                 yield from _there(inner)
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 import onnx
 
 from passes.base import Workbench
+from passes.bodies import bodies_of
 from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown, texts
 from passes.weights import DetachedModel
@@ -118,7 +119,7 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         yield node
         for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for inner in bodies_of(attribute):
                 yield from _nodes(inner)
 
 

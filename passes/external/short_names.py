@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 
 from onnx import GraphProto
 
+from passes.bodies import bodies_of
+
 __all__ = ["ShortNames"]
 
 
@@ -60,5 +62,5 @@ def _with_inner(graph: GraphProto) -> Iterator[GraphProto]:
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for inner in bodies_of(attribute):
                 yield from _with_inner(inner)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper
 
+from passes.bodies import bodies_of
 from passes.weights import DetachedModel
 
 __all__ = ["Distinct", "can_be_distinct", "data_operands", "distinct_arrays", "inferred_shapes"]
@@ -56,7 +57,7 @@ def _forget_types(graph: onnx.GraphProto) -> None:
         output.ClearField("type")
     for node in graph.node:
         for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for inner in bodies_of(attribute):
                 _forget_types(inner)
 
 

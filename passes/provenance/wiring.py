@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
+from passes.bodies import bodies_of
 from passes.canonical import GraphReading, NodeReading, Reading
 from passes.weights import DetachedModel
 
@@ -108,10 +109,6 @@ def wire(model: DetachedModel, reading: Reading, meanings: Meanings) -> Wiring:
     return wiring
 
 
-def _bodies_of(attribute: AttributeProto) -> tuple[GraphProto, ...]:
-    return (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
-
-
 @dataclass(frozen=True, slots=True)
 class _Walk:
     wiring: Wiring
@@ -152,7 +149,7 @@ class _Walk:
         known = tuple([ABSENT if one == ABSENT else meanings[one] for one in needs])
         meaning = wiring.intern((reading.says, reading.shape, known))
         if reading.bodies:
-            bodies = [body for one in sorted(node.attribute, key=_name) for body in _bodies_of(one)]
+            bodies = [body for one in sorted(node.attribute, key=_name) for body in bodies_of(one)]
             for index, (body, inner) in enumerate(zip(bodies, reading.bodies, strict=True)):
                 results = self.graph(body, inner, scope, (meaning, index))
                 needs.extend(results)
