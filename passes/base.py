@@ -75,6 +75,11 @@ class Early(Step, Protocol):
         """Begin in the worker, without waiting; `apply` goes on from there if it is given the same model."""
         ...
 
+    def foreseen(self, model: DetachedModel, bench: Workbench) -> DetachedModel | None:
+        """What this step and those that it looks at will have made of `model` in the end, if none is thrown away; None
+        if that is not known yet, or is no change."""
+        ...
+
 
 @runtime_checkable
 class Annotates(Step, Protocol):

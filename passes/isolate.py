@@ -94,6 +94,10 @@ class Worker:
         """Whether `ticket` can still be collected."""
         return self._waits_since is not None and ticket == self._posted
 
+    def has_answered(self, ticket: int) -> bool:
+        """Whether `collect` would not have to wait."""
+        return self.awaits(ticket) and self._pipe is not None and self._pipe.poll()
+
     def collect(self, ticket: int, *, within_s: float | None = None) -> Any:
         """Wait for the result of a posted call, from when it was posted on. Raises as `call` does.
 

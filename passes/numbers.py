@@ -78,27 +78,33 @@ def compare(expected: np.ndarray, got: np.ndarray, tolerances: Mapping[str, Tole
     tolerance = tolerance_for(str(expected.dtype), tolerances)
     kind = np.complex128 if expected.dtype.kind == "c" else np.float64
     left, right = expected.astype(kind).ravel(), got.astype(kind).ravel()
-    # Equal infinities and NaNs that were expected are no error; a difference there is an infinite one.
-    same = (left == right) | (np.isnan(left) & np.isnan(right))
-    finite = np.isfinite(left) & np.isfinite(right)
-    if not (same | finite).all():
-        bad = int((~(same | finite)).sum())
-        return _incomparable(f"{bad} of {left.size} elements are NaN or infinite on one side only")
-    left, right = left[finite], right[finite]
-    if left.size == 0:
-        return NO_ERROR
-    magnitude, error = np.abs(left), np.abs(left - right)
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(left - right)
+    if not np.isfinite(error).all():
+        # Equal infinities and NaNs that were expected are no error; a difference there is an infinite one.
+        same = (left == right) | (np.isnan(left) & np.isnan(right))
+        finite = np.isfinite(left) & np.isfinite(right)
+        if not (same | finite).all():
+            bad = int((~(same | finite)).sum())
+            return _incomparable(f"{bad} of {left.size} elements are NaN or infinite on one side only")
+        left, right, error = left[finite], right[finite], error[finite]
+    return _measured(left, right, error, tolerance) if left.size else NO_ERROR
+
+
+def _measured(left: np.ndarray, right: np.ndarray, error: np.ndarray, tolerance: Tolerance) -> Errors:
+    """Of finite elements, one at least. `scales` is one number for all of them, where that is so: this is run often."""
+    magnitude = np.abs(left)
     scales = _group_scales(magnitude)
     limits = tolerance.atol + tolerance.rtol * scales
     over = error / np.maximum(limits, np.finfo(np.float64).tiny)
     worst = int(over.argmax())
-    excess, limit = float(over[worst]), float(limits[worst])
+    excess, limit = float(over[worst]), float(np.broadcast_to(limits, over.shape)[worst])
     units = np.where(scales > 0, scales, 1.0)
     return Errors(
         float(error.max()),
         float((error / np.maximum(magnitude, units * 1e-3)).max()),
         _cosine(left / units, right / units),
-        _sqnr(left / units, error / units),
+        _sqnr(magnitude / units, error / units),
         limit,
         excess,
         "" if excess <= 1.0 else f"max abs error {error[worst]:.3g} is over {limit:.3g}",
@@ -116,9 +122,9 @@ def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _group_scales(magnitude: np.ndarray) -> np.ndarray:
-    """For each element the largest magnitude of its group."""
+    """For each element the largest magnitude of its group; one number if they are all of one group."""
     if not _may_leave_a_gap(magnitude):
-        return np.full_like(magnitude, magnitude.max(initial=0.0))
+        return magnitude.max(initial=0.0)
     ordered = np.sort(magnitude[magnitude > 0])
     # The least values of a computation may leave gaps by chance, so a group needs company below the gap.
     many = ordered.size >= 2 * MANY
@@ -130,7 +136,7 @@ def _group_scales(magnitude: np.ndarray) -> np.ndarray:
 
 def _may_leave_a_gap(magnitude: np.ndarray) -> bool:
     """Whether there are powers of two, one behind the other, in which nothing lies; far quicker than to sort."""
-    exponents = np.frexp(magnitude[magnitude > 0])[1]
+    exponents = np.frexp(magnitude)[1][magnitude > 0]
     if exponents.size < 2:
         return False
     occupied = np.flatnonzero(np.bincount(exponents - exponents.min()))

@@ -21,6 +21,7 @@ from passes.base import Workbench
 from passes.canonical import Meanings, Reading, read
 from passes.errors import ModelMistake, StepFailed
 from passes.numbers import Tolerance
+from passes.proof.alike import is_alike
 from passes.proof.base import Base, small_values
 from passes.proof.claims import Claims, claims_by_name, claims_refined
 from passes.proof.evidence import Draws, Measurement, Power, Reference, Watched, worst_errors
@@ -61,6 +62,7 @@ class Prover:
         self._base: Base | None = None
         self._held: frozenset[str] = frozenset()
         self._ran: onnx.ModelProto | None = None
+        self._rehearsed: onnx.ModelProto | None = None
 
     @classmethod
     def of_itself(
@@ -129,16 +131,36 @@ class Prover:
         """Whether this very object was run, and not only one that computes the same."""
         return self._ran is model.proto
 
+    def rehearse(self, model: DetachedModel) -> None:
+        """Begin to run a model that will probably be the last, while others are proven; `run` then only takes note."""
+        if not self._references or (self._rehearsed is not None and is_alike(self._rehearsed, model.proto)):
+            return
+        self._settle()
+        self._desk.ask("rehearse", model=portable(model, self._bench.spill), inner=self._probed(model))
+        self._rehearsed = model.proto
+
     def run(self, model: DetachedModel, reading: Reading | None = None, *, hold: bool = True) -> Measurement:
         """`measure`, always by running the whole model; `hold` what others may be proven equal to it by."""
         self._settle()
-        made = {name for node in live_nodes(model.proto.graph) for name in node.output}
-        inner, meanings = [name for name in self._probes if name in made], self._meanings(reading or read(model))
-        source = portable(model, self._bench.spill)
-        keep = _kept(model, meanings, inner) if hold else {}
-        draws = self._desk.ask("run", model=source, inner=inner, keep=keep)
+        meanings = self._meanings(reading or read(model))
+        draws = None if hold else self._seen_in_rehearsal(model)
+        if draws is None:
+            inner, source = self._probed(model), portable(model, self._bench.spill)
+            keep = _kept(model, meanings, inner) if hold else {}
+            draws = self._desk.ask("run", model=source, inner=inner, keep=keep)
         self._ran = model.proto
         return self._noted(model, meanings, draws, self._desk.ask("held"))
+
+    def _seen_in_rehearsal(self, model: DetachedModel) -> Draws | None:
+        if self._rehearsed is None or not is_alike(self._rehearsed, model.proto):
+            return None
+        found: Draws | None = self._desk.ask("rehearsed")
+        return found
+
+    def _probed(self, model: DetachedModel) -> list[str]:
+        """The values at kept structures that the outputs of `model` depend on."""
+        made = {name for node in live_nodes(model.proto.graph) for name in node.output}
+        return [name for name in self._probes if name in made]
 
     def _settle(self) -> None:
         """Take note of what the exported model computes, if that is still to be done."""

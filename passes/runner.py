@@ -69,7 +69,7 @@ def run_passes(
             before = run.model
             for index in range(begun, ended):
                 observer(told[index].name, index, len(steps), None)
-                run.following = next((one for one in told[index + 1 :] if policy.skips(one.name) is None), None)
+                run.rest = [one for one in told[index + 1 :] if policy.skips(one.name) is None]
                 for row in run.step(told[index], policy, turn):
                     observer(told[index].name, index, len(steps), row)
             if run.model is before:
@@ -107,8 +107,8 @@ class _Run:
     gone: dict[tuple[str, str], str] = field(default_factory=dict)
     broken_by: dict[tuple[str, str], str] = field(default_factory=dict)
     carrier: Carrier = field(default_factory=Carrier)
-    following: Step | None = None
-    """The step that is next, unless the policy skips all that are left."""
+    rest: Sequence[Step] = ()
+    """The steps that are left, without those that the policy skips."""
     trial: Trial | None = None
     ahead: Trial | None = None
     """On a model that has yet to be judged."""
@@ -231,10 +231,19 @@ class _Run:
 
     def _look_ahead(self, subject: Subject) -> None:
         """Let the next step begin on a model that has yet to be judged; most are sound."""
-        if isinstance(self.following, Early):
-            self.ahead = self._trial_of(subject)
-            with contextlib.suppress(StepFailed):  # when it is its turn, it fails by itself
-                self.following.begin(self.ahead.pinned, self.bench)
+        if not self.rest or not isinstance(following := self.rest[0], Early):
+            return
+        self.ahead = self._trial_of(subject)
+        with contextlib.suppress(StepFailed):  # when it is its turn, it fails by itself
+            following.begin(self.ahead.pinned, self.bench)
+            if tuple(step.name for step in self.rest[1:]) == following.ahead:
+                self._rehearse(following, self.ahead)
+
+    def _rehearse(self, last: Early, trial: Trial) -> None:
+        """Let the final model be run, if it is known already what the steps that are left will make."""
+        foreseen = last.foreseen(trial.pinned, self.bench)
+        if foreseen is not None:
+            self.prover.rehearse(trial.unpinned(foreseen))
 
     def _reproduced(self, step: Step, attempt: Attempt) -> str:
         """The file with the smallest model on which `step` still breaks down; empty when none is asked for."""

@@ -190,8 +190,7 @@ class Trial:
         made = step.apply(pinned, self.bench)
         if made is pinned:
             return None
-        after = Subject(unpin(made, [output.name for output in self.model.proto.graph.output]))
-        keep_signature(self.model, after.model, narrows=isinstance(step, Narrows) and step.narrows)
+        after = Subject(self.unpinned(made, narrows=isinstance(step, Narrows) and step.narrows))
         is_same = after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical
         if is_same and not (isinstance(step, Annotates) and step.annotates):
             return None
@@ -200,6 +199,16 @@ class Trial:
             self.ahead(after)
         says_the_same = is_same and annotations_of(after.model.proto) == annotations_of(pinned.proto)
         return None if says_the_same else after
+
+    def unpinned(self, made: DetachedModel, *, narrows: bool = False) -> DetachedModel:
+        """What a step has made, changed in place to have the outputs and the signature that the model has.
+
+        Raises:
+            StepFailed: see `keep_signature`.
+        """
+        unpin(made, [output.name for output in self.model.proto.graph.output])
+        keep_signature(self.model, made, narrows=narrows)
+        return made
 
     def narrowed(self, step: Step, attempt: Attempt) -> Narrowed:
         """Find the inner passes that are at fault for `attempt`.

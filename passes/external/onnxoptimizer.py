@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -12,6 +13,7 @@ from passes.base import Workbench
 from passes.errors import StepFailed
 from passes.external.numbered import name_again, number
 from passes.external.onnxoptimizer_search import Change
+from passes.isolate import Worker
 from passes.weights import DetachedModel
 
 __all__ = ["OnnxOptimizerPass", "available", "default_set", "passes_of"]
@@ -53,6 +55,12 @@ class OnnxOptimizerPass:
         """Try this pass and those ahead on `model`, without waiting."""
         _searched(_known(bench, model.proto).source, [self.name, *self.ahead], bench)
 
+    def foreseen(self, model: DetachedModel, bench: Workbench) -> DetachedModel | None:
+        """What the last of these passes that changes anything makes; None as long as the worker is not at the end."""
+        search = _searched(_known(bench, model.proto).source, [self.name, *self.ahead], bench)
+        found = search.all_changes(bench.worker)
+        return model.with_proto(onnx.load_from_string(found[-1].model)) if found else None
+
     def looking_past(self, names: Collection[str]) -> OnnxOptimizerPass:
         """The same pass, which leaves out `names` when it looks ahead."""
         return replace(self, ahead=tuple(name for name in self.ahead if name not in names))
@@ -63,7 +71,7 @@ class OnnxOptimizerPass:
         names = [self.name, *ahead]
         try:
             search = _searched(known.source, names, bench)
-            change: Change | None = bench.worker.collect(search.ticket)
+            change = search.next_change(bench.worker)
         except StepFailed:
             if not ahead:
                 raise
@@ -87,12 +95,37 @@ class _Search:
     names: Sequence[str]
     ticket: int
     begun: int = 0
+    arrived: deque[Change | StepFailed | None] = field(default_factory=deque)
+    """What the worker has told, and nobody has asked for yet; None is its end."""
+
+    def next_change(self, worker: Worker) -> Change | None:
+        """Raises StepFailed: a pass did."""
+        found = self.arrived.popleft() if self.arrived else self._collected(worker)
+        if isinstance(found, StepFailed):
+            raise found
+        return found
+
+    def all_changes(self, worker: Worker) -> list[Change]:
+        """Those that are still to come; empty as long as the worker is not at the end, or if it did not get there."""
+        while worker.has_answered(self.ticket):
+            self.arrived.append(self._collected(worker))
+        is_at_end = bool(self.arrived) and self.arrived[-1] is None
+        return [one for one in self.arrived if isinstance(one, Change)] if is_at_end else []
+
+    def goes_on(self, worker: Worker) -> bool:
+        return bool(self.arrived) or worker.awaits(self.ticket)
+
+    def _collected(self, worker: Worker) -> Change | StepFailed | None:
+        try:
+            return worker.collect(self.ticket)
+        except StepFailed as failure:
+            return failure
 
 
 def _searched(source: bytes, names: Sequence[str], bench: Workbench) -> _Search:
     """The search that is under way, if it is this one, or a new one."""
     search: _Search | None = bench.notes.get(SEARCH)
-    if search is None or (search.source, search.names) != (source, names) or not bench.worker.awaits(search.ticket):
+    if search is None or (search.source, search.names) != (source, names) or not search.goes_on(bench.worker):
         search = _Search(source, names, bench.worker.post(CHANGES, model=source, names=names))
         bench.notes[SEARCH] = search
     return search

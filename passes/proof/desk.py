@@ -44,6 +44,7 @@ class Desk:
         self._values: list[Arrays] = [{} for _ in feeds]
         self._beside = ThreadPoolExecutor(1)
         self._excess: Future[list[float]] | None = None
+        self._rehearsed: Future[Draws] | None = None
 
     def expect(self, outputs: Sequence[Arrays]) -> None:
         """The outputs to compare with, for each draw."""
@@ -95,6 +96,14 @@ class Desk:
             probes = {name: known[name] for name in inner if name in known}
             found.append((self._compared(expected, got), self._compared(probes, got)))
         return found
+
+    def rehearse(self, model: Portable, inner: Sequence[str]) -> None:
+        """Begin to `run` a model of which nobody knows yet whether it will be asked for, beside what comes after."""
+        self._rehearsed = self._beside.submit(self.run, model, inner, {})
+
+    def rehearsed(self) -> Draws | None:
+        """What `rehearse` has found; None at a desk that was set up since."""
+        return None if self._rehearsed is None else self._rehearsed.result()
 
     def held(self) -> frozenset[str]:
         """The meanings of which every draw has the value."""
