@@ -8,7 +8,11 @@ from pathlib import Path
 __all__ = ["PAGES", "ROOT", "blocks", "rows"]
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(path for folder in (".", "docs", "examples", "benchmarks") for path in (ROOT / folder).glob("*.md"))
+PAGES = sorted(
+    path
+    for folder in (".", "docs", "docs/tutorials", "examples", "benchmarks")
+    for path in (ROOT / folder).glob("*.md")
+)
 
 
 def blocks(page: str, language: str) -> list[str]:
