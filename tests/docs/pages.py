@@ -8,11 +8,8 @@ from pathlib import Path
 __all__ = ["PAGES", "ROOT", "blocks", "rows"]
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    path
-    for folder in (".", "docs", "docs/tutorials", "examples", "benchmarks")
-    for path in (ROOT / folder).glob("*.md")
-)
+FOLDERS = (".", "docs", "docs/tutorials", "examples", "benchmarks")
+PAGES = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
 
 
 def blocks(page: str, language: str) -> list[str]:
