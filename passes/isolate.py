@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -36,14 +36,24 @@ class Worker:
         timeout_s: seconds that one call may take before the process is killed.
         memory_bytes: what the process may allocate; 0 for no limit. Weights that are mapped from files do not count.
         preload: modules that the process imports when it starts.
+        cores: numbers of the cores that it and its children run on, one thread each; none: any core, and one thread.
     """
 
-    def __init__(self, timeout_s: float = 600.0, memory_bytes: int = 0, preload: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        timeout_s: float = 600.0,
+        memory_bytes: int = 0,
+        preload: Sequence[str] = (),
+        cores: Collection[int] = (),
+    ) -> None:
         self.timeout_s = timeout_s
         self.memory_bytes = memory_bytes
         self.preload = tuple(preload)
+        self.cores = frozenset(cores)
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
+        self._lifeline: Connection | None = None
+        """Held open for as long as we live; the process ends when it closes, whatever native code it is in."""
         self._stderr: IO[bytes] | None = None
         self.generation = 0
         """How many processes there have been; what one of them was told, the next does not know."""
@@ -98,6 +108,16 @@ class Worker:
         """Whether `collect` would not have to wait."""
         return self.awaits(ticket) and self._pipe is not None and self._pipe.poll()
 
+    def fileno(self) -> int:
+        """For `multiprocessing.connection.wait`: ready when what was posted can be collected, or the process died.
+
+        Raises:
+            ValueError: the process does not run; it does from `post` or `start` on.
+        """
+        if self._pipe is None:
+            raise ValueError("the worker does not run")
+        return self._pipe.fileno()
+
     def collect(self, ticket: int, *, within_s: float | None = None) -> Any:
         """Wait for the result of a posted call, from when it was posted on. Raises as `call` does.
 
@@ -150,17 +170,23 @@ class Worker:
         self._stop()
         self.generation += 1
         ours, theirs = Pipe()
+        end, self._lifeline = Pipe(duplex=False)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        handles = (theirs.fileno(), end.fileno())
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "passes.worker", str(theirs.fileno()), str(self.memory_bytes), *self.preload],
-            pass_fds=[theirs.fileno()],
-            env=_environment(os.environ),
+            [sys.executable, "-m", "passes.worker", *map(str, (*handles, self.memory_bytes)), *self.preload],
+            pass_fds=handles,
+            env=_environment(os.environ, max(1, len(self.cores))),
             stdin=subprocess.DEVNULL,
             stdout=self._stderr,
             stderr=self._stderr,
             start_new_session=True,  # Ctrl-C is for the run, which then ends the worker
         )
+        if self.cores:
+            with contextlib.suppress(ProcessLookupError):  # the call will tell
+                os.sched_setaffinity(self._process.pid, self.cores)
         theirs.close()
+        end.close()
         self._pipe = ours
         return ours
 
@@ -169,10 +195,10 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):  # with all that it has started: it leads a session
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        for handle in (self._pipe, self._stderr):
+        for handle in (self._pipe, self._lifeline, self._stderr):
             if handle is not None:
                 handle.close()
-        self._process = self._pipe = self._stderr = self._waits_since = None
+        self._process = self._pipe = self._lifeline = self._stderr = self._waits_since = None
 
     def _obituary(self) -> str:
         assert self._process is not None and self._stderr is not None
@@ -191,13 +217,13 @@ class Worker:
         return f"the limit of {self.memory_bytes / 2**30:.1f} GiB (passes.memory_gib)"
 
 
-def _environment(own: Mapping[str, str]) -> dict[str, str]:
+def _environment(own: Mapping[str, str], count: int) -> dict[str, str]:
     """The worker finds the same modules as we do, and not others in the folder that it is started from.
 
-    numpy's threads would spin beside onnxruntime's.
+    More threads of numpy than that would spin beside onnxruntime's.
     """
     path = os.pathsep.join(path for path in sys.path if path)
-    threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(count))
     return {**MALLOC, **own, **threads, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 

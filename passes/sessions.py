@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
+        options.intra_op_num_threads = _threads()
         options.enable_cpu_mem_arena = False  # an arena grows by doubling, and never shrinks
         options.add_session_config_entry("session.disable_prepacking", "1")
         # Idle threads that spin take the cores from the process that runs the passes.
@@ -78,6 +80,12 @@ class Session:
         except Exception as error:
             raise StepFailed(f"onnxruntime stopped: {error}") from error
         return {name: np.asarray(result) for name, result in zip(self.outputs, results, strict=True)}
+
+
+def _threads() -> int:
+    """One a core where this process was given some of the cores, since onnxruntime does not look; 0: it chooses."""
+    given = len(os.sched_getaffinity(0))
+    return given if given < (os.cpu_count() or 1) else 0
 
 
 def _drop_unread(graph: onnx.GraphProto) -> None:

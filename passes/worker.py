@@ -1,13 +1,17 @@
 """The other side of `passes.isolate`: receive a call, make it, send the result.
 
-Run as `python -m passes.worker FD MEMORY_BYTES MODULE…`; the modules are imported before the first call.
+Run as `python -m passes.worker FD LIFELINE_FD MEMORY_BYTES MODULE…`; the modules are imported before the first call.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import inspect
+import os
 import resource
+import select
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Generator
@@ -71,6 +75,19 @@ def _function(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), attribute)
 
 
+def end_with(lifeline: int) -> None:
+    """End this process when the other end of `lifeline` closes, as it does however its holder dies.
+
+    A thread that waits for it would not come to run while native code holds the interpreter's lock. And the kernel's
+    own signal at a parent's death comes when the thread ends that started us, which may be long before its process.
+    """
+    signal.signal(signal.SIGIO, signal.SIG_DFL)  # ends the process
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())  # and what this process has forked
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:  # it closed before we asked for the signal
+        sys.exit(1)
+
+
 def limit_memory(limit: int) -> None:
     """Refuse to allocate more than `limit` bytes in this process; files that are mapped do not count."""
     if limit:
@@ -78,7 +95,8 @@ def limit_memory(limit: int) -> None:
 
 
 if __name__ == "__main__":
-    limit_memory(int(sys.argv[2]))
-    for name in sys.argv[3:]:
+    end_with(int(sys.argv[2]))
+    limit_memory(int(sys.argv[3]))
+    for name in sys.argv[4:]:
         importlib.import_module(name)
     serve(Connection(int(sys.argv[1])))

@@ -38,6 +38,10 @@ def double(number: int) -> int:
     return 2 * number
 
 
+def cores() -> tuple[set[int], str]:
+    return os.sched_getaffinity(0), os.environ["OMP_NUM_THREADS"]
+
+
 def shout() -> str:
     print("a native library writes to standard output")
     return "done"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
 from passes.isolate import Worker
+from tests.processes import still_running
 
 HERE = "tests.passes.faults"
 
@@ -179,16 +182,38 @@ def test_what_the_worker_has_started_ends_with_it(tmp_path: Path) -> None:
         worker.call(f"{HERE}:double", number=1)
         with pytest.raises(StepTimedOut):
             worker.call(f"{HERE}:fork_and_loop", within_s=2.0, file=str(file))
-    for _ in range(50):
-        if not _runs(int(file.read_text())):
-            return
-        time.sleep(0.1)
-    pytest.fail("the fork still runs")
+    assert not still_running([int(file.read_text())])
 
 
-def _runs(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"  # nobody may be there to bury it
+ORPHANS = """
+import os, signal
+from passes.isolate import Worker
+worker = Worker(cores=[0])
+worker.post("tests.passes.faults:fork_and_loop", file={file!r})
+while not os.path.exists({file!r}) or not open({file!r}).read():
+    assert worker._process.poll() is None
+print(worker._process.pid, open({file!r}).read(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_and_what_it_forked_end_when_we_are_killed(tmp_path: Path) -> None:
+    script = ORPHANS.format(file=str(tmp_path / "child"))
+    paths = os.pathsep.join(path for path in sys.path if path)
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    orphans = [int(process) for process in ended.stdout.split()]
+    assert len(orphans) == 2
+    assert not still_running(orphans)
+
+
+def test_a_worker_runs_on_the_cores_that_it_is_given() -> None:
+    core = min(os.sched_getaffinity(0))
+    with Worker(cores=[core]) as worker:
+        assert worker.call(f"{HERE}:cores") == ({core}, "1")
