@@ -30,7 +30,7 @@ bench: .venv/run
 	@touch $@
 
 .venv/test: .venv/run
-	$(BIN)/pip install -q -c constraints.txt -e '.[torch,models,onnxslim,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[torch,models,onnxslim,ray,dev]'
 	@touch $@
 
 .venv/made:

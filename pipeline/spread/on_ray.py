@@ -1,24 +1,21 @@
-"""Jobs over a Ray cluster. What ran on a node or in a process that died is begun again, where there is room.
+"""Jobs over a Ray cluster, seen from our side: a process that talks to the cluster, and tells us what it hears.
 
-The nodes run this very checkout, from the same path, with the same libraries; a node that has others says so, and does
-nothing. Ray itself would try again too, but without telling how often.
+Ray in a process of its own prints, warns and takes signals there, and not in the middle of our progress bar. When that
+process ends, the cluster stops what it did for us.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import logging
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+import socket
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import wait
+from typing import Final
 
+from passes.errors import StepCrashed, StepFailed
+from passes.isolate import Worker
 from pipeline.errors import InternalError, UserMistake
-from pipeline.spread.job import Job, Outcome, State
-from pipeline.spread.perform import here, perform
-from pipeline.versions import own_code, versions
+from pipeline.spread.job import Job, Outcome
 
 __all__ = ["RayCluster"]
 
@@ -46,110 +43,45 @@ class RayCluster:
         """As `Spread` says.
 
         Raises:
-            UserMistake: no cluster answers at this address.
+            UserMistake: no cluster answers at this address, or none answers any more.
         """
-        import ray
-
-        with _connected(self.address):
-            begin = ray.remote(num_cpus=_cpus_of_a_job(self.cpus), max_retries=0)(perform_alike).remote
-            expected = _identity()
-
-            def turn(job: Job, attempt: int) -> _Turn:
-                reference = begin(job.key, job.call, dict(job.arguments), attempt, expected)
-                return _Turn(job, attempt, reference, time.perf_counter())
-
-            busy = {one.reference: one for one in (turn(job, attempt=1) for job in jobs)}
-            while busy:
-                for reference in ray.wait(list(busy), num_returns=1)[0]:
-                    ended = busy.pop(reference)
-                    outcome = ended.outcome()
-                    if outcome.status is State.LOST and ended.attempt < self.attempts:
-                        again = turn(ended.job, ended.attempt + 1)
-                        busy[again.reference] = again
-                    else:
-                        yield outcome
+        _refuse_silence(self.address)
+        with Worker() as driver:
+            ticket = driver.post(DRIVE, address=self.address, jobs=jobs, cpus=self.cpus, attempts=self.attempts)
+            while driver.awaits(ticket):
+                wait([driver.fileno()])  # for as long as it takes
+                try:
+                    told = driver.collect(ticket)
+                except StepCrashed as error:
+                    raise UserMistake(
+                        f"the Ray cluster at {self.address} does not answer any more: {error}; "
+                        "what is done is kept, run the same command again to go on"
+                    ) from error
+                except StepFailed as error:
+                    raise InternalError(f"the process that talks to Ray failed: {error}") from error
+                if isinstance(told, str):
+                    raise UserMistake(NO_ANSWER.format(address=self.address, why=told))
+                if told is not None:
+                    yield told
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """One attempt at a job."""
-
-    job: Job
-    attempt: int
-    reference: Any
-    begun: float
-
-    def outcome(self) -> Outcome:
-        """What the job said, or what Ray knows of how it died."""
-        from ray import exceptions, get
-
-        try:
-            return get(self.reference)
-        except (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError) as error:
-            state, why = State.FAILED, f"the node could not begin: {error}"
-        except exceptions.RayError as error:
-            state, why = State.LOST, f"{type(error).__name__}: {error}"
-        return Outcome(
-            key=self.job.key,
-            status=state,
-            why=" ".join(why.split())[:LAST_WORDS],
-            exit_code=InternalError.exit_code,
-            seconds=time.perf_counter() - self.begun,
-            attempts=self.attempt,
-        )
-
-
-def perform_alike(
-    key: str, call: str, arguments: Mapping[str, Any], attempts: int, expected: Mapping[str, str]
-) -> Outcome:
-    """`perform`, on a node that has the code and the libraries which are expected of it."""
-    import ray
-
-    where = f"{here()}, Ray node {ray.get_runtime_context().get_node_id()[:8]}"
-    found = _identity()
-    others = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
-    if others:
-        told = ", ".join(f"{name} {found.get(name, 'none')} and not {expected.get(name, 'none')}" for name in others)
-        why = f"{where} has {told}; install the same on every node, and the same checkout"
-        return Outcome(key, State.FAILED, why=why, exit_code=UserMistake.exit_code, where=where, attempts=attempts)
-    return replace(perform(key, call, arguments, attempts), where=where)
-
-
-def _identity() -> dict[str, str]:
-    """What two nodes have in common if they come to the same results."""
-    return {**versions(), "code of onnxline": own_code()}
-
-
-@contextmanager
-def _connected(address: str) -> Iterator[None]:
-    import ray
-
-    checkout = str(Path(__file__).parents[2])
+def _refuse_silence(address: str) -> None:
+    """Ray itself tries for minutes before it says that nobody listens at an address."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # auto
     try:
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            runtime_env={"env_vars": {"PYTHONPATH": checkout}},
-        )
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise UserMistake(
-            f"no Ray cluster answers at {address}: {' '.join(str(error).split())}; start one with "
-            "`ray start --head`, and add machines with `ray start --address HOST:PORT`"
-        ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()  # ends what still runs for us
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise UserMistake(NO_ANSWER.format(address=address, why=error)) from error
 
 
-def _cpus_of_a_job(wanted: int) -> int:
-    """What is wanted, or what the largest node has: a job that asks for more would wait for ever."""
-    import ray
+CONNECT_S: Final = 5.0
+"""Seconds within which a node of a cluster has to answer."""
 
-    largest = max((node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
-    return max(1, min(wanted, int(largest)))
+NO_ANSWER: Final = (
+    "no Ray cluster answers at {address}: {why}; start one with `ray start --head`, "
+    "and add machines with `ray start --address HOST:PORT`"
+)
 
-
-LAST_WORDS: Final = 600
-"""Characters of what Ray says."""
+DRIVE: Final = "pipeline.spread.ray_driver:drive"
