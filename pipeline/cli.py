@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands import baseline, diff, guard, passes, why
+from pipeline.commands import baseline, batch, diff, guard, passes, why
 from pipeline.errors import InternalError, OnnxlineError
 from pipeline.screen import Screen
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 
 baseline.register(app)
+batch.register(app)
 diff.register(app)
 guard.register(app)
 passes.register(app)

@@ -1,0 +1,65 @@
+"""`onnxline batch PATTERN…`: many configurations, over processes or over a Ray cluster, and one table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from pipeline.spread import spread_over
+from pipeline.spread.screen import JobsScreen
+
+if TYPE_CHECKING:
+    from pipeline.batch import Row
+
+__all__ = ["FORMAT_VERSION", "register"]
+
+FORMAT_VERSION: Final = 1
+"""Of what `--json` writes."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("batch")(batch)
+
+
+def batch(
+    patterns: Annotated[list[str], typer.Argument(metavar="PATTERN...", help="Configurations; globs may be quoted.")],
+    out: Annotated[Path, typer.Option(help="Folder of the runs' folders, and of the table.")] = Path("runs"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one for each two cores).")] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or auto.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Also run what is done.")] = False,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one setting in each; YAML on the right."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")] = False,
+) -> None:
+    """Run many configurations at once; the same command again runs what is not done.
+
+    The exit code is the highest of the runs'.
+    """
+    from pipeline.batch import WIDTH, print_batch, read_configs, run_batch  # needs torch; other commands do without
+
+    spread = spread_over(ray, jobs)
+    planned = read_configs(patterns, overrides or ())
+    with JobsScreen(sum(one.config is not None for one in planned), Console(stderr=as_json), as_json) as screen:
+        rows = run_batch(planned, out, spread, screen.show, again)
+    code = max((row.exit_code for row in rows), default=0)
+    if as_json:
+        typer.echo(json.dumps(_as_data(rows, code), indent=2, ensure_ascii=False))
+    else:
+        console = Console()
+        print_batch(rows, console if console.is_terminal else Console(width=WIDTH))
+    if code:
+        raise typer.Exit(code)
+
+
+def _as_data(rows: Sequence[Row], code: int) -> dict[str, Any]:
+    return {"format_version": FORMAT_VERSION, "exit_code": code, "runs": [dataclasses.asdict(row) for row in rows]}

@@ -1,0 +1,40 @@
+"""Which configurations a batch is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.batch import read_configs
+from pipeline.errors import UserMistake
+
+
+def test_globs_are_expanded_and_each_file_is_taken_once(small_config, tmp_path: Path) -> None:
+    for name in ("b", "a", "odd[1]"):
+        small_config(f"{name}.yaml")
+    planned = read_configs([str(tmp_path / "b.yaml"), str(tmp_path / "*.yaml"), str(tmp_path / "odd[1].yaml")])
+    assert [one.path.name for one in planned] == ["b.yaml", "a.yaml", "odd[1].yaml"]
+
+
+def test_overrides_hold_for_each(small_config, tmp_path: Path) -> None:
+    small_config("a.yaml"), small_config("b.yaml")
+    planned = read_configs([str(tmp_path / "*.yaml")], ["verify.draws=1"])
+    assert [one.config.verify.draws for one in planned if one.config] == [1, 1]
+
+
+def test_two_of_one_name_would_share_a_folder(small_config) -> None:
+    first, second = small_config("a.yaml", name="same"), small_config("b.yaml", name="same")
+    with pytest.raises(UserMistake, match=r"a\.yaml and .*b\.yaml are both named 'same'"):
+        read_configs([str(first), str(second)])
+
+
+def test_a_pattern_that_names_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserMistake, match=r"'.*nothing/\*\.yaml' names no file"):
+        read_configs([str(tmp_path / "nothing/*.yaml")])
+
+
+def test_one_that_cannot_be_read_is_kept_with_its_mistake(small_config) -> None:
+    (planned,) = read_configs([str(small_config("a.yaml", passes={"recipes": []}))])
+    assert planned.config is None
+    assert "recipes" in str(planned.mistake)

@@ -1,0 +1,85 @@
+"""What a batch does again, and what it does not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline.batch import Row, read_configs, run_batch
+from pipeline.spread import Job, Outcome
+from pipeline.spread.perform import perform
+
+
+class InThisProcess:
+    """Does jobs one after the other; and something else after each."""
+
+    def __init__(self, after=lambda: None) -> None:
+        self._after = after
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        for job in jobs:
+            yield perform(job.key, job.call, job.arguments)
+            self._after()
+
+
+@pytest.fixture
+def batch(small_config, tmp_path: Path):
+    """Three configurations, the last of which is wrong; returns what runs them."""
+    small_config("a.yaml")
+    small_config("b.yaml")
+    small_config("c.yaml", passes={"recipe": ["eliminate_identity"], "keep": ["qkv"]})
+
+    def run(pattern: str = "*.yaml", again: bool = False, after=lambda: None) -> tuple[Row, ...]:
+        planned = read_configs([str(tmp_path / pattern)])
+        return run_batch(planned, tmp_path / "out", InThisProcess(after), again=again)
+
+    return run
+
+
+def states(rows: tuple[Row, ...]) -> list[str]:
+    return [f"{row.name} {row.state}" + (" before" if row.known else "") for row in rows]
+
+
+def test_only_what_is_not_done_is_run(batch, small_config, tmp_path: Path) -> None:
+    assert states(batch()) == ["a done", "b done", "c mistake"]
+    assert states(batch()) == ["a done before", "b done before", "c mistake"]
+    small_config("c.yaml")
+    assert states(batch()) == ["a done before", "b done before", "c done"]
+    assert states(batch(again=True)) == ["a done", "b done", "c done"]
+
+
+def remove_artifacts(folder: Path) -> None:
+    shutil.rmtree(folder / "out/b")
+
+
+def run_by_hand(folder: Path) -> None:
+    (folder / "out/b/report.json").write_text("{}")
+
+
+def touch_the_model(folder: Path) -> None:
+    (folder / "other.onnx").touch()
+
+
+@pytest.mark.parametrize("change", [remove_artifacts, run_by_hand, touch_the_model])
+def test_what_makes_a_run_count_no_longer(change, batch, small_config, tmp_path: Path) -> None:
+    shutil.copy(tmp_path / "small.onnx", tmp_path / "other.onnx")
+    small_config("b.yaml", model={"onnx": "other.onnx"})
+    assert states(batch("b.yaml")) == ["b done"]
+    change(tmp_path)
+    assert states(batch("b.yaml")) == ["b done"]
+
+
+def test_files_that_stayed_on_the_disk_of_a_node(batch, tmp_path: Path) -> None:
+    rows = batch("a.yaml", after=lambda: shutil.rmtree(tmp_path / "out/a"))
+    assert states(rows) == ["a mistake"]
+    assert "its files are not here; nodes need a disk that they share" in rows[0].why
+
+
+def test_a_node_that_has_not_the_model(batch, tmp_path: Path) -> None:
+    rows = batch("[ab].yaml", after=lambda: (tmp_path / "small.onnx").unlink(missing_ok=True))
+    assert states(rows) == ["a done", "b mistake"]
+    assert "small.onnx on" in rows[1].why
+    assert "every node needs the same files at the same paths" in rows[1].why
