@@ -23,7 +23,7 @@ from pipeline.spread.job import Job, Outcome, State
 from pipeline.spread.perform import here, perform
 from pipeline.versions import own_code, versions
 
-__all__ = ["drive"]
+__all__ = ["differences", "drive", "perform_alike"]
 
 
 def drive(address: str, jobs: Sequence[Job], cpus: int, attempts: int) -> Iterator[Outcome | str]:
@@ -110,13 +110,17 @@ def perform_alike(
 ) -> Outcome:
     """`perform`, on a node that has the code and the libraries which are expected of it."""
     where = f"{here()}, Ray node {ray.get_runtime_context().get_node_id()[:8]}"
-    found = _identity()
-    others = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+    others = differences(expected, _identity())
     if others:
-        told = ", ".join(f"{name} {found.get(name, 'none')} and not {expected.get(name, 'none')}" for name in others)
-        why = f"{where} has {told}; every node needs the same checkout at the same path, and the same libraries"
+        why = f"{where} has {others}; every node needs the same checkout at the same path, and the same libraries"
         return Outcome(key, State.FAILED, why=why, exit_code=UserMistake.exit_code, where=where, attempts=attempts)
     return replace(perform(key, call, arguments, attempts), where=where)
+
+
+def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """What a node has otherwise, in words; empty if it has the same."""
+    others = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+    return ", ".join(f"{name} {found.get(name, 'none')} and not {expected.get(name, 'none')}" for name in others)
 
 
 def _identity() -> dict[str, str]:

@@ -51,6 +51,6 @@ def test_a_terminal_has_a_progress_bar(config_file, tmp_path: Path) -> None:
     assert "passes" in shown
 
 
-@pytest.mark.parametrize("command", ["run", "passes", "schema"])
+@pytest.mark.parametrize("command", ["run", "batch", "passes", "schema"])
 def test_every_command_has_help(command: str) -> None:
     assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -32,9 +33,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     monkeypatch.setenv("RAY_TMPDIR", folder)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    handler = signal.getsignal(signal.SIGTERM)  # a node takes it, and keeps it
     made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     yield made
     made.shutdown()
+    signal.signal(signal.SIGTERM, handler)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -76,6 +79,16 @@ def test_a_cluster_that_is_not_there(address: str, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where `auto` looks
     with pytest.raises(UserMistake, match=f"no Ray cluster answers at {address}: .*start one with `ray start"):
         list(RayCluster(address).run([Job("a", f"{HERE}:double", {"number": 1})]))
+
+
+def test_a_node_says_what_it_has_otherwise() -> None:
+    from pipeline.spread.ray_driver import differences
+
+    ours = {"onnx": "1.23.2", "torch": "2.13.0"}
+    assert differences(ours, dict(ours)) == ""
+    assert differences(ours, {"onnx": "1.22.0", "ray": "2.60.0", "torch": "2.13.0"}) == (
+        "onnx 1.22.0 and not 1.23.2, ray 2.60.0 and not none"
+    )
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
