@@ -28,6 +28,8 @@ from typing import Any, Final
 
 from benchmarks.measure import Child, kind_of_memory, machine, mib, run_child, versions_line
 
+__all__ = ["exported"]
+
 MODELS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "ViT-base": ("vit_base_keep_qkv", ()),
     "BERT-base": ("bert_base", ()),
@@ -71,7 +73,7 @@ def main() -> None:
     samples: Samples = {}
     peaks: Peaks = {}
     for name in options.model or MODELS:
-        path = _exported(name)
+        path = exported(name)
         for repeat in range(options.repeats):
             for side in _sides(name, repeat, loop=not options.no_loop):
                 sample = _timed(side, path)
@@ -115,7 +117,7 @@ def _child(side: str, path: Path, *, memory: bool) -> Child:
     return run_child(["-m", "benchmarks.passes_cost", "--side", side, "--path", str(path)], memory=memory)
 
 
-def _exported(name: str) -> Path:
+def exported(name: str) -> Path:
     """The exported model, made by a child so that torch is not in our memory."""
     path = FOLDER / "models" / f"{name.replace(' ', '_')}.onnx"
     if not path.exists():
@@ -229,7 +231,7 @@ def _markdown(samples: Samples, peaks: Peaks, options: argparse.Namespace) -> st
 
 
 def _weight_bytes(name: str) -> int:
-    return sum(file.stat().st_size for file in _exported(name).parent.glob(f"{name.replace(' ', '_')}.onnx.*data"))
+    return sum(file.stat().st_size for file in exported(name).parent.glob(f"{name.replace(' ', '_')}.onnx.*data"))
 
 
 def _median(side: list[Sample]) -> float:

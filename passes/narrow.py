@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["culprits"]
+__all__ = ["culprits", "doer"]
 
 IsGood = Callable[[tuple[str, ...]], bool]
 """Whether the step leaves the model sound when these inner passes are left out."""
@@ -24,6 +24,15 @@ def culprits(names: Sequence[str], suspects: Sequence[str], is_good: IsGood) -> 
         if len(pool) > 1 and is_good(tuple(pool)):
             return tuple(_smallest(pool, (), False, is_good))
     return None
+
+
+def doer(found: Sequence[str], does_the_same: IsGood) -> str:
+    """Of several culprits the one that did it: when all others are left out, the very same comes out."""
+    for name in found:
+        others = tuple(other for other in found if other != name)
+        if others and does_the_same(others):
+            return name
+    return found[0]
 
 
 def _smallest(pool: list[str], background: tuple[str, ...], grown: bool, is_good: IsGood) -> list[str]:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from passes.base import Composite, Early, Step, Workbench
 from passes.destroys import DESTROYS
 from passes.errors import PolicyMistake
 from passes.groups import GROUPS, in_group
 from passes.names import nearest
 from passes.structures import SELECTORS, STRUCTURES, structure_of
 
-__all__ = ["Policy", "Skip"]
+__all__ = ["Policy", "Skip", "unknown_structure", "with_skips"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,24 @@ class Policy:
             )
         for kind in self.kept():
             if structure_of(kind) is None:
-                raise PolicyMistake(f"keep: {_unknown(kind)}")
+                raise PolicyMistake(f"keep: {unknown_structure(kind)}")
 
 
-def _unknown(kind: str) -> str:
+def with_skips(step: Step, policy: Policy, bench: Workbench) -> Step:
+    """The step with the policy's skips told to it, if it runs other passes than its own.
+
+    Raises:
+        PolicyMistake: options that the installed release does not take.
+    """
+    if isinstance(step, Early):  # what is skipped, since it never ends say, is not tried in advance either
+        return step.looking_past([name for name in step.ahead if policy.skips(name)])
+    if not isinstance(step, Composite):
+        return step
+    step.check(bench)
+    return step.without([name for name in step.inner(bench) if policy.skips(f"{step.name}/{name}")])
+
+
+def unknown_structure(kind: str) -> str:
     """What is wrong with an entry of `keep` that means nothing."""
     prefix, colon, _ = kind.partition(":")
     if not colon:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +14,10 @@ from passes.base import Step, Workbench
 from passes.errors import StepFailed
 from passes.files import save
 from passes.reads import reads_of
+from passes.shorten import shortened
 from passes.weights import DetachedModel
 
-__all__ = ["save_reproducer", "smallest"]
+__all__ = ["is_same_failure", "part_of", "save_reproducer", "smallest", "types_of"]
 
 BUDGET_S: Final = 60.0
 """Seconds for making a model smaller; each try may cost a worker."""
@@ -38,7 +39,7 @@ def save_reproducer(step: Step, model: DetachedModel, bench: Workbench, folder: 
         try:
             step.apply(part, bench)
         except StepFailed as failure:
-            return failure.status == status or {failure.status, status} <= BREAKDOWNS
+            return is_same_failure(failure.status, status)
         return False
 
     comes_again = fails(model)
@@ -53,31 +54,55 @@ def save_reproducer(step: Step, model: DetachedModel, bench: Workbench, folder: 
     return path.name
 
 
-def smallest(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> DetachedModel:
+def is_same_failure(status: str, other: str) -> bool:
+    """Whether a step ended alike twice: what crashes once may run past its time on another model."""
+    return status == other or {status, other} <= BREAKDOWNS
+
+
+def smallest(model: DetachedModel, fails: Callable[[DetachedModel], bool], *, shorten: bool = False) -> DetachedModel:
     """A part of `model` on which `fails` still holds, and of which no further piece can be taken away.
 
     Delta debugging over runs of neighbouring nodes (Zeller and Hildebrandt 2002, ddmin). What a part reads and does not
     make becomes an input, what it makes and does not read an output.
+
+    Args:
+        shorten: also take nodes out of the middle, by handing on what they read; the result is then a valid model that
+            may compute something else than its place in `model` did.
     """
-    types = _types(model.proto)
-    nodes = list(model.proto.graph.node)
-    pieces = 2
-    while len(nodes) > 1:
-        length = -(-len(nodes) // pieces)
-        for start in range(0, len(nodes), length):
+    part = _cut(model, fails)
+    while shorten:
+        shorter = _shorter(part, fails)
+        if shorter is part:
+            break
+        part = _cut(shorter, fails)
+    return part
+
+
+def _shorter(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> DetachedModel:
+    """`model` without nodes in the middle of it; the very same object when none can go."""
+    while (shorter := next((one for one in shortened(model) if fails(one)), None)) is not None:
+        model = shorter
+    return model
+
+
+def _cut(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> DetachedModel:
+    """`smallest`, by taking whole runs of nodes away, shorter and shorter ones. Of several places that fail, the first
+    one stays, since the last nodes go first."""
+    types = types_of(model.proto)
+    nodes, length = list(model.proto.graph.node), len(model.proto.graph.node)
+    count = 0
+    while length > 1 or len(nodes) < count:
+        count, length = len(nodes), -(-length // 2)
+        for start in reversed(range(0, count, length)):
             rest = nodes[:start] + nodes[start + length :]
-            part = _part(model, rest, types)
+            part = part_of(model, rest, types) if rest else None
             if part is not None and fails(part):
-                nodes, pieces = rest, max(pieces - 1, 2)
-                break
-        else:
-            if length == 1:
-                break
-            pieces = min(pieces * 2, len(nodes))
-    return _part(model, nodes, types) or model
+                nodes = rest
+    return part_of(model, nodes, types) or model
 
 
-def _types(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
+def types_of(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
+    """The types of values, by name, as far as they are declared or can be inferred."""
     try:
         graph = onnx.shape_inference.infer_shapes(proto).graph
     except Exception:  # the model may be what breaks tools
@@ -85,8 +110,10 @@ def _types(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
     return {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
 
 
-def _part(model: DetachedModel, nodes: Sequence[NodeProto], types: dict[str, ValueInfoProto]) -> DetachedModel | None:
-    """`nodes` as a model; None when an input or output of it has no known type."""
+def part_of(
+    model: DetachedModel, nodes: Sequence[NodeProto], types: Mapping[str, ValueInfoProto]
+) -> DetachedModel | None:
+    """`nodes` of `model` as a model of their own; None when an input or output of it has no known type."""
     source = model.proto
     made = [name for node in nodes for name in node.output if name]
     read = list(dict.fromkeys(name for node in nodes for name in reads_of(node)))

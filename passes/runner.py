@@ -12,7 +12,7 @@ from passes.base import Composite, Early, Repeat, Step, Workbench
 from passes.catalog import pass_names
 from passes.changes import op_changes
 from passes.errors import StepFailed
-from passes.policy import Policy
+from passes.policy import Policy, with_skips
 from passes.prove import Prover
 from passes.provenance import Carrier
 from passes.reproduce import save_reproducer
@@ -61,7 +61,7 @@ def run_passes(
     subject = Subject(model)
     prover.watch(model, watched.must_hold(), subject.reading)
     run = _Run(subject, subject, watched, prover, bench, reproducers, changed)
-    told = [_told(step, policy, bench) for step in steps]
+    told = [with_skips(step, policy, bench) for step in steps]
     begun = 0
     for block in blocks:
         ended = begun + len(block.steps)
@@ -271,16 +271,6 @@ class _Run:
             diff = op_changes(self.model, attempt.model)
             lost = tuple(f"{kind} {name}" for kind, name in attempt.lost)
         return PassRow(step.name, step.source, status, reason, nodes, after, 0.0, changed, errors, diff, lost)
-
-
-def _told(step: Step, policy: Policy, bench: Workbench) -> Step:
-    """The step with the policy's skips told to it, if it runs other passes than its own."""
-    if isinstance(step, Early):  # what is skipped, since it never ends say, is not tried in advance either
-        return step.looking_past([name for name in step.ahead if policy.skips(name)])
-    if not isinstance(step, Composite):
-        return step
-    step.check(bench)
-    return step.without([name for name in step.inner(bench) if policy.skips(f"{step.name}/{name}")])
 
 
 def _without(step: Step) -> str:

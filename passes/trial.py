@@ -13,7 +13,7 @@ from passes.corner import corner_of
 from passes.destroys import DESTROYS, merging
 from passes.errors import StepFailed
 from passes.external.onnxsim import STAGES
-from passes.narrow import culprits
+from passes.narrow import culprits, doer
 from passes.numbers import Errors
 from passes.pins import pin, unpin
 from passes.prove import Measurement, Prover
@@ -235,22 +235,14 @@ class Trial:
         found = culprits(step.inner(self.bench), suspects or list(STAGES), is_good)
         if found is None:
             return Narrowed(step, attempt, (), dict.fromkeys(attempt.lost, step.name))
-        authors = dict.fromkeys(attempt.lost, f"{step.name}/{_doer(found, attempt, without)}")
+        author = doer(found, lambda others: canonical_digest(without(others).model) == canonical_digest(attempt.model))
+        authors = dict.fromkeys(attempt.lost, f"{step.name}/{author}")
         if not attempt.why:
             return Narrowed(step, attempt, (), authors)
         sound = without(found)
         # What is only observed may still be lost; it is named, and stays lost.
         observed = self.narrowed(step.without(found), sound).authors if sound.lost else {}
         return Narrowed(step.without(found), sound, found, {**authors, **observed})
-
-
-def _doer(found: tuple[str, ...], attempt: Attempt, without: Callable[[tuple[str, ...]], Attempt]) -> str:
-    """Of several culprits the one that did it: when all others are left out, the very same model comes out."""
-    for name in found:
-        others = tuple(other for other in found if other != name)
-        if others and canonical_digest(without(others).model) == canonical_digest(attempt.model):
-            return name
-    return found[0]
 
 
 def _several(verb: str, items: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands import baseline, batch, diff, guard, passes, why
+from pipeline.commands import baseline, batch, bisect, diff, guard, passes, why
 from pipeline.errors import InternalError, OnnxlineError
 from pipeline.screen import Screen
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 
 baseline.register(app)
 batch.register(app)
+bisect.register(app)
 diff.register(app)
 guard.register(app)
 passes.register(app)

@@ -16,7 +16,7 @@ from passes.external.onnxoptimizer_search import Change
 from passes.isolate import Worker
 from passes.weights import DetachedModel
 
-__all__ = ["OnnxOptimizerPass", "available", "default_set", "passes_of"]
+__all__ = ["OnnxOptimizerPass", "OnnxOptimizerPasses", "available", "default_set", "passes_of"]
 
 NAME: Final = "onnxoptimizer"
 
@@ -25,6 +25,7 @@ REMEMBERED: Final = 4
 SEARCH: Final = "onnxoptimizer, search"
 
 CHANGES: Final = "passes.external.onnxoptimizer_search:changes"
+TOGETHER: Final = "passes.external.onnxoptimizer_search:made_together"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,7 @@ class OnnxOptimizerPass:
             self._try(known, bench)
         if self.name in known.idle:
             return model
-        change = known.made[self.name]
-        made = onnx.load_from_string(change.model)
-        name_again(made, change.names, model.proto.graph.node)
-        return model.with_proto(made)
+        return _named(known.made[self.name], model)
 
     def begin(self, model: DetachedModel, bench: Workbench) -> None:
         """Try this pass and those ahead on `model`, without waiting."""
@@ -85,6 +83,30 @@ class OnnxOptimizerPass:
         known.idle.update(names[:place])
         known.made[names[place]] = change
         bench.notes[SEARCH] = replace(search, source=change.model, names=names[place + 1 :], begun=change.place + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxOptimizerPasses:
+    """Run several named passes in one call of the library, which reads and writes the model once."""
+
+    names: tuple[str, ...]
+    source: str = field(default=NAME, init=False)
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.names)
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        """A new model, or the very same object when the passes change nothing."""
+        change: Change | None = bench.worker.call(TOGETHER, model=_numbered(model.proto), names=self.names)
+        return model if change is None else _named(change, model)
+
+
+def _named(change: Change, source: DetachedModel) -> DetachedModel:
+    """What the library made of `source`, its nodes called as they were."""
+    made = onnx.load_from_string(change.model)
+    name_again(made, change.names, source.proto.graph.node)
+    return source.with_proto(made)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from passes.external.first_change import first_change
 from passes.external.numbered import number
 from passes.external.short_names import ShortNames
 
-__all__ = ["ACTS_ON", "Change", "changes"]
+__all__ = ["ACTS_ON", "Change", "changes", "made_together"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,12 @@ def changes(desk: dict[str, Any], model: bytes, names: Sequence[str]) -> Generat
         given, begun = made.given, begun + count + 1
 
 
+def made_together(model: bytes, names: Sequence[str]) -> Change | None:
+    """What `names` make of a serialized `model` with numbered nodes in one call; None for no change. In the worker."""
+    made = _Given.read(model).made_by(names)
+    return None if made is None else Change(len(names) - 1, made.given.source, made.names)
+
+
 @dataclass(frozen=True, slots=True)
 class _Made:
     given: _Given
@@ -75,6 +81,11 @@ class _Given:
         left = [name for name in names if name not in self._idle]
         count, made = yield from first_change(left, self._run, self._unlikely(left))
         return (len(names), None) if made is None else (names.index(left[count]), self._restored(made))
+
+    def made_by(self, names: Sequence[str]) -> _Made | None:
+        """What `names` make, one after the other in one call; None when that is the same model."""
+        made = self._run(names)
+        return None if made is None else self._restored(made)
 
     def _unlikely(self, names: Sequence[str]) -> list[str]:
         """Those of `names` that act on what the model has not, as far as we know the passes."""

@@ -2,6 +2,7 @@
 
 from pipeline.config.model import DEFAULT_SIZES, DTYPES, InputConfig, ModelConfig, TransformersConfig
 from pipeline.config.paths import locate, split_factory
+from pipeline.config.recipe import read_recipe
 from pipeline.config.run_config import RunConfig, json_schema
 from pipeline.config.sections import (
     Backend,
@@ -29,5 +30,6 @@ __all__ = [
     "VerifyConfig",
     "json_schema",
     "locate",
+    "read_recipe",
     "split_factory",
 ]

@@ -1,0 +1,156 @@
+"""The whole of a bisection: find the step, then the pass inside of it, then the smallest model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from passes.base import Repeat, Step, Workbench
+from passes.bisect.faults import Fault
+from passes.bisect.found import Culprit, Finding, Smallest
+from passes.bisect.inner import Inner, find_inner
+from passes.bisect.route import Made, Runs, joined
+from passes.bisect.search import Guilty, find_guilty
+from passes.bisect.smallest import find_smallest
+from passes.catalog import pass_names
+from passes.diff import compare_matched, match_models
+from passes.diff.labels import label_of
+from passes.policy import Policy, with_skips
+from passes.reads import live_nodes
+from passes.validity import what_is_invalid
+from passes.weights import DetachedModel
+
+__all__ = ["BUDGET_S", "bisect"]
+
+BUDGET_S: Final = 60.0
+"""Seconds for making the model smaller."""
+
+
+def bisect(
+    source: DetachedModel,
+    recipe: Sequence[Step | Repeat],
+    fault: Fault,
+    bench: Workbench,
+    *,
+    skip: Sequence[str] = (),
+    budget_s: float = BUDGET_S,
+) -> Finding:
+    """Find the first pass of `recipe` after which `fault` is seen, and the smallest model on which it is.
+
+    The recipe runs as its libraries run it: nothing is kept, pinned or reverted.
+
+    Args:
+        skip: passes, groups and globs to leave out, as in a policy.
+        budget_s: seconds for making the model smaller; 0 to leave that.
+
+    Raises:
+        PolicyMistake: an unknown name in `skip`, or an option that a step does not take.
+    """
+    begun, runs = time.perf_counter(), Runs(bench)
+    blocks = _without(joined(recipe), Policy(tuple(skip), watch=False), bench)
+    steps = sum(len(block.steps) for block in blocks)
+    found = find_guilty(blocks, source, fault, runs)
+    if not isinstance(found, Guilty):
+        seconds = time.perf_counter() - begun
+        return Finding(fault.told, steps, None, None, fault.absent, runs.count, seconds, found.failed)
+    inner = find_inner(found, fault, runs)
+    culprit = _culprit(found, inner, fault, _repeats(blocks, found.place))
+    count, named = runs.count, time.perf_counter()
+    smallest = _smallest(found, inner, source, fault, runs, budget_s) if budget_s > 0 else None
+    notes = tuple(note for note in (found.note, _growing(culprit), _invalid(source, found)) if note)
+    return Finding(fault.told, steps, culprit, smallest, "", count, named - begun, found.failed, notes)
+
+
+def _without(blocks: Sequence[Repeat], policy: Policy, bench: Workbench) -> list[Repeat]:
+    """The blocks without what is skipped."""
+    if policy.skip:
+        policy.check(pass_names([step for block in blocks for step in block.steps], bench))
+    return [
+        Repeat(
+            tuple(with_skips(step, policy, bench) for step in block.steps if policy.skips(step.name) is None),
+            block.limit,
+        )
+        for block in blocks
+    ]
+
+
+def _repeats(blocks: Sequence[Repeat], place: int) -> bool:
+    limits = [block.limit for block in blocks for _ in block.steps]
+    return limits[place] > 1
+
+
+def _culprit(guilty: Guilty, inner: Inner, fault: Fault, repeats: bool) -> Culprit:
+    sighting = guilty.sighting
+    return Culprit(
+        step=guilty.step.name,
+        source=guilty.step.source,
+        inner=inner.doer,
+        others=inner.others,
+        place=guilty.place + 1,
+        turn=guilty.turn,
+        repeats=repeats,
+        why=sighting.why,
+        lost=sighting.lost,
+        error_before=fault.measured(guilty.before),
+        error_after=sighting.error,
+    )
+
+
+def _growing(culprit: Culprit) -> str:
+    """A word where the pass that crosses the line is not the only one that adds to the error."""
+    before, after = culprit.error_before, culprit.error_after
+    if before is None or after is None or before < after / 10:
+        return ""
+    return f"the error was {before:.3g} before it: passes before this one add to it too"
+
+
+def _invalid(source: DetachedModel, guilty: Guilty) -> str:
+    """A word where a step cannot be blamed for that it fails."""
+    invalid = what_is_invalid(source) if guilty.made.failure is not None else ""
+    return f"the model itself is not valid ONNX, which may be why: {invalid}" if invalid else ""
+
+
+def _smallest(
+    guilty: Guilty, inner: Inner, source: DetachedModel, fault: Fault, runs: Runs, budget_s: float
+) -> Smallest | None:
+    begun, counted = time.perf_counter(), runs.count
+    shown = find_smallest(guilty, inner, source, fault, runs, budget_s)
+    if shown is None:
+        return None
+    found = _described(shown.model, shown.made, fault)
+    return replace(found, runs=runs.count - counted, seconds=time.perf_counter() - begun)
+
+
+def _described(model: DetachedModel, made: Made, fault: Fault) -> Smallest:
+    """The nodes that came and went at the place of the fault; in a model that is small, there are no others."""
+    if made.failure is not None:
+        return Smallest(model, tuple(label_of(node) for node in model.proto.graph.node))
+    matched = match_models(_live(model), _live(made.model))
+    diff, nodes = compare_matched(matched), matched.same.before.items
+    place = set(fault.place(model, made))
+    here = [
+        one
+        for one, (olds, _) in zip(diff.replaced, matched.groups, strict=True)
+        if any(not place.isdisjoint(nodes[old].node.output) for old in olds)
+    ] or list(diff.replaced)
+    # Tensors that come or go with nodes are no news.
+    stored = [one for one in diff.initializers if not diff.replaced or (one.before and one.after)]
+    return Smallest(
+        model,
+        tuple(node for one in here for node in one.removed),
+        tuple(node for one in here for node in one.added),
+        (*map(str, (*diff.attributes, *diff.rewired)), *(f"initializer {one}" for one in stored)),
+        len(diff.replaced) - len(here),
+    )
+
+
+def _live(model: DetachedModel) -> DetachedModel:
+    """`model` without the nodes that nobody reads, which some passes leave behind for another to remove."""
+    proto = type(model.proto)()
+    proto.CopyFrom(model.proto)
+    kept = live_nodes(model.proto.graph)[::-1]
+    del proto.graph.node[:]
+    proto.graph.node.extend(kept)
+    return model.with_proto(proto)

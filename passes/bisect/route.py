@@ -1,0 +1,105 @@
+"""The states that a model goes through under a recipe, with nothing kept, pinned or reverted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from passes.base import Narrows, Repeat, Step, Workbench
+from passes.canonical import canonical_digest
+from passes.errors import StepFailed
+from passes.external.onnxoptimizer import OnnxOptimizerPass, OnnxOptimizerPasses
+from passes.signature import keep_signature
+from passes.weights import DetachedModel
+
+__all__ = ["Made", "Part", "Runs", "Stretch", "joined", "route"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Neighbouring steps of a recipe that one call can run: passes of onnxoptimizer, or one step of another library.
+
+    `place` is that of the first of them among all steps of the recipe.
+    """
+
+    steps: tuple[Step, ...]
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a run made of a model: another model, the very same one, or a failure."""
+
+    model: DetachedModel
+    failure: StepFailed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One part of the way, in one `turn` of a repeat: the model before it, and what came out."""
+
+    part: Part
+    turn: int
+    before: DetachedModel
+    made: Made
+
+
+@dataclass(slots=True)
+class Runs:
+    """Runs steps, and counts: a call of a library is one pass run, also where it is given several passes."""
+
+    bench: Workbench
+    count: int = 0
+
+    def run(self, steps: Sequence[Step], model: DetachedModel) -> Made:
+        """Neighbouring steps of one part, in one call; what they make has the inputs and outputs of `model`."""
+        self.count += 1
+        step = steps[0] if len(steps) == 1 else OnnxOptimizerPasses(tuple(one.name for one in steps))
+        try:
+            made = step.apply(model, self.bench)
+            if made is not model:
+                keep_signature(model, made, narrows=isinstance(step, Narrows) and step.narrows)
+        except StepFailed as failure:
+            return Made(model, failure)
+        return Made(made)
+
+
+def route(blocks: Sequence[Repeat], source: DetachedModel, runs: Runs, *, together: bool) -> Iterator[Stretch]:
+    """Run a recipe on `source`, a part after the other. A part that fails is left out.
+
+    Args:
+        together: passes of onnxoptimizer that follow each other run in one call; else each step runs alone.
+    """
+    model, place = source, 0
+    for block in blocks:
+        for turn in range(1, block.limit + 1):
+            begun = model
+            for part in _parts(block.steps, place, together=together):
+                made = runs.run(part.steps, model)
+                yield Stretch(part, turn, model, made)
+                model = made.model
+            if block.limit > 1 and canonical_digest(model) == canonical_digest(begun):
+                break
+        place += len(block.steps)
+
+
+def joined(recipe: Sequence[Step | Repeat]) -> tuple[Repeat, ...]:
+    """The recipe in blocks, with all that stands beside each other and runs once as one of them."""
+    blocks = [item if isinstance(item, Repeat) else Repeat((item,), 1) for item in recipe]
+    found: list[Repeat] = []
+    for repeats, group in groupby(blocks, lambda block: block.limit > 1):
+        items = list(group)
+        found.extend(items if repeats else [Repeat(tuple(step for block in items for step in block.steps), 1)])
+    return tuple(found)
+
+
+def _parts(steps: Sequence[Step], place: int, *, together: bool) -> Iterator[Part]:
+    run: list[Step] = []
+    for index, step in enumerate(steps):
+        if run and not (together and isinstance(step, OnnxOptimizerPass) and isinstance(run[-1], OnnxOptimizerPass)):
+            yield Part(tuple(run), place + index - len(run))
+            run = []
+        run.append(step)
+    if run:
+        yield Part(tuple(run), place + len(steps) - len(run))

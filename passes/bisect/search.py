@@ -1,0 +1,114 @@
+"""Where a fault shows first: between the parts of a recipe, and by halves inside of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from passes.base import Repeat, Step
+from passes.bisect.faults import Fault, Sighting
+from passes.bisect.route import Made, Runs, Stretch, route
+from passes.weights import DetachedModel
+
+__all__ = ["Guilty", "Nothing", "find_guilty"]
+
+HIDDEN: Final = (
+    "with neighbouring passes in one call nothing is wrong after them; one at a time they show it: "
+    "a later pass repairs it, or one call does otherwise than many"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Guilty:
+    """The step that shows the fault: on `before` nothing was wrong yet. `failed` are steps before it, left out."""
+
+    step: Step
+    place: int
+    turn: int
+    before: DetachedModel
+    made: Made
+    sighting: Sighting
+    failed: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No step shows it; `failed` were left out."""
+
+    failed: tuple[str, ...] = ()
+    each_alone: bool = True
+    """Whether each step was run by itself."""
+
+
+class _Unclear(Exception):
+    """Passes in one call do not tell: one that fails hides the others, or each alone does otherwise."""
+
+
+def find_guilty(blocks: Sequence[Repeat], source: DetachedModel, fault: Fault, runs: Runs) -> Guilty | Nothing:
+    """The first step after which `fault` is seen.
+
+    Parts of the blocks are run in order, a part of onnxoptimizer's passes in one call, and where one shows the fault,
+    it is halved until a single pass is left, which then has to show it alone. If no part shows it, or calls with
+    several passes do not tell, all steps are run one at a time.
+    """
+    note = ""
+    try:
+        found = _first(blocks, source, fault, runs, together=True)
+        if isinstance(found, Guilty) or found.each_alone:
+            return found
+        note = HIDDEN
+    except _Unclear:
+        pass
+    found = _first(blocks, source, fault, runs, together=False)
+    return replace(found, note=note) if isinstance(found, Guilty) else found
+
+
+def _first(
+    blocks: Sequence[Repeat], source: DetachedModel, fault: Fault, runs: Runs, *, together: bool
+) -> Guilty | Nothing:
+    failed: list[str] = []
+    each_alone = True
+    for stretch in route(blocks, source, runs, together=together):
+        each_alone &= len(stretch.part.steps) == 1
+        sighting = _seen(fault, stretch.before, stretch.made)
+        if sighting is not None:
+            return _halved(stretch, sighting, fault, runs, tuple(failed))
+        if stretch.made.failure is not None:
+            step, *others = stretch.part.steps
+            if others:
+                raise _Unclear
+            failed.append(f"{step.name}: {' '.join(str(stretch.made.failure).split())}")
+    return Nothing(tuple(failed), each_alone)
+
+
+def _halved(stretch: Stretch, sighting: Sighting, fault: Fault, runs: Runs, failed: tuple[str, ...]) -> Guilty:
+    """The single step of a stretch that shows the fault. What came before the stretch does not.
+
+    Raises:
+        _Unclear: a call fails with something else, or the step that is left does not show it alone.
+    """
+    steps, before, made = stretch.part.steps, stretch.before, stretch.made
+    low, high, since = 0, len(steps), 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        attempt = runs.run(steps[low:middle], before)
+        seen = _seen(fault, before, attempt)
+        if seen is not None:
+            high, since, made, sighting = middle, low, attempt, seen
+        elif attempt.failure is not None:
+            raise _Unclear
+        else:
+            low, before = middle, attempt.model
+    if since != low:  # it has been seen in a longer call only
+        made = runs.run(steps[low:high], before)
+        alone = _seen(fault, before, made)
+        if alone is None:
+            raise _Unclear
+        sighting = alone
+    return Guilty(steps[low], stretch.part.place + low, stretch.turn, before, made, sighting, failed)
+
+
+def _seen(fault: Fault, before: DetachedModel, made: Made) -> Sighting | None:
+    return None if made.model is before and made.failure is None else fault.seen(made)

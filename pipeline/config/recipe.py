@@ -1,0 +1,65 @@
+"""A recipe outside of a configuration: written on a command line, or in a YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from pipeline.config.explain import explain
+from pipeline.config.extends import read_with_bases
+from pipeline.config.marks import Document, Marks
+from pipeline.config.paths import anchor_paths
+from pipeline.config.sections import PassesConfig
+from pipeline.config.yaml_source import parse_value
+from pipeline.errors import ConfigMistake
+
+__all__ = ["read_recipe"]
+
+SUFFIXES: Final = (".yaml", ".yml")
+
+OWNER: Final = "onnxoptimizer/"
+"""May stand before the name of a pass of onnxoptimizer, which a recipe names without."""
+
+
+def read_recipe(entries: Sequence[str]) -> tuple[Any, ...]:
+    """The items of a recipe.
+
+    Args:
+        entries: each a YAML file, which is a configuration or has a `recipe`; or items with commas between them, as
+            YAML writes a list: `default,onnxsim`, or `{onnxsim: {check_n: 1}}`. Paths in a file are relative to its
+            folder, others to the working directory.
+
+    Raises:
+        ConfigMistake: a file is missing or has no recipe, or an item is none.
+    """
+    return tuple(item for entry in entries for item in _items(entry))
+
+
+def _items(entry: str) -> tuple[Any, ...]:
+    if entry.endswith(SUFFIXES):
+        return _checked(_of_file(Path(entry)), entry)
+    return _checked(parse_value(f"[{entry}]", "--recipe"), "--recipe")
+
+
+def _of_file(path: Path) -> Any:
+    data = read_with_bases(path).data
+    if "recipe" in data:
+        return anchor_paths({"passes": {"recipe": data["recipe"]}}, path.parent)["passes"]["recipe"]
+    section = data.get("passes", {})
+    if isinstance(section, dict) and "model" in data:  # a configuration, whose recipe may be the default one
+        return section.get("recipe", list(PassesConfig().recipe))
+    if not isinstance(section, dict) or "recipe" not in section:
+        raise ConfigMistake(f"{path}: found no recipe; expected a configuration, or `recipe: [default, onnxsim]`")
+    return section["recipe"]
+
+
+def _checked(items: Any, title: str) -> tuple[Any, ...]:
+    data = {"recipe": items}
+    try:
+        recipe = PassesConfig.model_validate(data).recipe
+    except ValidationError as error:
+        raise ConfigMistake(f"{title}: {explain(error, PassesConfig, Document(data, Marks.none(title)))[0]}") from None
+    return tuple(item.removeprefix(OWNER) if isinstance(item, str) else item for item in recipe)

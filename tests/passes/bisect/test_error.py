@@ -1,0 +1,153 @@
+"""Who moves the numbers, and a small model on which they are wrong."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxoptimizer
+import pytest
+
+from passes.base import Workbench
+from passes.bisect import Deviation, Finding, bisect
+from passes.errors import ModelMistake
+from passes.files import save
+from passes.recipe import RecipeItem, steps_of
+from passes.sessions import Session
+from passes.weights import DetachedModel
+from tests.passes.models import attention, detached, matrix, model_of, vector
+
+TWO_RESHAPES = """
+g (float[2, 3, 4] x) => (float[3, 8] y) {
+    a = Relu (x)
+    b = Reshape (a, first)
+    c = Reshape (b, second)
+    d = Reshape (c, third)
+    y = Neg (d)
+}
+"""
+
+OWN_PASSES = """
+import onnx
+from onnx import numpy_helper
+
+def shift(model, *, by, name):
+    for tensor in model.graph.initializer:
+        if tensor.name == name:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + by, tensor.name))
+    return model
+
+def forget(model):
+    for node in model.graph.node:
+        if node.op_type == "Sigmoid":
+            node.op_type = "Forgotten"
+    return model
+"""
+
+SUM = "g (float[4] x) => (float[4] y) { h = Relu (x) a = Add (h, one) b = Add (a, other) y = Sigmoid (b) }"
+
+
+def find(model: DetachedModel, recipe: list[RecipeItem], tolerance: float, bench: Workbench) -> Finding:
+    return bisect(model, steps_of(recipe), Deviation.of(tolerance, model, bench), bench)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    path = tmp_path / "own.py"
+    path.write_text(textwrap.dedent(OWN_PASSES))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def summed() -> DetachedModel:
+    return detached(model_of(SUM, one=vector(4, 0), other=vector(4, 1)))
+
+
+def test_a_pass_of_onnxoptimizer_that_is_wrong(bench: Workbench, tmp_path: Path) -> None:
+    """A 0 in the shape of the last Reshape means the first dim of what it reads, and that is another one without the
+    Reshape before it."""
+    shapes = {"first": [6, 4], "second": [3, 2, 4], "third": [0, -1]}
+    weights = {name: np.array(shape, np.int64) for name, shape in shapes.items()}
+    model = detached(model_of(TWO_RESHAPES, **weights))
+    finding = find(model, ["default"], 1e-3, bench)
+    assert finding.culprit is not None and finding.smallest is not None
+    assert finding.culprit.name == "eliminate_consecutive_idempotent_ops"
+    assert finding.culprit.why == "output y: shape (2, 12), expected (3, 8)"
+    assert (finding.culprit.error_before, finding.culprit.error_after) == (0.0, np.inf)
+    assert finding.runs <= 8
+
+    save(finding.smallest.model, tmp_path / "small.onnx")
+    small = onnx.load(tmp_path / "small.onnx")
+    assert [node.op_type for node in small.graph.node] == ["Reshape", "Reshape"]
+    wrong = onnxoptimizer.optimize(small, [finding.culprit.name])
+    fed = {info.name: np.arange(24, dtype=np.float32).reshape(6, 4) for info in small.graph.input}
+    (expected,), (got,) = (Session.of(detached(one)).run(fed).values() for one in (small, wrong))
+    assert expected.shape != got.shape
+
+
+def test_a_wrong_pass_of_the_users(bench: Workbench, own: str, summed: DetachedModel) -> None:
+    recipe: list[RecipeItem] = [
+        "eliminate_identity",
+        {f"{own}:shift": {"by": 0.5, "name": "other"}},
+        "eliminate_deadend",
+    ]
+    finding = find(summed, recipe, 1e-3, bench)
+    assert finding.culprit is not None and finding.smallest is not None
+    assert (finding.culprit.name, finding.culprit.source, finding.culprit.place) == ("shift", "user", 2)
+    assert [node.op_type for node in finding.smallest.model.proto.graph.node] == ["Add"]
+    assert [tensor.name for tensor in finding.smallest.model.proto.graph.initializer] == ["other"]
+    (changed,) = finding.smallest.changed
+    assert changed == "initializer other float[4]: 4 of 4 values differ, by up to 0.5"
+    assert not finding.notes
+
+
+def test_an_error_that_grows_over_several_passes(bench: Workbench, own: str, summed: DetachedModel) -> None:
+    shifts: list[RecipeItem] = [{f"{own}:shift": {"by": 4e-3, "name": name}} for name in ("one", "other")]
+    finding = find(summed, shifts, 1.2e-3, bench)
+    culprit = finding.culprit
+    assert culprit is not None and finding.smallest is not None
+    assert culprit.place == 2 and culprit.error_before is not None and culprit.error_after is not None
+    assert 0 < culprit.error_before <= 1.2e-3 < culprit.error_after
+    assert finding.notes == (
+        f"the error was {culprit.error_before:.3g} before it: passes before this one add to it too",
+    )
+    assert finding.smallest.nodes == 1, "half of what this pass alone adds is looked for"
+
+
+def test_a_model_that_does_not_run_any_more(bench: Workbench, own: str, summed: DetachedModel) -> None:
+    finding = find(summed, [f"{own}:forget"], 1e-3, bench)
+    assert finding.culprit is not None and finding.smallest is not None
+    assert "Forgotten" in finding.culprit.why
+    assert [node.op_type for node in finding.smallest.model.proto.graph.node] == ["Sigmoid"]
+
+
+def test_nothing_is_wrong(bench: Workbench) -> None:
+    model = detached(attention())
+    finding = find(model, ["default"], 1e-4, bench)
+    assert (finding.culprit, finding.smallest) == (None, None)
+    assert finding.nothing.startswith("nothing wrong: outputs are off by at most ")
+    assert finding.nothing.endswith(", and 0.0001 is allowed")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("g (float[2] x) => (float[2] y) { n = Neg (x) z = Sub (n, n) y = Div (z, z) }", "'y' holds NaN"),
+        ("g (float[2] x) => (float[2] y) { r = RandomNormalLike (x) y = Add (r, x) }", "the model is random"),
+        ("g (float[2, 3] x, float[5] z) => (float[2, 3] y) { y = Add (x, z) }", "does not run as it is"),
+    ],
+)
+def test_a_model_that_cannot_be_judged(bench: Workbench, text: str, words: str) -> None:
+    model = detached(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 20]> {text}'))
+    with pytest.raises(ModelMistake, match=words):
+        Deviation.of(1e-3, model, bench)
+
+
+def test_only_weights_that_are_read_are_in_the_smallest_model(bench: Workbench, own: str) -> None:
+    text = "g (float[2, 16] x) => (float[2, 16] y) { h = MatMul (x, w) a = MatMul (h, v) y = Add (a, bias) }"
+    model = detached(model_of(text, w=matrix(16, 16, 0), v=matrix(16, 16, 1), bias=vector(16, 2)))
+    finding = find(model, [{f"{own}:shift": {"by": 1, "name": "bias"}}], 1e-2, bench)
+    assert finding.smallest is not None
+    assert [tensor.name for tensor in finding.smallest.model.proto.graph.initializer] == ["bias"]

@@ -1,0 +1,150 @@
+"""Who loses a structure: the pass, its turn, the nodes, and a small model that loses it in a plain call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxoptimizer
+import onnxsim
+import pytest
+
+from passes.base import Workbench
+from passes.bisect import Finding, Loss, bisect
+from passes.errors import PolicyMistake
+from passes.files import save
+from passes.recipe import RecipeItem, steps_of
+from passes.structures import structure_of
+from passes.weights import DetachedModel, read_model
+from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of, vector
+
+WIDTH = 32
+
+
+def find(
+    model: DetachedModel, recipe: list[RecipeItem], bench: Workbench, *, lost: str = "qkv", **more: Any
+) -> Finding:
+    return bisect(model, steps_of(recipe), Loss.of(lost, model), bench, **more)
+
+
+def ops(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def loses_qkv(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
+    """Whether Q, K and V are found in one model, and lost in the other."""
+    structure = structure_of("qkv")
+    assert structure is not None
+    instances = structure.find(detached(before)).instances
+    return bool(instances) and bool(structure.lost(instances, detached(after)))
+
+
+def test_the_pass_of_the_default_set_that_merges_q_k_and_v(bench: Workbench, tmp_path: Path) -> None:
+    model = detached(attention())
+    finding = find(model, ["default"], bench)
+    culprit, smallest = finding.culprit, finding.smallest
+    assert culprit is not None and smallest is not None
+    assert (culprit.name, culprit.source, culprit.turn) == ("fuse_qkv", "onnxoptimizer", 1)
+    assert culprit.place == onnxoptimizer.get_fuse_and_elimination_passes().index("fuse_qkv") + 1
+    assert finding.steps == len(onnxoptimizer.get_fuse_and_elimination_passes())
+    assert culprit.why == "qkv attention 0: no separate product with the matrix of Q (wq), K (wk), V (wv)"
+    assert finding.runs <= 8
+    assert [node.op for node in smallest.removed] == ["MatMul"] * 3
+    assert sorted(node.op for node in smallest.added) == ["Concat", "MatMul", "Split"]
+
+    save(smallest.model, tmp_path / "small.onnx")
+    small = onnx.load(tmp_path / "small.onnx")
+    onnx.checker.check_model(small, full_check=True)
+    assert ops(small).count("MatMul") == 5 and "Softmax" in ops(small)
+    assert len(small.graph.node) <= 12
+    assert loses_qkv(small, onnxoptimizer.optimize(small, ["fuse_qkv"]))
+
+
+def test_the_smallest_model_is_bisected_to_the_same_pass(bench: Workbench, tmp_path: Path) -> None:
+    first = find(detached(attention()), ["fuse_qkv"], bench)
+    assert first.smallest is not None and first.culprit is not None
+    save(first.smallest.model, tmp_path / "small.onnx")
+    again = find(read_model(tmp_path / "small.onnx"), ["default"], bench)
+    assert again.culprit is not None and again.smallest is not None
+    assert again.culprit.name == first.culprit.name
+    assert again.smallest.nodes == first.smallest.nodes, "nothing more can be taken out of it"
+
+
+def test_the_pass_inside_of_onnxsim(bench: Workbench, tmp_path: Path) -> None:
+    """fuse_qkv merges the three products; left out, fuse_attention takes the whole block."""
+    model = detached(biased_attention())
+    finding = find(model, ["onnxsim"], bench)
+    assert finding.culprit is not None and finding.smallest is not None
+    assert finding.culprit.name == "onnxsim/fuse_qkv"
+    assert finding.culprit.others == ("fuse_attention",)
+    assert finding.runs <= 8
+    assert [node.op for node in finding.smallest.added] == ["MatMul", "Split"]
+
+    save(finding.smallest.model, tmp_path / "small.onnx")
+    small = onnx.load(tmp_path / "small.onnx")
+    assert loses_qkv(small, onnxsim.simplify(small)[0])
+
+
+def test_what_is_skipped_shows_who_is_next(bench: Workbench) -> None:
+    model = detached(biased_attention())
+    second = find(model, ["onnxsim"], bench, skip=["onnxsim/fuse_qkv"], budget_s=0)
+    assert second.culprit is not None
+    assert (second.culprit.name, second.culprit.others, second.smallest) == ("onnxsim/fuse_attention", (), None)
+    none = find(model, ["onnxsim"], bench, skip=["fuse_attention", "fuse_qkv"])
+    assert none.culprit is None
+    assert none.nothing == "nothing lost: the one qkv stands"
+    with pytest.raises(PolicyMistake, match="did you mean 'fuse_attention'"):
+        find(model, ["onnxsim"], bench, skip=["fuse_attentoin"])
+
+
+HIDDEN_BEHIND_AN_IDENTITY = """
+g (float[8, 4] x) => (float[4, 6] y) {
+    h = Relu (x)
+    turned = Transpose <perm = [1, 0]> (h)
+    same = Identity (turned)
+    z = Gemm (same, w, b)
+    y = Neg (z)
+}
+"""
+
+
+def test_the_turn_of_a_repeat(bench: Workbench) -> None:
+    """Only when the Identity is gone can the Gemm read the matrix transposed: in the second turn."""
+    model = detached(model_of(HIDDEN_BEHIND_AN_IDENTITY, w=matrix(8, 6, 0), b=vector(6, 1)))
+    steps = ["fuse_transpose_into_gemm", "eliminate_identity"]
+    recipe: list[RecipeItem] = [{"sequence": {"steps": steps, "repeat": "until-stable"}}]
+    finding = find(model, recipe, bench, lost="op:Transpose")
+    assert finding.culprit is not None and finding.smallest is not None
+    assert (finding.culprit.name, finding.culprit.place, finding.culprit.turn) == ("fuse_transpose_into_gemm", 1, 2)
+    assert finding.culprit.repeats
+    assert ops(finding.smallest.model.proto) == ["Transpose", "Gemm"]
+
+    once = find(model, [{"sequence": {"steps": steps}}], bench, lost="op:Transpose")
+    assert once.culprit is None
+
+
+def test_halves_go_on_from_what_the_passes_before_have_made(bench: Workbench) -> None:
+    """Alone, and without the pass before it, the guilty one does nothing."""
+    model = detached(model_of(HIDDEN_BEHIND_AN_IDENTITY, w=matrix(8, 6, 0), b=vector(6, 1)))
+    recipe: list[RecipeItem] = ["eliminate_identity", "fuse_transpose_into_gemm", "nop", "nop"]
+    finding = find(model, recipe, bench, lost="op:Transpose", budget_s=0)
+    assert finding.culprit is not None
+    assert (finding.culprit.name, finding.culprit.place) == ("fuse_transpose_into_gemm", 2)
+    assert finding.runs == 1 + 2 + 1
+
+
+def test_a_pass_that_fails_is_left_out_and_named(bench: Workbench) -> None:
+    """fuse_qkv stops with an assertion where Q, K and V read a graph input; onnxsim loses them all the same."""
+    model = read_model(Path(__file__).parents[3] / "examples" / "attention.onnx")
+    finding = find(model, ["default", "onnxsim"], bench, budget_s=0)
+    assert finding.culprit is not None
+    assert finding.culprit.name == "onnxsim/fuse_attention"
+    assert [words.partition(":")[0] for words in finding.failed] == ["fuse_qkv"]
+
+
+def test_a_structure_that_is_not_there_is_a_mistake() -> None:
+    with pytest.raises(PolicyMistake, match="--lost: qkv matches nothing in this model, which has 1 attention block"):
+        Loss.of("qkv", detached(merged_attention()))
+    with pytest.raises(PolicyMistake, match="--lost: no structure named 'qvk'; did you mean 'qkv'"):
+        Loss.of("qvk", detached(merged_attention()))

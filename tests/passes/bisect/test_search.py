@@ -1,0 +1,98 @@
+"""Where the answer is not plain: a later pass repairs what one has broken; several passes in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import onnx
+
+from passes.base import Workbench
+from passes.bisect import bisect
+from passes.bisect.faults import Run, Sighting
+from passes.bisect.route import Made, Runs, joined, route
+from passes.bisect.search import HIDDEN
+from passes.canonical import canonical_digest
+from passes.external.onnxoptimizer import OnnxOptimizerPasses, default_set
+from passes.recipe import steps_of
+from passes.weights import DetachedModel
+from tests.passes.models import biased_attention, detached, model_of
+
+
+@dataclass(frozen=True)
+class CastWithoutIdentity:
+    """A model with a Cast has an Identity, too: broken by who removes Identities, and repaired by who removes Casts."""
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+    absent: str = "nothing"
+    told: str = "a Cast without an Identity"
+
+    def seen(self, made: Made) -> Sighting | None:
+        ops = {node.op_type for node in made.model.proto.graph.node}
+        return Sighting("a Cast is alone") if "Cast" in ops and "Identity" not in ops else None
+
+    def measured(self, model: DetachedModel) -> float | None:
+        return None
+
+    def of_one_step(self, before: DetachedModel, made: Made) -> Self:
+        return self
+
+    def place(self, before: DetachedModel, made: Made) -> Collection[str]:
+        return ()
+
+    def shown(self, part: DetachedModel, run: Run) -> bool:
+        return self.seen(Made(part)) is None and self.seen(run(part)) is not None
+
+
+TEXT = "g (float[4] x) => (float[4] y) { a = Relu (x) b = Identity (a) c = Cast <to = 1> (b) y = Neg (c) }"
+
+
+def model() -> DetachedModel:
+    return detached(model_of(TEXT))
+
+
+def test_what_a_later_pass_repairs_is_found_step_by_step(bench: Workbench) -> None:
+    recipe = ["nop", "eliminate_identity", "eliminate_nop_cast"]
+    finding = bisect(model(), steps_of(recipe), CastWithoutIdentity(), bench)
+    assert finding.culprit is not None and finding.smallest is not None
+    assert finding.culprit.name == "eliminate_identity"
+    assert finding.notes == (HIDDEN,)
+    assert [node.op_type for node in finding.smallest.model.proto.graph.node] == ["Identity", "Cast"]
+
+
+def test_in_another_order_nothing_is_broken(bench: Workbench) -> None:
+    recipe = ["nop", "eliminate_nop_cast", "eliminate_identity"]
+    finding = bisect(model(), steps_of(recipe), CastWithoutIdentity(), bench)
+    assert finding.culprit is None
+    assert finding.runs == 1 + 3, "all in one call, and then one at a time"
+
+
+def test_halves_meet_at_each_place(bench: Workbench) -> None:
+    """Whichever of nine passes it is, the one that does it is named, and then by itself."""
+    for place in range(9):
+        recipe = ["nop"] * 9
+        recipe[place] = "eliminate_identity"
+        finding = bisect(model(), steps_of(recipe), CastWithoutIdentity(), bench, budget_s=0)
+        assert finding.culprit is not None
+        assert (finding.culprit.name, finding.culprit.place) == ("eliminate_identity", place + 1)
+        assert finding.runs <= 1 + 4 + 1
+
+
+def test_passes_in_one_call_make_what_they_make_one_at_a_time(bench: Workbench) -> None:
+    source = detached(biased_attention())
+    runs = Runs(bench)
+    ends = []
+    for together in (True, False):
+        *_, last = route(joined(steps_of(["default"])), source, runs, together=together)
+        ends.append(canonical_digest(last.made.model))
+    assert ends[0] == ends[1] != canonical_digest(source)
+    assert runs.count == 1 + len(default_set())
+
+
+def test_nodes_keep_their_names_in_one_call(bench: Workbench) -> None:
+    text = "g (float[4] x) => (float[4] y) { [first] a = Relu (x) [second] b = Identity (a) [third] y = Neg (b) }"
+    named = detached(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 20]> {text}'))
+    made = OnnxOptimizerPasses(("nop", "eliminate_identity")).apply(named, bench)
+    assert [node.name for node in made.proto.graph.node] == ["first", "third"]
+    assert OnnxOptimizerPasses(("nop", "eliminate_nop_cast")).apply(made, bench) is made
