@@ -11,7 +11,7 @@ from passes.isolate import Worker
 from passes.sharing import Spill
 from passes.weights import DetachedModel
 
-__all__ = ["MAX_TURNS", "Annotates", "Composite", "Early", "Narrows", "Repeat", "Step", "Workbench"]
+__all__ = ["MAX_TURNS", "Annotates", "Composite", "Early", "Narrows", "Repeat", "Step", "Workbench", "flat"]
 
 MAX_TURNS: Final = 20
 """Turns after which a fixed point is given up."""
@@ -131,3 +131,8 @@ class Repeat:
 
     steps: tuple[Step, ...]
     limit: int = MAX_TURNS
+
+
+def flat(recipe: Sequence[Step | Repeat]) -> list[Step]:
+    """The steps of a recipe, those of a fixed point once."""
+    return [step for item in recipe for step in (item.steps if isinstance(item, Repeat) else (item,))]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx
 from onnx import NodeProto, ValueInfoProto
 
+from passes.cut import lead_in
 from passes.weights import DetachedModel
 
 __all__ = ["corner_of"]
@@ -35,12 +36,7 @@ def corner_of(
     part = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
     part.graph.name = "corner"
     for name in outside:
-        # Not an input itself: onnxoptimizer's fuse_qkv aborts where three products read one.
-        entry = part.graph.input.add()
-        entry.CopyFrom(types[name])
-        entry.name = f"outside/{name}"
-        part.graph.node.add(op_type="Neg", input=[entry.name], output=[name])
-        part.graph.value_info.append(types[name])
+        lead_in(part, types[name])
     part.graph.node.extend(nodes)
     part.graph.initializer.extend(stored[name] for name in read if name in stored)
     part.graph.output.extend(pin for pin in second if pin.name in made)

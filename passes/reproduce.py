@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import onnx
-from onnx import NodeProto, ValueInfoProto
-
 from passes.base import Step, Workbench
+from passes.cut import cut, types_of
 from passes.errors import StepFailed
 from passes.files import save
-from passes.reads import reads_of
 from passes.shorten import shortened
 from passes.weights import DetachedModel
 
-__all__ = ["is_same_failure", "part_of", "save_reproducer", "smallest", "types_of"]
+__all__ = ["is_same_failure", "save_reproducer", "smallest"]
 
 BUDGET_S: Final = 60.0
 """Seconds for making a model smaller; each try may cost a worker."""
@@ -69,12 +66,12 @@ def smallest(model: DetachedModel, fails: Callable[[DetachedModel], bool], *, sh
         shorten: also take nodes out of the middle, by handing on what they read; the result is then a valid model that
             may compute something else than its place in `model` did.
     """
-    part = _cut(model, fails)
+    part = _sweep(model, fails)
     while shorten:
         shorter = _shorter(part, fails)
         if shorter is part:
             break
-        part = _cut(shorter, fails)
+        part = _sweep(shorter, fails)
     return part
 
 
@@ -85,7 +82,7 @@ def _shorter(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> De
     return model
 
 
-def _cut(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> DetachedModel:
+def _sweep(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> DetachedModel:
     """`smallest`, by taking whole runs of nodes away, shorter and shorter ones. Of several places that fail, the first
     one stays, since the last nodes go first."""
     types = types_of(model.proto)
@@ -95,39 +92,7 @@ def _cut(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> Detach
         count, length = len(nodes), -(-length // 2)
         for start in reversed(range(0, count, length)):
             rest = nodes[:start] + nodes[start + length :]
-            part = part_of(model, rest, types) if rest else None
+            part = cut(model, rest, types) if rest else None
             if part is not None and fails(part):
                 nodes = rest
-    return part_of(model, nodes, types) or model
-
-
-def types_of(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
-    """The types of values, by name, as far as they are declared or can be inferred."""
-    try:
-        graph = onnx.shape_inference.infer_shapes(proto).graph
-    except Exception:  # the model may be what breaks tools
-        graph = proto.graph
-    return {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
-
-
-def part_of(
-    model: DetachedModel, nodes: Sequence[NodeProto], types: Mapping[str, ValueInfoProto]
-) -> DetachedModel | None:
-    """`nodes` of `model` as a model of their own; None when an input or output of it has no known type."""
-    source = model.proto
-    made = [name for node in nodes for name in node.output if name]
-    read = list(dict.fromkeys(name for node in nodes for name in reads_of(node)))
-    stored = {tensor.name: tensor for tensor in source.graph.initializer}
-    inputs = [name for name in read if name not in made and name not in stored]
-    own = {output.name for output in source.graph.output}
-    outputs = [name for name in made if name in own or name not in read]
-    if not outputs or any(name not in types for name in (*inputs, *outputs)):
-        return None
-    proto = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
-    proto.functions.extend(source.functions)
-    proto.graph.name = "reproducer"
-    proto.graph.node.extend(nodes)
-    proto.graph.input.extend(types[name] for name in inputs)
-    proto.graph.output.extend(types[name] for name in outputs)
-    proto.graph.initializer.extend(stored[name] for name in read if name in stored)
-    return model.with_proto(proto)
+    return cut(model, nodes, types) or model

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from passes.numbers import Errors
 from passes.prove import Power
+from passes.watch import Watched
 from passes.weights import DetachedModel
 
 __all__ = ["PassRow", "PassRun", "Status", "StructureVerdict"]
@@ -70,6 +71,8 @@ class PassRun:
     structures: tuple[StructureVerdict, ...]
     power: Power
     versions: Mapping[str, str]
+    watched: Watched
+    """The structures that were looked at, as they are in the source."""
 
     @property
     def reverted(self) -> tuple[PassRow, ...]:

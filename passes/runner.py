@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from passes.base import Composite, Early, Repeat, Step, Workbench
+from passes.base import Composite, Early, Repeat, Step, Workbench, flat
 from passes.catalog import pass_names
 from passes.changes import op_changes
 from passes.errors import StepFailed
@@ -54,7 +54,7 @@ def run_passes(
         PolicyMistake: an unknown name, or a `keep` that matches nothing in the model.
     """
     blocks = [item if isinstance(item, Repeat) else Repeat((item,), limit=1) for item in recipe]
-    steps = [step for block in blocks for step in block.steps]
+    steps = flat(recipe)
     names = pass_names(steps, bench)
     policy.check(names)
     watched = find_structures(model, policy, names)
@@ -79,7 +79,7 @@ def run_passes(
                 run.add_reason(f"not stable after {block.limit} turns")
         begun = ended
     run.conclude()
-    return PassRun(run.model, tuple(run.rows), run.verdicts(), prover.power(), library_versions())
+    return PassRun(run.model, tuple(run.rows), run.verdicts(), prover.power(), library_versions(), watched)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from passes.prove import Reference
 from passes.recipe import names_of
 from passes.userland import code_digest
 from pipeline.config import RunConfig
-from pipeline.errors import OnnxlineError
 from pipeline.events import Event, Observer, Optimized, StageEnded, StageStarted
 from pipeline.export.source import Source
 from pipeline.log import RunLog
-from pipeline.report import ExportReport, OptimizeReport, Report, RuntimeReport, report_json
+from pipeline.report import ExportReport, OptimizeReport, Pictures, Report, RuntimeReport, report_json
+from pipeline.report.html import page_of, render
 from pipeline.result import RunResult
 from pipeline.stages.execute import execute, refuse_wrong_results, remove_ir
 from pipeline.stages.export import export, exported_path, refuse_wrong_export
@@ -174,7 +174,7 @@ class _Journey:
         self.tell(StageEnded(name, self.seconds[name], note.is_cached, note.detail))
 
     def write_report(self, failure: str, exit_code: int) -> Report:
-        """Write `report.json` with what is known so far."""
+        """Write `report.json` and `report.html` with what is known so far."""
         report = Report(
             name=self.config.name,
             exit_code=exit_code,
@@ -191,12 +191,16 @@ class _Journey:
             marks=self.optimized.marks if self.optimized else (),
         )
         _quietly(lambda: self.workspace.write_text("report.json", report_json(report)), when=bool(failure))
+        _quietly(lambda: self.workspace.write_text("report.html", self._page(report)), when=bool(failure))
         return report
 
+    def _page(self, report: Report) -> str:
+        return render(page_of(report, self.optimized.pictures if self.optimized else Pictures(), self.workspace.folder))
+
     def _files(self) -> tuple[str, ...]:
-        """The artifacts, with the two that are written last."""
+        """The artifacts, with those that are written last."""
         there = {path.name for path in self.workspace.folder.iterdir() if path.is_file()}
-        return tuple(sorted(there | {"report.json", "log.txt"}))
+        return tuple(sorted(there | {"report.json", "report.html", "log.txt"}))
 
     def write_log(self) -> None:
         _quietly(lambda: self.workspace.write_text("log.txt", self.log.text()), when=True)
@@ -232,6 +236,6 @@ def _quietly(write: Callable[[], object], *, when: bool) -> None:
     """A report of a failure that cannot be written must not hide the failure."""
     try:
         write()
-    except (OSError, OnnxlineError):
+    except Exception:
         if not when:
             raise

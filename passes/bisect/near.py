@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
+from passes.cut import cut, types_of
 from passes.reads import reads_of
-from passes.reproduce import part_of, types_of
 from passes.structures.view import GraphView
 from passes.weights import DetachedModel
 
@@ -25,7 +25,7 @@ def begin_near(
     for chosen in _around(model, values):
         if len(chosen) == len(model.proto.graph.node):
             break
-        part = part_of(model, [model.proto.graph.node[place] for place in sorted(chosen)], types)
+        part = cut(model, [model.proto.graph.node[place] for place in sorted(chosen)], types)
         if part is not None and shows(part):
             return part
     return model if shows(model) else None

@@ -6,12 +6,14 @@ replaced.py   what a node that the pass made stands for
 places.py     where in the torch module a node lies: read, joined and written in the exporter's own keys
 marks.py      what onnxline writes beside that: author, replaced nodes, later changes
 names.py      node names given back
+heirs.py      what stands in a later model for nodes of the source
 carry.py      all of it together
 """
 
 from __future__ import annotations
 
 from passes.provenance.carry import Carrier, carry
+from passes.provenance.heirs import heirs_of, known_as
 from passes.provenance.marks import AUTHOR_KEY, CHANGED_KEY, COUNT_KEY, REPLACED_KEY, Marks, marks_of
 from passes.provenance.places import Place, place_of
 
@@ -24,6 +26,8 @@ __all__ = [
     "Marks",
     "Place",
     "carry",
+    "heirs_of",
+    "known_as",
     "marks_of",
     "place_of",
 ]

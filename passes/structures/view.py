@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, numpy_helper
 from passes.canonical import RANDOM_OPS
 from passes.weights import DetachedModel
 
-__all__ = ["GraphView", "constant_of", "module_of", "modules_of", "op_of"]
+__all__ = ["LAYOUT_OPS", "GraphView", "constant_of", "module_of", "modules_of", "op_of"]
 
 FIRST_INPUT_OPS = frozenset(
     {"CastLike", "Reshape", "Expand", "Slice", "Gather", "Tile", "Squeeze", "Unsqueeze", "Split", "SplitToSequence"}

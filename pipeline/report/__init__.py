@@ -1,8 +1,9 @@
-"""`report.json`: the run as data."""
+"""The run as data: `report.json`, and what `report.html` shows beside that."""
 
 from __future__ import annotations
 
 from pipeline.report.model import (
+    DIFFS,
     REPORT_VERSION,
     SOURCE,
     BackendReport,
@@ -11,17 +12,28 @@ from pipeline.report.model import (
     OptimizeReport,
     Report,
     RuntimeReport,
+    diff_folder,
 )
+from pipeline.report.pictures import Box, BoxKind, Drawing, NodeRow, Pictures, StructurePicture, Wire
 from pipeline.report.write import report_json
 
 __all__ = [
+    "DIFFS",
     "REPORT_VERSION",
     "SOURCE",
     "BackendReport",
+    "Box",
+    "BoxKind",
+    "Drawing",
     "ExportReport",
     "Mark",
+    "NodeRow",
     "OptimizeReport",
+    "Pictures",
     "Report",
     "RuntimeReport",
+    "StructurePicture",
+    "Wire",
+    "diff_folder",
     "report_json",
 ]

@@ -9,8 +9,10 @@ from typing import Final
 from passes.numbers import Errors
 from passes.prove import Power
 from passes.result import PassRow, StructureVerdict
+from pipeline.report.pictures import Pictures
 
 __all__ = [
+    "DIFFS",
     "REPORT_VERSION",
     "SOURCE",
     "BackendReport",
@@ -19,9 +21,13 @@ __all__ = [
     "OptimizeReport",
     "Report",
     "RuntimeReport",
+    "diff_folder",
 ]
 
 REPORT_VERSION: Final = 1
+
+DIFFS: Final = "passes"
+"""The folder of the diffs of a run."""
 
 SOURCE: Final = -1
 """In place of a row: before all passes."""
@@ -66,6 +72,8 @@ class OptimizeReport:
     """Name, size and time of the written files, by which the next run sees that they are still those."""
     marks: tuple[Mark, ...] = ()
     """Of the source, and of each row that changed the model, taken or not."""
+    pictures: Pictures = field(default_factory=Pictures)
+    """For `report.html`; `report.json` does not hold them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +113,8 @@ class Report:
     files: tuple[str, ...]
     marks: tuple[Mark, ...] = ()
     format_version: int = field(default=REPORT_VERSION)
+
+
+def diff_folder(place: int, row: PassRow) -> str:
+    """Where the diff of the row at `place` lies in the folder of a run: `passes/30-fuse_qkv`."""
+    return f"{DIFFS}/{place + 1:02}-{row.name.replace('/', '.')}"

@@ -10,23 +10,25 @@ from pathlib import Path
 
 import onnx
 
+from passes.base import Repeat, Step, Workbench, flat
 from passes.bench import open_bench
 from passes.changes import op_counts
 from passes.diff import compare_models, diff_as_data, diff_text
 from passes.files import save
 from passes.fingerprint import structure_fingerprint
 from passes.payload import byte_count
-from passes.policy import Policy
+from passes.policy import Policy, with_skips
 from passes.prove import Prover, Reference
 from passes.recipe import steps_of
-from passes.result import PassRow
+from passes.result import PassRow, PassRun
 from passes.runner import run_passes
 from passes.subject import Subject
 from passes.weights import DetachedModel, read_model
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
 from pipeline.events import Note, Observer, PassEnded, Progress
-from pipeline.report import SOURCE, Mark, OptimizeReport
+from pipeline.report import DIFFS, SOURCE, Mark, OptimizeReport, Pictures, diff_folder
+from pipeline.stages.pictures import Broken, take_pictures
 from pipeline.stages.tolerances import tolerances_of
 from pipeline.workspace import Workspace, stamp
 
@@ -34,7 +36,6 @@ __all__ = ["MODEL", "optimize", "refuse_reverts", "still_there"]
 
 MODEL = "model.onnx"
 REPRODUCERS = "reproducers"
-DIFFS = "passes"
 
 
 def optimize(
@@ -54,9 +55,11 @@ def optimize(
         observer(Progress("passes", name, index, total) if row is None else PassEnded(row))
 
     marks: dict[int, Mark] = {}
+    broken = Broken()
 
     def note_change(place: int, row: PassRow, before: Subject, after: Subject) -> None:
-        folder = f"{DIFFS}/{place + 1:02}-{row.name.replace('/', '.')}"
+        folder = diff_folder(place, row)
+        broken.note(row, after)
         if row.changed:
             marks[place] = _mark(place, after.model)
             _write_diff(folder, before, after, workspace)
@@ -73,6 +76,7 @@ def optimize(
         source = read_model(exported)
         marks[SOURCE] = _mark(SOURCE, source)
         run = run_passes(source, steps, policy, prover, bench, observe, reproducers, note_change)
+        pictures = _pictures(run, source, broken, steps, policy, bench, observer)
     if run.power.blind:
         observer(Note(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs"))
     path = workspace.folder / MODEL
@@ -85,7 +89,26 @@ def optimize(
         nodes=len(run.model.proto.graph.node),
         files=tuple((file.name, *stamp(file)) for file in files),
         marks=tuple(mark for _, mark in sorted(marks.items())),
+        pictures=pictures,
     )
+
+
+def _pictures(
+    run: PassRun,
+    source: DetachedModel,
+    broken: Broken,
+    steps: Sequence[Step | Repeat],
+    policy: Policy,
+    bench: Workbench,
+    observer: Observer,
+) -> Pictures:
+    """What `report.html` draws. A drawing that fails is told and must not cost the run, which is done."""
+    ran = [with_skips(step, policy, bench) for step in flat(steps) if policy.skips(step.name) is None]
+    try:
+        return take_pictures(run, source, broken, ran, bench)
+    except Exception as error:
+        observer(Note(f"report.html has no drawings: {type(error).__name__}: {error}"))
+        return Pictures()
 
 
 def _mark(row: int, model: DetachedModel) -> Mark:

@@ -15,7 +15,7 @@ from pipeline.errors import CheckFailed, ConfigMistake, Unsupported
 from pipeline.events import Event, StageEnded
 from pipeline.ir import Role, from_text, to_text
 
-ARTIFACTS = {"ir.json", "ir.txt", "log.txt", "model.onnx", "plan.json", "report.json", "run.yaml"}
+ARTIFACTS = {"ir.json", "ir.txt", "log.txt", "model.onnx", "plan.json", "report.html", "report.json", "run.yaml"}
 
 
 def run(path: Path, out: Path, *overrides: str) -> tuple[RunResult, list[Event]]:
@@ -176,6 +176,7 @@ def test_an_export_that_differs_is_a_failure_and_leaves_everything_in_place(conf
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["exit_code"] == 1
     assert "does not compute what torch computes" in report["failure"]
+    assert "does not compute what torch computes" in (tmp_path / "out/report.html").read_text()
     assert report["export"]["errors"]["output"]["max_abs"] > 0
 
 

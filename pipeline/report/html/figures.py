@@ -1,0 +1,128 @@
+"""Structures by kind, with drawings of which equal ones are drawn once: twelve layers are one figure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from passes.result import StructureVerdict
+from pipeline.report.html.layout import LaidOut, lay_out
+from pipeline.report.pictures import Box, BoxKind, Drawing, Pictures, StructurePicture
+
+__all__ = ["Figure", "Group", "InstanceRow", "Panel", "groups_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One drawing. `weights` sums up what it multiplies with: `3 × 768×768`."""
+
+    title: str
+    note: str
+    tone: str
+    weights: str
+    drawing: Drawing | None
+
+    @property
+    def laid_out(self) -> LaidOut | None:
+        return lay_out(self.drawing) if self.drawing else None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRow:
+    """`figure` is the place of its figure, or -1; `names` are those of the boxes there, a list for each panel."""
+
+    name: str
+    module: str
+    kept: bool
+    broken_by: str
+    figure: int
+    names: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The instances of one kind."""
+
+    kind: str
+    kept: int
+    rows: tuple[InstanceRow, ...]
+    figures: tuple[Figure, ...]
+
+
+def groups_of(structures: Sequence[StructureVerdict], pictures: Pictures) -> tuple[Group, ...]:
+    drawn = {(one.kind, one.name): one for one in pictures.structures}
+    kinds = dict.fromkeys(one.kind for one in structures)
+    return tuple(_group(kind, [one for one in structures if one.kind == kind], drawn) for kind in kinds)
+
+
+def _group(kind: str, verdicts: Sequence[StructureVerdict], drawn: Mapping[tuple[str, str], StructurePicture]) -> Group:
+    pictures = [drawn.get((one.kind, one.name)) for one in verdicts]
+    examples = {_nameless(one.before): one for one in pictures if one is not None and one.broken}
+    figures: dict[Figure, int] = {}
+    rows = []
+    for verdict, picture in zip(verdicts, pictures, strict=True):
+        shown = _with_example(picture, examples) if picture else None
+        place = figures.setdefault(_figure(shown, verdict), len(figures)) if shown else -1
+        names = tuple(tuple(box.name for box in one.boxes) for one in _drawings(shown)) if shown else ()
+        rows.append(InstanceRow(verdict.name, verdict.module, verdict.kept, verdict.broken_by or "", place, names))
+    return Group(kind, sum(one.kept for one in verdicts), tuple(rows), tuple(figures))
+
+
+def _with_example(picture: StructurePicture, examples: Mapping[Drawing, StructurePicture]) -> StructurePicture:
+    """What was tried on one instance is shown for those that look the same."""
+    example = examples.get(_nameless(picture.before))
+    if picture.broken or example is None or not example.is_alone:
+        return picture
+    broken = _nameless(example.broken) if example.broken else None
+    return replace(picture, broken=broken, broken_by=example.broken_by, is_alone=True)
+
+
+def _drawings(picture: StructurePicture) -> list[Drawing]:
+    return [one for one in (picture.before, picture.after, picture.broken) if one is not None]
+
+
+def _figure(picture: StructurePicture, verdict: StructureVerdict) -> Figure:
+    panels = [_panel("source", "as it was exported", "", picture.before)]
+    if picture.after is None:
+        panels.append(Panel("final model", "nothing there stands for it", "bad", "", None))
+    else:
+        tone = "good" if verdict.kept else "bad"
+        note = "kept" if verdict.kept else f"lost to {verdict.broken_by}" if verdict.broken_by else "lost"
+        panels.append(_panel("final model", note, tone, picture.after))
+    if picture.broken is not None:
+        title, does = ALONE if picture.is_alone else REVERTED
+        panels.append(_panel(title, f"{picture.broken_by} {does}", "warn", picture.broken))
+    return Figure(tuple(panels))
+
+
+def _panel(title: str, note: str, tone: str, drawing: Drawing) -> Panel:
+    shown = _nameless(drawing)
+    return Panel(title, note, tone, _weights(shown), shown)
+
+
+def _nameless(drawing: Drawing) -> Drawing:
+    """Equal for structures that look the same; the page fills in names when one is chosen."""
+    return replace(drawing, boxes=tuple(_without_name(box) for box in drawing.boxes))
+
+
+def _without_name(box: Box) -> Box:
+    return replace(box, name="", op="value" if box.kind is BoxKind.INPUT else box.op)
+
+
+def _weights(drawing: Drawing) -> str:
+    """The matrices that are multiplied with: `3 × 768×768`; empty where there are none."""
+    shapes = (box.detail.split(", ")[0] for box in drawing.boxes if box.kind is BoxKind.NODE)
+    counts = Counter(shape for shape in shapes if "×" in shape and not shape.startswith("→"))
+    return ", ".join(f"{count} × {shape}" if count > 1 else shape for shape, count in counts.items())
+
+
+ALONE: Final = ("without keep", "makes this, tried on this part alone")
+REVERTED: Final = ("taken back", "had made this")
+"""Title of a drawing, and what it shows a pass do."""

@@ -1,0 +1,113 @@
+"""The top of the page: how the run ended, and what it comes to in a few numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from passes.result import Status
+from pipeline.report.html.timeline import Timeline
+from pipeline.report.html.words import bytes_text, error_text, plural, seconds_text, worst_of
+from pipeline.report.model import Report
+
+__all__ = ["Card", "Headline", "headline_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One number. `tone` is good, bad, or empty where there is nothing to judge."""
+
+    title: str
+    value: str
+    note: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """`text` is one sentence; `failure` is empty for a run that ended well."""
+
+    name: str
+    tone: str
+    verdict: str
+    text: str
+    failure: str
+    cards: tuple[Card, ...]
+
+
+def headline_of(report: Report, timeline: Timeline) -> Headline:
+    lost = [one for one in report.structures if not one.kept]
+    reverted = [row for row in report.passes if row.status.counts_as_reverted]
+    if report.failure or report.exit_code:
+        tone, verdict = "bad", f"ended early, exit code {report.exit_code}"
+    elif lost:
+        tone, verdict = "warn", "done, with losses"
+    else:
+        tone, verdict = "good", "done"
+    text = " ".join(_sentences(report, len(reverted)))
+    cards = (*_structures(report), *_error(report), *_sizes(report, timeline), *_passes(report), *_time(report))
+    return Headline(report.name, tone, verdict, text, report.failure, cards)
+
+
+def _sentences(report: Report, reverted: int) -> Iterator[str]:
+    if not report.passes:
+        yield "No pass has run." if not report.export else "The model was exported; no pass has come to an end."
+        return
+    changed = sum(row.changed and row.status is Status.RAN for row in report.passes)
+    tried = sum(row.status is not Status.SKIPPED for row in report.passes)
+    yield f"{plural(tried, 'pass', 'passes')} tried, {changed} changed the model, each of them proven."
+    if reverted:
+        yield f"{plural(reverted, 'step')} did not stand and {'was' if reverted == 1 else 'were'} taken back."
+
+
+def _structures(report: Report) -> Iterator[Card]:
+    if not report.structures:
+        return
+    kept, total = sum(one.kept for one in report.structures), len(report.structures)
+    kinds = dict.fromkeys(one.kind for one in report.structures)
+    yield Card("structures kept", f"{kept} of {total}", ", ".join(kinds), "good" if kept == total else "bad")
+
+
+def _error(report: Report) -> Iterator[Card]:
+    backends = report.runtime.backends if report.runtime else ()
+    rows = [row for row in report.passes if row.status is Status.RAN]
+    worst = worst_of([one.errors for one in backends] or [row.errors for row in rows])
+    if worst is None:
+        return
+    output, errors = worst
+    note = f"{errors.excess:.1%} of what is allowed" if errors.ok else f"{output}: {errors.why}"
+    yield Card("worst error", error_text(errors), note, "good" if errors.ok else "bad")
+
+
+def _sizes(report: Report, timeline: Timeline) -> Iterator[Card]:
+    if not timeline.rows:
+        return
+    first, last = timeline.rows[0], timeline.final
+    yield Card("nodes", f"{first.nodes:,} → {last.nodes:,}", _share(first.nodes, last.nodes))
+    if first.nbytes is not None and last.nbytes is not None:
+        before, after = bytes_text(first.nbytes), bytes_text(last.nbytes)
+        number, unit = before.split()
+        short = number if after.endswith(unit) else before  # 329.5 → 329.1 MiB
+        value = after if before == after else f"{short} → {after}"
+        yield Card("weights", value, "as before" if before == after else _share(first.nbytes, last.nbytes))
+
+
+def _share(before: int, after: int) -> str:
+    share = (after - before) / before if before else 0
+    return f"{share:+.{0 if abs(share) > 0.02 else 1}%}".replace("-", "−") if share else "as before"
+
+
+def _passes(report: Report) -> Iterator[Card]:
+    counts = {status: sum(row.status is status for row in report.passes) for status in Status}
+    if not report.passes:
+        return
+    others = [
+        f"{count} {status.replace('_', ' ')}" for status, count in counts.items() if count and status is not Status.RAN
+    ]
+    yield Card("passes", f"{counts[Status.RAN]} ran", ", ".join(others) or "none was taken back")
+
+
+def _time(report: Report) -> Iterator[Card]:
+    if report.seconds:
+        stages = f"{', '.join(report.cached)} from an earlier run" if report.cached else "all stages"
+        yield Card("time", seconds_text(sum(report.seconds.values())), stages)

@@ -1,0 +1,205 @@
+"""Where each box of a drawing goes: in layers from top to bottom, so that values flow downwards and cross little.
+
+Sugiyama's method, as small as it can be: longest paths make the layers, a way across several layers gets a bend in
+each, each layer is sorted by where its neighbours are (the barycenter), and boxes then move towards their neighbours.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from pipeline.report.pictures import Box, BoxKind, Drawing, Wire
+
+__all__ = ["LaidOut", "Placed", "lay_out"]
+
+LETTER: Final = 6.9
+"""Width of a letter, in the units of the drawing; a box is wide enough for its longer line."""
+
+NAMED: Final = 12
+"""Letters of a value's name that are shown; drawings are shared by values of other names."""
+
+NARROWEST: Final = 66.0
+BEND: Final = 12.0
+GAP: Final = 14.0
+HEIGHT: Final = 38.0
+LOW: Final = 26.0
+"""Height of a box of one line."""
+
+ROW: Final = 62.0
+SWEEPS: Final = 8
+MARGIN: Final = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A box with its upper left corner and its size."""
+
+    box: Box
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """`paths` are SVG paths, one for each wire, with the shape that flows there."""
+
+    width: float
+    height: float
+    boxes: tuple[Placed, ...]
+    paths: tuple[tuple[str, str], ...]
+
+
+def lay_out(drawing: Drawing) -> LaidOut:
+    layers = _layers(drawing)
+    ways = [_way(number, wire, layers) for number, wire in enumerate(drawing.wires)]
+    grid = _Grid.of(drawing, layers, ways)
+    grid.sort()
+    grid.settle()
+    grid.straighten(ways)
+    left = min((grid.x[key] - grid.width[key] / 2 for key in grid.x), default=0.0)
+    right = max((grid.x[key] + grid.width[key] / 2 for key in grid.x), default=0.0)
+    x = {key: value - left + MARGIN for key, value in grid.x.items()}
+    placed = tuple(_placed(box, x[place], layers[place], grid.width[place]) for place, box in enumerate(drawing.boxes))
+    paths = tuple((_path(way, x, placed, layers), wire.shape) for way, wire in zip(ways, drawing.wires, strict=True))
+    return LaidOut(right - left + 2 * MARGIN, len(grid.rows) * ROW - (ROW - HEIGHT) + 2 * MARGIN, placed, paths)
+
+
+Key = int | tuple[int, int]
+"""A box by its place, or the bend of a wire in a layer: (wire, layer)."""
+
+
+def _layers(drawing: Drawing) -> dict[Key, int]:
+    """Layer of each box: below all that it reads; what only feeds others sits right above the first of them."""
+    layers: dict[Key, int] = dict.fromkeys(range(len(drawing.boxes)), 0)
+    for _ in drawing.boxes:
+        for wire in drawing.wires:
+            layers[wire.end] = max(layers[wire.end], layers[wire.start] + 1)
+    fed = {wire.end for wire in drawing.wires}
+    for place in range(len(drawing.boxes)):
+        readers = [layers[wire.end] for wire in drawing.wires if wire.start == place]
+        if place not in fed and readers:
+            layers[place] = min(readers) - 1
+    return layers
+
+
+def _way(number: int, wire: Wire, layers: dict[Key, int]) -> list[Key]:
+    """From box to box, with a bend in each layer between, which is added to `layers`."""
+    bends: list[Key] = [(number, layer) for layer in range(layers[wire.start] + 1, layers[wire.end])]
+    layers.update({(number, layer): layer for layer in range(layers[wire.start] + 1, layers[wire.end])})
+    return [wire.start, *bends, wire.end]
+
+
+@dataclass(slots=True)
+class _Grid:
+    rows: list[list[Key]]
+    above: Mapping[Key, Sequence[Key]]
+    below: Mapping[Key, Sequence[Key]]
+    width: Mapping[Key, float]
+    x: dict[Key, float]
+    """Centres."""
+
+    @classmethod
+    def of(cls, drawing: Drawing, layers: Mapping[Key, int], ways: Iterable[Sequence[Key]]) -> _Grid:
+        rows: list[list[Key]] = [[] for _ in range(max(layers.values(), default=-1) + 1)]
+        for key, layer in layers.items():
+            rows[layer].append(key)
+        above: dict[Key, list[Key]] = defaultdict(list)
+        below: dict[Key, list[Key]] = defaultdict(list)
+        for way in ways:
+            for upper, lower in pairwise(way):
+                above[lower].append(upper)
+                below[upper].append(lower)
+        width = {key: BEND if isinstance(key, tuple) else _width(drawing.boxes[key]) for key in layers}
+        return cls(rows, above, below, width, {})
+
+    def sort(self) -> None:
+        """Order each layer by the mean place of the neighbours above, then below, and so on."""
+        for sweep in range(SWEEPS):
+            downwards = sweep % 2 == 0
+            neighbours = self.above if downwards else self.below
+            place = {key: index for row in self.rows for index, key in enumerate(row)}
+            for row in self.rows if downwards else reversed(self.rows):
+                row.sort(key=lambda key: _mean([place[one] for one in neighbours.get(key, ())], place[key]))
+                place.update({key: index for index, key in enumerate(row)})
+
+    def settle(self) -> None:
+        """Place each layer side by side, then move boxes to where their neighbours are, as far as there is room."""
+        for row in self.rows:
+            total = sum(self.width[key] + GAP for key in row) - GAP
+            at = -total / 2
+            for key in row:
+                self.x[key] = at + self.width[key] / 2
+                at += self.width[key] + GAP
+        for sweep in range(SWEEPS * 5):
+            for row in self.rows if sweep % 2 == 0 else reversed(self.rows):
+                self._towards_neighbours(row)
+
+    def _towards_neighbours(self, row: Sequence[Key]) -> None:
+        """The mean of what fits from the left and what fits from the right keeps boxes apart, and pulls to no side."""
+        wished = [
+            _mean([self.x[one] for one in (*self.above.get(key, ()), *self.below.get(key, ()))], self.x[key])
+            for key in row
+        ]
+        left, right = list(wished), list(wished)
+        for index in range(1, len(row)):
+            left[index] = max(left[index], left[index - 1] + self._apart(row, index))
+        for index in range(len(row) - 2, -1, -1):
+            right[index] = min(right[index], right[index + 1] - self._apart(row, index + 1))
+        for key, one, other in zip(row, left, right, strict=True):
+            self.x[key] = (one + other) / 2
+
+    def straighten(self, ways: Iterable[Sequence[Key]]) -> None:
+        """Draw the bends of a long way upright, one above the other, where there is room beside what stands there."""
+        for way in ways:
+            bends = way[1:-1]
+            wished = sorted(self.x[bend] for bend in bends)
+            for at in (wished[len(wished) // 2 :: len(wished)] + wished[:1] + wished[-1:]) if len(bends) > 1 else ():
+                if all(self._is_free(bend, at) for bend in bends):
+                    self.x.update(dict.fromkeys(bends, at))
+                    break
+
+    def _is_free(self, key: Key, at: float) -> bool:
+        row = next(row for row in self.rows if key in row)
+        index = row.index(key)
+        left = index == 0 or at - self.x[row[index - 1]] >= self._apart(row, index)
+        right = index == len(row) - 1 or self.x[row[index + 1]] - at >= self._apart(row, index + 1)
+        return left and right
+
+    def _apart(self, row: Sequence[Key], index: int) -> float:
+        return (self.width[row[index - 1]] + self.width[row[index]]) / 2 + GAP
+
+
+def _mean(values: Sequence[float], otherwise: float) -> float:
+    return sum(values) / len(values) if values else otherwise
+
+
+def _width(box: Box) -> float:
+    name = NAMED if box.kind is BoxKind.INPUT else len(box.op) + (2 if box.role else 0)
+    letters = max(name, len(box.detail) * 0.92)
+    return max(NARROWEST, round(letters * LETTER + 18))
+
+
+def _placed(box: Box, centre: float, layer: int, width: float) -> Placed:
+    height = HEIGHT if box.detail or box.kind is not BoxKind.NODE else LOW
+    return Placed(box, round(centre - width / 2, 1), MARGIN + layer * ROW + (HEIGHT - height) / 2, width, height)
+
+
+def _path(way: Sequence[Key], x: Mapping[Key, float], placed: Sequence[Placed], layers: Mapping[Key, int]) -> str:
+    """Curves that leave and arrive upright."""
+    start, end = placed[way[0]], placed[way[-1]]  # type: ignore[index]
+    points = [(x[way[0]], start.y + start.height)]
+    for bend in way[1:-1]:
+        top = MARGIN + layers[bend] * ROW
+        points += [(x[bend], top), (x[bend], top + HEIGHT)]
+    points.append((x[way[-1]], end.y))
+    path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
+    for (x0, y0), (x1, y1) in pairwise(points):
+        middle = (y0 + y1) / 2
+        path += f"C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
+    return path

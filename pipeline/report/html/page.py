@@ -1,0 +1,84 @@
+"""What `report.html` shows, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.report.html.figures import Group, groups_of
+from pipeline.report.html.headline import Headline, headline_of
+from pipeline.report.html.nodes import packed
+from pipeline.report.html.timeline import Timeline, timeline_of
+from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of
+from pipeline.report.model import Report
+from pipeline.report.pictures import Pictures
+
+__all__ = ["Page", "page_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`facts` are small tables by title: label → text. `data` is what the page's script reads."""
+
+    headline: Headline
+    timeline: Timeline
+    groups: tuple[Group, ...]
+    nodes: int
+    facts: Mapping[str, Mapping[str, str]]
+    data: Mapping[str, Any]
+
+
+def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
+    """Args: folder: of the run, where the diffs of its passes lie; what is missing is left out."""
+    timeline = timeline_of(report, folder)
+    groups = groups_of(report.structures, pictures)
+    names = [[row.names for row in group.rows] for group in groups]
+    facts = {
+        "export": _export(report),
+        "backends": _backends(report),
+        "time": {stage: seconds_text(seconds) for stage, seconds in report.seconds.items()},
+        "versions": report.versions,
+    }
+    return Page(
+        headline=headline_of(report, timeline),
+        timeline=timeline,
+        groups=groups,
+        nodes=len(pictures.nodes),
+        facts={title: told for title, told in facts.items() if told},
+        data={"nodes": packed(pictures.nodes), "names": names},
+    )
+
+
+def _export(report: Report) -> dict[str, str]:
+    if report.export is None:
+        return {}
+    worst = worst_of([report.export.errors])
+    told = {
+        "origin": report.export.origin,
+        "opset": str(report.export.opset),
+        "inputs": "; ".join(report.export.inputs),
+        "outputs": ", ".join(report.export.outputs),
+        "compared on": "; ".join(report.export.draws),
+        "error": error_text(worst[1]) if worst else "",
+        "notes": f"{len(report.export.notes)}, in report.json" if report.export.notes else "",
+    }
+    return {label: text for label, text in told.items() if text}
+
+
+def _backends(report: Report) -> dict[str, str]:
+    if report.runtime is None:
+        return {}
+    told = {}
+    for one in report.runtime.backends:
+        worst = worst_of([one.errors])
+        error = f"error {error_text(worst[1])}, " if worst else ""
+        told[one.name] = f"{error}{one.seconds:.3f} s a run"
+    if report.runtime.ops:
+        counts = {"ops": report.runtime.ops, "values": report.runtime.values, "aliases": report.runtime.aliases}
+        told["IR and plan"] = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+        told["arena"] = bytes_text(report.runtime.arena_bytes)
+    if report.sensitivity is not None and report.sensitivity.blind:
+        told["blind"] = ", ".join(report.sensitivity.blind)
+    return told

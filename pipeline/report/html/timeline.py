@@ -1,0 +1,191 @@
+"""A row for each pass: what the model consists of after it, its bytes, its error, and why it did not run or stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from passes.numbers import Errors
+from passes.result import PassRow, Status
+from pipeline.report.html.diffs import PassDiff, read_diff
+from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of
+from pipeline.report.model import SOURCE, Mark, Report, diff_folder
+
+__all__ = ["Segment", "Timeline", "TimelineRow", "timeline_of"]
+
+TINTS: Final = 8
+"""Operators that get a colour of their own; the others share one."""
+
+OTHERS: Final = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Nodes of one operator in a bar. `width` is in percent of the longest bar; `tint` 0 is that of all others."""
+
+    op: str
+    count: int
+    tint: int
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineRow:
+    """`number` is from 1, 0 for the source. Of a row that changed something, numbers are of what it made, taken or not;
+    of others, of the model that stood."""
+
+    number: int
+    name: str
+    source: str
+    status: str
+    reason: str
+    nodes: int
+    change: int
+    nbytes: int | None
+    bytes_told: str
+    bytes_width: float
+    error: str
+    error_note: str
+    seconds: str
+    changed: bool
+    segments: tuple[Segment, ...]
+    ops: tuple[tuple[str, int], ...] = ()
+    lost: tuple[str, ...] = ()
+    reproducer: str = ""
+    diff: PassDiff | None = None
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.status == Status.RAN and not self.changed
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    rows: tuple[TimelineRow, ...] = ()
+    legend: tuple[Segment, ...] = ()
+
+    @property
+    def final(self) -> TimelineRow:
+        """The row of the model that stands in the end."""
+        standing = [row for row in self.rows if not row.number or (row.changed and row.status == Status.RAN)]
+        return standing[-1] if standing else self.rows[0]
+
+    def groups(self) -> list[tuple[bool, list[TimelineRow]]]:
+        """The rows, those that did nothing joined where they follow each other: (is quiet, rows)."""
+        found: list[tuple[bool, list[TimelineRow]]] = []
+        for row in self.rows:
+            if found and row.is_quiet and found[-1][0]:
+                found[-1][1].append(row)
+            else:
+                found.append((row.is_quiet, [row]))
+        return found
+
+
+def timeline_of(report: Report, folder: Path) -> Timeline:
+    """Args: folder: of the run, where the diffs lie."""
+    marks = {mark.row: mark for mark in report.marks}
+    if SOURCE not in marks:
+        return Timeline()
+    scale = _Scale.of(tuple(marks.values()))
+    rows = [_source_row(report, marks[SOURCE], scale)]
+    standing = marks[SOURCE]
+    for place, row in enumerate(report.passes):
+        made = marks.get(place, standing) if row.changed else standing
+        diff = read_diff(folder / diff_folder(place, row)) if row.changed else None
+        rows.append(_row(place, row, made, scale, diff))
+        standing = made if row.status is Status.RAN else standing
+    return Timeline(tuple(rows), tuple(scale.legend()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """What all bars share: which operators have a colour, and how much is full width."""
+
+    tints: Mapping[str, int]
+    most_nodes: int
+    most_bytes: int
+    totals: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, marks: Sequence[Mark]) -> _Scale:
+        most: dict[str, int] = {}
+        for mark in marks:
+            most |= {op: max(count, most.get(op, 0)) for op, count in mark.ops.items()}
+        ranked = sorted(most, key=lambda op: (-most[op], op))[:TINTS]
+        nodes = max(sum(mark.ops.values()) for mark in marks)
+        return cls({op: place + 1 for place, op in enumerate(ranked)}, max(nodes, 1), _most_bytes(marks), most)
+
+    def segments(self, mark: Mark) -> tuple[Segment, ...]:
+        told = {op: mark.ops.get(op, 0) for op in self.tints}
+        told[OTHERS] = sum(mark.ops.values()) - sum(told.values())
+        return tuple(
+            Segment(op, count, self.tints.get(op, 0), round(100 * count / self.most_nodes, 3))
+            for op, count in told.items()
+            if count
+        )
+
+    def legend(self) -> Iterator[Segment]:
+        for op, tint in self.tints.items():
+            yield Segment(op, self.totals[op], tint, 0)
+        if len(self.totals) > len(self.tints):
+            yield Segment(OTHERS, 0, 0, 0)
+
+
+def _most_bytes(marks: Sequence[Mark]) -> int:
+    return max(1, *(mark.nbytes for mark in marks))
+
+
+def _source_row(report: Report, mark: Mark, scale: _Scale) -> TimelineRow:
+    worst = worst_of([report.export.errors]) if report.export else None
+    nodes = sum(mark.ops.values())
+    return TimelineRow(
+        number=0,
+        name="source",
+        source=f"from {report.export.origin}, opset {report.export.opset}" if report.export else "",
+        status="source",
+        reason="",
+        nodes=nodes,
+        change=0,
+        nbytes=mark.nbytes,
+        bytes_told=bytes_text(mark.nbytes),
+        bytes_width=round(100 * mark.nbytes / scale.most_bytes, 3),
+        error=error_text(worst[1]) if worst else "",
+        error_note=_error_note(worst),
+        seconds=seconds_text(report.seconds["export"]) if "export" in report.seconds else "",
+        changed=False,
+        segments=scale.segments(mark),
+    )
+
+
+def _row(place: int, row: PassRow, mark: Mark, scale: _Scale, diff: PassDiff | None) -> TimelineRow:
+    worst = worst_of([row.errors])
+    return TimelineRow(
+        number=place + 1,
+        name=row.name + (f" (turn {row.turn})" if row.turn > 1 else ""),
+        source=row.source,
+        status=row.status,
+        reason=row.reason,
+        nodes=row.nodes_after,
+        change=row.nodes_after - row.nodes_before,
+        nbytes=mark.nbytes,
+        bytes_told=bytes_text(mark.nbytes),
+        bytes_width=round(100 * mark.nbytes / scale.most_bytes, 3),
+        error=error_text(worst[1]) if worst else "",
+        error_note=_error_note(worst),
+        seconds=seconds_text(row.seconds),
+        changed=row.changed,
+        segments=scale.segments(mark),
+        ops=tuple(sorted(row.diff.items(), key=lambda pair: (-abs(pair[1]), pair[0]))),
+        lost=row.lost,
+        reproducer=row.reproducer,
+        diff=diff,
+    )
+
+
+def _error_note(worst: tuple[str, Errors] | None) -> str:
+    if worst is None:
+        return ""
+    output, errors = worst
+    return f"{output}: {errors.why}" if errors.why else f"{output}: {errors.excess:.2%} of what is allowed"

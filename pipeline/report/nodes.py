@@ -1,0 +1,33 @@
+"""The nodes of a model as rows of a table."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import NodeProto
+
+from passes.provenance import known_as, marks_of, place_of
+from passes.structures.view import GraphView
+from pipeline.report.pictures import NodeRow
+from pipeline.report.subgraph import op_label, shape_text
+
+__all__ = ["node_rows"]
+
+
+def node_rows(view: GraphView) -> tuple[NodeRow, ...]:
+    """One row a node, in graph order; those in the bodies of If, Loop and Scan are not among them."""
+    return tuple(_row(node, view) for node in view.nodes)
+
+
+def _row(node: NodeProto, view: GraphView) -> NodeRow:
+    shapes = tuple(_typed(view, name) for name in node.output if name)
+    place = place_of(node)
+    module = None if place is None else place.paths[-1] if place.paths else ""
+    return NodeRow(known_as(node), op_label(node), shapes, module, marks_of(node).author)
+
+
+def _typed(view: GraphView, name: str) -> str:
+    """`float 1×197×768`."""
+    info = view.types.get(name)
+    dtype = info.type.tensor_type.elem_type if info is not None else 0
+    words = [onnx.TensorProto.DataType.Name(dtype).lower() if dtype else "", shape_text(view, name)]
+    return " ".join(filter(None, words)) or "?"

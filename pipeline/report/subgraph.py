@@ -1,0 +1,130 @@
+"""Nodes of a model → a drawing: what they are, which weights they read, and what flows between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from onnx import NodeProto, TensorProto
+
+from passes.provenance import known_as, marks_of
+from passes.structures import Instance
+from passes.structures.extent import is_data
+from passes.structures.view import GraphView
+from pipeline.report.pictures import Box, BoxKind, Drawing, Wire
+
+__all__ = ["MOST", "draw", "op_label", "shape_text"]
+
+MOST: Final = 32
+"""Nodes of one drawing; behind that nobody reads it any more."""
+
+WHOLE_NUMBERS: Final = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL})
+
+
+def draw(nodes: Sequence[NodeProto], view: GraphView, instance: Instance) -> Drawing:
+    """Draw `nodes`, which are some of `view`'s; a node that reads a kept weight of `instance` bears its role."""
+    shown = nodes[:MOST]
+    sketch = _Sketch(shown, view, {digest: one.role for one in instance.weights for digest in one.digests})
+    return Drawing(tuple(sketch.boxes), tuple(dict.fromkeys(sketch.wires)), len(nodes) - len(shown))
+
+
+def op_label(node: NodeProto) -> str:
+    """`Softmax`, or with its domain: `com.microsoft::Attention`."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
+
+
+def shape_text(view: GraphView, name: str) -> str:
+    """`1×197×768`; `?` is a dim that nobody has named; empty if nothing is known, `scalar` for rank 0."""
+    dims = view.dims(name)
+    return "" if dims is None else "×".join(map(_dim_text, dims)) or "scalar"
+
+
+def _dim_text(dim: int | str) -> str:
+    """ONNX's inference names what it does not know `unk__7`, with another number each time."""
+    return "?" if str(dim).startswith("unk__") else str(dim) or "?"
+
+
+class _Sketch:
+    """Boxes and wires, as they grow."""
+
+    def __init__(self, nodes: Sequence[NodeProto], view: GraphView, roles: dict[str, str]) -> None:
+        self.boxes: list[Box] = []
+        self.wires: list[Wire] = []
+        self._view, self._roles = view, roles
+        self._sources: dict[str, int] = {}
+        """Value → the box that it comes from."""
+        for node in nodes:
+            self._add_node(node)
+        self._add_readers(nodes)
+
+    def _add_node(self, node: NodeProto) -> None:
+        data = [name for name in dict.fromkeys(node.input) if name and name not in self._view.folded]
+        starts = [(name, self._source(name)) for name in data]
+        place = self._add(self._box(node))
+        self.wires += [Wire(start, place, shape_text(self._view, name)) for name, start in starts]
+        self._sources |= {name: place for name in node.output if name}
+
+    def _source(self, name: str) -> int:
+        if name not in self._sources:
+            self._sources[name] = self._add(Box(BoxKind.INPUT, name, shape_text(self._view, name), name=name))
+        return self._sources[name]
+
+    def _add(self, box: Box) -> int:
+        self.boxes.append(box)
+        return len(self.boxes) - 1
+
+    def _box(self, node: NodeProto) -> Box:
+        weights = [tensor for tensor in map(self._weight, node.input) if tensor is not None]
+        roles = (self._roles.get(self._view.model.digest(tensor), "") for tensor in weights)
+        told = ", ".join(dict.fromkeys(filter(None, map(self._weight_shape, node.input))))
+        detail = told or (self._result(node) if node.op_type in LAYOUT else "")
+        role = next(filter(None, roles), "")
+        return Box(BoxKind.NODE, op_label(node), detail, role, marks_of(node).author, known_as(node))
+
+    def _result(self, node: NodeProto) -> str:
+        """`→ 1×197×768`, or `→ 3 × 1×197×768` of a Split into as many."""
+        count = sum(map(bool, node.output))
+        return f"→ {f'{count} × ' if count > 1 else ''}{shape_text(self._view, node.output[0])}"
+
+    def _weight_shape(self, name: str) -> str:
+        """As the node reads it, which may be another layout than the stored one."""
+        tensor = self._weight(name)
+        return "" if tensor is None else shape_text(self._view, name) or "×".join(map(str, tensor.dims))
+
+    def _weight(self, name: str) -> TensorProto | None:
+        """The tensor behind an input that is constant and no size or place."""
+        if not name or name not in self._view.folded:
+            return None
+        tensor = self._view.weight_behind(name)
+        return None if tensor is None or tensor.data_type in WHOLE_NUMBERS or not tensor.dims else tensor
+
+    def _add_readers(self, nodes: Sequence[NodeProto]) -> None:
+        """An output box for each value that is read outside of the drawing."""
+        inside = {name for node in nodes for name in node.output}
+        ends = {info.name for info in self._view.model.proto.graph.output}
+        for node in nodes:
+            for name in filter(None, node.output):
+                everyone = self._view.consumers.get(name, [])
+                readers = [one for one in everyone if inside.isdisjoint(one.output) and self._reads_data(one, name)]
+                told = _told(readers, name in ends)
+                if told:
+                    end = self._add(Box(BoxKind.OUTPUT, told, shape_text(self._view, name), name=name))
+                    self.wires.append(Wire(self._sources[name], end, shape_text(self._view, name)))
+
+    def _reads_data(self, node: NodeProto, name: str) -> bool:
+        """And not only the type or the shape of the value `name`."""
+        if node.op_type in ("Shape", "Size") or not is_data(node, self._view):
+            return False
+        return node.op_type != "CastLike" or node.input[0] == name
+
+
+def _told(readers: Sequence[NodeProto], is_output: bool) -> str:
+    told = [*(["output"] if is_output else []), *(op_label(one) for one in readers)]
+    ops: list[str] = list(dict.fromkeys(told))
+    return ", ".join(ops[:2]) + (" …" if len(ops) > 2 else "")
+
+
+LAYOUT: Final = frozenset(
+    {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Slice", "Split", "Concat", "Gather", "Tile"}
+)
+"""Of these the shape of the result says most."""

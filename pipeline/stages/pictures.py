@@ -1,0 +1,108 @@
+"""Pictures of a pass run for `report.html`: each structure before and after, and what would become of it unkept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from passes.base import Step, Workbench
+from passes.provenance import heirs_of
+from passes.result import PassRow, PassRun, Status
+from passes.structures import Instance
+from passes.structures.extent import between, extent_of
+from passes.structures.view import GraphView
+from passes.subject import Subject
+from passes.unkept import without_keep
+from passes.weights import DetachedModel
+from pipeline.report import Drawing, NodeRow, Pictures, StructurePicture
+from pipeline.report.nodes import node_rows
+from pipeline.report.subgraph import draw
+
+__all__ = ["Broken", "take_pictures"]
+
+MOST: Final = 400
+"""Structures of one kind that are drawn."""
+
+MOST_NODES: Final = 20_000
+"""Nodes that go into the table."""
+
+
+@dataclass(slots=True)
+class Broken:
+    """Collects what steps that did not stand have made of structures: the first of each, by `kind name`."""
+
+    by_structure: dict[str, tuple[str, DetachedModel]] = field(default_factory=dict)
+
+    def note(self, row: PassRow, made: Subject) -> None:
+        if row.status is not Status.RAN:
+            for structure in row.lost:
+                self.by_structure.setdefault(structure, (row.name, made.model))
+
+
+def take_pictures(
+    run: PassRun, source: DetachedModel, broken: Broken, steps: Sequence[Step], bench: Workbench
+) -> Pictures:
+    """Draw every structure of `run`, and list the nodes of the final model.
+
+    Args:
+        steps: what the run ran; of each kind that is held, and that no step has broken, one instance is run through
+            them alone, with nothing kept.
+    """
+    album = _Album(run, GraphView(source), GraphView(run.model), broken.by_structure)
+    pictures = [album.picture(one) for kind in run.watched.instances.values() for one in kind[:MOST]]
+    sound = [step for step in steps if step.name not in _breaking_down(run)]
+    for kind in sorted(run.watched.enforced):
+        if not any(one.broken for one in pictures if one.kind == kind):
+            pictures = album.with_example(kind, pictures, sound, bench)
+    return Pictures(tuple(pictures), _nodes(album.final))
+
+
+def _breaking_down(run: PassRun) -> set[str]:
+    """Steps that are not worth the time of another try."""
+    return {row.name.partition("/")[0] for row in run.rows if row.status in (Status.CRASHED, Status.TIMED_OUT)}
+
+
+def _nodes(view: GraphView) -> tuple[NodeRow, ...]:
+    return node_rows(view)[:MOST_NODES]
+
+
+@dataclass(slots=True)
+class _Album:
+    run: PassRun
+    source: GraphView
+    final: GraphView
+    broken: Mapping[str, tuple[str, DetachedModel]]
+    views: dict[int, GraphView] = field(default_factory=dict)
+
+    def picture(self, instance: Instance) -> StructurePicture:
+        before = draw(extent_of(instance, self.source), self.source, instance)
+        picture = StructurePicture(instance.kind, instance.name, before, self._later(instance, self.final))
+        author, model = self.broken.get(f"{instance.kind} {instance.name}", ("", None))
+        if model is None:
+            return picture
+        return replace(picture, broken=self._later(instance, self._view(model)), broken_by=author)
+
+    def with_example(
+        self, kind: str, pictures: Sequence[StructurePicture], steps: Sequence[Step], bench: Workbench
+    ) -> list[StructurePicture]:
+        """`pictures`, of which the first of `kind` shows what would become of it if nothing kept it."""
+        first = next(iter(self.run.watched.instances[kind]), None)
+        found = without_keep(first, self.source, steps, bench) if first else None
+        if first is None or found is None:
+            return list(pictures)
+        drawing = self._later(first, self._view(found.model))
+        example = {"broken": drawing, "broken_by": found.broken_by, "is_alone": True}
+        is_it = [(one.kind, one.name) == (kind, first.name) for one in pictures]
+        return [replace(one, **example) if it else one for one, it in zip(pictures, is_it, strict=True)]
+
+    def _view(self, model: DetachedModel) -> GraphView:
+        """One for each model, which it holds, so that no other can have its id."""
+        if id(model) not in self.views:
+            self.views[id(model)] = GraphView(model)
+        return self.views[id(model)]
+
+    def _later(self, instance: Instance, view: GraphView) -> Drawing | None:
+        """What stands for `instance` in a later model; None if nothing does."""
+        heirs = heirs_of(extent_of(instance, self.source), view.nodes)
+        return draw(between(heirs, view), view, instance) if heirs else None

@@ -1,0 +1,68 @@
+"""Where boxes go: apart from each other, and every value downwards."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.report import Box, BoxKind, Drawing, Wire
+from pipeline.report.html.layout import LaidOut, lay_out
+from tests.pipeline.report.made_up import attention
+
+
+def rows(laid: LaidOut) -> list[list[str]]:
+    """The layers as one sees them, each from left to right."""
+    found: dict[int, list[tuple[float, str]]] = {}
+    for one in laid.boxes:
+        found.setdefault(round(one.y + one.height / 2), []).append((one.x, one.box.role or one.box.op))
+    return [[name for _, name in sorted(found[y])] for y in sorted(found)]
+
+
+def test_q_k_and_v_stand_side_by_side() -> None:
+    laid = lay_out(attention(0))
+    assert rows(laid) == [["norm_0"], ["Q", "K", "V"], ["Attention"]]
+    centres = {one.box.role or one.box.op: one.x + one.width / 2 for one in laid.boxes}
+    assert abs(centres["K"] - centres["Attention"]) < 1, "what joins them stands in the middle"
+    assert abs(centres["K"] - centres["norm_0"]) < 1
+
+
+def test_what_comes_from_outside_stands_where_it_is_read() -> None:
+    boxes = [Box(BoxKind.NODE, op) for op in ("Relu", "Exp", "Add")] + [Box(BoxKind.INPUT, "late")]
+    laid = lay_out(Drawing(tuple(boxes), (Wire(0, 1), Wire(1, 2), Wire(3, 2))))
+    assert rows(laid) == [["Relu"], ["Exp", "late"], ["Add"]]
+
+
+def test_a_long_way_is_straight() -> None:
+    boxes = tuple(Box(BoxKind.NODE, op) for op in "ABCDEF")
+    laid = lay_out(Drawing(boxes, (*(Wire(at, at + 1) for at in range(5)), Wire(0, 5))))
+    numbers = [float(one) for one in re.findall(r"[\d.]+", laid.paths[-1][0])]
+    inner = {x for x, y in zip(numbers[::2], numbers[1::2], strict=True) if 100 < y < 250}
+    assert len(inner) == 1
+
+
+@st.composite
+def drawings(draw: st.DrawFn) -> Drawing:
+    count = draw(st.integers(0, 14))
+    boxes = [
+        Box(BoxKind.NODE, "Op" * draw(st.integers(1, 6)), draw(st.sampled_from(["", "8×8"]))) for _ in range(count)
+    ]
+    pairs = st.tuples(st.integers(0, max(0, count - 1)), st.integers(0, max(0, count - 1)))
+    wires = [Wire(*sorted(pair)) for pair in draw(st.lists(pairs, max_size=24)) if pair[0] != pair[1]]
+    return Drawing(tuple(boxes), tuple(dict.fromkeys(wires)))
+
+
+@settings(deadline=None, max_examples=60)
+@given(drawings())
+def test_no_drawing_is_a_tangle(drawing: Drawing) -> None:
+    laid = lay_out(drawing)
+    for a, b in combinations(laid.boxes, 2):
+        assert a.x + a.width <= b.x or b.x + b.width <= a.x or a.y + a.height <= b.y or b.y + b.height <= a.y
+    for wire in drawing.wires:
+        assert laid.boxes[wire.start].y < laid.boxes[wire.end].y
+    for one in laid.boxes:
+        assert one.x >= 0
+        assert one.x + one.width <= laid.width
+        assert one.y + one.height <= laid.height

@@ -1,0 +1,168 @@
+"""`report.html` without a browser: whole, safe, small, and the same for the same report."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from passes.diff import diff_as_data
+from passes.diff.found import AttributeChange, Diff, NodeLabel, Replacement
+from passes.result import Status, StructureVerdict
+from pipeline.report import SOURCE, Mark, NodeRow, Pictures, diff_folder
+from pipeline.report.html import page_of
+from pipeline.report.html.timeline import Timeline, timeline_of
+from tests.pipeline.report.made_up import html_of, pictures, report, row
+
+HOSTILE = "</script><script>alert(1)</script>"
+
+
+class Tags(HTMLParser):
+    """Every tag with its attributes, and what a reader sees."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    def data(self) -> dict[str, Any]:
+        return next(json.loads(text) for text in self.texts if text.startswith('{"'))
+
+
+def timeline(*told: object, **more: object) -> Timeline:
+    return timeline_of(report(*told, **more), Path("nowhere"))  # type: ignore[arg-type]
+
+
+def test_it_needs_nothing_from_outside(tmp_path: Path) -> None:
+    html = html_of(report(row("fuse", after=7)), pictures(), tmp_path)
+    loaded = [value for _, attributes in Tags(html).tags for key in ("src", "href") if (value := attributes.get(key))]
+    assert {value.partition(":")[0] for value in loaded if not value.startswith("#")} == {"data"}
+    assert not re.search(r"@import|url\(|https?://", html)
+    assert "default-src 'none'" in html, "and a browser holds it to that"
+
+
+def test_no_name_becomes_markup(tmp_path: Path) -> None:
+    shown = Pictures(pictures(name=HOSTILE).structures, (NodeRow(HOSTILE, HOSTILE, (HOSTILE,), HOSTILE, HOSTILE),))
+    verdict = StructureVerdict("qkv", HOSTILE, HOSTILE, False, HOSTILE)
+    rows = [row(HOSTILE, Status.REVERTED, after=7, reason=HOSTILE, lost=(HOSTILE,), reproducer=HOSTILE)]
+    html = html_of(report(*rows, structures=(verdict,), failure=HOSTILE, name=HOSTILE), shown, tmp_path)
+    tags = Tags(html)
+    assert [sorted(one) for one in tags.named("script")] == [["id", "type"], []], "the data and the script, no other"
+    assert tags.data()["nodes"]["words"] == [HOSTILE], "and the script reads the very name"
+    assert not [name for _, attributes in tags.tags for name in attributes if name.startswith("on")]
+
+
+def test_the_same_report_is_the_same_page(tmp_path: Path) -> None:
+    made, shown = report(row("fuse", after=7)), pictures(layers=3, nodes=9)
+    assert html_of(made, shown, tmp_path) == html_of(made, shown, tmp_path)
+
+
+def test_a_large_model_stays_small(tmp_path: Path) -> None:
+    """36 layers, 60 passes and 4,000 nodes: below 2 MB, and what looks alike is drawn once."""
+    verdicts = tuple(StructureVerdict("qkv", f"layers.{at}", "", True, None) for at in range(36))
+    rows = [row(f"pass_{at}", before=60 - at, after=59 - at) for at in range(60)]
+    marks = tuple(Mark(at, "0" * 12, 4096, {"MatMul": 59 - at}) for at in range(59))
+    shown = pictures(layers=36, nodes=4000, name="encoder.layer.attention.self.query")
+    html = html_of(report(*rows, marks=marks, structures=verdicts), shown, tmp_path)
+    assert len(html.encode()) < 2_000_000
+    assert len(Tags(html).named("figure")) == 3
+    assert len([one for one in Tags(html).named("button") if one.get("data-figure") == "0"]) == 36
+
+
+def test_a_run_that_failed_early_says_why(tmp_path: Path) -> None:
+    made = report(failure="no ONNX file at <here>", exit_code=2, export=None, structures=(), runtime=None)
+    html = html_of(replace(made, marks=()), Pictures(), tmp_path)
+    told = " ".join(Tags(html).texts)
+    assert "no ONNX file at <here>" in told
+    assert "exit code 2" in told
+    assert {"passes", "structures", "nodes"}.isdisjoint(one.get("id") for one in Tags(html).named("section"))
+
+
+def test_the_headline_does_not_hide_what_was_lost(tmp_path: Path) -> None:
+    lost = (StructureVerdict("qkv", "layers.0", "", False, "onnxsim/fuse_attention"),)
+    page = page_of(report(row("onnxsim", after=7), structures=lost), pictures(), tmp_path)
+    assert (page.headline.tone, page.headline.verdict) == ("warn", "done, with losses")
+    assert [(card.value, card.tone) for card in page.headline.cards if card.title == "structures kept"] == [
+        ("0 of 1", "bad")
+    ]
+    assert "lost to onnxsim/fuse_attention" in [panel.note for panel in page.groups[0].figures[0].panels]
+
+
+def test_what_was_tried_on_one_structure_shows_beside_its_like(tmp_path: Path) -> None:
+    verdicts = tuple(StructureVerdict("qkv", f"layers.{at}", "", True, None) for at in range(2))
+    (group,) = page_of(report(structures=verdicts), pictures(layers=2), tmp_path).groups
+    (figure,) = group.figures
+    assert [(panel.title, panel.weights) for panel in figure.panels] == [
+        ("source", "3 × 8×8"),
+        ("final model", "3 × 8×8"),
+        ("without keep", "8×24"),
+    ]
+    assert [one.names[0][1] for one in group.rows] == ["Q_0", "Q_1"]
+
+
+def test_a_reverted_step_leaves_the_model_as_it_was() -> None:
+    shown = timeline(
+        row("fuse", after=7),
+        row("breaks", Status.REVERTED, before=7, after=3, reason="breaks qkv"),
+        row("idle", before=7, after=7),
+        marks=(Mark(0, "1" * 12, 2048, {"MatMul": 2, "Add": 5}), Mark(1, "2" * 12, 1024, {"MatMul": 3})),
+    )
+    assert [(one.name, one.nodes, one.nbytes, sum(part.count for part in one.segments)) for one in shown.rows] == [
+        ("source", 9, 4096, 9),
+        ("fuse", 7, 2048, 7),
+        ("breaks", 3, 1024, 3),
+        ("idle", 7, 2048, 7),
+    ]
+    assert shown.final.name == "fuse"
+
+
+def test_passes_that_found_nothing_to_do_are_one_line() -> None:
+    shown = timeline(row("a"), row("b"), row("c", Status.SKIPPED, reason="skip: c"), row("d"))
+    assert [(quiet, [one.name for one in rows]) for quiet, rows in shown.groups()] == [
+        (False, ["source"]),
+        (True, ["a", "b"]),
+        (False, ["c"]),
+        (True, ["d"]),
+    ]
+
+
+def test_operators_beyond_the_colours_are_one() -> None:
+    ops = {f"Op{at}": 20 - at for at in range(12)}
+    shown = timeline_of(replace(report(), marks=(Mark(SOURCE, "0" * 12, 1, ops),)), Path("nowhere"))
+    assert [one.op for one in shown.legend] == [*(f"Op{at}" for at in range(8)), "other"]
+    assert shown.rows[0].segments[-1].count == 12 + 11 + 10 + 9
+
+
+def test_long_diffs_are_cut(tmp_path: Path) -> None:
+    nodes = [NodeLabel("Identity", f"node_{at}") for at in range(50)]
+    found = Diff(
+        replaced=tuple(Replacement((node,), ()) for node in nodes),
+        attributes=(AttributeChange(nodes[0], "axis", "0", "1" * 5000),),
+    )
+    made = row("eliminate", before=59, after=9)
+    folder = tmp_path / diff_folder(0, made)
+    folder.mkdir(parents=True)
+    (folder / "diff.json").write_text(json.dumps(diff_as_data(found)))
+    diff = timeline_of(report(made), tmp_path).rows[1].diff
+    assert diff is not None
+    nodes_section, attributes = diff.sections
+    assert (len(nodes_section.entries), nodes_section.more) == (30, 20)
+    assert len(attributes.entries[0].text) == 300
+    html = html_of(report(made), pictures(), tmp_path)
+    assert "<del>Identity node_29</del>" in html
+    assert "and 20 more" in html
+    (folder / "diff.json").write_text("{")
+    assert timeline_of(report(made), tmp_path).rows[1].diff is None, "a damaged one is as none"
