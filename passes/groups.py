@@ -1,4 +1,7 @@
-"""Groups of passes, for `skip:`. A group is a set of globs over names, so it holds for releases yet to come."""
+"""Groups of passes, for `skip:`. A group is a set of globs over names, so it holds for releases yet to come.
+
+One is not: `unsafe` holds the names that an audit of the installed releases has found.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Final
 
-__all__ = ["GROUPS", "groups_of", "in_group"]
+from passes.audited.quarantine import QUARANTINE, quarantined
+
+__all__ = ["ALL_GROUPS", "GROUPS", "groups_of", "in_group"]
 
 
 def in_group(group: str, pass_name: str) -> bool:
@@ -14,8 +19,10 @@ def in_group(group: str, pass_name: str) -> bool:
     no group.
 
     A glob with a `/` speaks of the passes inside one step; one without, of the pass of that name anywhere. Case does
-    not count, since some libraries write `FusionConvBN`.
+    not count, since some libraries write `FusionConvBN`. `unsafe` holds whole names, as the catalogue has them.
     """
+    if pass_name in quarantined(group):
+        return True
     name = pass_name.lower()
     bare = name.rpartition("/")[2]
     return any(fnmatchcase(name if "/" in glob else bare, glob) for glob in GROUPS.get(group, ()))
@@ -23,7 +30,7 @@ def in_group(group: str, pass_name: str) -> bool:
 
 def groups_of(pass_name: str) -> tuple[str, ...]:
     """Every group that `pass_name` belongs to."""
-    return tuple(group for group in GROUPS if in_group(group, pass_name))
+    return tuple(group for group in ALL_GROUPS if in_group(group, pass_name))
 
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -133,3 +140,5 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 """Group → globs over names of passes, in lower case. A pass may be in several groups, or in none."""
+
+ALL_GROUPS: Final = (*GROUPS, QUARANTINE)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from passes.audited.quarantine import check_quarantine, is_quarantine
 from passes.base import Composite, Early, Step, Workbench
 from passes.destroys import DESTROYS
 from passes.errors import PolicyMistake
-from passes.groups import GROUPS, in_group
+from passes.groups import ALL_GROUPS, GROUPS, in_group
 from passes.names import nearest
 from passes.structures import SELECTORS, STRUCTURES, structure_of
 
@@ -64,12 +65,16 @@ class Policy:
         """Refuse what cannot be honoured; `names` are all pass names that this installation has.
 
         Raises:
-            PolicyMistake: an unknown pass or structure, with the nearest name.
+            PolicyMistake: an unknown pass or structure, with the nearest name; or `unsafe` without an audit of the
+                installed releases.
         """
         for entry in self.skip:
+            if is_quarantine(entry):
+                check_quarantine(entry, names)
+                continue
             if entry in GROUPS or any(Policy((entry,)).skips(name) for name in names):
                 continue
-            known = (*GROUPS, *names, *(name.rpartition("/")[2] for name in names))
+            known = (*ALL_GROUPS, *names, *(name.rpartition("/")[2] for name in names))
             raise PolicyMistake(
                 f"skip: no pass named {entry!r}{nearest(entry, known)} "
                 "(`onnxline passes` lists what this installation has)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,8 +32,6 @@ def save_reproducer(step: Step, model: DetachedModel, bench: Workbench, folder: 
     deadline = time.monotonic() + BUDGET_S
 
     def fails(part: DetachedModel) -> bool:
-        if time.monotonic() > deadline:
-            return False
         try:
             step.apply(part, bench)
         except StepFailed as failure:
@@ -42,7 +41,7 @@ def save_reproducer(step: Step, model: DetachedModel, bench: Workbench, folder: 
     comes_again = fails(model)
     if not comes_again and status not in BREAKDOWNS:
         return ""
-    part = smallest(model, fails) if comes_again else model
+    part = smallest(model, fails, deadline) if comes_again else model
     path = folder / f"{step.name.replace('/', '-')}.onnx"
     try:
         save(part, path)
@@ -56,22 +55,33 @@ def is_same_failure(status: str, other: str) -> bool:
     return status == other or {status, other} <= BREAKDOWNS
 
 
-def smallest(model: DetachedModel, fails: Callable[[DetachedModel], bool], *, shorten: bool = False) -> DetachedModel:
+def smallest(
+    model: DetachedModel,
+    fails: Callable[[DetachedModel], bool],
+    deadline: float = math.inf,
+    *,
+    shorten: bool = False,
+) -> DetachedModel:
     """A part of `model` on which `fails` still holds, and of which no further piece can be taken away.
 
     Delta debugging over runs of neighbouring nodes (Zeller and Hildebrandt 2002, ddmin). What a part reads and does not
     make becomes an input, what it makes and does not read an output.
 
     Args:
+        deadline: a time of `time.monotonic`, at which the result is what was found so far.
         shorten: also take nodes out of the middle, by handing on what they read; the result is then a valid model that
             may compute something else than its place in `model` did.
     """
-    part = _sweep(model, fails)
+
+    def still(part: DetachedModel) -> bool:
+        return time.monotonic() <= deadline and fails(part)
+
+    part = _sweep(model, still, deadline)
     while shorten:
-        shorter = _shorter(part, fails)
+        shorter = _shorter(part, still)
         if shorter is part:
             break
-        part = _sweep(shorter, fails)
+        part = _sweep(shorter, still, deadline)
     return part
 
 
@@ -82,7 +92,7 @@ def _shorter(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> De
     return model
 
 
-def _sweep(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> DetachedModel:
+def _sweep(model: DetachedModel, fails: Callable[[DetachedModel], bool], deadline: float) -> DetachedModel:
     """`smallest`, by taking whole runs of nodes away, shorter and shorter ones. Of several places that fail, the first
     one stays, since the last nodes go first."""
     types = types_of(model.proto)
@@ -91,6 +101,8 @@ def _sweep(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> Deta
     while length > 1 or len(nodes) < count:
         count, length = len(nodes), -(-length // 2)
         for start in reversed(range(0, count, length)):
+            if time.monotonic() > deadline:  # to cut a large model takes time as well
+                return cut(model, nodes, types) or model
             rest = nodes[:start] + nodes[start + length :]
             part = cut(model, rest, types) if rest else None
             if part is not None and fails(part):

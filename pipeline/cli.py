@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands import baseline, batch, bisect, diff, guard, passes, why
+from pipeline.commands import audit, baseline, batch, bisect, diff, guard, passes, why
 from pipeline.errors import InternalError, OnnxlineError
 from pipeline.screen import Screen
 
@@ -24,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+audit.register(app)
 baseline.register(app)
 batch.register(app)
 bisect.register(app)

@@ -37,12 +37,12 @@ def find_smallest(
     if focused is not None:
         quick, proof = _Search(focused, alone, runs, deadline), _Search(guilty.step, alone, runs, math.inf)
         begun = begin_near(whole, place, quick.shows)
-        if begun is not None and proof.shows(smallest(begun, quick.shows, shorten=True)):
+        if begun is not None and proof.shows(smallest(begun, quick.shows, deadline, shorten=True)):
             return proof.last
     search = _Search(guilty.step, alone, runs, deadline)
     begun = begin_near(whole, place, search.shows)
     if begun is not None:
-        smallest(begun, search.shows, shorten=True)
+        smallest(begun, search.shows, deadline, shorten=True)
     return search.last
 
 

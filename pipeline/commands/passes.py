@@ -14,7 +14,7 @@ from passes.catalog import Entry, catalog
 from passes.catalog.shown import find, show
 from passes.destroys import DESTROYS
 from passes.errors import PolicyMistake
-from passes.groups import GROUPS
+from passes.groups import ALL_GROUPS
 from passes.names import nearest
 from passes.steps import OWN_STEPS
 from passes.structures import STRUCTURES
@@ -44,7 +44,7 @@ def list_passes(
     """List every pass that this installation can run; `passes show NAME` runs one on a small model."""
     if context.invoked_subcommand is not None:
         return
-    _check("group", group, GROUPS)
+    _check("group", group, ALL_GROUPS)
     _check("kind of structure", destroys, (*STRUCTURES, *(kind for kinds in DESTROYS.values() for kind in kinds)))
     with open_bench() as bench:
         rows = catalog(bench, steps=None if source is None else _steps_from(source))

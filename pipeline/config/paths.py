@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from passes.audited.quarantine import is_quarantine
 from pipeline.config.marks import KeyPath
 from pipeline.errors import ConfigMistake, SourceMistake
 
@@ -66,15 +67,26 @@ def anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The data with the relative paths that it holds made absolute; wrong types are left for validation to name."""
     for keys, anchor in PATHS.items():
         data = _replaced(data, keys, lambda text, anchor=anchor: anchor(text, folder))
-    return _with_anchored_recipe(data, folder)
+    return _with_anchored_passes(data, folder)
 
 
-def _with_anchored_recipe(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A pass of the user's own, `path/to/file.py:Name`, is anchored like a factory, with options or without."""
+def _with_anchored_passes(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A pass of the user's own, `path/to/file.py:Name`, is anchored like a factory, with options or without; and so is
+    the folder in `skip: [unsafe:FOLDER]`."""
     section = data.get("passes")
-    if not isinstance(section, dict) or "recipe" not in section:
+    if not isinstance(section, dict):
         return data
-    return {**data, "passes": {**section, "recipe": _anchored_steps(section["recipe"], folder)}}
+    anchors = {"recipe": _anchored_steps, "skip": _anchored_skips}
+    return {
+        **data,
+        "passes": {**section, **{key: anchors[key](section[key], folder) for key in anchors if key in section}},
+    }
+
+
+def _anchored_skips(entries: Any, folder: Path) -> Any:
+    if not isinstance(entries, list | tuple):
+        return entries
+    return [_anchor_tables(entry, folder) if isinstance(entry, str) else entry for entry in entries]
 
 
 def _anchored_steps(steps: Any, folder: Path) -> Any:
@@ -109,6 +121,11 @@ def _anchor_file(text: str, folder: Path) -> str:
 def _anchor_factory(text: str, folder: Path) -> str:
     module, colon, name = text.rpartition(":")
     return f"{_anchor_file(module, folder)}:{name}" if colon and module.endswith(".py") else text
+
+
+def _anchor_tables(entry: str, folder: Path) -> str:
+    group, colon, tables = entry.partition(":")
+    return f"{group}:{_anchor_file(tables, folder)}" if is_quarantine(entry) and colon else entry
 
 
 PATHS: dict[KeyPath, Callable[[str, Path], str]] = {

@@ -84,3 +84,9 @@ def test_split_factory() -> None:
     assert split_factory("a.b:make") == ("a.b", "make")
     with pytest.raises(ConfigMistake, match=r"expected path/to/file.py:function or package.module:function"):
         split_factory("a.b.make")
+
+
+def test_the_folder_of_a_quarantine_is_relative_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "one.yaml"
+    path.write_text("model: {factory: m:f}\npasses: {skip: [unsafe:audit, unsafe, fuse_qkv]}\n", encoding="utf-8")
+    assert RunConfig.from_yaml(path).passes.skip == (f"unsafe:{tmp_path / 'audit'}", "unsafe", "fuse_qkv")

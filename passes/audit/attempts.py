@@ -1,0 +1,90 @@
+"""In the worker: run passes on one case, one after the other, each on a copy of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import onnx
+
+from passes.audit.libraries import call
+from passes.audit.subject import Subject
+from passes.audit.words import words_of
+from passes.canonical import canonical_digest
+from passes.weights import DetachedModel
+
+__all__ = ["LARGEST", "Attempt", "attempts"]
+
+LARGEST: Final = 128 * 2**20
+"""Bytes of a result above which only its size is judged: a library that folds can make a gigabyte of a kilobyte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What came of one call. `place` is the subject's.
+
+    `again` is for the second call, on what the first has made, which is told of by itself: either may bring the process
+    down. It is made only where the first changed something, and `followed` says so beforehand.
+    """
+
+    place: int
+    raised: str = ""
+    model: bytes = b""
+    changed: bool = False
+    nbytes: int = 0
+    again: bool = False
+    followed: bool = False
+
+
+def attempts(model: bytes, subjects: Sequence[Mapping[str, Any]], start: int) -> Generator[Attempt]:
+    """Try `subjects` from `start` on. A call that leaves the meaning as it was is not repeated."""
+    source = onnx.load_from_string(model)
+    digests = _Digests()
+    meaning = digests.of(model)
+    for place, data in enumerate(subjects):
+        if place < start:
+            continue
+        subject = Subject(**data)
+        first = _called(subject, source, place)
+        changed = not first.raised and digests.of(first.model) != meaning
+        small = len(first.model) <= LARGEST
+        shipped = first.model if small else b""
+        yield Attempt(place, first.raised, shipped, changed, len(first.model), followed=changed and small)
+        if changed and small:
+            second = _called(subject, onnx.load_from_string(first.model), place)
+            same = not second.raised and digests.of(second.model) == digests.of(first.model)
+            yield Attempt(place, second.raised, changed=not same, again=True)
+
+
+def _called(subject: Subject, source: onnx.ModelProto, place: int) -> Attempt:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(source)
+    try:
+        made = call(subject, copy)
+        return Attempt(place, model=made.SerializeToString(deterministic=True))
+    except MemoryError:
+        raise
+    except Exception as error:
+        return Attempt(place, raised=words_of(error))
+
+
+@dataclass(frozen=True, slots=True)
+class _Digests:
+    """What a model means, remembered by its bytes: most passes make the same of a model."""
+
+    known: dict[bytes, str] = field(default_factory=dict)
+
+    def of(self, model: bytes) -> str:
+        key = hashlib.blake2b(model).digest()
+        if key not in self.known:
+            self.known[key] = _digest(onnx.load_from_string(model))
+        return self.known[key]
+
+
+def _digest(model: onnx.ModelProto) -> str:
+    try:
+        return canonical_digest(DetachedModel(model, {}))
+    except Exception as error:  # what a library made may not be readable, and is then something else
+        return f"unreadable: {type(error).__name__}"

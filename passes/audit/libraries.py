@@ -1,0 +1,146 @@
+"""In the worker: call a library as its users do. Nothing is repaired here; each function says all that it hides."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+
+from passes.audit.subject import Subject
+from passes.base import Workbench
+from passes.external import onnxruntime_fusions, onnxscript, onnxscript_rewrites, onnxslim
+from passes.external.onnxruntime_graph import LEVELS
+from passes.external.onnxsim import STAGES
+from passes.external.onnxsim_library import import_onnxsim
+from passes.isolate import Worker
+from passes.rewrites.fold_constants import FoldConstants
+from passes.weights import attach, detach
+
+__all__ = ["call"]
+
+
+def call(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+    """What the library makes of `model`, which it may change. Raises whatever the library raises."""
+    return CALLS[subject.step](subject, model)
+
+
+def _onnxoptimizer(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+    import onnxoptimizer
+
+    return onnxoptimizer.optimize(model, list(subject.passes))
+
+
+def _onnxsim(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+    """`check_n` stays at 0: onnxsim's own comparison would hide what it has broken."""
+    stages = {STAGES[name]: True for name in subject.left_out if name in STAGES}
+    skipped = [name for name in subject.left_out if name not in STAGES]
+    return import_onnxsim().simplify(model, skipped_optimizers=skipped or None, **stages, **subject.options)[0]
+
+
+def _onnxslim(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+    import onnxslim as library
+
+    known = onnxslim.facts()
+    skipped = {
+        option: [name for name in subject.left_out if name in known[names]]
+        for option, names in (("skip_fusion_patterns", "patterns"), ("skip_optimizations", "optimizations"))
+    }
+    slim: Any = library.slim  # its annotations are not those of its arguments
+    result = slim(model, no_shape_infer=onnxslim.SHAPES in subject.left_out, **skipped)
+    if not isinstance(result, onnx.ModelProto):
+        raise ValueError("onnxslim returned no model")
+    return result
+
+
+def _onnxruntime(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+    """The CPU provider's, at level extended, which is the most that is not laid out for one machine."""
+    import onnxruntime
+
+    with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
+        settings = onnxruntime.SessionOptions()
+        settings.graph_optimization_level = getattr(
+            onnxruntime.GraphOptimizationLevel, ORT_LEVELS[subject.options.get("level", "extended")]
+        )
+        settings.log_severity_level = 4
+        settings.intra_op_num_threads = 1
+        settings.optimized_model_filepath = str(Path(folder, "after.onnx"))
+        onnxruntime.InferenceSession(
+            model.SerializeToString(),
+            settings,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=list(subject.left_out),
+        )
+        return onnx.load(settings.optimized_model_filepath)
+
+
+def _onnxruntime_fusions(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+    from onnxruntime.transformers.fusion_options import FusionOptions
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    family = onnxruntime_fusions.OnnxRuntimeFusions().model_type
+    chosen = FusionOptions(family)
+    for name in subject.left_out:
+        setattr(chosen, name, False)
+    with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
+        source = Path(folder, "before.onnx")
+        onnx.save(model, source)
+        return optimize_model(str(source), family, optimization_options=chosen, opt_level=0, use_gpu=False).model
+
+
+def _onnxscript(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+    return _through_files(onnxscript.optimize, model, {"left_out": list(subject.left_out)})
+
+
+def _onnxscript_rewrites(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+    return _through_files(
+        onnxscript_rewrites.rewrite, model, {"rules": ["default"], "left_out": list(subject.left_out)}
+    )
+
+
+def _through_files(
+    function: Callable[..., None], model: onnx.ModelProto, options: Mapping[str, Any]
+) -> onnx.ModelProto:
+    """By one of our adapters that repairs nothing: it loads a file, calls the library, and saves."""
+    with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
+        source, target = Path(folder, "before.onnx"), Path(folder, "after.onnx")
+        onnx.save(model, source)
+        function(str(source), str(target), dict(options))
+        return onnx.load(target)
+
+
+def _infer_shapes(_: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+
+
+def _fold_constants(_: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Ours. It asks for a worker, and is in one already."""
+    with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
+        return attach(FoldConstants().apply(detach(model), Workbench(_InThisProcess(), Path(folder))))
+
+
+class _InThisProcess(Worker):
+    """Makes each call where it is."""
+
+    def call(self, function: str, /, *, within_s: float | None = None, **arguments: Any) -> Any:
+        module, _, name = function.partition(":")
+        return getattr(importlib.import_module(module), name)(**arguments)
+
+
+ORT_LEVELS: Final[Mapping[str, str]] = {**LEVELS, "disabled": "ORT_DISABLE_ALL"}
+
+CALLS: Final[Mapping[str, Callable[[Subject, onnx.ModelProto], onnx.ModelProto]]] = {
+    "onnxoptimizer": _onnxoptimizer,
+    "onnxsim": _onnxsim,
+    "onnxslim": _onnxslim,
+    "onnxruntime": _onnxruntime,
+    "onnxruntime_fusions": _onnxruntime_fusions,
+    "onnxscript": _onnxscript,
+    "onnxscript_rewrites": _onnxscript_rewrites,
+    "infer_shapes": _infer_shapes,
+    "fold_constants": _fold_constants,
+}
+"""Step → how its library is called."""

@@ -1,0 +1,89 @@
+"""What an audit has to do, in jobs that can be done anywhere in any order; and what they come to together."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from passes.audit.subject import Subject
+from passes.audited import Finding, Table, table_of
+from passes.audited.table import digest_of
+from passes.errors import PolicyMistake
+from passes.names import nearest
+
+__all__ = ["CALL", "Plan", "chosen_subjects"]
+
+CALL: Final = "passes.audit.chunk:run_chunk"
+
+CHUNK: Final = 64
+"""Cases of one job: some seconds to some tens of seconds."""
+
+JUDGES: Final = ("onnx", "onnxruntime", "numpy")
+"""The libraries that decide what is a finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`subjects` on `cases`. `models` is the user's folder; `timeout_s` and `memory_gib` are for one call of a pass."""
+
+    subjects: Sequence[Subject]
+    cases: Sequence[str]
+    models: Path | None = None
+    timeout_s: float = 60.0
+    memory_gib: float | None = 4.0
+
+    def jobs(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Key and arguments of `CALL`, for each job."""
+        names = [subject.data() for subject in self.subjects]
+        passes = digest_of(json.dumps(one, sort_keys=True) for one in names)
+        for start in range(0, len(self.cases), CHUNK):
+            cases = list(self.cases[start : start + CHUNK])
+            yield (
+                f"{cases[0]} … {cases[-1]}, {passes}",
+                {
+                    "cases": cases,
+                    "subjects": names,
+                    "models": str(self.models.resolve()) if self.models else None,
+                    "timeout_s": self.timeout_s,
+                    "memory_gib": self.memory_gib,
+                },
+            )
+
+    def tables(self, values: Iterable[Mapping[str, Any]]) -> tuple[Table, ...]:
+        """A table for each library, of what the jobs returned."""
+        done = list(values)
+        findings = [Finding(*one) for value in done for one in value["findings"]]
+        unjudged = sorted({case for value in done for case in value["unjudged"]})
+        tried = Counter(name.partition("/")[0] for name in self.cases)
+        judges = {name: metadata.version(name) for name in JUDGES}
+        libraries = sorted({subject.library for subject in self.subjects})
+        return tuple(
+            table_of(library, metadata.version(library), self._names(library), findings, tried, judges, unjudged)
+            for library in libraries
+        )
+
+    def _names(self, library: str) -> list[str]:
+        return [subject.name for subject in self.subjects if subject.library == library]
+
+
+def chosen_subjects(subjects: Sequence[Subject], only: Sequence[str]) -> tuple[Subject, ...]:
+    """Those that `only` names: libraries, passes, globs. All, where it names none.
+
+    Raises:
+        PolicyMistake: an entry names nothing, with the nearest.
+    """
+    for entry in only:
+        if not any(_is_meant(subject, entry) for subject in subjects):
+            known = [name for subject in subjects for name in (subject.name, subject.library)]
+            raise PolicyMistake(f"--only: no pass and no library named {entry!r}{nearest(entry, known)}")
+    return tuple(one for one in subjects if not only or any(_is_meant(one, entry) for entry in only))
+
+
+def _is_meant(subject: Subject, entry: str) -> bool:
+    return subject.library == entry or fnmatch.fnmatchcase(subject.name, entry)

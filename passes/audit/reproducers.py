@@ -1,0 +1,117 @@
+"""For each pass and kind of finding, the smallest model that shows it, with the call: what one sends to its authors."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from passes.audit.case import Case
+from passes.audit.cases import load_case
+from passes.audit.chunk import open_trial
+from passes.audit.subject import Subject
+from passes.audit.trial import Trial
+from passes.audited import UNSAFE, Table
+from passes.catalog.text import graph_text
+from passes.errors import ModelMistake
+from passes.optimize import draw_feeds
+from passes.reproduce import smallest
+from passes.weights import DetachedModel
+
+__all__ = ["CALL", "reproduce", "wanted"]
+
+CALL: Final = "passes.audit.reproducers:reproduce"
+
+KINDS: Final = (*sorted(UNSAFE), "raised")
+
+BUDGET_S: Final = 30.0
+"""Seconds for making one model smaller."""
+
+
+def wanted(tables: Iterable[Table], subjects: Iterable[Subject]) -> Iterator[dict[str, Any]]:
+    """Arguments of `reproduce`: one for each entry that is listed and of a kind that deserves it.
+
+    Node tests go before whole models, since they are small already.
+    """
+    by_name = {subject.name: replace(subject, inner=()) for subject in subjects}
+    cases: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for table in tables:
+        for entry in table.entries:
+            if entry.kind in KINDS:
+                cases[entry.name, entry.kind] += entry.cases
+    for (name, kind), found in cases.items():
+        if found:
+            subject = by_name.get(name) or by_name[name.partition("/")[0]]
+            yield {"name": name, "subject": subject.data(), "kind": kind, "case": min(found, key=_weight)}
+
+
+def _weight(case: str) -> tuple[bool, int, str]:
+    return (not case.startswith("node/"), len(case), case)
+
+
+def reproduce(
+    name: str,
+    subject: Mapping[str, Any],
+    kind: str,
+    case: str,
+    models: str | None = None,
+    timeout_s: float = 60.0,
+    memory_gib: float | None = 4.0,
+) -> dict[str, str]:
+    """
+    Args:
+        name: of the pass at fault: that of `subject`, or of a pass inside of it.
+
+    Returns:
+        `name` of the files, the `model` in base64, and a `text` that says what happens, and how. The whole model where
+        no part of it shows it by itself.
+    """
+    tried = Subject(**subject)
+    deadline = time.monotonic() + BUDGET_S
+    with open_trial(timeout_s, memory_gib) as trial:
+        given = load_case(case, Path(models) if models else None)
+        source = DetachedModel(given.model, {})
+
+        def fails(part: DetachedModel) -> bool:
+            return bool(_shows(trial, _alone(part, given), tried, kind))
+
+        model = smallest(source, fails, deadline).proto if fails(source) else given.model
+        small = _alone(DetachedModel(model, {}), given) if model is not given.model else given
+        why = _shows(trial, small, tried, kind) or ["the whole model, with the inputs of its test"]
+    file = f"{name.replace('/', '-')}-{kind}"
+    text = f"{name}: {kind}; {why[0]}\nfound on {case}\n\n{_call(tried, file)}\n\n{graph_text(model)}\n"
+    return {"name": file, "model": base64.b64encode(model.SerializeToString()).decode(), "text": text}
+
+
+def _alone(part: DetachedModel, given: Case) -> Case:
+    """A part of a case, with drawn inputs: what it should compute is then what it does compute."""
+    try:
+        feeds: Mapping[str, Any] = draw_feeds(part, 0)
+    except ModelMistake:
+        feeds = {}
+    return replace(given, model=part.proto, feeds=feeds, expected=None, rtol=None, atol=None)
+
+
+def _shows(trial: Trial, case: Case, subject: Subject, kind: str) -> list[str]:
+    """Why it is a finding of that kind; empty if it is none."""
+    return [one.why or kind for one in trial.of(case, [subject]).findings if one.kind == kind]
+
+
+def _call(subject: Subject, name: str) -> str:
+    left_out = f", without {', '.join(subject.left_out)}" if subject.left_out else ""
+    call = CALLS.get(subject.step, f"{subject.step}{left_out}")
+    passes = list(subject.passes)
+    return f'    model = onnx.load("{name}.onnx")\n    {call.format(passes=passes, left_out=list(subject.left_out))}'
+
+
+CALLS: Final[Mapping[str, str]] = {
+    "onnxoptimizer": "onnxoptimizer.optimize(model, {passes})",
+    "onnxsim": "onnxsim.simplify(model, skipped_optimizers={left_out})",
+    "onnxslim": "onnxslim.slim(model)",
+    "infer_shapes": "onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)",
+}
+"""Step → the call, as its users write it. The others take some lines: `passes/audit/libraries.py`."""

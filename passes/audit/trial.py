@@ -1,0 +1,126 @@
+"""Try passes on one case, and judge: what an audit does over and over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from passes.audit.attempts import LARGEST, Attempt
+from passes.audit.case import Case
+from passes.audit.inner import told_of_inner
+from passes.audit.judge import READY, Result, larger
+from passes.audit.marks import marked
+from passes.audit.subject import Subject
+from passes.audit.words import signal_in
+from passes.audited import Finding
+from passes.errors import StepCrashed, StepTimedOut
+from passes.isolate import Worker
+
+__all__ = ["Outcome", "Trial"]
+
+ATTEMPTS: Final = "passes.audit.attempts:attempts"
+JUDGE: Final = "passes.audit.judge:judge"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one case. `unjudged` says why its numbers cannot be looked at; empty where they can."""
+
+    findings: tuple[Finding, ...]
+    unjudged: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Two processes: in `libraries` the passes run, in `judges` the results are looked at. Either may die."""
+
+    libraries: Worker
+    judges: Worker
+
+    def of(self, case: Case, subjects: Sequence[Subject]) -> Outcome:
+        """Every finding on `case`, of each of `subjects` alone; that of a step is told of the passes in it at fault."""
+        case = replace(case, model=marked(case.model))
+        outcome = self._tried(case, subjects)
+        findings = told_of_inner(outcome.findings, subjects, lambda subject: self._tried(case, [subject]).findings)
+        return Outcome(findings, outcome.unjudged)
+
+    def _tried(self, case: Case, subjects: Sequence[Subject]) -> Outcome:
+        findings: list[Finding] = []
+        results: dict[Result, list[str]] = {}
+        for attempt, failure in self._attempts(case, subjects):
+            name = subjects[attempt.place].name
+            findings += [Finding(name, kind, case.name, why) for kind, why in _found(attempt, failure, case)]
+            if attempt.model and not failure:
+                results.setdefault(Result(attempt.model, attempt.changed), []).append(name)
+        unjudged, verdicts = self._judged(case, list(results))
+        for names, verdict in zip(results.values(), verdicts, strict=True):
+            findings += [Finding(name, kind, case.name, why) for name in names for kind, why in verdict.items()]
+        return Outcome(tuple(dict.fromkeys(findings)), unjudged)
+
+    def _attempts(self, case: Case, subjects: Sequence[Subject]) -> Iterator[tuple[Attempt, str]]:
+        """Each attempt, with the kind of finding and the words where it brought the process down."""
+        model = case.model.SerializeToString()
+        data = [subject.data() for subject in subjects]
+        begun = Attempt(-1)
+        while begun.place + 1 < len(subjects):
+            try:
+                for item in _stream(self.libraries, ATTEMPTS, model=model, subjects=data, start=begun.place + 1):
+                    yield item, ""
+                    begun = item
+                return
+            except (StepCrashed, StepTimedOut) as failure:
+                second = begun.followed
+                place = begun.place if second else begun.place + 1
+                begun = Attempt(place, again=second)
+                yield begun, _kind(failure)
+
+    def _judged(self, case: Case, results: Sequence[Result]) -> tuple[str, list[dict[str, str]]]:
+        """Why the numbers are not judged, and a verdict for each result."""
+        said: list[dict[str, str]] = []
+        unjudged, numbers = "", True
+        while len(said) < len(results):
+            ready = False
+            arguments = {"case": case, "results": results, "start": len(said), "numbers": numbers}
+            try:
+                for item in _stream(self.judges, JUDGE, **arguments):
+                    if isinstance(item, str):
+                        ready, unjudged = True, unjudged or ("" if item == READY else item)
+                    else:
+                        said.append(item[1])
+            except (StepCrashed, StepTimedOut) as failure:
+                if ready:
+                    said.append({"wrong": f"it brings who runs it down: {_kind(failure)}"})
+                elif not numbers:
+                    raise
+                else:
+                    unjudged, numbers = f"the model itself brings who runs it down: {_kind(failure)}", False
+        return unjudged, said
+
+
+def _stream(worker: Worker, function: str, **arguments: Any) -> Iterator[Any]:
+    """What a generator in the worker yields, but not what it returns."""
+    ticket = worker.post(function, **arguments)
+    while True:
+        item = worker.collect(ticket)
+        if not worker.awaits(ticket):
+            return
+        yield item
+
+
+def _kind(failure: StepCrashed | StepTimedOut) -> str:
+    return "timed out" if isinstance(failure, StepTimedOut) else signal_in(str(failure))
+
+
+def _found(attempt: Attempt, failure: str, case: Case) -> Iterator[tuple[str, str]]:
+    """What is known of an attempt before anybody has looked at its result."""
+    where = ", on its own result" if attempt.again else ""
+    if failure:
+        timed_out = failure == "timed out"
+        yield "timed-out" if timed_out else "crashed", where[2:] if timed_out else failure + where
+    elif attempt.raised:
+        yield "raised", attempt.raised + where
+    elif attempt.again and attempt.changed:
+        yield "not-idempotent", ""
+    if attempt.nbytes > LARGEST and larger(case.model.ByteSize(), attempt.nbytes):
+        yield "grew-bytes", f"to more than {LARGEST // 2**20} MiB; what it computes was not judged"

@@ -1,0 +1,57 @@
+"""The tables that are accepted: those of this release of onnxline, for the libraries that it was built with, and a
+folder of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from passes.audited.finding import UNSAFE
+from passes.audited.table import Table, is_round_trip
+from passes.audited.text import parse
+
+__all__ = ["SHIPPED", "file_name", "known_table", "own_tables", "tables_in", "unsafe_names"]
+
+SHIPPED: Final = Path(__file__).with_name("tables")
+
+
+def file_name(library: str, version: str) -> str:
+    return f"{library}-{version}.txt"
+
+
+@cache
+def own_tables() -> tuple[Table, ...]:
+    """The tables that come with onnxline."""
+    return tables_in(SHIPPED)
+
+
+def tables_in(folder: Path) -> tuple[Table, ...]:
+    """Every table in `folder`, by file name.
+
+    Raises:
+        ModelMistake: a file there that is called like one is no table.
+    """
+    return tuple(parse(file.read_text(encoding="utf-8"), str(file)) for file in sorted(folder.glob("*-*.txt")))
+
+
+def known_table(tables: Iterable[Table], library: str, version: str) -> Table | None:
+    """The table of this very release, or else that of the latest one before it, or else the first after it."""
+    found = sorted((one for one in tables if one.library == library), key=lambda one: _order(one.version))
+    before = [one for one in found if _order(one.version) <= _order(version)]
+    return (before[-1:] or found[:1] or [None])[0]
+
+
+def _order(version: str) -> tuple[tuple[int, str], ...]:
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in version.split("."))
+
+
+def unsafe_names(tables: Sequence[Table], versions: Mapping[str, str]) -> frozenset[str]:
+    """The passes with a finding that is unsafe, by the tables of the versions that are installed.
+
+    What the library does to every model is no pass's fault, and no skip list can leave it out.
+    """
+    installed = [one for one in tables if versions.get(one.library) == one.version]
+    entries = (entry for one in installed for entry in one.entries if entry.kind in UNSAFE)
+    return frozenset(entry.name for entry in entries if not is_round_trip(entry.name))

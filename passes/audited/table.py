@@ -1,0 +1,98 @@
+"""The findings for one release of a library, grouped: what a person reviews and what a gate compares with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from passes.audited.finding import Finding
+
+__all__ = ["LISTED", "ROUND_TRIP", "Entry", "Table", "digest_of", "is_round_trip", "round_trips", "table_of"]
+
+LISTED: Final = 60
+"""Cases that an entry lists; of more it has the number and a digest."""
+
+ROUND_TRIP: Final = "nop"
+"""The pass that does nothing: what it does is what the library does to every model that it reads and writes."""
+
+DIGITS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The cases in which a pass does one thing for one reason. `cases` is empty where there are more than `LISTED`."""
+
+    name: str
+    kind: str
+    why: str
+    count: int
+    digest: str
+    cases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`names` are the passes that were tried, `cases` the models by source; `judges` the versions that judged, and
+    `unjudged` the cases of which no numbers could be."""
+
+    library: str
+    version: str
+    names: tuple[str, ...]
+    cases: Mapping[str, int] = field(default_factory=dict)
+    judges: Mapping[str, str] = field(default_factory=dict)
+    unjudged: tuple[str, ...] = ()
+    entries: tuple[Entry, ...] = ()
+
+    def counts(self) -> dict[str, Counter[str]]:
+        """Pass → kind → number of cases, for passes with any."""
+        found: dict[str, Counter[str]] = {}
+        for entry in self.entries:
+            found.setdefault(entry.name, Counter())[entry.kind] += entry.count
+        return found
+
+
+def table_of(
+    library: str,
+    version: str,
+    names: Iterable[str],
+    findings: Iterable[Finding],
+    cases: Mapping[str, int],
+    judges: Mapping[str, str],
+    unjudged: Iterable[str] = (),
+) -> Table:
+    """Group those of `findings` that speak of `names`, or of a pass inside of one.
+
+    What `nop` does on a case too is the library's round trip, and told once, under `nop`.
+    """
+    tried = set(names)
+    mine = {one for one in findings if one.name in tried or one.name.partition("/")[0] in tried}
+    told = {(one.name, one.kind, one.case) for one in mine if is_round_trip(one.name)}
+    grouped: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for one in sorted(mine):
+        if is_round_trip(one.name) or told.isdisjoint((name, one.kind, one.case) for name in round_trips(one.name)):
+            grouped[one.name, one.kind, one.why].append(one.case)
+    entries = tuple(_entry(*key, cases=found) for key, found in sorted(grouped.items()))
+    facts = dict(sorted(cases.items())), dict(sorted(judges.items())), tuple(sorted(set(unjudged)))
+    return Table(library, version, tuple(sorted(tried | {one.name for one in mine})), *facts, entries)
+
+
+def is_round_trip(name: str) -> bool:
+    return name.rpartition("/")[2] == ROUND_TRIP
+
+
+def round_trips(name: str) -> tuple[str, ...]:
+    """What stands for the round trip of a pass: `nop`, and `STEP/nop` for a step and the passes in it."""
+    return ROUND_TRIP, f"{name.partition('/')[0]}/{ROUND_TRIP}"
+
+
+def _entry(name: str, kind: str, why: str, cases: Sequence[str]) -> Entry:
+    listed = tuple(cases) if len(cases) <= LISTED else ()
+    return Entry(name, kind, why, len(cases), digest_of(cases), listed)
+
+
+def digest_of(cases: Iterable[str]) -> str:
+    """12 hex digits of a set of cases."""
+    return hashlib.sha256("\n".join(sorted(cases)).encode()).hexdigest()[:DIGITS]

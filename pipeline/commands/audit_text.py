@@ -1,0 +1,53 @@
+"""What an audit shows on a terminal: how much was found of each library, and what of it is new."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from passes.audited import KINDS, UNSAFE, Table
+from passes.audited.gate import News
+
+__all__ = ["news_text", "summary_text"]
+
+SHOWN: Final = 3
+"""Cases that a new finding names."""
+
+MOST: Final = 40
+"""New findings that are shown."""
+
+
+def summary_text(tables: Sequence[Table]) -> str:
+    """A line for each library, and one for each of its passes with an unsafe finding."""
+    lines = []
+    for table in tables:
+        total = sum(table.counts().values(), Counter[str]())
+        said = ", ".join(f"{total[kind]} {kind}" for kind in KINDS if total[kind]) or "nothing found"
+        lines.append(f"{table.library} {table.version} on {sum(table.cases.values())} models: {said}")
+        for name, counts in table.counts().items():
+            unsafe = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if kind in UNSAFE and counts[kind])
+            lines += [f"  {name}: {unsafe}"] if unsafe else []
+    return "".join(f"{line}\n" for line in lines)
+
+
+def news_text(found: Sequence[News], out: Path) -> str:
+    """What is not accepted, the worst first, and how to accept it."""
+    if not found:
+        return f"nothing that is not accepted; tables: {out}/\n"
+    order = list(KINDS)
+    lines = [f"not accepted: {len(found)}"]
+    worst_first = sorted(found, key=lambda one: (order.index(one.entry.kind), one.entry.name))
+    lines += [_line(one) for one in worst_first[:MOST]]
+    lines += [f"  and {len(found) - MOST} more"] if len(found) > MOST else []
+    lines.append(f"reproducers and tables: {out}/; to accept it, keep the tables and name their folder with --accepted")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _line(one: News) -> str:
+    more = f" and {len(one.cases) - SHOWN} more" if len(one.cases) > SHOWN else ""
+    where = ", ".join(one.cases[:SHOWN]) + more or f"{one.entry.count} models, too many to tell which are new"
+    against = f"not in {one.accepted}" if one.accepted else "no table of this library is accepted"
+    said = (where, one.entry.why, against)
+    return f"  {one.entry.name} {one.entry.kind}: " + "; ".join(part for part in said if part)

@@ -1,0 +1,135 @@
+"""Real passes of the installed libraries on models that are known to bring them down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import metadata
+
+import onnx
+import pytest
+
+from passes.audit.cases import case_names, load_case
+from passes.audit.chunk import open_trial, run_chunk
+from passes.audit.reproducers import reproduce
+from passes.audit.subject import Subject
+from passes.audit.trial import Trial
+from passes.audited import Finding
+
+VERSIONS = {name: metadata.version(name) for name in ("onnxoptimizer", "onnxsim")}
+KNOWN = pytest.mark.skipif(
+    VERSIONS != {"onnxoptimizer": "0.4.2", "onnxsim": "0.8.1"}, reason="what these two releases are known to do"
+)
+
+
+def optimizer(*names: str) -> list[Subject]:
+    return [Subject(name, "onnxoptimizer", "onnxoptimizer", (name,)) for name in names]
+
+
+ONNXSIM = Subject("onnxsim", "onnxsim", "onnxsim")
+
+
+@pytest.fixture(scope="module")
+def trial() -> Iterator[Trial]:
+    with open_trial(60.0, None) as opened:
+        yield opened
+
+
+def found(trial: Trial, case: str, *subjects: Subject) -> list[tuple[str, str, str]]:
+    """Without lost metadata, which is almost everywhere."""
+    findings = trial.of(load_case(case), subjects).findings
+    return [(one.name, one.kind, one.why) for one in findings if one.kind != "lost-metadata"]
+
+
+@KNOWN
+def test_a_crash_costs_one_pass_and_the_others_go_on(trial: Trial) -> None:
+    subjects = optimizer("nop", "eliminate_shape_op", "rename_input_output")
+    assert found(trial, "node/test_shape_start_greater_than_end", *subjects) == [
+        ("eliminate_shape_op", "crashed", "SIGSEGV"),
+        ("rename_input_output", "signature", "other inputs"),
+    ]
+
+
+@KNOWN
+def test_an_if_that_hands_out_an_initializer(trial: Trial) -> None:
+    subjects = optimizer("eliminate_if_with_const_cond")
+    assert found(trial, "planted/if_outputs_initializer", *subjects) == [(subjects[0].name, "crashed", "SIGSEGV")]
+
+
+@KNOWN
+def test_an_assertion_on_a_shared_graph_input(trial: Trial) -> None:
+    ((name, kind, why),) = found(trial, "planted/qkv_of_graph_input", *optimizer("fuse_qkv"))
+    assert (name, kind) == ("fuse_qkv", "raised")
+    assert "Assertion" in why
+
+
+@KNOWN
+@pytest.mark.parametrize("case", ["epsilon", "example"])
+def test_wrong_numbers(trial: Trial, case: str) -> None:
+    subjects = optimizer("eliminate_consecutive_idempotent_ops", "eliminate_identity")
+    assert found(trial, f"node/test_group_normalization_{case}_expanded", *subjects) == [
+        ("eliminate_consecutive_idempotent_ops", "wrong", "max error 1")
+    ]
+
+
+@KNOWN
+def test_the_type_of_a_sequence_is_lost_by_each_pass(trial: Trial) -> None:
+    subjects = optimizer("nop", "eliminate_deadend")
+    assert [(name, kind) for name, kind, _ in found(trial, "node/test_identity_sequence", *subjects)] == [
+        ("nop", "invalid"),
+        ("eliminate_deadend", "invalid"),
+    ]
+
+
+@KNOWN
+def test_onnxsim_raises(trial: Trial) -> None:
+    ((name, kind, why),) = found(trial, "node/test_depthtospace_example_expanded", ONNXSIM)
+    assert (name, kind) == ("onnxsim", "raised")
+    assert "onnxsim_transient_constant" in why
+
+
+def test_a_constant_that_is_spread_out_grows(trial: Trial) -> None:
+    assert ("onnxsim", "grew-bytes", "") in found(trial, "planted/expand_of_constant", ONNXSIM)
+
+
+def test_a_call_that_takes_too_long_is_one_finding(trial: Trial) -> None:
+    with open_trial(0.001, None) as hasty:
+        hasty.judges.timeout_s = 60.0
+        assert found(hasty, "planted/named_dims", *optimizer("nop")) == [("nop", "timed-out", "")]
+
+
+def test_a_job_is_plain_data() -> None:
+    value = run_chunk(
+        ["planted/named_dims", "models/absent"],
+        [one.data() for one in optimizer("rename_input_output")],
+        models="/nowhere",
+    )
+    findings = [Finding(*one) for one in value["findings"]]
+    assert [one for one in findings if one.kind == "signature"] == [
+        Finding("rename_input_output", "signature", "planted/named_dims", "other inputs")
+    ]
+    assert list(value["unjudged"]) == ["models/absent"]
+    assert "is not a readable ONNX file" in value["unjudged"]["models/absent"]
+
+
+@KNOWN
+def test_a_reproducer_is_small_and_says_how(trial: Trial) -> None:
+    value = reproduce("fuse_qkv", optimizer("fuse_qkv")[0].data(), "raised", "gallery/fuse_attention")
+    small = onnx.load_from_string(__import__("base64").b64decode(value["model"]))
+    assert [node.op_type for node in small.graph.node] == ["MatMul"] * 3
+    assert 'onnxoptimizer.optimize(model, ["fuse_qkv"])' in value["text"].replace("'", '"')
+    assert value["name"] == "fuse_qkv-raised"
+
+
+def test_there_are_models_of_every_source() -> None:
+    names = case_names()
+    assert len(names) == len(set(names))
+    sources = [name.partition("/")[0] for name in names]
+    assert {source: sources.count(source) > 5 for source in dict.fromkeys(sources)} == {
+        "node": True,
+        "package": True,
+        "planted": True,
+        "gallery": True,
+    }
+    for name in names:
+        if not name.startswith("node/"):
+            load_case(name)
