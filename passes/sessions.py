@@ -19,6 +19,9 @@ from passes.weights import DetachedModel, Weight, clear_data, inline
 
 __all__ = ["Session"]
 
+ANY_RUNTIME: Final = 10
+"""The IR version that every release of onnxruntime takes which we do."""
+
 GIVEN: Final = "given"
 """The file name under which an initializer refers to a value that is given to the session."""
 
@@ -44,6 +47,7 @@ class Session:
         taken = {output.name for output in proto.graph.output}
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra_outputs if name not in taken)
         _drop_unread(proto.graph)
+        proto.ir_version = min(proto.ir_version, _ir_version_of(proto))
         shared = _share(proto.graph, weights)
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -80,6 +84,14 @@ class Session:
         except Exception as error:
             raise StepFailed(f"onnxruntime stopped: {error}") from error
         return {name: np.asarray(result) for name, result in zip(self.outputs, results, strict=True)}
+
+
+def _ir_version_of(proto: onnx.ModelProto) -> int:
+    """The version with which its operators came: onnxruntime refuses a later one, also where nothing of it is used."""
+    try:
+        return max(ANY_RUNTIME, onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True))
+    except ValueError:
+        return proto.ir_version
 
 
 def _threads() -> int:

@@ -10,7 +10,7 @@ from typing import Final
 import networkx
 import numpy as np
 import onnx
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.base import Workbench
 from passes.canonical import RANDOM_OPS
@@ -172,4 +172,15 @@ def _replaced(model: DetachedModel, nodes: Sequence[NodeProto], made: Sequence[M
     used = [tensor for tensor in proto.graph.initializer if tensor.name in read]
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(used)
+    if proto.ir_version < FREE_INITIALIZERS:
+        declared = {info.name for info in proto.graph.input}
+        proto.graph.input.extend(_declared(tensor) for tensor in used if tensor.name not in declared)
     return DetachedModel(proto, weights)
+
+
+def _declared(tensor: TensorProto) -> ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+
+
+FREE_INITIALIZERS: Final = 4
+"""The IR version from which on an initializer need not be an input too."""
