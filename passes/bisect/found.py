@@ -48,7 +48,7 @@ class Smallest:
     changed: tuple[str, ...] = ()
     """What is otherwise of the nodes that stay: attributes, inputs, stored tensors."""
     elsewhere: int = 0
-    """Other places at which nodes came or went: there are some if the time did not suffice."""
+    """Other places at which nodes came or went."""
     runs: int = 0
     seconds: float = 0.0
 

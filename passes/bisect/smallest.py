@@ -12,9 +12,11 @@ from passes.bisect.inner import Inner
 from passes.bisect.near import begin_near
 from passes.bisect.route import Made, Runs
 from passes.bisect.search import Guilty
+from passes.errors import StepFailed
 from passes.external.onnxsim import STAGES
 from passes.provenance import carry
 from passes.reproduce import smallest
+from passes.rewrites.fold_constants import FoldConstants
 from passes.weights import DetachedModel
 
 __all__ = ["Shown", "find_smallest"]
@@ -37,13 +39,23 @@ def find_smallest(
     if focused is not None:
         quick, proof = _Search(focused, alone, runs, deadline), _Search(guilty.step, alone, runs, math.inf)
         begun = begin_near(whole, place, quick.shows)
-        if begun is not None and proof.shows(smallest(begun, quick.shows, deadline, shorten=True)):
+        if begun is not None and proof.shows(_smaller(begun, quick, deadline)):
             return proof.last
     search = _Search(guilty.step, alone, runs, deadline)
     begun = begin_near(whole, place, search.shows)
     if begun is not None:
-        smallest(begun, search.shows, deadline, shorten=True)
+        _smaller(begun, search, deadline)
     return search.last
+
+
+def _smaller(begun: DetachedModel, search: _Search, deadline: float) -> DetachedModel:
+    """The smallest part of `begun`, or of what is left of it when constants are stored as what they come to."""
+    try:
+        folded = FoldConstants().apply(begun, search.runs.bench)
+    except StepFailed:
+        folded = begun
+    start = folded if folded is not begun and search.shows(folded) else begun
+    return smallest(start, search.shows, deadline, shorten=True)
 
 
 @dataclass(frozen=True, slots=True)

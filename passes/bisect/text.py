@@ -53,7 +53,7 @@ def _fault(smallest: Smallest) -> Iterator[str]:
         if len(entries) > MOST:
             yield f"  {sign} and {len(entries) - MOST} more"
     if smallest.elsewhere:
-        yield f"  and at {_counted(smallest.elsewhere, 'other place')} in what was left when the time was over"
+        yield f"  and at {_counted(smallest.elsewhere, 'other place')} of it"
 
 
 def _file(smallest: Smallest | None, file: str) -> Iterator[str]:
