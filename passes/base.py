@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from passes.isolate import Worker
-from passes.sharing import Spill
-from passes.weights import DetachedModel
+from passes.model.sharing import Spill
+from passes.model.weights import DetachedModel
 
 __all__ = ["MAX_TURNS", "Annotates", "Composite", "Early", "Narrows", "Repeat", "Step", "Workbench", "flat"]
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 from onnx import NodeProto
 
-from passes.weights import DetachedModel
+from passes.model.weights import DetachedModel
 
 __all__ = ["op_changes", "op_counts"]
 

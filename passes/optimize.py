@@ -14,14 +14,14 @@ from passes.base import Workbench
 from passes.bench import open_bench
 from passes.draw import draw_array
 from passes.errors import ModelMistake
+from passes.model.sharing import detached_copy
+from passes.model.spelled import spelled_type
+from passes.model.weights import DetachedModel, read_model
 from passes.policy import Policy
-from passes.prove import Prover
+from passes.proof.prove import Prover
 from passes.recipe import DEFAULT_RECIPE, RecipeItem, steps_of
 from passes.result import PassRun
 from passes.runner import run_passes
-from passes.sharing import detached_copy
-from passes.spelled import spelled_type
-from passes.weights import DetachedModel, read_model
 
 __all__ = ["draw_feeds", "drawn_shape", "open_dims", "optimize", "second_sizes"]
 

@@ -18,10 +18,10 @@ from passes.base import Step, Workbench
 from passes.errors import PolicyMistake
 from passes.external.files import through_files
 from passes.external.written import write
+from passes.model.order import sort_nodes
+from passes.model.weights import DetachedModel
 from passes.names import nearest
-from passes.order import sort_nodes
 from passes.userland import guarded, installed, is_reference, load
-from passes.weights import DetachedModel
 
 __all__ = ["UserPass", "run_on_file", "run_on_structure", "user_step"]
 

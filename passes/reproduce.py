@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from passes.base import Step, Workbench
-from passes.cut import cut, types_of
 from passes.errors import StepFailed
-from passes.files import save
+from passes.model.cut import cut, types_of
+from passes.model.files import save
+from passes.model.weights import DetachedModel
 from passes.shorten import shortened
-from passes.weights import DetachedModel
 
 __all__ = ["is_same_failure", "save_reproducer", "smallest"]
 

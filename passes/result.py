@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from passes.numbers import Errors
-from passes.prove import Power
+from passes.model.weights import DetachedModel
+from passes.proof.numbers import Errors
+from passes.proof.prove import Power
 from passes.watch import Watched
-from passes.weights import DetachedModel
 
 __all__ = ["PassRow", "PassRun", "Status", "StructureVerdict"]
 

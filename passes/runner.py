@@ -12,16 +12,16 @@ from passes.base import Composite, Early, Repeat, Step, Workbench, flat
 from passes.catalog import pass_names
 from passes.changes import op_changes
 from passes.errors import StepFailed
+from passes.model.subject import Subject
+from passes.model.weights import DetachedModel
 from passes.policy import Policy, with_skips
-from passes.prove import Prover
+from passes.proof.prove import Prover
 from passes.provenance import Carrier
 from passes.reproduce import save_reproducer
 from passes.result import PassRow, PassRun, Status, StructureVerdict
-from passes.subject import Subject
 from passes.trial import Attempt, Trial
 from passes.versions import library_versions
 from passes.watch import Watched, find_structures
-from passes.weights import DetachedModel
 
 __all__ = ["ChangeObserver", "Observer", "run_passes"]
 

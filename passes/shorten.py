@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import onnx
 from onnx import ModelProto, NodeProto
 
-from passes.bodies import bodies_of
-from passes.reads import live_nodes, reads_of
-from passes.validity import what_is_invalid
-from passes.weights import DetachedModel
+from passes.model.bodies import bodies_of
+from passes.model.reads import live_nodes, reads_of
+from passes.model.validity import what_is_invalid
+from passes.model.weights import DetachedModel
 
 __all__ = ["shortened"]
 

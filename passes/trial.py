@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from passes.annotations import annotations_of
 from passes.base import Annotates, Composite, Narrows, Step, Workbench
-from passes.canonical import canonical_digest
 from passes.corner import corner_of
 from passes.destroys import DESTROYS, merging
 from passes.errors import StepFailed
 from passes.external.onnxsim import STAGES
+from passes.model.annotations import annotations_of
+from passes.model.canonical import canonical_digest
+from passes.model.signature import keep_signature
+from passes.model.subject import Subject
+from passes.model.weights import DetachedModel
 from passes.narrow import culprits, doer
-from passes.numbers import Errors
 from passes.pins import pin, unpin
-from passes.prove import Measurement, Prover
+from passes.proof.numbers import Errors
+from passes.proof.prove import Measurement, Prover
 from passes.provenance import Carrier
 from passes.result import Status
-from passes.signature import keep_signature
-from passes.subject import Subject
 from passes.watch import Lost, Watched
-from passes.weights import DetachedModel
 
 __all__ = ["Attempt", "Narrowed", "Trial"]
 

@@ -10,17 +10,17 @@ from typing import Final
 from onnx import NodeProto
 
 from passes.base import Composite, Step, Workbench
-from passes.cut import cut
 from passes.destroys import DESTROYS
 from passes.errors import StepFailed
+from passes.model.cut import cut
+from passes.model.subject import Subject
+from passes.model.weights import DetachedModel
 from passes.narrow import culprits
 from passes.provenance import Carrier
 from passes.structures import Instance
 from passes.structures.extent import extent_of
 from passes.structures.view import GraphView
-from passes.subject import Subject
 from passes.watch import Watched
-from passes.weights import DetachedModel
 
 __all__ = ["Unkept", "part_of", "without_keep"]
 

@@ -15,8 +15,8 @@ import onnx
 from onnx import GraphProto, NodeProto
 
 from passes.errors import ModelMistake, PolicyMistake
+from passes.model.weights import DetachedModel
 from passes.provenance import Place, marks_of, place_of
-from passes.weights import DetachedModel
 
 __all__ = ["MODEL_FILE", "Origin", "file_of", "why"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from passes.prove import Reference
+from passes.proof.prove import Reference
 from passes.recipe import names_of
 from passes.userland import code_digest
 from pipeline.config import RunConfig

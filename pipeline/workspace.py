@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter
 
-from passes.files import replace_when_done
+from passes.model.files import replace_when_done
 from pipeline.errors import UserMistake
 
 __all__ = ["Workspace", "key_of", "stamp"]

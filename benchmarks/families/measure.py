@@ -11,7 +11,7 @@ from benchmarks.families.detect import Exported
 from benchmarks.families.table import Family
 from passes.base import Composite, Repeat, Step, Workbench
 from passes.policy import Policy
-from passes.prove import Prover
+from passes.proof.prove import Prover
 from passes.recipe import RecipeItem, steps_of
 from passes.result import PassRun
 from passes.runner import run_passes

@@ -12,8 +12,8 @@ import onnx
 from passes.audit.libraries import call
 from passes.audit.subject import Subject
 from passes.audit.words import words_of
-from passes.canonical import canonical_digest
-from passes.weights import DetachedModel
+from passes.model.canonical import canonical_digest
+from passes.model.weights import DetachedModel
 
 __all__ = ["LARGEST", "Attempt", "attempts"]
 

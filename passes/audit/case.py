@@ -20,7 +20,7 @@ class Case:
     Args:
         feeds: arrays, lists of arrays, or None, by input.
         expected: by position of the outputs; None where the model itself has to say.
-        rtol, atol: of the test; None for the tolerances by dtype of `passes.numbers`.
+        rtol, atol: of the test; None for the tolerances by dtype of `passes.proof.numbers`.
     """
 
     name: str

@@ -12,8 +12,8 @@ from passes.audit.case import Case
 from passes.audit.marks import unmarked, what_is_lost
 from passes.audit.runtimes import RUNTIMES, differs
 from passes.audit.words import steady, words_of
-from passes.bodies import bodies_of
-from passes.canonical import RANDOM_OPS
+from passes.model.bodies import bodies_of
+from passes.model.canonical import RANDOM_OPS
 
 __all__ = ["Result", "judge", "larger"]
 

@@ -17,8 +17,8 @@ from passes.external.onnxruntime_graph import LEVELS
 from passes.external.onnxsim import STAGES
 from passes.external.onnxsim_library import import_onnxsim
 from passes.isolate import Worker
+from passes.model.weights import attach, detach
 from passes.rewrites.fold_constants import FoldConstants
-from passes.weights import attach, detach
 
 __all__ = ["call"]
 

@@ -18,9 +18,9 @@ from passes.audit.trial import Trial
 from passes.audited import UNSAFE, Table
 from passes.catalog.text import graph_text
 from passes.errors import ModelMistake
+from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.reproduce import smallest
-from passes.weights import DetachedModel
 
 __all__ = ["CALL", "reproduce", "wanted"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from passes.audit.words import steady
-from passes.numbers import compare, same_bits
+from passes.proof.numbers import compare, same_bits
 
 __all__ = ["RUNTIMES", "differs"]
 

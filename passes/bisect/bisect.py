@@ -17,10 +17,10 @@ from passes.bisect.smallest import find_smallest
 from passes.catalog import pass_names
 from passes.diff import compare_matched, match_models
 from passes.diff.labels import label_of
+from passes.model.reads import live_nodes
+from passes.model.validity import what_is_invalid
+from passes.model.weights import DetachedModel
 from passes.policy import Policy, with_skips
-from passes.reads import live_nodes
-from passes.validity import what_is_invalid
-from passes.weights import DetachedModel
 
 __all__ = ["BUDGET_S", "bisect"]
 

@@ -12,13 +12,13 @@ import numpy as np
 from passes.base import Workbench
 from passes.bisect.faults import Run, Sighting
 from passes.bisect.route import Made
-from passes.canonical import RANDOM_OPS, meanings_of
 from passes.diff import match_models
 from passes.errors import ModelMistake, StepFailed
-from passes.numbers import compare
+from passes.model.canonical import RANDOM_OPS, meanings_of
+from passes.model.sharing import Portable, portable
+from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds, open_dims, second_sizes
-from passes.sharing import Portable, portable
-from passes.weights import DetachedModel
+from passes.proof.numbers import compare
 
 __all__ = ["Deviation", "outputs"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from passes.diff.found import NodeLabel
-from passes.weights import DetachedModel
+from passes.model.weights import DetachedModel
 
 __all__ = ["Culprit", "Finding", "Smallest"]
 

@@ -8,10 +8,10 @@ from passes.base import Composite
 from passes.bisect.faults import Fault
 from passes.bisect.route import Made, Runs
 from passes.bisect.search import Guilty
-from passes.canonical import canonical_digest
 from passes.destroys import DESTROYS
 from passes.errors import StepTimedOut
 from passes.external.onnxsim import STAGES
+from passes.model.canonical import canonical_digest
 from passes.narrow import culprits, doer
 
 __all__ = ["Inner", "find_inner"]

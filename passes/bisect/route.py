@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from passes.base import Narrows, Repeat, Step, Workbench
-from passes.canonical import canonical_digest
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass, OnnxOptimizerPasses
-from passes.signature import keep_signature
-from passes.weights import DetachedModel
+from passes.model.canonical import canonical_digest
+from passes.model.signature import keep_signature
+from passes.model.weights import DetachedModel
 
 __all__ = ["Made", "Part", "Runs", "Stretch", "joined", "route"]
 

@@ -9,7 +9,7 @@ from typing import Final
 from passes.base import Repeat, Step
 from passes.bisect.faults import Fault, Sighting
 from passes.bisect.route import Made, Runs, Stretch, route
-from passes.weights import DetachedModel
+from passes.model.weights import DetachedModel
 
 __all__ = ["Guilty", "Nothing", "find_guilty"]
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import onnx
 
 from passes.base import Workbench
-from passes.canonical import canonical_digest
 from passes.catalog.alone import alone
 from passes.catalog.entry import Entry
 from passes.catalog.picture import UNPICTURED, picture_of, read_picture
 from passes.catalog.text import graph_text
 from passes.errors import PolicyMistake, StepFailed
+from passes.model.canonical import canonical_digest
+from passes.model.reads import live_nodes
+from passes.model.weights import DetachedModel, attach, detach
 from passes.names import nearest
-from passes.reads import live_nodes
-from passes.weights import DetachedModel, attach, detach
 
 __all__ = ["Shown", "find", "fires", "show"]
 

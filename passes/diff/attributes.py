@@ -10,8 +10,8 @@ from onnx import AttributeProto, NodeProto
 from passes.diff.found import AttributeChange
 from passes.diff.labels import label_of
 from passes.diff.matched import Matched
+from passes.model.spelled import spelled_attribute
 from passes.provenance.wiring import Item
-from passes.spelled import spelled_attribute
 
 __all__ = ["attribute_changes"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from passes.canonical import Reading
 from passes.diff.attributes import attribute_changes
 from passes.diff.found import Diff, Replacement
 from passes.diff.header import header_changes
@@ -15,7 +14,8 @@ from passes.diff.labels import label_of
 from passes.diff.matched import Matched, match_models
 from passes.diff.renamed import renamings
 from passes.diff.whole import function_changes, output_changes, sharing_changes
-from passes.weights import DetachedModel
+from passes.model.canonical import Reading
+from passes.model.weights import DetachedModel
 
 __all__ = ["compare_matched", "compare_models"]
 

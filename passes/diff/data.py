@@ -9,7 +9,7 @@ from typing import Any
 from passes.diff.found import Diff
 from passes.diff.numbers import Numbers
 from passes.diff.text import summary
-from passes.numbers import Errors
+from passes.proof.numbers import Errors
 
 __all__ = ["diff_as_data", "numbers_as_data"]
 

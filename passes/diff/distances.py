@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from passes.numbers import Errors, compare
-from passes.sharing import Portable
+from passes.model.sharing import Portable
+from passes.proof.numbers import Errors, compare
 
 __all__ = ["Pair", "distances"]
 

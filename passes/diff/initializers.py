@@ -10,8 +10,8 @@ from onnx import TensorProto
 
 from passes.diff.found import InitializerChange
 from passes.diff.matched import Matched
+from passes.model.spelled import spelled_shape
 from passes.provenance.wiring import Wiring
-from passes.spelled import spelled_shape
 
 __all__ = ["Stored", "initializer_changes"]
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from passes.canonical import Reading, read
+from passes.model.canonical import Reading, read
+from passes.model.weights import DetachedModel
 from passes.provenance.match import match
 from passes.provenance.replaced import replacements
 from passes.provenance.same import Same, is_one_kind, name_of, result_of
 from passes.provenance.wiring import Meanings, wire
-from passes.weights import DetachedModel
 
 __all__ = ["Matched", "match_models"]
 

@@ -12,11 +12,11 @@ from passes.base import Workbench
 from passes.diff.distances import Pair
 from passes.diff.matched import Matched
 from passes.errors import ModelMistake
-from passes.numbers import Errors
-from passes.prove import worst_errors
+from passes.model.sharing import portable
+from passes.model.weights import DetachedModel
+from passes.proof.numbers import Errors
+from passes.proof.prove import worst_errors
 from passes.provenance.wiring import ABSENT
-from passes.sharing import portable
-from passes.weights import DetachedModel
 
 __all__ = ["Numbers", "ValueErrors", "compare_numbers"]
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from passes.diff.found import Diff, NodeLabel
 from passes.diff.numbers import Numbers
-from passes.numbers import Errors
+from passes.proof.numbers import Errors
 
 __all__ = ["diff_text", "numbers_text", "summary"]
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from passes.canonical import function_digests
 from passes.diff.found import HeaderChange
 from passes.diff.inputs import is_same_value
 from passes.diff.labels import label_of
 from passes.diff.matched import Matched
+from passes.model.canonical import function_digests
 from passes.provenance.wiring import Wiring
 
 __all__ = ["function_changes", "output_changes", "sharing_changes"]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from passes.base import Workbench
-from passes.files import save
-from passes.weights import PROTOBUF_LIMIT, DetachedModel, read_model
+from passes.model.files import save
+from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, read_model
 
 __all__ = ["through_files"]
 

@@ -9,7 +9,7 @@ import onnx
 
 from passes.base import Workbench
 from passes.errors import StepFailed
-from passes.weights import DetachedModel
+from passes.model.weights import DetachedModel
 
 __all__ = ["InferShapes"]
 

@@ -14,7 +14,7 @@ from passes.errors import StepFailed
 from passes.external.numbered import name_again, number
 from passes.external.onnxoptimizer_search import Change
 from passes.isolate import Worker
-from passes.weights import DetachedModel
+from passes.model.weights import DetachedModel
 
 __all__ = ["OnnxOptimizerPass", "OnnxOptimizerPasses", "available", "default_set", "passes_of"]
 

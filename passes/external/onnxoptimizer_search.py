@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import onnx
 
-from passes.bodies import bodies_of
 from passes.external.first_change import first_change
 from passes.external.numbered import number
 from passes.external.short_names import ShortNames
+from passes.model.bodies import bodies_of
 
 __all__ = ["ACTS_ON", "Change", "changes", "made_together"]
 

@@ -13,7 +13,7 @@ from passes.errors import PolicyMistake
 from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown
 from passes.external.written import give_back_inputs, write
-from passes.weights import DetachedModel
+from passes.model.weights import DetachedModel
 
 __all__ = ["OnnxRuntimeFusions", "facts", "fuse"]
 

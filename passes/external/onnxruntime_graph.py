@@ -20,10 +20,10 @@ from typing import Any, Final
 import onnx
 
 from passes.base import Workbench
-from passes.bodies import bodies_of
 from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown, texts
-from passes.weights import DetachedModel
+from passes.model.bodies import bodies_of
+from passes.model.weights import DetachedModel
 
 __all__ = ["LEVELS", "RULES", "OnnxRuntimeGraph", "facts", "optimize"]
 

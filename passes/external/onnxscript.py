@@ -13,7 +13,7 @@ from passes.base import Workbench
 from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown
 from passes.external.rebind import rebound
-from passes.weights import DetachedModel
+from passes.model.weights import DetachedModel
 
 __all__ = ["OnnxScriptOptimizer", "facts", "optimize"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from passes.base import Workbench
 from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown, texts
-from passes.weights import DetachedModel
+from passes.model.weights import DetachedModel
 
 __all__ = ["OnnxScriptRewrites", "facts", "rewrite"]
 

@@ -17,8 +17,8 @@ from passes.errors import PolicyMistake, StepFailed, StepTimedOut
 from passes.external.files import through_files
 from passes.external.onnxsim_detached import simplify_detached
 from passes.external.onnxsim_library import import_onnxsim
+from passes.model.weights import DetachedModel
 from passes.names import nearest
-from passes.weights import DetachedModel
 
 __all__ = ["OnnxSim", "facts", "simplify"]
 

@@ -20,12 +20,12 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 
 from passes.base import Workbench
-from passes.canonical import canonical_digest
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim_library import import_onnxsim
-from passes.reads import reads_of
+from passes.model.canonical import canonical_digest
+from passes.model.reads import reads_of
+from passes.model.weights import TYPED_FIELDS, DetachedModel, Weight, clear_data, detach, inline
 from passes.rewrites.fold_constants import FoldConstants
-from passes.weights import TYPED_FIELDS, DetachedModel, Weight, clear_data, detach, inline
 
 __all__ = ["simplify_detached", "simplify_references"]
 

@@ -13,7 +13,7 @@ from passes.base import Workbench
 from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown, require, texts
 from passes.external.written import give_back_inputs, write
-from passes.weights import DetachedModel
+from passes.model.weights import DetachedModel
 
 __all__ = ["OnnxSlim", "facts", "slim"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from onnx import GraphProto
 
-from passes.bodies import bodies_of
+from passes.model.bodies import bodies_of
 
 __all__ = ["ShortNames"]
 

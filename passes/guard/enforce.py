@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from passes.base import Workbench
-from passes.canonical import canonical_digest
 from passes.errors import ModelMistake, PolicyMistake, StepFailed
 from passes.guard.calls.base import Call, Plan
 from passes.guard.proof import NotComparable, StructureOnly, numbers_prover
 from passes.guard.record import Returned
 from passes.guard.recorded import Recorded
 from passes.guard.settings import Demands
+from passes.model.canonical import canonical_digest
+from passes.model.weights import DetachedModel
 from passes.pins import unpin
-from passes.prove import Prover
+from passes.proof.prove import Prover
 from passes.provenance import carry
 from passes.result import PassRun, Status
 from passes.runner import run_passes
 from passes.watch import Watched, find_structures
-from passes.weights import DetachedModel
 
 __all__ = ["Outcome", "RefusedByOptimizer", "Unguarded", "enforce"]
 

@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 
 from passes.base import Workbench
-from passes.canonical import RANDOM_OPS, Reading
 from passes.errors import ModelMistake, StepFailed
 from passes.guard.calls.base import Call
+from passes.model.canonical import RANDOM_OPS, Reading
+from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds, drawn_shape, open_dims, second_sizes
-from passes.prove import Measurement, Power, Prover
+from passes.proof.prove import Measurement, Power, Prover
 from passes.structures import Instance
-from passes.weights import DetachedModel
 
 __all__ = ["NotComparable", "StructureOnly", "numbers_prover"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from passes.base import Composite, Narrows, Workbench
-from passes.weights import DetachedModel
+from passes.model.weights import DetachedModel
 
 __all__ = ["Recorded"]
 

@@ -10,9 +10,9 @@ from typing import Final
 import onnx
 from onnx import NodeProto, TensorProto
 
-from passes.canonical import RANDOM_OPS, Meanings
+from passes.model.canonical import RANDOM_OPS, Meanings
+from passes.model.weights import DetachedModel
 from passes.proof.moves import Distinct, inferred_shapes
-from passes.weights import DetachedModel
 
 __all__ = ["Base", "is_opaque", "small_values"]
 

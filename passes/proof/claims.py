@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from passes.canonical import Meanings, Reading
+from passes.model.canonical import Meanings, Reading
+from passes.model.weights import DetachedModel
 from passes.proof.base import Base, is_opaque
-from passes.weights import DetachedModel
 
 __all__ = ["Claim", "Claims", "claims_by_name", "claims_refined"]
 

@@ -13,12 +13,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from passes.numbers import Errors, Tolerance, compare, same_bits
+from passes.model.sessions import Session
+from passes.model.sharing import Portable
+from passes.model.weights import Weight
 from passes.proof.evidence import Draws, Watched
 from passes.proof.moves import Distinct, distinct_arrays
-from passes.sessions import Session
-from passes.sharing import Portable
-from passes.weights import Weight
+from passes.proof.numbers import Errors, Tolerance, compare, same_bits
 
 __all__ = ["KEEP_BYTES", "Desk", "ask"]
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from passes.numbers import Errors
+from passes.proof.numbers import Errors
 
 __all__ = ["Measurement", "Power", "Reference", "worst_errors"]
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import onnx
 from onnx import NodeProto
 
+from passes.model.reads import reads_of
+from passes.model.weights import DetachedModel
 from passes.proof.evidence import Power
-from passes.reads import reads_of
 from passes.structures import Instance
-from passes.weights import DetachedModel
 
 __all__ = ["Fault", "fault_in"]
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import NodeProto, TensorProto
 
+from passes.model.weights import DetachedModel
 from passes.proof.base import Base
 from passes.proof.claims import Claim, Claims
 from passes.proof.moves import Distinct, can_be_distinct, data_operands
 from passes.proof.part import Part, part_of
 from passes.proof.pieces import NEW, first_output, node_of, tensor_of
-from passes.weights import DetachedModel
 
 __all__ = ["parts_of"]
 

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper
 
-from passes.bodies import bodies_of
-from passes.weights import DetachedModel
+from passes.model.bodies import bodies_of
+from passes.model.weights import DetachedModel
 
 __all__ = ["Distinct", "can_be_distinct", "data_operands", "distinct_arrays", "inferred_shapes"]
 

@@ -9,11 +9,11 @@ from typing import Final
 import onnx
 from onnx import NodeProto, TensorProto
 
+from passes.model.weights import DetachedModel
 from passes.proof.base import Base, is_opaque
 from passes.proof.claims import Claim, Claims
 from passes.proof.moves import Distinct
 from passes.proof.pieces import NEW, first_output, node_of, tensor_of
-from passes.weights import DetachedModel
 
 __all__ = ["Part", "part_of"]
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 from uuid import uuid4
 
 from passes.base import Workbench
-from passes.numbers import Tolerance
 from passes.proof.evidence import Reference
+from passes.proof.numbers import Tolerance
 
 __all__ = ["Questions"]
 

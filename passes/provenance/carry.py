@@ -8,6 +8,8 @@ from typing import Final
 
 from onnx import ModelProto, NodeProto
 
+from passes.model.subject import Subject
+from passes.model.weights import DetachedModel
 from passes.provenance.marks import joined, marks_of, write_marks
 from passes.provenance.match import match
 from passes.provenance.names import restore_names
@@ -15,8 +17,6 @@ from passes.provenance.places import Place, common, place_of, write_place
 from passes.provenance.replaced import replacements
 from passes.provenance.same import Same
 from passes.provenance.wiring import ABSENT, Meanings, Wiring, wire
-from passes.subject import Subject
-from passes.weights import DetachedModel
 
 __all__ = ["Carrier", "carry"]
 

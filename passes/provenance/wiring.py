@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
-from passes.bodies import bodies_of
-from passes.canonical import GraphReading, NodeReading, Reading
-from passes.weights import DetachedModel
+from passes.model.bodies import bodies_of
+from passes.model.canonical import GraphReading, NodeReading, Reading
+from passes.model.weights import DetachedModel
 
 __all__ = ["ABSENT", "Item", "Meanings", "Wiring", "wire"]
 

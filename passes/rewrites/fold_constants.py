@@ -13,10 +13,10 @@ import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.base import Workbench
-from passes.canonical import RANDOM_OPS
-from passes.reads import reads_of
-from passes.sharing import Portable, Spill, Stored, portable
-from passes.weights import DETACH_FROM_BYTES, DetachedModel, Weight, digest_of, initializer_of
+from passes.model.canonical import RANDOM_OPS
+from passes.model.reads import reads_of
+from passes.model.sharing import Portable, Spill, Stored, portable
+from passes.model.weights import DETACH_FROM_BYTES, DetachedModel, Weight, digest_of, initializer_of
 
 __all__ = ["FoldConstants", "Made", "compute"]
 

@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 
 import onnx
 
+from passes.model.weights import DetachedModel
 from passes.structures.view import GraphView
-from passes.weights import DetachedModel
 
 __all__ = ["Boundary", "Core", "CoreNode", "Crossing", "Found", "Instance", "KeptWeight", "Searches", "Structure"]
 

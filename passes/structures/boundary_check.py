@@ -10,9 +10,9 @@ from typing import Final
 
 from onnx import NodeProto
 
-from passes.reads import live_nodes, reads_of
+from passes.model.reads import live_nodes, reads_of
+from passes.model.weights import DetachedModel
 from passes.structures.base import Crossing, Instance
-from passes.weights import DetachedModel
 
 __all__ = ["lost_boundaries", "sources_of"]
 

@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
-from passes.reads import live_nodes
+from passes.model.reads import live_nodes
+from passes.model.weights import DetachedModel
 from passes.structures.base import Core, CoreNode, Instance
-from passes.weights import DetachedModel
 
 __all__ = ["CAST_TO", "FAR_HOPS", "CoreIndex", "lost_cores"]
 

@@ -11,12 +11,12 @@ from typing import ClassVar, Final
 import numpy as np
 from onnx import helper
 
+from passes.model.weights import DetachedModel, digest_of
 from passes.structures.attention_shape import Operands, attention_operands
 from passes.structures.base import Found, Instance, KeptWeight
 from passes.structures.projection import Projection, computed_from, projections_behind
 from passes.structures.qkv_check import lost_projections
 from passes.structures.view import GraphView, module_of
-from passes.weights import DetachedModel, digest_of
 
 __all__ = ["SeparateQKV"]
 

@@ -12,9 +12,9 @@ from typing import Final
 
 from onnx import NodeProto
 
-from passes.reads import live_nodes
+from passes.model.reads import live_nodes
+from passes.model.weights import DetachedModel
 from passes.structures.base import Instance
-from passes.weights import DetachedModel
 
 __all__ = ["lost_projections"]
 

@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
+from passes.model.weights import DetachedModel, digest_of
 from passes.structures.base import Core, CoreNode, Found, Instance, KeptWeight
 from passes.structures.core_check import CAST_TO, FAR_HOPS, CoreIndex, lost_cores
 from passes.structures.view import GraphView, constant_of, module_of, op_of
-from passes.weights import DetachedModel, digest_of
 
 __all__ = ["PRODUCTS", "ShapedStructure", "Sketch", "instances_of", "pins_at", "unique_names"]
 

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
-from passes.canonical import RANDOM_OPS
-from passes.weights import DetachedModel
+from passes.model.canonical import RANDOM_OPS
+from passes.model.weights import DetachedModel
 
 __all__ = ["LAYOUT_OPS", "GraphView", "constant_of", "module_of", "modules_of", "op_of"]
 

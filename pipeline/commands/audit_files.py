@@ -8,7 +8,7 @@ from pathlib import Path
 
 from passes.audited import Table, table_text
 from passes.audited.known import file_name
-from passes.files import replace_when_done
+from passes.model.files import replace_when_done
 from pipeline.workspace import disk_errors
 
 __all__ = ["write_reproducer", "write_table"]

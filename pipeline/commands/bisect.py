@@ -12,9 +12,9 @@ import typer
 from passes.base import Workbench
 from passes.bench import open_bench
 from passes.bisect import BUDGET_S, Breakdown, Deviation, Fault, Finding, Loss, bisect, finding_as_data, finding_text
-from passes.files import save
+from passes.model.files import save
+from passes.model.weights import DetachedModel, read_model
 from passes.recipe import DEFAULT_RECIPE, steps_of
-from passes.weights import DetachedModel, read_model
 from passes.why import file_of
 from pipeline.config import read_recipe
 from pipeline.errors import UserMistake

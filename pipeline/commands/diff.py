@@ -21,8 +21,8 @@ from passes.diff import (
     numbers_text,
 )
 from passes.errors import PassError
+from passes.model.weights import read_model
 from passes.optimize import draw_feeds
-from passes.weights import read_model
 from passes.why import file_of
 
 __all__ = ["FORMAT_VERSION", "register"]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from passes.numbers import Errors
+from passes.proof.numbers import Errors
 from passes.result import PassRow, Status, StructureVerdict
 from pipeline.report import SOURCE, Mark, Report
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from passes.files import replace_when_done
+from passes.model.files import replace_when_done
 from pipeline.errors import UserMistake
 from pipeline.regression.baseline import FORMAT_VERSION
 

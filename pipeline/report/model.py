@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from passes.numbers import Errors
-from passes.prove import Power
+from passes.proof.numbers import Errors
+from passes.proof.prove import Power
 from passes.result import PassRow, StructureVerdict
 from pipeline.report.pictures import Pictures
 

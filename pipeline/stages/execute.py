@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from passes.numbers import Errors, Tolerance, compare
-from passes.prove import Reference, worst_errors
-from passes.weights import read_model
+from passes.model.weights import read_model
+from passes.proof.numbers import Errors, Tolerance, compare
+from passes.proof.prove import Reference, worst_errors
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
 from pipeline.events import Observer, Progress

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from passes.bench import open_bench
 from passes.errors import StepFailed
-from passes.prove import Measurement, Prover, Reference
-from passes.weights import DetachedModel, digest_of, read_model
+from passes.model.weights import DetachedModel, digest_of, read_model
+from passes.proof.prove import Measurement, Prover, Reference
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed, Unsupported
 from pipeline.export import export_onnx

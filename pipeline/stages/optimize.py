@@ -14,16 +14,16 @@ from passes.base import Repeat, Step, Workbench, flat
 from passes.bench import open_bench
 from passes.changes import op_counts
 from passes.diff import compare_models, diff_as_data, diff_text
-from passes.files import save
-from passes.fingerprint import structure_fingerprint
-from passes.payload import byte_count
+from passes.model.files import save
+from passes.model.fingerprint import structure_fingerprint
+from passes.model.payload import byte_count
+from passes.model.subject import Subject
+from passes.model.weights import DetachedModel, read_model
 from passes.policy import Policy, with_skips
-from passes.prove import Prover, Reference
+from passes.proof.prove import Prover, Reference
 from passes.recipe import steps_of
 from passes.result import PassRow, PassRun
 from passes.runner import run_passes
-from passes.subject import Subject
-from passes.weights import DetachedModel, read_model
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
 from pipeline.events import Note, Observer, PassEnded, Progress

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from passes.base import Step, Workbench
+from passes.model.subject import Subject
+from passes.model.weights import DetachedModel
 from passes.provenance import heirs_of
 from passes.result import PassRow, PassRun, Status
 from passes.structures import Instance
 from passes.structures.extent import between, extent_of
 from passes.structures.view import GraphView
-from passes.subject import Subject
 from passes.unkept import without_keep
-from passes.weights import DetachedModel
 from pipeline.report import Drawing, NodeRow, Pictures, StructurePicture
 from pipeline.report.nodes import node_rows
 from pipeline.report.subgraph import draw

@@ -7,7 +7,7 @@ import inspect
 import sys
 from pathlib import Path
 
-from passes.weights import read_model
+from passes.model.weights import read_model
 from pipeline.config import ModelConfig, RunConfig, locate, split_factory
 from pipeline.export.dynamic_shapes import with_dynamic_shapes
 from pipeline.export.load import load_source

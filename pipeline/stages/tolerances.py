@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from passes.numbers import TOLERANCES, Tolerance
+from passes.proof.numbers import TOLERANCES, Tolerance
 from pipeline.config import RunConfig
 
 __all__ = ["tolerances_of"]

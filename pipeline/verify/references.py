@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from passes.errors import StepFailed
-from passes.prove import Reference
-from passes.weights import digest_of, read_model
+from passes.model.weights import digest_of, read_model
+from passes.proof.prove import Reference
 from pipeline.config import ModelConfig, VerifyConfig
 from pipeline.errors import SourceMistake
 from pipeline.export.inputs import draw_inputs, named_dims

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from passes.sessions import Session
-from passes.weights import DetachedModel
+from passes.model.sessions import Session
+from passes.model.weights import DetachedModel
 from pipeline.export.arrays import to_numpy
 from pipeline.export.reference import run_torch
 from pipeline.export.source import TorchSource

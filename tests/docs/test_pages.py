@@ -12,8 +12,8 @@ import yaml
 
 from passes.errors import PassError
 from passes.groups import GROUPS
-from passes.numbers import TOLERANCES, Errors, Tolerance
-from passes.prove import Power
+from passes.proof.numbers import TOLERANCES, Errors, Tolerance
+from passes.proof.prove import Power
 from passes.result import PassRow, Status, StructureVerdict
 from pipeline.cli import INTERRUPTED
 from pipeline.config import json_schema

@@ -22,8 +22,8 @@ from passes.external.installed import require
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim import OnnxSim
 from passes.groups import GROUPS, groups_of, in_group
+from passes.model.weights import DetachedModel
 from passes.policy import Policy
-from passes.weights import DetachedModel
 
 
 @pytest.fixture(scope="module")

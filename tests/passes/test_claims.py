@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from passes.base import Workbench
-from passes.canonical import Reading, meanings_of, read
+from passes.model.canonical import Reading, meanings_of, read
+from passes.model.weights import DetachedModel
 from passes.proof.base import Base
 from passes.proof.claims import Claims, claims_by_name, claims_refined
 from passes.proof.moves import inferred_shapes
 from passes.proof.part import part_of
-from passes.prove import Measurement, Prover
-from passes.weights import DetachedModel
+from passes.proof.prove import Measurement, Prover
 from tests.passes.models import detached, matrix, model_of
 
 BEFORE = """

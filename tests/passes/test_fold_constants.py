@@ -7,9 +7,9 @@ import onnx
 import pytest
 
 from passes.bench import open_bench
+from passes.model.sessions import Session
+from passes.model.weights import attach
 from passes.rewrites.fold_constants import FoldConstants
-from passes.sessions import Session
-from passes.weights import attach
 from tests.passes.models import detached, matrix, model_of
 
 

@@ -22,9 +22,9 @@ from passes.catalog.shown import detached, fires
 from passes.catalog.text import graph_text
 from passes.draw import draw_array
 from passes.external.onnxsim import OnnxSim
-from passes.numbers import compare
+from passes.model.weights import attach
+from passes.proof.numbers import compare
 from passes.steps import OWN_STEPS
-from passes.weights import attach
 
 FILES = sorted(GALLERY.glob("*.onnxtxt"))
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from passes.numbers import TOLERANCES, Tolerance, compare
+from passes.proof.numbers import TOLERANCES, Tolerance, compare
 
 NAN, INF = np.nan, np.inf
 

@@ -11,7 +11,7 @@ from passes.base import Workbench
 from passes.errors import ModelMistake, StepFailed
 from passes.optimize import draw_feeds
 from passes.policy import Policy
-from passes.prove import Power, Prover
+from passes.proof.prove import Power, Prover
 from passes.structures import STRUCTURES
 from passes.watch import find_structures
 from tests.passes.models import attention, detached, matrix, model_of

@@ -12,12 +12,12 @@ import passes
 from passes import PolicyMistake
 from passes.base import Repeat, Workbench
 from passes.bench import open_bench
+from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.policy import Policy
-from passes.prove import Prover
+from passes.proof.prove import Prover
 from passes.recipe import steps_of
 from passes.runner import run_passes
-from passes.weights import DetachedModel
 from tests.passes.models import detached, model_of
 
 CHAIN = """

@@ -11,12 +11,12 @@ import passes
 from passes import Status
 from passes.base import Workbench
 from passes.bench import open_bench
+from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.policy import Policy
-from passes.prove import Prover
+from passes.proof.prove import Prover
 from passes.reproduce import smallest
 from passes.runner import run_passes
-from passes.weights import DetachedModel
 from tests.passes.models import attention, detached, matrix, model_of
 
 

@@ -16,16 +16,16 @@ import passes
 from passes import PolicyMistake, Status
 from passes.base import Step, Workbench
 from passes.bench import open_bench
-from passes.canonical import Reading
 from passes.errors import StepFailed
 from passes.isolate import Worker
+from passes.model.canonical import Reading
+from passes.model.subject import Subject
+from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.policy import Policy
-from passes.prove import Measurement, Prover
+from passes.proof.prove import Measurement, Prover
 from passes.result import PassRow, PassRun
 from passes.runner import run_passes
-from passes.subject import Subject
-from passes.weights import DetachedModel
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from passes.errors import PolicyMistake
+from passes.model.subject import Subject
 from passes.policy import Policy
-from passes.subject import Subject
 from passes.watch import find_structures
 from tests.passes.models import attention, biased_attention, detached
 from tests.passes.structures.pictures import drawn

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from passes.base import Workbench
 from passes.errors import StepFailed
-from passes.files import save
-from passes.weights import PROTOBUF_LIMIT, DetachedModel, read_model
+from passes.model.files import save
+from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, read_model
 
 __all__ = ["Here"]
 

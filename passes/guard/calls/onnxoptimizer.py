@@ -14,7 +14,7 @@ from passes.external.onnxoptimizer import available, default_set, passes_of
 from passes.guard.calls.arguments import bound
 from passes.guard.calls.base import LetThrough, Plan, Skips
 from passes.guard.calls.models import copied, whole
-from passes.weights import DetachedModel
+from passes.model.weights import DetachedModel
 
 __all__ = ["OnnxOptimizerCall", "optimize", "read_optimize"]
 

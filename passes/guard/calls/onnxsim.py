@@ -19,7 +19,7 @@ from passes.guard.calls.base import LetThrough, Plan, Skips
 from passes.guard.calls.here import Here
 from passes.guard.calls.models import copied, is_valid, opened, whole, write
 from passes.guard.recorded import Recorded
-from passes.weights import DetachedModel
+from passes.model.weights import DetachedModel
 
 __all__ = ["OnnxSimCall", "all_passes", "read_simplify"]
 

@@ -19,7 +19,7 @@ from passes.guard.calls.here import Here
 from passes.guard.calls.models import copied, opened
 from passes.guard.calls.models import whole as whole_of
 from passes.guard.recorded import Recorded
-from passes.weights import DetachedModel
+from passes.model.weights import DetachedModel
 
 __all__ = ["OnnxSlimCall", "read_slim"]
 

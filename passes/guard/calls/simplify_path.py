@@ -10,7 +10,7 @@ from typing import Any, Final
 from passes.guard.calls.base import LetThrough
 from passes.guard.calls.models import opened, write
 from passes.guard.calls.onnxsim import OnnxSimCall
-from passes.weights import PROTOBUF_LIMIT, DetachedModel
+from passes.model.weights import PROTOBUF_LIMIT, DetachedModel
 
 __all__ = ["read_simplify_path"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from passes.numbers import Errors
+from passes.proof.numbers import Errors
 from passes.result import PassRow, Status
 from pipeline.report.html.diffs import PassDiff, read_diff
 from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of

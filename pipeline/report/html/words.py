@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from passes.numbers import Errors
+from passes.proof.numbers import Errors
 
 __all__ = ["bytes_text", "error_text", "plural", "seconds_text", "worst_of"]
 

@@ -11,7 +11,7 @@ import onnx
 from passes.base import Workbench
 from passes.bench import open_bench
 from passes.bisect import Breakdown, bisect
-from passes.files import save
+from passes.model.files import save
 from passes.recipe import steps_of
 from tests.passes.models import attention, detached, model_of
 

@@ -13,10 +13,10 @@ import pytest
 from passes.base import Workbench
 from passes.bisect import Deviation, Finding, bisect
 from passes.errors import ModelMistake
-from passes.files import save
+from passes.model.files import save
+from passes.model.sessions import Session
+from passes.model.weights import DetachedModel
 from passes.recipe import RecipeItem, steps_of
-from passes.sessions import Session
-from passes.weights import DetachedModel
 from tests.passes.models import attention, detached, matrix, model_of, vector
 
 TWO_RESHAPES = """

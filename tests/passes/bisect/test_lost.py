@@ -13,10 +13,10 @@ import pytest
 from passes.base import Workbench
 from passes.bisect import Finding, Loss, bisect
 from passes.errors import PolicyMistake
-from passes.files import save
+from passes.model.files import save
+from passes.model.weights import DetachedModel, read_model
 from passes.recipe import RecipeItem, steps_of
 from passes.structures import structure_of
-from passes.weights import DetachedModel, read_model
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of, vector
 
 WIDTH = 32

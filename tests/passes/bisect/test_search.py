@@ -13,10 +13,10 @@ from passes.bisect import bisect
 from passes.bisect.faults import Run, Sighting
 from passes.bisect.route import Made, Runs, joined, route
 from passes.bisect.search import HIDDEN
-from passes.canonical import canonical_digest
 from passes.external.onnxoptimizer import OnnxOptimizerPasses, default_set
+from passes.model.canonical import canonical_digest
+from passes.model.weights import DetachedModel
 from passes.recipe import steps_of
-from passes.weights import DetachedModel
 from tests.passes.models import biased_attention, detached, model_of
 
 

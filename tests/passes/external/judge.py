@@ -10,14 +10,14 @@ import onnx
 
 from passes import PassRow
 from passes.base import Workbench
+from passes.model.sharing import detached_copy
+from passes.model.weights import attach
 from passes.optimize import draw_feeds
 from passes.policy import Policy
-from passes.prove import Prover
+from passes.proof.prove import Prover
 from passes.recipe import RecipeItem, steps_of
 from passes.result import PassRun
 from passes.runner import run_passes
-from passes.sharing import detached_copy
-from passes.weights import attach
 
 __all__ = ["broken", "ops", "optimized", "row", "valid"]
 

@@ -13,15 +13,15 @@ from onnx import TensorProto
 
 from passes.base import Workbench
 from passes.bench import open_bench
-from passes.canonical import meanings_of
 from passes.errors import StepTimedOut
 from passes.external.files import through_files
 from passes.external.onnxsim import OnnxSim
 from passes.external.onnxsim_detached import _with_references
 from passes.isolate import Worker
+from passes.model.canonical import meanings_of
+from passes.model.weights import DetachedModel
 from passes.pins import pin
 from passes.structures import STRUCTURES
-from passes.weights import DetachedModel
 from tests.passes.models import attention, biased_attention, detached, matrix, model_of
 
 WIDE = 320

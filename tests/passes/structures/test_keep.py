@@ -7,7 +7,7 @@ import pytest
 
 from passes.base import Workbench
 from passes.catalog.picture import GALLERY, read_picture
-from passes.reads import live_nodes
+from passes.model.reads import live_nodes
 from passes.result import PassRun, Status
 from passes.structures import structure_of
 from tests.passes.structures.pictures import BATCH_NORM, drawn, found, run

@@ -7,7 +7,7 @@ import pytest
 
 import passes
 from passes import PolicyMistake, Status
-from passes.reads import live_nodes
+from passes.model.reads import live_nodes
 from tests.passes.structures.pictures import drawn, found, lost
 
 TEXT = """

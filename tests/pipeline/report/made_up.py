@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from passes.numbers import Errors
+from passes.proof.numbers import Errors
 from passes.result import PassRow, Status, StructureVerdict
 from pipeline.report import (
     SOURCE,

@@ -18,21 +18,21 @@ import numpy as np
 import onnx
 
 from passes.base import Workbench
-from passes.canonical import Meanings, Reading, read
 from passes.errors import ModelMistake, StepFailed
-from passes.numbers import Tolerance
+from passes.model.canonical import Meanings, Reading, read
+from passes.model.reads import live_nodes
+from passes.model.sharing import portable
+from passes.model.weights import DetachedModel
 from passes.proof.alike import is_alike
 from passes.proof.base import Base, small_values
 from passes.proof.claims import Claims, claims_by_name, claims_refined
 from passes.proof.evidence import Draws, Measurement, Power, Reference, Watched, worst_errors
 from passes.proof.faults import Fault, fault_in
 from passes.proof.moved import parts_of
+from passes.proof.numbers import Tolerance
 from passes.proof.part import Part
 from passes.proof.questions import Questions
-from passes.reads import live_nodes
-from passes.sharing import portable
 from passes.structures import Instance
-from passes.weights import DetachedModel
 
 __all__ = ["Measurement", "Power", "Prover", "Reference", "worst_errors"]
 

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 
 import onnx
 
-from passes.bodies import bodies_of
-from passes.reads import reads_of
+from passes.model.bodies import bodies_of
+from passes.model.reads import reads_of
 
 __all__ = ["sort_nodes"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import TensorProto
 
 from passes.errors import ModelMistake
-from passes.payload import byte_count
+from passes.model.payload import byte_count
 
 __all__ = ["ExternalFiles"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
-from passes.reads import reads_of
-from passes.weights import DetachedModel
+from passes.model.reads import reads_of
+from passes.model.weights import DetachedModel
 
 __all__ = ["cut", "lead_in", "types_of"]
 

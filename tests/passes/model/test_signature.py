@@ -9,7 +9,7 @@ import pytest
 import passes
 from passes import Status
 from passes.errors import StepFailed
-from passes.signature import keep_signature
+from passes.model.signature import keep_signature
 from tests.passes.models import detached, model_of
 
 

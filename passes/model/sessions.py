@@ -14,8 +14,8 @@ import onnxruntime
 from onnx import TensorProto
 
 from passes.errors import StepFailed
-from passes.reads import reads_of
-from passes.weights import DetachedModel, Weight, clear_data, inline
+from passes.model.reads import reads_of
+from passes.model.weights import DetachedModel, Weight, clear_data, inline
 
 __all__ = ["Session"]
 

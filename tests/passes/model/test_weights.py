@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from passes.errors import ModelMistake
-from passes.order import sort_nodes
-from passes.weights import DETACH_FROM_BYTES, attach, detach, digest_of, key_of, read_model
+from passes.model.order import sort_nodes
+from passes.model.weights import DETACH_FROM_BYTES, attach, detach, digest_of, key_of, read_model
 from tests.passes.models import detached, matrix, model_of
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.uint8, np.int32, np.int64, np.uint64]

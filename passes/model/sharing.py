@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from passes.order import sort_nodes
-from passes.weights import DetachedModel, Weight, detach, release
+from passes.model.order import sort_nodes
+from passes.model.weights import DetachedModel, Weight, detach, release
 
 if TYPE_CHECKING:
-    from passes.sessions import Session
+    from passes.model.sessions import Session
 
 __all__ = ["Portable", "Spill", "Stored", "detached_copy", "portable"]
 
@@ -86,7 +86,7 @@ class Portable:
         Raises:
             StepFailed: onnxruntime refuses the model.
         """
-        from passes.sessions import Session  # not above: a worker that runs no model does without onnxruntime
+        from passes.model.sessions import Session  # not above: a worker that runs no model does without onnxruntime
 
         return Session(self.model(), self.mapped(), extra_outputs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from passes.weights import DetachedModel
+from passes.model.weights import DetachedModel
 
 __all__ = ["what_is_invalid"]
 

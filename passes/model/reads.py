@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import GraphProto, NodeProto
 
-from passes.bodies import bodies_of
+from passes.model.bodies import bodies_of
 
 __all__ = ["live_nodes", "reads_of"]
 

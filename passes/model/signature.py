@@ -5,8 +5,8 @@ from __future__ import annotations
 from onnx import GraphProto, TensorProto, TypeProto, ValueInfoProto
 
 from passes.errors import StepFailed
-from passes.spelled import is_unsaid, spelled_type
-from passes.weights import DetachedModel
+from passes.model.spelled import is_unsaid, spelled_type
+from passes.model.weights import DetachedModel
 
 __all__ = ["keep_signature"]
 

@@ -7,10 +7,10 @@ from functools import cached_property
 
 from onnx import NodeProto
 
-from passes.canonical import Reading, read
-from passes.reads import live_nodes
-from passes.validity import what_is_invalid
-from passes.weights import DetachedModel
+from passes.model.canonical import Reading, read
+from passes.model.reads import live_nodes
+from passes.model.validity import what_is_invalid
+from passes.model.weights import DetachedModel
 
 __all__ = ["Subject"]
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-from passes.canonical import canonical_digest, meanings_of
-from passes.weights import DetachedModel
+from passes.model.canonical import canonical_digest, meanings_of
+from passes.model.weights import DetachedModel
 from tests.passes.models import attention, detached, matrix, model_of
 
 Change = Callable[[onnx.ModelProto], None]

@@ -12,7 +12,7 @@ from typing import Final
 import onnx
 from onnx import TensorProto
 
-from passes.weights import DetachedModel, clear_data, inline
+from passes.model.weights import DetachedModel, clear_data, inline
 
 __all__ = ["EXTERNAL_FROM_BYTES", "replace_when_done", "save"]
 

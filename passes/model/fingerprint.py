@@ -7,8 +7,8 @@ from typing import Final
 
 from onnx import TensorProto
 
-from passes.canonical import read
-from passes.weights import DetachedModel
+from passes.model.canonical import read
+from passes.model.weights import DetachedModel
 
 __all__ = ["structure_fingerprint"]
 

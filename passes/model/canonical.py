@@ -14,8 +14,8 @@ from typing import Final
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
 
-from passes.bodies import bodies_of
-from passes.weights import DetachedModel
+from passes.model.bodies import bodies_of
+from passes.model.weights import DetachedModel
 
 RANDOM_OPS: Final = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}

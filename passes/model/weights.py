@@ -24,11 +24,11 @@ import onnx
 from blake3 import blake3
 from onnx import TensorProto, helper
 
-from passes.bodies import bodies_of
 from passes.errors import ModelMistake
-from passes.external_data import ExternalFiles
-from passes.order import sort_nodes
-from passes.payload import check_payload
+from passes.model.bodies import bodies_of
+from passes.model.external_data import ExternalFiles
+from passes.model.order import sort_nodes
+from passes.model.payload import check_payload
 
 __all__ = [
     "DETACH_FROM_BYTES",
@@ -170,7 +170,7 @@ def attach(model: DetachedModel) -> onnx.ModelProto:
     """The whole model in one message, with its data inline.
 
     Raises:
-        ModelMistake: the model does not fit into one protobuf message (2 GiB); write it with `passes.files.save`.
+        ModelMistake: the model does not fit into one protobuf message (2 GiB); write it with `passes.model.files.save`.
     """
     if model.nbytes() > PROTOBUF_LIMIT:
         raise ModelMistake(

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from passes.files import replace_when_done, save
-from passes.weights import read_model
+from passes.model.files import replace_when_done, save
+from passes.model.weights import read_model
 from tests.passes.models import attention, detached
 
 
