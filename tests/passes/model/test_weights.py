@@ -296,10 +296,10 @@ def test_each_tensor_in_a_file_of_its_own_takes_one_descriptor(tmp_path: Path) -
     model.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [512]))
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES + _open_files() + 20, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_limit_with_room_for(FILES + 20), hard))
     try:
         assert len(read_model(tmp_path / "model.onnx").weights) == FILES
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_open_files() + FILES // 2, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_limit_with_room_for(FILES // 2), hard))
         with pytest.raises(ModelMistake, match=r"cannot be mapped .* limit of open files \(ulimit -n\)"):
             read_model(tmp_path / "model.onnx")
     finally:
@@ -309,6 +309,8 @@ def test_each_tensor_in_a_file_of_its_own_takes_one_descriptor(tmp_path: Path) -
 FILES = 100
 
 
-def _open_files() -> int:
-    """The highest descriptor counts, not how many there are."""
-    return max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+def _limit_with_room_for(count: int) -> int:
+    """The limit holds for the number of a descriptor: the lowest one that is free is taken."""
+    taken = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
+    free = (number for number in itertools.count() if number not in taken)
+    return next(itertools.islice(free, count, None))
