@@ -112,6 +112,8 @@ class _Run:
     trial: Trial | None = None
     ahead: Trial | None = None
     """On a model that has yet to be judged."""
+    is_rehearsed: bool = False
+    """Whether the model that the recipe was going to end with has been run ahead; that is done once."""
     accepted: list[_Accepted] = field(default_factory=list)
     """The steps since `base`, each proven by what it changed."""
 
@@ -236,13 +238,14 @@ class _Run:
         self.ahead = self._trial_of(subject)
         with contextlib.suppress(StepFailed):  # when it is its turn, it fails by itself
             following.begin(self.ahead.pinned, self.bench)
-            if tuple(step.name for step in self.rest[1:]) == following.ahead:
+            if not self.is_rehearsed and tuple(step.name for step in self.rest[1:]) == following.ahead:
                 self._rehearse(following, self.ahead)
 
     def _rehearse(self, last: Early, trial: Trial) -> None:
         """Let the final model be run, if it is known already what the steps that are left will make."""
         foreseen = last.foreseen(trial.pinned, self.bench)
         if foreseen is not None:
+            self.is_rehearsed = True
             self.prover.rehearse(trial.unpinned(foreseen))
 
     def _reproduced(self, step: Step, attempt: Attempt) -> str:

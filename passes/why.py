@@ -86,7 +86,7 @@ def _proto_of(model: DetachedModel | str | Path) -> onnx.ModelProto:
         return model.proto
     path = file_of(model)
     if not path.is_file():
-        raise ModelMistake(f"no ONNX file at {path}")
+        raise ModelMistake(f"no ONNX file at {path}; expected an .onnx file, or the folder of a run that has ended")
     try:
         return onnx.load(path, load_external_data=False)
     except Exception as error:

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 from passes.model.files import replace_when_done
 from pipeline.errors import UserMistake
 
-__all__ = ["Workspace", "key_of", "stamp"]
+__all__ = ["Workspace", "disk_errors", "key_of", "make_folder", "stamp"]
 
 Record = TypeVar("Record")
 
@@ -58,7 +58,7 @@ class Workspace:
             UserMistake: another run holds the folder, or it cannot be written.
         """
         with disk_errors(self.folder):
-            self.stages.mkdir(parents=True, exist_ok=True)
+            make_folder(self.stages)
             with (self.stages / "lock").open("w") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,6 +112,18 @@ def stamp(path: Path) -> tuple[int, int]:
     except FileNotFoundError:
         return (-1, -1)
     return (status.st_size, status.st_mtime_ns)
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder`, and those above it.
+
+    Raises:
+        UserMistake: there is no place for it, such as below /proc; full or read-only disks are for `disk_errors`.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:
+        raise UserMistake(f"the folder {folder} cannot be made: {error.strerror}; choose another one") from error
 
 
 @contextlib.contextmanager

@@ -12,6 +12,9 @@ __all__ = ["finding_text"]
 MOST: Final = 12
 """Nodes that are written out."""
 
+FAILED: Final = 3
+"""Failed steps that are written out."""
+
 
 def finding_text(finding: Finding, file: str = "") -> str:
     """Some lines; `file` is where the smallest model was written."""
@@ -22,7 +25,9 @@ def _lines(finding: Finding, file: str) -> Iterator[str]:
     culprit = finding.culprit
     took = f"{_counted(finding.runs, 'pass run')}, {finding.seconds:.1f} s"
     if culprit is None:
-        yield f"{finding.nothing}, after {_counted(finding.steps, 'step')} ({took})"
+        ran = finding.steps - len(finding.failed)
+        of_all = f" of {finding.steps}" if finding.failed else ""
+        yield f"{finding.nothing}, after {_counted(ran, 'step')}{of_all} ({took})"
     else:
         yield f"{culprit.name} ({culprit.source}), {_place(culprit, finding.steps)}"
         yield f"  {culprit.why}"
@@ -34,7 +39,9 @@ def _lines(finding: Finding, file: str) -> Iterator[str]:
             yield from _fault(finding.smallest)
         yield f"found in {took}"
     yield from (f"note: {note}" for note in finding.notes)
-    yield from (f"left out, since it fails: {failed}" for failed in finding.failed)
+    yield from (f"left out, since it fails: {failed}" for failed in finding.failed[:FAILED])
+    if len(finding.failed) > FAILED:
+        yield f"and {len(finding.failed) - FAILED} more that fail; --crash looks for the first of them"
     if culprit is not None:
         yield from _file(finding.smallest, file)
         names = [culprit.name, *(f"{culprit.step}/{name}" for name in culprit.others)]

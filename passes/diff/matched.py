@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from passes.diff.signature import same_inputs
 from passes.model.canonical import Reading, read
 from passes.model.weights import DetachedModel
 from passes.provenance.match import match
@@ -28,6 +29,8 @@ class Matched:
     before: DetachedModel
     after: DetachedModel
     readings: tuple[Reading, Reading]
+    inputs: Mapping[str, str]
+    """Input of the model after → the input of the model before that it is."""
     same: Same
     groups: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
@@ -46,15 +49,16 @@ def match_models(
 ) -> Matched:
     """Match two models; `readings` are theirs, if they have been read already."""
     first, second = readings or (read(before), read(after))
+    inputs = same_inputs(before.proto.graph, after.proto.graph)
     meanings: Meanings = {}
-    same = match(wire(before, first, meanings), wire(after, second, meanings))
+    same = match(wire(before, first, meanings), wire(after, second, meanings, inputs))
     groups = _groups(same)
     for olds, news in groups:
         _pair(same, olds, news)
     left = [
         (tuple(filter(same.lost, olds)), tuple(new for new in news if same.old_of[new] < 0)) for olds, news in groups
     ]
-    return Matched(before, after, (first, second), same, tuple(group for group in left if any(group)))
+    return Matched(before, after, (first, second), inputs, same, tuple(group for group in left if any(group)))
 
 
 def _groups(same: Same) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

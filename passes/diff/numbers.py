@@ -11,6 +11,7 @@ import numpy as np
 from passes.base import Workbench
 from passes.diff.distances import Pair
 from passes.diff.matched import Matched
+from passes.diff.signature import same_outputs
 from passes.errors import ModelMistake
 from passes.model.sharing import portable
 from passes.model.weights import DetachedModel
@@ -49,33 +50,32 @@ class Numbers:
 def compare_numbers(
     matched: Matched, feeds: Sequence[Mapping[str, np.ndarray]], bench: Workbench, *, values: bool = False
 ) -> Numbers:
-    """Run both models on each of `feeds` and compare their outputs by name; with `values` also what lies between.
+    """Run both models on each of `feeds` and compare their outputs; with `values` also what lies between.
 
     Raises:
-        ModelMistake: they have no output in common, or the second one asks for other inputs.
+        ModelMistake: they have no output in common, by name or place, or the second one asks for other inputs.
         StepFailed: onnxruntime refuses one of them, or stops.
     """
-    has = {info.name for info in matched.after.proto.graph.output}
-    outputs = [info.name for info in matched.before.proto.graph.output if info.name in has]
+    outputs = [(old, new) for new, old in same_outputs(matched.before.proto.graph, matched.after.proto.graph).items()]
     if not outputs:
-        raise ModelMistake("the models have no output in common, so there are no numbers to compare; rename them")
-    missing = _inputs(matched, after=True) - _inputs(matched, after=False)
+        raise ModelMistake("the models have no output in common, so there are no numbers to compare")
+    missing = _inputs(matched.after) - matched.inputs.keys()
     if missing:
         raise ModelMistake(
             f"the second model has an input {min(missing)!r} that the first has not, so there are no numbers to compare"
         )
-    found = _worst(matched, [(name, name) for name in outputs], feeds, bench)
+    found = _worst(matched, outputs, feeds, bench)
     inner = list(_common(matched)) if values else []
     told: list[ValueErrors] = []
     for start in range(0, len(inner), AT_ONCE):
         part = inner[start : start + AT_ONCE]
         errors = _worst(matched, part, feeds, bench)
         told.extend(ValueErrors(*pair, errors[pair]) for pair in part if pair in errors)
-    return Numbers({name: errors for (name, _), errors in found.items()}, tuple(told))
+    return Numbers({name: errors for (_, name), errors in found.items()}, tuple(told))
 
 
-def _inputs(matched: Matched, *, after: bool) -> set[str]:
-    graph = (matched.after if after else matched.before).proto.graph
+def _inputs(model: DetachedModel) -> set[str]:
+    graph = model.proto.graph
     return {info.name for info in graph.input} - {tensor.name for tensor in graph.initializer}
 
 
@@ -84,7 +84,8 @@ def _worst(
 ) -> dict[Pair, Errors]:
     models = [portable(model, bench.spill) for model in (matched.before, matched.after)]
     draws = []
-    for one in feeds:
+    for feed in feeds:
+        one = {**feed, **{new: feed[old] for new, old in matched.inputs.items() if old in feed}}
         found = bench.proofs.call(DISTANCES, before=models[0], after=models[1], pairs=pairs, feeds=one)
         draws.append({str(place): errors for place, errors in enumerate(found) if errors is not None})
     return {pairs[int(place)]: errors for place, errors in worst_errors(draws).items()}

@@ -23,7 +23,7 @@ def summary(diff: Diff) -> str:
         "added": len(diff.added),
         "with other attributes": len({one.node for one in diff.attributes}),
         "rewired": len({one.node for one in diff.rewired}),
-        "initializers": len(diff.initializers),
+        "of the stored tensors": len(diff.initializers),
         "of the model itself": len(diff.header),
         "of equal values read otherwise": len(diff.shared),
     }
@@ -67,11 +67,11 @@ def _section(title: str, entries: Sequence[object], most: int) -> Iterator[str]:
         yield f"  and {len(entries) - most} more"
 
 
-def numbers_text(numbers: Numbers | None, why: str = "", *, most: int = MOST) -> str:
+def numbers_text(numbers: Numbers | None, why: str = "", *, most: int = MOST, title: str = "numbers") -> str:
     """How far outputs are apart, and the inner values that are; empty if nothing was run."""
     if numbers is None:
         return f"\nno numbers: {why}\n" if why else ""
-    lines = ["", "numbers", *(f"  output {name}: {_distance(errors)}" for name, errors in numbers.outputs.items())]
+    lines = ["", title, *(f"  output {name}: {_distance(errors)}" for name, errors in numbers.outputs.items())]
     if numbers.values:
         apart = [one for one in numbers.values if one.errors.max_abs or not one.errors.ok]
         lines.append(

@@ -91,4 +91,5 @@ def replace_when_done(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # there was no place for it either
+            temporary.unlink()

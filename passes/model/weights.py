@@ -230,7 +230,7 @@ def read_model(path: Path, known: WeightStore | None = None) -> DetachedModel:
         ModelMistake: no such file, not ONNX, truncated, or external data that is missing or leaves the folder.
     """
     if not path.is_file():
-        raise ModelMistake(f"no ONNX file at {path}")
+        raise ModelMistake(f"no ONNX file at {path}; expected an .onnx file, or the folder of a run that has ended")
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:

@@ -133,7 +133,7 @@ class Prover:
 
     def rehearse(self, model: DetachedModel) -> None:
         """Begin to run a model that will probably be the last, while others are proven; `run` then only takes note."""
-        if not self._references or (self._rehearsed is not None and is_alike(self._rehearsed, model.proto)):
+        if not self._references:
             return
         self._settle()
         self._desk.ask("rehearse", model=portable(model, self._bench.spill), inner=self._probed(model))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
@@ -95,13 +96,16 @@ class Wiring:
             self.weights.add(value)
 
 
-def wire(model: DetachedModel, reading: Reading, meanings: Meanings) -> Wiring:
+def wire(
+    model: DetachedModel, reading: Reading, meanings: Meanings, called: Mapping[str, str] = MappingProxyType({})
+) -> Wiring:
     """Index `model`; what its nodes and values mean is numbered in `meanings`, and goes by what they compute from.
 
-    `reading` is that of the model, whose names and metadata may have changed since.
+    `reading` is that of the model, whose names and metadata may have changed since; `called` says what an input is
+    called in another model that it is to be compared with, where that is another name.
     """
     wiring = Wiring(meanings)
-    walk = _Walk(wiring)
+    walk = _Walk(wiring, called)
     values = walk.graph(model.proto.graph, reading.graph, {}, None)
     wiring.outputs = {info.name: value for info, value in zip(model.proto.graph.output, values, strict=True)}
     for function, body in zip(model.proto.functions, reading.functions, strict=True):
@@ -112,6 +116,7 @@ def wire(model: DetachedModel, reading: Reading, meanings: Meanings) -> Wiring:
 @dataclass(frozen=True, slots=True)
 class _Walk:
     wiring: Wiring
+    called: Mapping[str, str]
 
     def graph(
         self, graph: GraphProto, reading: GraphReading, outer: dict[str, int], owner: Hashable
@@ -119,7 +124,7 @@ class _Walk:
         """Add the nodes of `graph`; returns the ids of its outputs. `owner` says whose body it is."""
         scope = dict(outer)
         for index, info in enumerate(graph.input):
-            formal = ("input", info.name) if owner is None else (owner, index)
+            formal = ("input", self.called.get(info.name, info.name)) if owner is None else (owner, index)
             scope[info.name] = self.wiring.value(info.name, formal)
         tensors = {tensor.name: tensor for tensor in graph.initializer}
         for name, digest in reading.stored:

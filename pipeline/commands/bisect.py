@@ -103,6 +103,8 @@ def _written(finding: Finding, out: Path | None, model: Path) -> str:
     stem = model.resolve().name if model.is_dir() else model.stem
     name = f"bisect-{stem}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', finding.culprit.name)}.onnx"
     path = Path(name) if out is None else out / name if out.is_dir() else out
+    if path.exists() and path.samefile(file_of(model)):
+        raise UserMistake(f"--out {path} is the model itself, which is not written over; give another file")
     try:
         save(finding.smallest.model, path)
     except OSError as error:

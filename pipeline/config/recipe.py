@@ -35,7 +35,10 @@ def read_recipe(entries: Sequence[str]) -> tuple[Any, ...]:
     Raises:
         ConfigMistake: a file is missing or has no recipe, or an item is none.
     """
-    return tuple(item for entry in entries for item in _items(entry))
+    items = tuple(item for entry in entries for item in _items(entry))
+    if not items:
+        raise ConfigMistake("--recipe has no step; expected names with commas between them, such as default,onnxsim")
+    return items
 
 
 def _items(entry: str) -> tuple[Any, ...]:
@@ -61,5 +64,5 @@ def _checked(items: Any, title: str) -> tuple[Any, ...]:
     try:
         recipe = PassesConfig.model_validate(data).recipe
     except ValidationError as error:
-        raise ConfigMistake(f"{title}: {explain(error, PassesConfig, Document(data, Marks.none(title)))[0]}") from None
+        raise ConfigMistake(explain(error, PassesConfig, Document(data, Marks.none(title)))[0]) from None
     return tuple(item.removeprefix(OWNER) if isinstance(item, str) else item for item in recipe)

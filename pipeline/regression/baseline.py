@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,6 +17,9 @@ __all__ = ["FORMAT_VERSION", "baseline_of"]
 FORMAT_VERSION: Final = 1
 
 Plain = dict[str, Any]
+
+FOLDERS: Final = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
+"""Of files that a tool names, which lie somewhere else on another machine, or in another run."""
 
 
 def baseline_of(report: Report) -> Plain:
@@ -45,9 +49,10 @@ def _version(name: str, version: str) -> str:
 def _row(row: PassRow, mark: Mark | None) -> Plain | str:
     if row.status is Status.SKIPPED:
         return "skipped"
-    told: Plain = {} if row.status is Status.RAN else {"status": str(row.status), "reason": row.reason}
-    if row.status is Status.RAN and row.reason:
-        told["note"] = row.reason
+    reason = FOLDERS.sub("", row.reason)
+    told: Plain = {} if row.status is Status.RAN else {"status": str(row.status), "reason": reason}
+    if row.status is Status.RAN and reason:
+        told["note"] = reason
     if row.changed:
         told |= {"change": dict(row.diff), **(_mark(mark) if mark else {}), "errors": _errors(row.errors)}
     if row.lost:

@@ -10,6 +10,7 @@ import yaml
 from passes.model.files import replace_when_done
 from pipeline.errors import UserMistake
 from pipeline.regression.baseline import FORMAT_VERSION
+from pipeline.workspace import disk_errors, make_folder
 
 __all__ = ["file_beside", "read_baseline", "write_baseline"]
 
@@ -30,10 +31,22 @@ def file_beside(config: Path) -> Path:
 
 
 def write_baseline(baseline: dict[str, Any], path: Path) -> None:
-    """Under another name first, so that no half of it is ever there."""
+    """Under another name first, so that no half of it is ever there.
+
+    Raises:
+        UserMistake: it cannot be written, or `path` is a file that is something else.
+    """
+    _refuse_others(path)
     body = yaml.safe_dump(baseline, sort_keys=False, allow_unicode=True, default_flow_style=None, width=WIDTH)
-    with replace_when_done(path) as temporary:
-        temporary.write_text(HEAD + body, encoding="utf-8")
+    with disk_errors(path):
+        make_folder(path.parent)
+        with replace_when_done(path) as temporary:
+            temporary.write_text(HEAD + body, encoding="utf-8")
+
+
+def _refuse_others(path: Path) -> None:
+    if path.is_file() and not path.read_bytes().startswith(HEAD.splitlines()[0].encode()):
+        raise UserMistake(f"{path} is there already and is no baseline, so it is not written over; give another --file")
 
 
 def read_baseline(path: Path) -> dict[str, Any]:

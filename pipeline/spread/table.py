@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline.errors import UserMistake
 from pipeline.spread.job import Job, Outcome, State
-from pipeline.workspace import disk_errors, key_of
+from pipeline.workspace import disk_errors, key_of, make_folder
 
 __all__ = ["Table"]
 
@@ -45,7 +45,7 @@ class Table:
             UserMistake: another process writes to the file, or it cannot be written.
         """
         with disk_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             with self.path.open("a+b") as file:
                 _lock(file, self.path)
                 file.seek(0)

@@ -13,7 +13,7 @@ import onnx
 from passes.base import Repeat, Step, Workbench, flat
 from passes.bench import open_bench
 from passes.changes import op_counts
-from passes.diff import compare_models, diff_as_data, diff_text
+from passes.diff import Numbers, compare_models, diff_as_data, diff_text, numbers_as_data, numbers_text
 from passes.model.files import save
 from passes.model.fingerprint import structure_fingerprint
 from passes.model.payload import byte_count
@@ -62,7 +62,7 @@ def optimize(
         broken.note(row, after)
         if row.changed:
             marks[place] = _mark(place, after.model)
-            _write_diff(folder, before, after, workspace)
+            _write_diff(folder, row, before, after, workspace)
         else:
             marks.pop(place, None)
             shutil.rmtree(workspace.folder / folder, ignore_errors=True)
@@ -116,11 +116,16 @@ def _mark(row: int, model: DetachedModel) -> Mark:
     return Mark(row, structure_fingerprint(model), sum(map(byte_count, stored)), dict(sorted(op_counts(model).items())))
 
 
-def _write_diff(folder: str, before: Subject, after: Subject, workspace: Workspace) -> None:
+def _write_diff(folder: str, row: PassRow, before: Subject, after: Subject, workspace: Workspace) -> None:
+    """By structure, against the model before; by numbers, against the reference, which every pass is judged by."""
+    numbers, why = (Numbers(row.errors), "") if row.errors else (None, row.reason or "there is no output to compare")
     found = compare_models(before.model, after.model, (before.reading, after.reading))
     (workspace.folder / folder).mkdir(parents=True, exist_ok=True)
-    workspace.write_text(f"{folder}/diff.txt", diff_text(found, most=sys.maxsize))
-    workspace.write_text(f"{folder}/diff.json", json.dumps(diff_as_data(found), indent=1))
+    text = diff_text(found, most=sys.maxsize) + numbers_text(numbers, why, title="numbers, against the reference")
+    workspace.write_text(f"{folder}/diff.txt", text)
+    workspace.write_text(
+        f"{folder}/diff.json", json.dumps({**diff_as_data(found), **numbers_as_data(numbers, why)}, indent=1)
+    )
 
 
 def _check(path: Path) -> None:

@@ -90,6 +90,45 @@ def test_a_file_that_is_no_baseline_is_a_mistake(config_file, text: str | None, 
         CliRunner().invoke(app, ["baseline", "check", str(config)], catch_exceptions=False)
 
 
+def test_what_is_no_baseline_is_not_written_over(config_file) -> None:
+    config = config_file()
+    text = config.read_text(encoding="utf-8")
+    refused = ask("accept", config, "--file", config)
+    assert isinstance(refused.exception, UserMistake)
+    assert "is there already and is no baseline" in str(refused.exception)
+    assert config.read_text(encoding="utf-8") == text
+
+
+def test_a_baseline_may_lie_in_a_folder_that_is_yet_to_be_made(config_file, tmp_path: Path) -> None:
+    config = config_file()
+    assert ask("accept", config, "--file", tmp_path / "new" / "a.baseline").exit_code == 0
+    below_a_file = ask("accept", config, "--file", config / "a.baseline")
+    assert isinstance(below_a_file.exception, UserMistake)
+
+
+def test_where_files_lie_is_not_in_it(config_file, tmp_path: Path) -> None:
+    """A pass that makes an operator which nobody knows: onnxruntime's complaint names a file."""
+    (tmp_path / "ghost.py").write_text(GHOST, encoding="utf-8")
+    config = config_file(passes={"recipe": ["ghost.py:Ghost"]})
+    assert ask("accept", config, "--out", tmp_path / "one").exit_code == 0
+    text = config.with_suffix(".baseline").read_text(encoding="utf-8")
+    assert "status: reverted" in text or "status: failed" in text
+    assert "onnxruntime refuses the model: " in text
+    assert "onnxline-" not in text
+    assert "model.onnx" in text
+    assert ask("check", config, "--out", tmp_path / "two").exit_code == 0
+
+
+GHOST = """
+class Ghost:
+    name = "ghost"
+    def apply(self, model):
+        model.graph.node[0].domain = "ghost"
+        model.opset_import.add(domain="ghost", version=1)
+        return model
+"""
+
+
 @pytest.mark.parametrize(
     ("before", "after", "is_alike"),
     [

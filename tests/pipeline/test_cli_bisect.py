@@ -106,6 +106,13 @@ def test_mistakes(block: Path, words: list[str], said: str) -> None:
     assert said in str(shown.exception)
 
 
+def test_the_model_itself_is_not_written_over(block: Path) -> None:
+    before = block.read_bytes()
+    refused = ask(block, "--lost", "qkv", "--recipe", "onnxsim", "--out", str(block))
+    assert "is the model itself, which is not written over" in str(refused.exception)
+    assert block.read_bytes() == before
+
+
 def test_what_is_one_matrix_already_cannot_be_lost(block: Path) -> None:
     onnx.save(merged_attention(), "merged.onnx")
     shown = ask("merged.onnx", "--lost", "qkv")
@@ -126,7 +133,8 @@ def test_recipes_are_read_from_words_and_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("3", "--recipe: .*expected the name of a pass"),
+        ("", "--recipe has no step"),
+        ("3", "recipe.*expected the name of a pass"),
         ("{a: 1", "--recipe.*not YAML"),
     ],
 )

@@ -17,7 +17,8 @@ from pipeline.cli import app
 BEFORE = "g (float[2, 3] x) => (float[2, 3] y) { [a] h = Neg (x) [b] y = Softmax <axis = 1> (h) }"
 RENAMED = "g (float[2, 3] x) => (float[2, 3] y) { [first] z = Neg (x) [second] y = Softmax <axis = 1> (z) }"
 AFTER = "g (float[2, 3] x) => (float[2, 3] y) { [a] h = Neg (x) [b] y = Softmax <axis = 0> (h) }"
-OTHER_INPUT = "g (float[2, 3] other) => (float[2, 3] y) { [a] h = Neg (other) [b] y = Softmax <axis = 1> (h) }"
+OTHER_NAMES = "g (float[2, 3] in) => (float[2, 3] out) { [a] h = Neg (in) [b] out = Softmax <axis = 0> (h) }"
+OTHER_INPUT = "g (int64[2, 3] other) => (float[2, 3] y) { h = Cast <to = 1> (other) y = Softmax <axis = 1> (h) }"
 
 
 def ask(*words: str | Path) -> Result:
@@ -71,6 +72,14 @@ def test_json_holds_every_entry(model) -> None:
     assert data["outputs"]["y"]["max_abs"] > 0.1
 
 
+def test_an_input_of_another_name_is_told_once_and_fed_all_the_same(model) -> None:
+    lines = ask(model("before", BEFORE), model("after", OTHER_NAMES)).stdout.splitlines()
+    assert lines[0] == "1 with other attributes, 4 of the model itself"
+    assert "  Softmax b: axis 1 → 0" in lines
+    assert "inputs of nodes" not in lines
+    assert lines[-1].startswith("  output out: max error 0.")
+
+
 def test_models_that_take_other_inputs_are_compared_by_structure_alone(model) -> None:
     shown = ask(model("before", BEFORE), model("after", OTHER_INPUT))
     assert shown.exit_code == 1
@@ -107,7 +116,10 @@ def test_each_pass_of_a_run_leaves_its_diff(config_file, tmp_path: Path) -> None
     data = json.loads((folder / "diff.json").read_text(encoding="utf-8"))
     (row,) = [row for row in result.passes if row.name == "eliminate_deadend"]
     assert sum(len(one["removed"]) for one in data["replaced"]) == row.nodes_before - row.nodes_after
-    assert (folder / "diff.txt").read_text(encoding="utf-8").startswith(data["summary"])
+    text = (folder / "diff.txt").read_text(encoding="utf-8")
+    assert text.startswith(data["summary"])
+    assert text.splitlines()[-2:][0] == "numbers, against the reference"
+    assert data["outputs"].keys() == row.errors.keys()
 
     Pipeline(RunConfig.from_yaml(config, ("passes.recipe=[eliminate_identity]",)), out).run()
     assert len(list((out / "passes").glob("*"))) <= 1, "those of the last run are gone"
