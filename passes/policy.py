@@ -61,8 +61,12 @@ class Policy:
         skipped = [name for name in names if self.skips(name)]
         return tuple(dict.fromkeys(kind for name in skipped for kind in DESTROYS.get(name.rpartition("/")[2], ())))
 
-    def check(self, names: Sequence[str]) -> None:
-        """Refuse what cannot be honoured; `names` are all pass names that this installation has.
+    def check(self, names: Sequence[str], used: Sequence[str]) -> None:
+        """Refuse what cannot be honoured.
+
+        Args:
+            names: all pass names that this installation has.
+            used: those that run, each step of a recipe say: `unsafe` has to know them.
 
         Raises:
             PolicyMistake: an unknown pass or structure, with the nearest name; or `unsafe` without an audit of the
@@ -70,7 +74,7 @@ class Policy:
         """
         for entry in self.skip:
             if is_quarantine(entry):
-                check_quarantine(entry, names)
+                check_quarantine(entry, used)
                 continue
             if entry in GROUPS or any(Policy((entry,)).skips(name) for name in names):
                 continue

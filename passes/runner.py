@@ -56,7 +56,7 @@ def run_passes(
     blocks = [item if isinstance(item, Repeat) else Repeat((item,), limit=1) for item in recipe]
     steps = flat(recipe)
     names = pass_names(steps, bench)
-    policy.check(names)
+    policy.check(names, [step.name for step in steps])
     watched = find_structures(model, policy, names)
     subject = Subject(model)
     prover.watch(model, watched.must_hold(), subject.reading)

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from passes.audited.quarantine import quarantines
 from passes.proof.prove import Reference
 from passes.recipe import names_of
 from passes.userland import code_digest
@@ -122,7 +123,8 @@ class _Journey:
 
     def optimize(self, source: Source, references: list[Reference]) -> OptimizeReport:
         with self.stage("passes") as note:
-            self._depends_on(self.config.passes, code_digest(names_of(self.config.passes.recipe)))
+            wishes = self.config.passes
+            self._depends_on(wishes, code_digest(names_of(wishes.recipe)), quarantines(wishes.skip))
             found = self.workspace.load("passes", self.key, OptimizeReport)
             if found is not None and still_there(found.files, self.workspace):
                 note.cached()

@@ -10,15 +10,24 @@ from pathlib import Path
 import passes
 from passes.versions import library_versions
 
-__all__ = ["own_code", "versions"]
+__all__ = ["digest_of_packages", "own_code", "versions"]
 
 
 def own_code() -> str:
-    """A digest of onnxline's own sources: after an edit nothing that was computed before counts as known."""
+    """A digest of every file of onnxline's packages, data such as audit tables and pictures with the sources: after an
+    edit nothing that was computed before counts as known."""
+    return digest_of_packages(Path(passes.__file__).parent, Path(__file__).parent)
+
+
+def digest_of_packages(*packages: Path) -> str:
+    """By name and content of each file; what Python compiles beside them does not count."""
     digest = hashlib.blake2b(digest_size=8)
-    for package in (Path(passes.__file__).parent, Path(__file__).parent):
-        for path in sorted(package.rglob("*.py")):
-            digest.update(path.read_bytes())
+    for package in packages:
+        files = {path.relative_to(package).as_posix(): path for path in package.rglob("*") if path.is_file()}
+        for name, path in sorted(files.items()):
+            if path.parent.name != "__pycache__":
+                digest.update(name.encode() + b"\0")
+                digest.update(hashlib.blake2b(path.read_bytes()).digest())
     return digest.hexdigest()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,21 +46,22 @@ def run_chunk(
         memory_gib: what each of the two workers may allocate.
 
     Returns:
-        `findings`: lists of name, kind, case and why; `unjudged`: case → why; `tried`: number of cases by source.
+        `findings`: lists of name, kind, case and why; `unjudged`: case → why its numbers are not; `unread`: case → why
+        there is no model.
     """
     tried = [Subject(**data) for data in subjects]
     findings: list[list[str]] = []
     unjudged: dict[str, str] = {}
+    unread: dict[str, str] = {}
     with open_trial(timeout_s, memory_gib) as trial:
         for name in cases:
             try:
                 case = load_case(name, Path(models) if models else None)
             except ModelMistake as mistake:
-                unjudged[name] = str(mistake)
+                unread[name] = str(mistake)
                 continue
             outcome = trial.of(case, tried)
             findings += [list(dataclasses.astuple(one)) for one in outcome.findings]
             if outcome.unjudged:
                 unjudged[name] = outcome.unjudged
-    sources = Counter(name.partition("/")[0] for name in cases)
-    return {"findings": findings, "unjudged": unjudged, "tried": dict(sources)}
+    return {"findings": findings, "unjudged": unjudged, "unread": unread}

@@ -22,17 +22,20 @@ PLANTED: Final = Path(__file__).with_name("planted")
 TOO_LARGE: Final = frozenset({"light/light_bvlc_alexnet", "light/light_vgg19", "light/light_zfnet512"})
 """Models of a few KiB that folding makes 240 MiB and more of: what comes of that depends on the machine's memory."""
 
+SUFFIX: Final = ".onnx"
+
 PICTURES: Final = {"planted": PLANTED, "gallery": GALLERY}
 """Source → folder. `planted` holds what the node tests lack and has brought a library down before."""
 
 
 def folder_names(folder: Path) -> tuple[str, ...]:
-    """Every `.onnx` file below `folder`, without the suffix and relative to it.
+    """Every `.onnx` file below `folder`, relative to it and without that suffix; one in capitals stays.
 
     Raises:
         ModelMistake: there is none.
     """
-    found = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.onnx"))
+    files = [path for path in folder.rglob("*") if path.suffix.lower() == SUFFIX and not path.is_dir()]
+    found = sorted(path.relative_to(folder).as_posix().removesuffix(SUFFIX) for path in files)
     found = [name for name in found if folder != PACKAGE or name not in TOO_LARGE]
     if not found:
         raise ModelMistake(f"no .onnx file in {folder}; expected a folder of models")
@@ -64,9 +67,13 @@ def load_file(source: str, folder: Path, name: str) -> Case:
     Raises:
         ModelMistake: the file cannot be read.
     """
-    path = folder / f"{name}.onnx"
+    bare = folder / f"{name}{SUFFIX}"
+    path = bare if bare.exists() or Path(name).suffix.lower() != SUFFIX else folder / name
     try:
-        return _drawn(f"{source}/{name}", onnx.load(path))
+        model = onnx.load(path)
+        if not model.HasField("graph"):
+            raise ModelMistake("it holds no graph")
+        return _drawn(f"{source}/{name}", model)
     except Exception as error:  # protobuf and onnx raise what they like on a broken file
         raise ModelMistake(f"{path} is not a readable ONNX file: {error}") from error
 

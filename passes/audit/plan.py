@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,11 +14,11 @@ from typing import Any, Final
 
 from passes.audit.subject import Subject
 from passes.audited import Finding, Table, table_of
-from passes.audited.table import digest_of
+from passes.audited.text import quoted
 from passes.errors import PolicyMistake
 from passes.names import nearest
 
-__all__ = ["CALL", "Plan", "chosen_subjects"]
+__all__ = ["CALL", "Plan", "chosen_subjects", "unread_of"]
 
 CALL: Final = "passes.audit.chunk:run_chunk"
 
@@ -41,11 +42,11 @@ class Plan:
     def jobs(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Key and arguments of `CALL`, for each job."""
         names = [subject.data() for subject in self.subjects]
-        passes = digest_of(json.dumps(one, sort_keys=True) for one in names)
+        passes = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()[:12]
         for start in range(0, len(self.cases), CHUNK):
             cases = list(self.cases[start : start + CHUNK])
             yield (
-                f"{cases[0]} … {cases[-1]}, {passes}",
+                f"{quoted(cases[0])} … {quoted(cases[-1])}, {passes}",
                 {
                     "cases": cases,
                     "subjects": names,
@@ -59,17 +60,23 @@ class Plan:
         """A table for each library, of what the jobs returned."""
         done = list(values)
         findings = [Finding(*one) for value in done for one in value["findings"]]
-        unjudged = sorted({case for value in done for case in value["unjudged"]})
-        tried = Counter(name.partition("/")[0] for name in self.cases)
-        judges = {name: metadata.version(name) for name in JUDGES}
+        unjudged = {case for value in done for case in value["unjudged"]}
+        unread = unread_of(done)
+        tried = Counter(name.partition("/")[0] for name in self.cases if name not in unread)
+        facts = tried, {name: metadata.version(name) for name in JUDGES}, unjudged, unread
         libraries = sorted({subject.library for subject in self.subjects})
         return tuple(
-            table_of(library, metadata.version(library), self._names(library), findings, tried, judges, unjudged)
+            table_of(library, metadata.version(library), self._names(library), findings, *facts)
             for library in libraries
         )
 
     def _names(self, library: str) -> list[str]:
         return [subject.name for subject in self.subjects if subject.library == library]
+
+
+def unread_of(values: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The models that cannot be read, of what the jobs returned, each with the reason."""
+    return {case: why for value in values for case, why in value["unread"].items()}
 
 
 def chosen_subjects(subjects: Sequence[Subject], only: Sequence[str]) -> tuple[Subject, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,13 +17,14 @@ from passes.audit.chunk import open_trial
 from passes.audit.subject import Subject
 from passes.audit.trial import Trial
 from passes.audited import UNSAFE, Table
+from passes.audited.text import quoted
 from passes.catalog.text import graph_text
 from passes.errors import ModelMistake
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.reproduce import smallest
 
-__all__ = ["CALL", "reproduce", "wanted"]
+__all__ = ["CALL", "reproduce", "told_by", "wanted"]
 
 CALL: Final = "passes.audit.reproducers:reproduce"
 
@@ -33,7 +35,7 @@ BUDGET_S: Final = 30.0
 
 
 def wanted(tables: Iterable[Table], subjects: Iterable[Subject]) -> Iterator[dict[str, Any]]:
-    """Arguments of `reproduce`: one for each entry that is listed and of a kind that deserves it.
+    """Arguments of `reproduce`: one for each pass and kind of finding that deserves it.
 
     Node tests go before whole models, since they are small already.
     """
@@ -44,9 +46,8 @@ def wanted(tables: Iterable[Table], subjects: Iterable[Subject]) -> Iterator[dic
             if entry.kind in KINDS:
                 cases[entry.name, entry.kind] += entry.cases
     for (name, kind), found in cases.items():
-        if found:
-            subject = by_name.get(name) or by_name[name.partition("/")[0]]
-            yield {"name": name, "subject": subject.data(), "kind": kind, "case": min(found, key=_weight)}
+        subject = by_name.get(name) or by_name[name.partition("/")[0]]
+        yield {"name": name, "subject": subject.data(), "kind": kind, "case": min(found, key=_weight)}
 
 
 def _weight(case: str) -> tuple[bool, int, str]:
@@ -82,9 +83,19 @@ def reproduce(
         model = smallest(source, fails, deadline).proto if fails(source) else given.model
         small = _alone(DetachedModel(model, {}), given) if model is not given.model else given
         why = _shows(trial, small, tried, kind) or ["the whole model, with the inputs of its test"]
-    file = f"{name.replace('/', '-')}-{kind}"
-    text = f"{name}: {kind}; {why[0]}\nfound on {case}\n\n{_call(tried, file)}\n\n{graph_text(model)}\n"
+    file = _file(name, kind)
+    text = f"{name}: {kind}; {why[0]}\nfound on {quoted(case)}\n\n{_call(tried, file)}\n\n{graph_text(model)}\n"
     return {"name": file, "model": base64.b64encode(model.SerializeToString()).decode(), "text": text}
+
+
+def told_by(stem: str, text: str) -> tuple[str, str] | None:
+    """Pass and kind of the reproducer of that file name and text; None where it is something else."""
+    head = re.match(rf"(\S+): ({'|'.join(KINDS)}); .*\nfound on ", text)
+    return (head[1], head[2]) if head and _file(head[1], head[2]) == stem else None
+
+
+def _file(name: str, kind: str) -> str:
+    return f"{name.replace('/', '-')}-{kind}"
 
 
 def _alone(part: DetachedModel, given: Case) -> Case:

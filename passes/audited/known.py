@@ -3,6 +3,7 @@ folder of the user's own."""
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Final
 
 from passes.audited.finding import UNSAFE
 from passes.audited.table import Table, is_round_trip
-from passes.audited.text import parse
+from passes.audited.text import TITLE, parse
+from passes.errors import ModelMistake
 
 __all__ = ["SHIPPED", "file_name", "known_table", "own_tables", "tables_in", "unsafe_names"]
 
 SHIPPED: Final = Path(__file__).with_name("tables")
+
+HEAD: Final = TITLE.encode()
 
 
 def file_name(library: str, version: str) -> str:
@@ -28,12 +32,28 @@ def own_tables() -> tuple[Table, ...]:
 
 
 def tables_in(folder: Path) -> tuple[Table, ...]:
-    """Every table in `folder`, by file name.
+    """Every table in `folder`, by file name: a text file whose first line says that it is one.
 
     Raises:
-        ModelMistake: a file there that is called like one is no table.
+        ModelMistake: one is of another format, was cut off or edited by half, or cannot be read.
     """
-    return tuple(parse(file.read_text(encoding="utf-8"), str(file)) for file in sorted(folder.glob("*-*.txt")))
+    contents = ((file, _content(file)) for file in sorted(folder.glob("*.txt")) if file.is_file())
+    return tuple(parse(_text(content, file), str(file)) for file, content in contents if content.startswith(HEAD))
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes().removeprefix(codecs.BOM_UTF8)
+    except OSError as error:
+        raise ModelMistake(f"{file} cannot be read: {error.strerror}; expected a table of an audit") from error
+
+
+def _text(content: bytes, file: Path) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ModelMistake(f"{file}, line {line}: not UTF-8; take tables as `onnxline audit` writes them") from error
 
 
 def known_table(tables: Iterable[Table], library: str, version: str) -> Table | None:

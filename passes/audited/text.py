@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Final
 
 from passes.audited.finding import KINDS
-from passes.audited.table import Entry, Table, digest_of
+from passes.audited.table import Entry, Table, entry_of
 from passes.errors import ModelMistake
 
-__all__ = ["FORMAT_VERSION", "parse", "table_text"]
+__all__ = ["FORMAT_VERSION", "LISTED", "TITLE", "parse", "quoted", "table_text"]
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
-FIRST_LINE: Final = f"onnxline audit, format {FORMAT_VERSION}"
+TITLE: Final = "onnxline audit, format "
+"""How the first line of a table of any format begins."""
+
+FIRST_LINE: Final = f"{TITLE}{FORMAT_VERSION}"
+
+LISTED: Final = 60
+"""Cases that an entry names; of more it has the marks, so that a new one is still seen."""
 
 WIDTH: Final = 118
 
 NOTHING: Final = "."
+
+CASE, MARKS = "  - ", "  # "
+"""What a line below the head of an entry begins with: further in than the reason, which may begin with anything."""
 
 
 def table_text(table: Table) -> str:
@@ -30,14 +41,26 @@ def table_text(table: Table) -> str:
     lines.append("cases: " + ", ".join(f"{source} {count}" for source, count in table.cases.items()))
     counts = table.counts()
     clean = [name for name in table.names if name not in counts]
-    lines += ["", *_matrix(counts), "", f"nothing found: {len(clean)}"]
-    lines += textwrap.wrap(" ".join(clean), WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    lines += ["", f"numbers not judged: {len(table.unjudged)}", *(f"  {case}" for case in table.unjudged)]
+    lines += ["", *_matrix(counts), "", f"nothing found: {len(clean)}", *_wrapped(clean, "  ")]
+    for title, cases in ((UNJUDGED, table.unjudged), (UNREAD, table.unread)):
+        lines += ["", f"{title}{len(cases)}", *(f"  {quoted(case)}" for case in cases)]
     for entry in table.entries:
-        lines += ["", f"[{entry.name}] {entry.kind} {entry.count} {entry.digest}"]
+        lines += ["", f"[{entry.name}] {entry.kind} {entry.count}"]
         lines += [f"  {entry.why}"] if entry.why else []
-        lines += [f"  - {case}" for case in entry.cases]
+        listed = 0 < len(entry.cases) <= LISTED
+        lines += [f"  {CASE}{quoted(case)}" for case in entry.cases] if listed else _wrapped(entry.marks, f"  {MARKS}")
     return "\n".join(lines) + "\n"
+
+
+def quoted(case: str) -> str:
+    """The name of a case, in one line: as JSON has it where a file name holds a line break, say."""
+    return case if case.isprintable() and not case.startswith('"') else json.dumps(case)
+
+
+def _wrapped(words: Sequence[str], indent: str) -> list[str]:
+    return textwrap.wrap(
+        " ".join(words), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
 
 
 def _matrix(counts: dict[str, Counter[str]]) -> Iterator[str]:
@@ -55,22 +78,39 @@ def _line(first: str, cells: Sequence[str], kinds: Sequence[str]) -> str:
 
 
 def parse(text: str, place: str = "the text") -> Table:
-    """A table from its text. The counts are not read: they follow from the entries.
+    """A table from its text, which has to be the text of that table: one that was cut off or edited by half would
+    accept less, or call less unsafe, than it seems.
 
     Raises:
-        ModelMistake: it is no table of this format, or an entry was edited by half; with the line.
+        ModelMistake: it is no table of this format, or its parts do not fit together; with the line.
     """
     lines = text.splitlines()
-    if not lines or lines[0] != FIRST_LINE:
-        raise ModelMistake(f"{place} is no table of an audit: it begins with {lines[:1]}, expected {FIRST_LINE!r}")
+    if lines[:1] != [FIRST_LINE]:
+        raise ModelMistake(
+            f"{place}, line 1: {lines[:1]}, expected {FIRST_LINE!r}; write the table anew with this onnxline's audit"
+        )
+    table = _read(lines)
+    wanted = table_text(table).splitlines()
+    for number, (found, expected) in enumerate(zip_longest(lines, wanted, fillvalue="the end"), 1):
+        if found != expected:
+            raise ModelMistake(
+                f"{place}, line {number}: {found!r} does not fit the rest of the table, which comes to {expected!r}: "
+                "it was cut off, or edited by half; take tables as `onnxline audit` writes them"
+            )
+    return table
+
+
+def _read(lines: Sequence[str]) -> Table:
+    """What can be read; the counts are not, since they follow from the entries."""
     facts = dict(line.split(": ", 1) for line in lines[1:4] if ": " in line)
     library, _, version = facts.get("library", "").partition(" ")
-    entries = tuple(_entries(lines, place))
+    entries = tuple(_entries(lines))
     clean = " ".join(_below(lines, "nothing found: ")).split()
     names = sorted({*clean, *(entry.name for entry in entries)})
-    cases = {source: int(count) for source, count in _pairs(facts.get("cases", ""))}
+    cases = {source: int(count) for source, count in _pairs(facts.get("cases", "")) if count.isdecimal()}
     judges = dict(_pairs(facts.get("judged by", "")))
-    return Table(library, version, tuple(names), cases, judges, tuple(_below(lines, "numbers not judged: ")), entries)
+    unjudged, unread = (tuple(map(_unquoted, _below(lines, title))) for title in (UNJUDGED, UNREAD))
+    return Table(library, version, tuple(names), cases, judges, unjudged, unread, entries)
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
@@ -83,24 +123,31 @@ def _below(lines: Sequence[str], head: str) -> list[str]:
     return _block(lines[start + 1 :])
 
 
-def _entries(lines: Sequence[str], place: str) -> Iterator[Entry]:
+def _entries(lines: Sequence[str]) -> Iterator[Entry]:
     for number, line in enumerate(lines):
-        head = re.fullmatch(r"\[(\S+)\] (\S+) (\d+) ([0-9a-f]+)", line)
+        head = re.fullmatch(rf"\[(\S+)\] ({'|'.join(KINDS)}) \d+", line)
         if head is None:
             continue
-        name, kind, count, digest = head.groups()
+        name, kind = head.groups()
         body = _block(lines[number + 1 :])
-        cases = tuple(one[2:] for one in body if one.startswith("- "))
-        why = "".join(one for one in body if not one.startswith("- "))
-        if kind not in KINDS or (cases and (len(cases), digest_of(cases)) != (int(count), digest)):
-            raise ModelMistake(
-                f"{place}, line {number + 1}: {line!r} does not fit to the {len(cases)} cases below it; "
-                "take tables as `onnxline audit` writes them"
-            )
-        yield Entry(name, kind, why, int(count), digest, cases)
+        cases = [_unquoted(one.removeprefix(CASE)) for one in body if one.startswith(CASE)]
+        marks = [mark for one in body if one.startswith(MARKS) for mark in one.removeprefix(MARKS).split()]
+        why = "".join(one for one in body if not one.startswith((CASE, MARKS)))
+        yield entry_of(name, kind, why, cases) if cases else Entry(name, kind, why, tuple(marks))
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return json.loads(text) if text.startswith('"') else text
+    except ValueError:
+        return text
 
 
 def _block(lines: Sequence[str]) -> list[str]:
     """The indented lines that come first."""
     end = next((place for place, line in enumerate(lines) if not line.startswith("  ")), len(lines))
     return [line[2:] for line in lines[:end]]
+
+
+UNJUDGED: Final = "numbers not judged: "
+UNREAD: Final = "not read: "

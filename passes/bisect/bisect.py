@@ -66,7 +66,8 @@ def bisect(
 def _without(blocks: Sequence[Repeat], policy: Policy, bench: Workbench) -> list[Repeat]:
     """The blocks without what is skipped."""
     if policy.skip:
-        policy.check(pass_names([step for block in blocks for step in block.steps], bench))
+        all_steps = [step for block in blocks for step in block.steps]
+        policy.check(pass_names(all_steps, bench), [step.name for step in all_steps])
     return [
         Repeat(
             tuple(with_skips(step, policy, bench) for step in block.steps if policy.skips(step.name) is None),

@@ -12,6 +12,7 @@ from passes.catalog import catalog
 from passes.destroys import DESTROYS
 from passes.errors import PolicyMistake
 from passes.policy import Policy, Skip
+from passes.steps import OWN_STEPS
 
 __all__ = ["Demands", "Settings", "from_text", "to_text"]
 
@@ -36,9 +37,9 @@ class Settings:
             PolicyMistake: an unknown structure or pass. The libraries are only asked for their inner passes when an
                 entry of `skip` is none of the others, since that takes seconds.
         """
-        Policy((), self.keep).check(())
+        Policy((), self.keep).check((), ())
         if any(not _is_known(entry, _names(())) for entry in self.skip):
-            Policy(self.skip).check(_names(None))
+            _check(self.skip, _names(None))
 
     def skips(self, name: str) -> Skip | None:
         return Policy(self.skip).skips(name)
@@ -102,10 +103,15 @@ def _settings(data: Mapping[str, Any]) -> Settings:
 
 def _is_known(entry: str, names: Sequence[str]) -> bool:
     try:
-        Policy((entry,)).check(names)
+        _check((entry,), names)
     except PolicyMistake:
         return False
     return True
+
+
+def _check(skip: tuple[str, ...], names: Sequence[str]) -> None:
+    """Which steps will be called nobody knows; each of onnxoptimizer's passes may be, and those that were asked for."""
+    Policy(skip).check(names, [name for name in names if name not in OWN_STEPS])
 
 
 def _names(steps: Collection[str] | None) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from passes.audited.quarantine import quarantines
 from passes.recipe import names_of
 from passes.userland import code_digest
 from pipeline.batch.configs import Planned
@@ -26,24 +27,31 @@ REPORT: Final = "report.json"
 def job_of(planned: Planned, out: Path) -> Job:
     """The run of a configuration that could be read, into `out`/<name>.
 
-    All on which it depends is in the arguments, so that it is another job when the settings, the files of the model or
-    the code of the user's own passes change.
+    All on which it depends is in the arguments, so that it is another job when the settings, the files of the model,
+    the code of the user's own passes or what their tables call unsafe change.
 
     Raises:
-        PolicyMistake: a pass of the user's own cannot be loaded.
+        PolicyMistake: a pass of the user's own cannot be loaded, or there is no table where one should be.
+        ModelMistake: a table cannot be read.
     """
     assert planned.config is not None
+    wishes = planned.config.passes
     arguments = {
         "settings": planned.config.resolved(),
         "folder": str((out / planned.name).resolve()),
         "files": {file: stamp(locate(file)) for file in _files(planned.config.model) if _is_there(file)},
-        "passes": code_digest(names_of(planned.config.passes.recipe)),
+        "passes": code_digest(names_of(wishes.recipe)),
+        "unsafe": quarantines(wishes.skip),
     }
     return Job(planned.name, RUN_ONE, arguments)
 
 
 def run_one(
-    settings: Mapping[str, Any], folder: str, files: Mapping[str, Sequence[int]], passes: str
+    settings: Mapping[str, Any],
+    folder: str,
+    files: Mapping[str, Sequence[int]],
+    passes: str,
+    unsafe: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
     """Run a configuration; what it raises is what `onnxline run` would say.
 
@@ -52,6 +60,7 @@ def run_one(
         folder: of its artifacts.
         files: by path, size and time of what the model is read from, where the batch was started.
         passes: a digest of the user's own passes; only there to make another job of it when they change.
+        unsafe: what tables of audits leave out; there for the same reason.
 
     Raises:
         UserMistake: this machine has not the same files at the same paths.

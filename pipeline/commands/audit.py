@@ -11,15 +11,15 @@ import typer
 from rich.console import Console
 
 from passes.audit.cases import case_names
-from passes.audit.plan import CALL, Plan, chosen_subjects
+from passes.audit.plan import CALL, Plan, chosen_subjects, unread_of
 from passes.audit.reproducers import CALL as REPRODUCE
 from passes.audit.reproducers import wanted
 from passes.audit.subject import subjects_of, with_inner
 from passes.audited import Table, own_tables, tables_in
 from passes.audited.gate import news
 from passes.bench import open_bench
-from pipeline.commands.audit_files import write_reproducer, write_table
-from pipeline.commands.audit_text import news_text, summary_text
+from pipeline.commands.audit_files import remove_stale, write_reproducer, write_table
+from pipeline.commands.audit_text import news_text, summary_text, unread_text
 from pipeline.errors import InternalError, UserMistake
 from pipeline.spread import Job, Spread, State, run_jobs, spread_over
 from pipeline.spread.screen import JobsScreen
@@ -63,14 +63,19 @@ def audit(
         subjects = with_inner(chosen_subjects(found, only or ()), bench)
     plan = Plan(subjects, case_names(models, cases or ()), models, timeout_s)
     stamps = _stamps(models)
-    tables = plan.tables(_done([Job(key, CALL, what) for key, what in plan.jobs()], out, spread, stamps))
+    values = _done([Job(key, CALL, what) for key, what in plan.jobs()], out, spread, stamps)
+    tables, unread = plan.tables(values), unread_of(values)
     for table in tables:
         write_table(table, out)
     for value in _done(_reproductions(plan, tables), out, spread, stamps):
         write_reproducer(value, out / "reproducers")
+    remove_stale(out / "reproducers", tables)
     unknown = news(tables, against)
     typer.echo(summary_text(tables), nl=False)
+    typer.echo(unread_text(unread), nl=False)
     typer.echo(news_text(unknown, out), nl=False)
+    if unread:
+        raise UserMistake(f"{len(unread)} of the models cannot be read, as said above; mend or remove them")
     if gate and unknown:
         raise typer.Exit(NEW)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from passes.audited import KINDS, UNSAFE, Table
 from passes.audited.gate import News
+from passes.audited.text import quoted
 
-__all__ = ["news_text", "summary_text"]
+__all__ = ["news_text", "summary_text", "unread_text"]
 
 SHOWN: Final = 3
 """Cases that a new finding names."""
@@ -32,6 +33,11 @@ def summary_text(tables: Sequence[Table]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def unread_text(unread: Mapping[str, str]) -> str:
+    """A line for each model that cannot be read, with the reason."""
+    return "".join(f"not read: {quoted(case)}: {quoted(unread[case])}\n" for case in sorted(unread))
+
+
 def news_text(found: Sequence[News], out: Path) -> str:
     """What is not accepted, the worst first, and how to accept it."""
     if not found:
@@ -47,7 +53,7 @@ def news_text(found: Sequence[News], out: Path) -> str:
 
 def _line(one: News) -> str:
     more = f" and {len(one.cases) - SHOWN} more" if len(one.cases) > SHOWN else ""
-    where = ", ".join(one.cases[:SHOWN]) + more or f"{one.entry.count} models, too many to tell which are new"
+    where = ", ".join(map(quoted, one.cases[:SHOWN])) + more
     against = f"not in {one.accepted}" if one.accepted else "no table of this library is accepted"
     said = (where, one.entry.why, against)
     return f"  {one.entry.name} {one.entry.kind}: " + "; ".join(part for part in said if part)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 import pytest
 from typer.testing import CliRunner, Result
 
-from passes.audited import tables_in
+from passes.audited import table_text, tables_in
 from pipeline.cli import app
 
 FEW = ("--cases", "planted/*", "--only", "fuse_qkv", "--only", "eliminate_identity", "--jobs", "1")
+NAMED = (
+    '<ir_version: 9, opset_import: ["": 20]> g (float[64] input_0) => (float[64] output_0) { output_0 = Neg (input_0) }'
+)
 GROWS = '<ir_version: 9, opset_import: ["": 20]> g (float[64] x) => (float[64] y) { y = Neg (x) }'
 
 
@@ -57,10 +62,9 @@ def test_the_gate_lets_pass_what_is_accepted(audited: tuple[Path, Result]) -> No
 
 def test_the_gate_stops_what_is_new(audited: tuple[Path, Result], tmp_path: Path) -> None:
     out, _ = audited
-    (file,) = out.glob("*.txt")
-    accepted = file.read_text(encoding="utf-8")
-    head, _, rest = accepted.partition("[fuse_qkv] raised 1 ")
-    (tmp_path / file.name).write_text(head + "\n".join(rest.split("\n\n")[1:]), encoding="utf-8")
+    (table,) = tables_in(out)
+    fewer = replace(table, entries=tuple(one for one in table.entries if one.kind != "raised"))
+    (tmp_path / "a.txt").write_text(table_text(fewer), encoding="utf-8")
     shown = ask(*FEW, "--out", out, "--gate", "--accepted", tmp_path)
     assert shown.exit_code == 1
     assert "  fuse_qkv raised: planted/qkv_of_graph_input" in shown.output
@@ -68,19 +72,31 @@ def test_the_gate_stops_what_is_new(audited: tuple[Path, Result], tmp_path: Path
 
 
 def test_a_folder_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "mine" / "inner").mkdir(parents=True)
-    onnx.save(onnx.parser.parse_model(GROWS), tmp_path / "mine" / "inner" / "one.onnx")
+    (tmp_path / "mine" / "inner.onnx").mkdir(parents=True)
+    onnx.save(onnx.parser.parse_model(GROWS), tmp_path / "mine" / "inner.onnx" / "two\nlines.ONNX")
     (tmp_path / "mine" / "broken.onnx").write_bytes(b"\x08\x07 this is no model")
+    (tmp_path / "mine" / "empty.onnx").touch()
     words = ("--models", tmp_path / "mine", "--cases", "models/*", "--only", "rename_input_output")
     shown = ask(*words, "--out", tmp_path / "out", "--jobs", "1", "--gate")
-    assert shown.exit_code == 1
+    assert getattr(shown.exception, "exit_code", None) == 2
+    assert "2 of the models cannot be read" in str(shown.exception)
+    assert re.search(r"^not read: models/broken: .*broken\.onnx is not a readable ONNX file: ", shown.output, re.M)
+    assert '  rename_input_output signature: "models/inner.onnx/two\\nlines.ONNX"; ' in shown.output
     (table,) = tables_in(tmp_path / "out")
-    assert table.unjudged == ("models/broken",)
-    assert ("signature", ("models/inner/one",)) in {(one.kind, one.cases) for one in table.entries}
+    assert (table.unread, table.unjudged, table.cases) == (("models/broken", "models/empty"), (), {"models": 1})
+    assert ("signature", ("models/inner.onnx/two\nlines.ONNX",)) in {(one.kind, one.cases) for one in table.entries}
+    reproducers = tmp_path / "out" / "reproducers"
+    assert {one.name for one in reproducers.iterdir()} == {
+        f"rename_input_output-signature.{end}" for end in ("onnx", "txt")
+    }
 
-    onnx.save(onnx.parser.parse_model(GROWS), tmp_path / "mine" / "broken.onnx")  # a file that changes is tried again
-    ask(*words, "--out", tmp_path / "out", "--jobs", "1")
-    assert tables_in(tmp_path / "out")[0].unjudged == ()
+    for name in ("broken", "empty"):  # a file that changes is tried again
+        onnx.save(onnx.parser.parse_model(NAMED), tmp_path / "mine" / f"{name}.onnx")
+    (tmp_path / "mine" / "inner.onnx" / "two\nlines.ONNX").unlink()
+    (reproducers / "notes.txt").write_text("rename_input_output: signature; my own", encoding="utf-8")
+    assert ask(*words, "--out", tmp_path / "out", "--jobs", "1").exit_code == 0
+    assert tables_in(tmp_path / "out")[0].unread == ()
+    assert [one.name for one in reproducers.iterdir()] == ["notes.txt"]  # the finding is gone, and what told of it
 
 
 @pytest.mark.parametrize(

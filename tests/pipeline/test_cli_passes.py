@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from passes.audited import Finding, table_of, table_text
 from passes.catalog.picture import GALLERY
 from passes.errors import PolicyMistake
+from passes.versions import library_versions
 from pipeline.cli import app
 from pipeline.commands.passes import FORMAT_VERSION
 
@@ -59,6 +61,15 @@ def test_filters_narrow_the_list() -> None:
     assert "fuse_qkv" in {row["name"] for row in destroying}
     assert destroying == [row for row in theirs if "qkv" in row["destroys"]]
     assert "no pass of this installation is all of that" in onnxline("--source", "onnx", "--group", "fusions").stdout
+
+
+def test_a_quarantine_is_a_group_too(tmp_path: Path) -> None:
+    findings = [Finding("eliminate_identity", "wrong", "models/mine")]
+    table = table_of("onnxoptimizer", library_versions()["onnxoptimizer"], ["eliminate_identity"], findings, {}, {})
+    (tmp_path / "mine.txt").write_text(table_text(table), encoding="utf-8")
+    ours = {row["name"] for row in passes_of("--source", "onnxoptimizer", "--group", "unsafe")}
+    theirs = {row["name"] for row in passes_of("--source", "onnxoptimizer", "--group", f"unsafe:{tmp_path}")}
+    assert theirs == ours | {"eliminate_identity"} != ours
 
 
 def test_json_has_all_that_is_known_of_a_pass() -> None:
@@ -140,6 +151,7 @@ def test_show_says_why_there_is_nothing_to_see(name: str, words: str) -> None:
             ("show", "onnxsim/fuse_atention"),
             "no pass named 'onnxsim/fuse_atention'; did you mean 'onnxsim/fuse_attention'",
         ),
+        (("--group", "unsafe:/nowhere"), "unsafe:/nowhere: no table of an audit in '/nowhere'"),
         (("--group", "fusion"), "no group named 'fusion'; did you mean 'fusions'"),
         (("--source", "onnxsimm"), "no source named 'onnxsimm'; did you mean 'onnxsim'"),
         (("--destroys", "qvk"), "no kind of structure named 'qvk'; did you mean 'qkv'"),

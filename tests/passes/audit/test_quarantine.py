@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import passes
 from passes.audited import Finding, table_of, table_text
-from passes.audited.quarantine import check_quarantine, quarantined
+from passes.audited.quarantine import check_quarantine, quarantined, quarantines
 from passes.errors import PolicyMistake
 from passes.groups import groups_of
 from passes.policy import Policy
@@ -19,8 +20,11 @@ from tests.passes.models import attention
 NAMES = ("eliminate_shape_op", "eliminate_identity", "onnxslim", "onnxsim", "onnxsim/fuse_qkv")
 
 
-def write_table(folder: Path, version: str, *findings: Finding) -> Path:
-    table = table_of("onnxoptimizer", version, ["nop", "eliminate_identity"], findings, {"node": 1}, {})
+TRIED = ("nop", "eliminate_identity")
+
+
+def write_table(folder: Path, version: str, *findings: Finding, tried: Sequence[str] = TRIED) -> Path:
+    table = table_of("onnxoptimizer", version, tried, findings, {"node": 1}, {})
     folder.mkdir(exist_ok=True)
     (folder / f"onnxoptimizer-{version}.txt").write_text(table_text(table), encoding="utf-8")
     return folder
@@ -46,21 +50,43 @@ def test_a_folder_of_ones_own_comes_before_ours(tmp_path: Path) -> None:
     version = library_versions()["onnxoptimizer"]
     folder = write_table(tmp_path / "tables", version, Finding("eliminate_identity", "wrong", "models/mine"))
     policy = Policy((f"unsafe:{folder}",))
-    policy.check(NAMES)
-    assert [name for name in NAMES if policy.skips(name)] == ["eliminate_identity", "onnxslim"]
+    policy.check(NAMES, NAMES)
+    assert {name for name in NAMES if policy.skips(name)} == {"eliminate_shape_op", "eliminate_identity", "onnxslim"}
+
+
+def test_of_passes_that_a_table_does_not_speak_of_ours_says_more(tmp_path: Path) -> None:
+    tried = (*TRIED, "eliminate_shape_op")
+    folder = write_table(tmp_path, library_versions()["onnxoptimizer"], tried=tried)
+    assert quarantined(f"unsafe:{folder}") == quarantined("unsafe") - {"eliminate_shape_op"}
+
+
+def test_a_table_that_is_replaced_counts_at_once(tmp_path: Path) -> None:
+    version = library_versions()["onnxoptimizer"]
+    entry = f"unsafe:{write_table(tmp_path, version)}"
+    before = quarantines([entry, "fuse_qkv"])
+    write_table(tmp_path, version, Finding("eliminate_identity", "wrong", "models/mine"))
+    assert set(quarantines([entry])[entry]) == {*before[entry], "eliminate_identity"}
 
 
 def test_a_release_that_nobody_has_audited_is_refused() -> None:
     """A quarantine that knows nothing of what it guards would be a false comfort."""
     installed = {**library_versions(), "onnxoptimizer": "9.9", "onnxsim": "9.8", "onnxslim": "9.7"}
-    with pytest.raises(PolicyMistake, match=r"none of onnxoptimizer 9\.9, only of 0\.4\.2; run `onnxline audit --only"):
-        check_quarantine("unsafe", NAMES, installed)
-    installed["onnxoptimizer"] = "0.4.2"
-    with pytest.raises(PolicyMistake, match=r"none of onnxsim 9\.8"):
-        check_quarantine("unsafe", NAMES, installed)
-    check_quarantine("unsafe", NAMES[:4], installed)  # neither onnxsim nor onnxslim is in the recipe
+    with pytest.raises(PolicyMistake, match=r"none for onnxoptimizer 9\.9, only for 0\.4\.2; run `onnxline audit --o"):
+        check_quarantine("unsafe", ["eliminate_identity"], installed)
+    with pytest.raises(PolicyMistake, match=r"none for onnxsim 9\.8"):
+        check_quarantine("unsafe", ["onnxsim"], installed)
+    with pytest.raises(PolicyMistake, match=r"none for onnx 9\.6"):  # without passes inside of it
+        check_quarantine("unsafe", ["infer_shapes"], {"onnx": "9.6"})
+    check_quarantine("unsafe", ["onnxscript"], installed)  # no other is in the recipe
+
+
+def test_a_new_release_of_which_only_some_passes_were_audited(tmp_path: Path) -> None:
+    entry, installed = f"unsafe:{write_table(tmp_path, '9.9')}", {"onnxoptimizer": "9.9"}
+    check_quarantine(entry, TRIED, installed)
+    with pytest.raises(PolicyMistake, match=r"of fuse_qkv there is none for onnxoptimizer 9\.9"):
+        check_quarantine(entry, [*TRIED, "fuse_qkv"], installed)
 
 
 def test_a_folder_without_tables(tmp_path: Path) -> None:
     with pytest.raises(PolicyMistake, match="no table of an audit in"):
-        Policy((f"unsafe:{tmp_path}",)).check(NAMES)
+        Policy((f"unsafe:{tmp_path}",)).check(NAMES, NAMES)

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import random
+import textwrap
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from passes.audited import Finding, Table, known_table, own_tables, parse, table_of, table_text, tables_in, unsafe_names
 from passes.audited.gate import news
 from passes.audited.known import SHIPPED
-from passes.audited.table import LISTED
+from passes.audited.table import mark_of
+from passes.audited.text import LISTED
 from passes.errors import ModelMistake
 
+INDENTS = ("initial_indent", "subsequent_indent")
 MANY = [Finding("b", "grew-nodes", f"node/{number}") for number in range(LISTED + 1)]
 FINDINGS = [
     Finding("nop", "invalid", "node/sequence", "a type is missing"),
     Finding("b", "invalid", "node/sequence", "a type is missing"),
-    Finding("b", "invalid", "node/other", "worse"),
+    Finding("b", "invalid", "node/other", "# worse"),
     Finding("a", "crashed", "node/shape", "SIGSEGV"),
     *MANY,
 ]
 TEXT = """\
-onnxline audit, format 1
+onnxline audit, format 2
 library: lib 1.2
 judged by: numpy 2.0, onnx 1.23
 cases: node 70, planted 3
@@ -38,20 +42,25 @@ nothing found: 1
 numbers not judged: 1
   node/random
 
-[a] crashed 1 f609219c9882
+not read: 0
+
+[a] crashed 1
   SIGSEGV
-  - node/shape
+    - node/shape
 
-[b] grew-nodes 61 22fc989c3d5b
+[b] grew-nodes 61
+MARKS
 
-[b] invalid 1 b6a7f8a9d4bf
-  worse
-  - node/other
+[b] invalid 1
+  # worse
+    - node/other
 
-[nop] invalid 1 ecbcb5cc8cb4
+[nop] invalid 1
   a type is missing
-  - node/sequence
+    - node/sequence
 """
+MARKS = textwrap.fill(" ".join(sorted(mark_of(one.case) for one in MANY)), 118, **dict.fromkeys(INDENTS, "    # "))
+TEXT = TEXT.replace("MARKS", MARKS)
 
 
 def table(findings: list[Finding], version: str = "1.2") -> Table:
@@ -61,7 +70,7 @@ def table(findings: list[Finding], version: str = "1.2") -> Table:
 
 
 def test_a_picture() -> None:
-    """What nop does too is told once; many cases are a number and a digest."""
+    """What nop does too is told once; of many cases there are marks."""
     assert table_text(table(FINDINGS)) == TEXT
 
 
@@ -71,21 +80,53 @@ def test_the_order_of_what_was_found_does_not_count() -> None:
 
 
 def test_the_text_is_the_table() -> None:
-    assert parse(TEXT) == table(FINDINGS)
     assert table_text(parse(TEXT)) == TEXT
+    few = table(FINDINGS[:4])
+    assert parse(table_text(few)) == few
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("onnxline audit, format 1", "something else", "no table of an audit"),
-        ("  - node/shape\n", "  - node/shape\n  - node/new\n", r"line 17.* does not fit to the 2 cases below it"),
-        ("] crashed 1", "] crashde 1", "does not fit"),
+        ("onnxline audit, format 2", "something else", "it, line 1: .* expected 'onnxline audit, format 2'"),
+        ("    - node/shape\n", "    - node/shape\n    - node/new\n", "it, line 7: .* cut off, or edited by half"),
+        ("] crashed 1", "] crashde 1", "it, line 6: "),
+        ("nop         .        1", "nop         .        2", "it, line 9: "),
+        ("node 70", "node many", "it, line 4: "),
+        ("    # ", "    # 00000 ", "it, line 8: "),
+        ("not read: 0\n", "", "it, line 17: .* 'not read: 0'"),
     ],
 )
 def test_a_table_that_was_edited_by_half(old: str, new: str, words: str) -> None:
+    assert old in TEXT
     with pytest.raises(ModelMistake, match=words):
-        parse(TEXT.replace(old, new), "it")
+        parse(TEXT.replace(old, new, 1), "it")
+
+
+def test_a_table_that_was_cut_off_anywhere() -> None:
+    lines = TEXT.splitlines(keepends=True)
+    for number in range(len(lines)):
+        with pytest.raises(ModelMistake, match="line "):
+            parse("".join(lines[:number]))
+
+
+def test_any_name_of_a_file_can_be_read_back() -> None:
+    names = ["models/two\nlines", 'models/"', "models/\u2028", "models/\udcff", "models/plain \\n"]
+    odd = table_of("lib", "1", ["a"], [Finding("a", "wrong", name) for name in sorted(names)], {}, {}, names, names)
+    assert parse(table_text(odd).encode().decode()) == odd
+
+
+def test_only_a_file_that_says_so_is_a_table(tmp_path: Path) -> None:
+    (tmp_path / "my-notes.txt").write_text("what I think", encoding="utf-8")
+    (tmp_path / "x-1.txt").mkdir()
+    (tmp_path / "bytes-2.txt").write_bytes(b"\xff\xfe")
+    assert tables_in(tmp_path) == ()
+    file = tmp_path / "lib.txt"
+    file.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())  # as an editor may leave it
+    assert tables_in(tmp_path) == (parse(TEXT),)
+    file.write_bytes(TEXT.encode().replace(b"SIGSEGV", b"\xff"))
+    with pytest.raises(ModelMistake, match=r"lib\.txt, line 20: not UTF-8"):
+        tables_in(tmp_path)
 
 
 def test_what_is_accepted_is_no_news_whatever_the_words() -> None:
@@ -104,10 +145,21 @@ def test_news() -> None:
 
 
 def test_one_more_of_many_is_news_and_one_less_is_none() -> None:
-    accepted = table(FINDINGS)
-    more = table([*FINDINGS, Finding("b", "grew-nodes", "node/one_more")])
-    assert [(one.entry.count, one.cases) for one in news([more], [accepted])] == [(LISTED + 2, ())]
+    accepted = parse(TEXT)
+    more = table([*MANY[1:], Finding("b", "grew-nodes", "node/one_more")])
+    assert [one.cases for one in news([more], [accepted])] == [("node/one_more",)]
+    assert [one.cases for one in news([parse(table_text(more))], [accepted])] == [(f"#{mark_of('node/one_more')}",)]
     assert news([table(MANY[1:])], [accepted]) == ()
+
+
+def test_many_cases_of_one_pass_accept_none_of_another() -> None:
+    """But what the round trip does to the very same model."""
+    accepted = table([Finding("nop", "grew-nodes", one.case) for one in MANY])
+    other = table_of(
+        "lib", "1.3", ["new"], [Finding("new", "grew-nodes", f"node/{name}") for name in ("0", "x")], {}, {}
+    )
+    assert [one.cases for one in news([other], [parse(table_text(accepted))])] == [("node/x",)]
+    assert len(news([other], [table(MANY)])[0].cases) == 2
 
 
 def test_what_the_round_trip_does_is_accepted_of_each_pass() -> None:

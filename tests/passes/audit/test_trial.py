@@ -107,8 +107,8 @@ def test_a_job_is_plain_data() -> None:
     assert [one for one in findings if one.kind == "signature"] == [
         Finding("rename_input_output", "signature", "planted/named_dims", "other inputs")
     ]
-    assert list(value["unjudged"]) == ["models/absent"]
-    assert "is not a readable ONNX file" in value["unjudged"]["models/absent"]
+    assert list(value["unread"]) == ["models/absent"]
+    assert "is not a readable ONNX file" in value["unread"]["models/absent"]
 
 
 @KNOWN

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from passes.audited import Finding, table_of, table_text
+from passes.versions import library_versions
 from pipeline.batch import Row, read_configs, run_batch
 from pipeline.spread import Job, Outcome
 from pipeline.spread.perform import perform
@@ -49,6 +51,21 @@ def test_only_what_is_not_done_is_run(batch, small_config, tmp_path: Path) -> No
     small_config("c.yaml")
     assert states(batch()) == ["a done before", "b done before", "c done"]
     assert states(batch(again=True)) == ["a done", "b done", "c done"]
+
+
+def unsafe_table(folder: Path, *findings: Finding) -> None:
+    table = table_of("onnxoptimizer", library_versions()["onnxoptimizer"], ["eliminate_identity"], findings, {}, {})
+    folder.mkdir(exist_ok=True)
+    (folder / "mine.txt").write_text(table_text(table), encoding="utf-8")
+
+
+def test_a_table_of_an_audit_that_was_replaced(batch, small_config, tmp_path: Path) -> None:
+    """It is another job, and in the run the passes are not taken from before."""
+    small_config("b.yaml", passes={"recipe": ["eliminate_identity"], "skip": ["unsafe:tables"]})
+    unsafe_table(tmp_path / "tables")
+    assert [(row.state, row.found["nodes_after"]) for row in batch("b.yaml")] == [("done", 2)]
+    unsafe_table(tmp_path / "tables", Finding("eliminate_identity", "wrong", "models/mine"))
+    assert [(row.state, row.found["nodes_after"]) for row in batch("b.yaml")] == [("done", 3)]
 
 
 def remove_artifacts(folder: Path) -> None:
