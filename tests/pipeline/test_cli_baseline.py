@@ -90,19 +90,19 @@ def test_a_file_that_is_no_baseline_is_a_mistake(config_file, text: str | None, 
         CliRunner().invoke(app, ["baseline", "check", str(config)], catch_exceptions=False)
 
 
-def test_what_is_no_baseline_is_not_written_over(config_file) -> None:
+def test_what_is_no_baseline_is_not_written_over(config_file, tmp_path: Path) -> None:
     config = config_file()
     text = config.read_text(encoding="utf-8")
-    refused = ask("accept", config, "--file", config)
+    refused = ask("accept", config, "--out", tmp_path / "out", "--file", config)
     assert isinstance(refused.exception, UserMistake)
     assert "is there already and is no baseline" in str(refused.exception)
     assert config.read_text(encoding="utf-8") == text
 
 
 def test_a_baseline_may_lie_in_a_folder_that_is_yet_to_be_made(config_file, tmp_path: Path) -> None:
-    config = config_file()
-    assert ask("accept", config, "--file", tmp_path / "new" / "a.baseline").exit_code == 0
-    below_a_file = ask("accept", config, "--file", config / "a.baseline")
+    ask_for = ("accept", config_file(), "--out", tmp_path / "out", "--file")
+    assert ask(*ask_for, tmp_path / "new" / "a.baseline").exit_code == 0
+    below_a_file = ask(*ask_for, ask_for[1] / "a.baseline")
     assert isinstance(below_a_file.exception, UserMistake)
 
 
