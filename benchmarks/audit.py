@@ -27,9 +27,9 @@ WANTED_S: Final = 20 * 60.0
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """`count` cases of which `library` is known to do `kind`, by the passes whose names begin with `name`."""
+    """`count` cases of which `distribution` is known to do `kind`, by the passes whose names begin with `name`."""
 
-    library: str
+    distribution: str
     name: str
     kind: str
     count: int
@@ -77,7 +77,7 @@ def _markdown(seconds: dict[str, float], tables: dict[str, Sequence[Table]], job
 
 
 def _found(one: Known, tables: Sequence[Table]) -> int:
-    entries = [entry for table in tables if table.library == one.library for entry in table.entries]
+    entries = [entry for table in tables if table.distribution == one.distribution for entry in table.entries]
     return sum(entry.count for entry in entries if entry.kind == one.kind and entry.name.startswith(one.name))
 
 

@@ -140,11 +140,10 @@ class Trial:
         Raises:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
         """
-        # Of one that looks ahead this is asked first: later the worker would have to leave the model itself for it.
-        is_early = isinstance(step, Early) and self.loosely is not None
-        gains_nothing = is_early and self._gains_nothing(step)
+        if isinstance(step, Early) and self.loosely is not None:
+            self._gains_nothing(step)  # found out now: later the worker would have to leave the model itself for it
         first = self._judged(step, self.subject, self.pinned)
-        if first.why or self.loosely is None or gains_nothing or (not is_early and self._gains_nothing(step)):
+        if first.why or self.loosely is None or self._gains_nothing(step):
             return first
         for freer, pinned in self._with_more_room(step, first.subject):
             again = self._again(freer, first.subject, pinned)

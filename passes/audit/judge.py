@@ -12,7 +12,7 @@ from passes.audit.case import Case
 from passes.audit.marks import unmarked, what_is_lost
 from passes.audit.runtimes import RUNTIMES, differs
 from passes.audit.words import steady, words_of
-from passes.model.bodies import bodies_of
+from passes.model.bodies import every_node
 from passes.model.canonical import RANDOM_OPS
 
 __all__ = ["Result", "judge", "larger"]
@@ -68,7 +68,7 @@ def _said(case: Case, after: onnx.ModelProto, valid: bool) -> Iterator[tuple[str
         yield "signature", why
     if lost := what_is_lost(case.model, after):
         yield "lost-metadata", lost
-    if len(list(_nodes(after.graph))) > len(list(_nodes(case.model.graph))):
+    if len(list(every_node(after.graph))) > len(list(every_node(case.model.graph))):
         yield "grew-nodes", ""
     if larger(unmarked(case.model).ByteSize(), unmarked(after).ByteSize()):
         yield "grew-bytes", ""
@@ -110,7 +110,7 @@ class _Standard:
 
 def _standard(case: Case) -> _Standard | str:
     """Why there is none, where no runtime computes what the case expects."""
-    if case.expected is None and any(node.op_type in DRAWING for node in _nodes(case.model.graph)):
+    if case.expected is None and any(node.op_type in DRAWING for node in every_node(case.model.graph)):
         return "it draws random numbers"
     why = "it does not run"
     for name, run in RUNTIMES.items():
@@ -161,12 +161,3 @@ def _contradicts(one: onnx.TypeProto, other: onnx.TypeProto, *, open_is_other: b
     pairs = zip(left.shape.dim, right.shape.dim, strict=True)
     known = [(a.HasField("dim_value"), b.HasField("dim_value"), a.dim_value != b.dim_value) for a, b in pairs]
     return any((a and b and apart) or (open_is_other and b and not a) for a, b, apart in known)
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """With those of bodies."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for body in bodies_of(attribute):
-                yield from _nodes(body)

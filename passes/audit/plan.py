@@ -64,14 +64,14 @@ class Plan:
         unread = unread_of(done)
         tried = Counter(name.partition("/")[0] for name in self.cases if name not in unread)
         facts = tried, {name: metadata.version(name) for name in JUDGES}, unjudged, unread
-        libraries = sorted({subject.library for subject in self.subjects})
+        libraries = sorted({subject.distribution for subject in self.subjects})
         return tuple(
             table_of(library, metadata.version(library), self._names(library), findings, *facts)
             for library in libraries
         )
 
     def _names(self, library: str) -> list[str]:
-        return [subject.name for subject in self.subjects if subject.library == library]
+        return [subject.name for subject in self.subjects if subject.distribution == library]
 
 
 def unread_of(values: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -87,10 +87,10 @@ def chosen_subjects(subjects: Sequence[Subject], only: Sequence[str]) -> tuple[S
     """
     for entry in only:
         if not any(_is_meant(subject, entry) for subject in subjects):
-            known = [name for subject in subjects for name in (subject.name, subject.library)]
+            known = [name for subject in subjects for name in (subject.name, subject.distribution)]
             raise PolicyMistake(f"--only: no pass and no library named {entry!r}{nearest(entry, known)}")
     return tuple(one for one in subjects if not only or any(_is_meant(one, entry) for entry in only))
 
 
 def _is_meant(subject: Subject, entry: str) -> bool:
-    return subject.library == entry or fnmatch.fnmatchcase(subject.name, entry)
+    return subject.distribution == entry or fnmatch.fnmatchcase(subject.name, entry)

@@ -23,12 +23,12 @@ DEFAULT: Final = "default"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`step` says which library is called; `passes` are onnxoptimizer's, `left_out` those that a composite step leaves
-    out, and `options` what else it is given. `inner` are the passes of a step that are searched for who is at fault.
-    JSON both ways by `data` and `Subject(**data)`."""
+    """`distribution` is what the library is installed as, `step` how a recipe calls it. `passes` are onnxoptimizer's,
+    `left_out` those that a composite step leaves out, and `options` what else it is given. `inner` are the passes of a
+    step that are searched for who is at fault. JSON both ways by `data` and `Subject(**data)`."""
 
     name: str
-    library: str
+    distribution: str
     step: str
     passes: Sequence[str] = ()
     left_out: Sequence[str] = ()

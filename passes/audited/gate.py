@@ -26,11 +26,13 @@ def news(tables: Iterable[Table], accepted: Sequence[Table]) -> tuple[News, ...]
 
     Reasons are not compared, since libraries reword what they say. Less than what is accepted is no news.
     """
-    return tuple(found for table in tables for found in _of(table, known_table(accepted, table.library, table.version)))
+    return tuple(
+        found for table in tables for found in _of(table, known_table(accepted, table.distribution, table.version))
+    )
 
 
 def _of(table: Table, accepted: Table | None) -> Iterator[News]:
-    named = f"{accepted.library} {accepted.version}" if accepted else ""
+    named = f"{accepted.distribution} {accepted.version}" if accepted else ""
     for entry in table.entries:
         alike = [one for one in accepted.entries if _speaks_of(one, entry)] if accepted else []
         known = {mark for one in alike for mark in one.marks}

@@ -58,7 +58,7 @@ def _text(content: bytes, file: Path) -> str:
 
 def known_table(tables: Iterable[Table], library: str, version: str) -> Table | None:
     """The table of this very release, or else that of the latest one before it, or else the first after it."""
-    found = sorted((one for one in tables if one.library == library), key=lambda one: _order(one.version))
+    found = sorted((one for one in tables if one.distribution == library), key=lambda one: _order(one.version))
     before = [one for one in found if _order(one.version) <= _order(version)]
     return (before[-1:] or found[:1] or [None])[0]
 
@@ -72,6 +72,6 @@ def unsafe_names(tables: Sequence[Table], versions: Mapping[str, str]) -> frozen
 
     What the library does to every model is no pass's fault, and no skip list can leave it out.
     """
-    installed = [one for one in tables if versions.get(one.library) == one.version]
+    installed = [one for one in tables if versions.get(one.distribution) == one.version]
     entries = (entry for one in installed for entry in one.entries if entry.kind in UNSAFE)
     return frozenset(entry.name for entry in entries if not is_round_trip(entry.name))

@@ -49,9 +49,9 @@ def check_quarantine(entry: str, used: Iterable[str], installed: Mapping[str, st
     """
     tables, installed = _tables(entry), library_versions() if installed is None else installed
     for name in used:
-        speaking = [one for one in tables if one.speaks_of(name) and one.library in installed]
-        if speaking and all(installed[one.library] != one.version for one in speaking):
-            library, known = speaking[0].library, ", ".join(one.version for one in speaking)
+        speaking = [one for one in tables if one.speaks_of(name) and one.distribution in installed]
+        if speaking and all(installed[one.distribution] != one.version for one in speaking):
+            library, known = speaking[0].distribution, ", ".join(one.version for one in speaking)
             raise PolicyMistake(
                 f"skip: {entry} goes by audits, and of {name} there is none for {library} {installed[library]}, only "
                 f"for {known}; run `onnxline audit --only {library} --out DIR`, review its table, and write "
@@ -87,6 +87,6 @@ def _tables(entry: str) -> Sequence[Table]:
 
 def _beyond(told: Sequence[Table], own: Table) -> Table:
     """Our table, without the passes of which those of the same release speak."""
-    alike = [one for one in told if (one.library, one.version) == (own.library, own.version)]
+    alike = [one for one in told if (one.distribution, one.version) == (own.distribution, own.version)]
     names = tuple(name for name in own.names if not any(one.speaks_of(name) for one in alike))
     return replace(own, names=names, entries=tuple(entry for entry in own.entries if entry.name in names))

@@ -42,7 +42,7 @@ class Table:
     """`names` are the passes that were tried, `cases` the models by source; `judges` the versions that judged,
     `unjudged` the cases of which no numbers could be, and `unread` the models that could not be read."""
 
-    library: str
+    distribution: str
     version: str
     names: tuple[str, ...]
     cases: Mapping[str, int] = field(default_factory=dict)

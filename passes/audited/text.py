@@ -36,7 +36,7 @@ CASE, MARKS = "  - ", "  # "
 
 def table_text(table: Table) -> str:
     """The table, as it is written to a file: facts, counts, then each entry with its cases."""
-    lines = [FIRST_LINE, f"library: {table.library} {table.version}"]
+    lines = [FIRST_LINE, f"library: {table.distribution} {table.version}"]
     lines.append("judged by: " + ", ".join(f"{name} {version}" for name, version in table.judges.items()))
     lines.append("cases: " + ", ".join(f"{source} {count}" for source, count in table.cases.items()))
     counts = table.counts()

@@ -22,7 +22,7 @@ import onnx
 from passes.base import Workbench
 from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown, texts
-from passes.model.bodies import bodies_of
+from passes.model.bodies import every_node
 from passes.model.weights import DetachedModel
 
 __all__ = ["LEVELS", "RULES", "OnnxRuntimeGraph", "facts", "optimize"]
@@ -107,20 +107,12 @@ def optimize(source: str, target: str, options: dict[str, Any]) -> None:
 def _drop_unused_domains(before: onnx.ModelProto, target: str) -> None:
     """onnxruntime declares every domain that it knows; what the model had and what its nodes use is enough."""
     after = onnx.load(target, load_external_data=False)
-    used = {entry.domain for entry in before.opset_import} | {node.domain for node in _nodes(after.graph)}
+    used = {entry.domain for entry in before.opset_import} | {node.domain for node in every_node(after.graph)}
     used |= {node.domain for function in after.functions for node in function.node}
     kept = [entry for entry in after.opset_import if entry.domain in used]
     del after.opset_import[:]
     after.opset_import.extend(kept)
     Path(target).write_bytes(after.SerializeToString())
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in bodies_of(attribute):
-                yield from _nodes(inner)
 
 
 def _settings(level: str) -> Any:

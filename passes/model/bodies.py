@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from onnx import AttributeProto, GraphProto
+from collections.abc import Iterator
 
-__all__ = ["bodies_of"]
+from onnx import AttributeProto, GraphProto, NodeProto
+
+__all__ = ["bodies_of", "every_node"]
 
 
 def bodies_of(attribute: AttributeProto) -> tuple[GraphProto, ...]:
     """The graphs that one attribute holds; none of most."""
     return (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
+
+
+def every_node(graph: GraphProto) -> Iterator[NodeProto]:
+    """The nodes of `graph`, each followed by those of its bodies."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for body in bodies_of(attribute):
+                yield from every_node(body)

@@ -16,7 +16,7 @@ __all__ = ["remove_stale", "write_reproducer", "write_table"]
 
 
 def write_table(table: Table, folder: Path) -> None:
-    _write(folder / file_name(table.library, table.version), table_text(table).encode())
+    _write(folder / file_name(table.distribution, table.version), table_text(table).encode())
 
 
 def write_reproducer(value: Mapping[str, str], folder: Path) -> None:

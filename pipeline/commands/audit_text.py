@@ -26,7 +26,7 @@ def summary_text(tables: Sequence[Table]) -> str:
     for table in tables:
         total = sum(table.counts().values(), Counter[str]())
         said = ", ".join(f"{total[kind]} {kind}" for kind in KINDS if total[kind]) or "nothing found"
-        lines.append(f"{table.library} {table.version} on {sum(table.cases.values())} models: {said}")
+        lines.append(f"{table.distribution} {table.version} on {sum(table.cases.values())} models: {said}")
         for name, counts in table.counts().items():
             unsafe = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if kind in UNSAFE and counts[kind])
             lines += [f"  {name}: {unsafe}"] if unsafe else []
