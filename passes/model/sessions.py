@@ -121,8 +121,7 @@ def _opened(proto: onnx.ModelProto, options: onnxruntime.SessionOptions, largest
         try:
             return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            told = str(error).replace(f"{folder}/", "")  # it is gone by then, and has another name each time
-            raise StepFailed(f"onnxruntime refuses the model: {told}") from error
+            raise StepFailed(f"onnxruntime refuses the model: {error}") from error
 
 
 Shared = dict[str, tuple[onnxruntime.OrtValue, np.ndarray]]
