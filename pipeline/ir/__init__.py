@@ -1,8 +1,9 @@
 """The static IR: a Graph of Values and Ops, the Builder that makes it, the check that judges it, its written forms."""
 
+from pipeline.ir.attr import Attr, Body, Size, Use, Word
 from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.check import check
-from pipeline.ir.graph import Attr, Graph, KernelSpec, Op, Payload, Role, Value
+from pipeline.ir.graph import DimRange, Graph, KernelSpec, Op, Payload, Role, Value
 from pipeline.ir.json import from_json, to_json
 from pipeline.ir.parse import IRSyntaxMistake, from_text
 from pipeline.ir.spec import DTYPE_BITS, Dim, TensorSpec
@@ -11,8 +12,10 @@ from pipeline.ir.text import to_text
 __all__ = [
     "DTYPE_BITS",
     "Attr",
+    "Body",
     "Builder",
     "Dim",
+    "DimRange",
     "Emitter",
     "Graph",
     "IRSyntaxMistake",
@@ -20,8 +23,11 @@ __all__ = [
     "Op",
     "Payload",
     "Role",
+    "Size",
     "TensorSpec",
+    "Use",
     "Value",
+    "Word",
     "check",
     "from_json",
     "from_text",

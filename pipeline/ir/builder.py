@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.errors import InternalError
-from pipeline.ir.graph import Attr, Graph, KernelSpec, Op, Payload, Role, Value
+from pipeline.ir.graph import Attr, Graph, KernelSpec, Op, Payload, Plain, Role, Value
 from pipeline.ir.spec import TensorSpec
 
 __all__ = ["Builder", "Emitter"]
@@ -55,7 +55,7 @@ class Builder:
         outputs: Sequence[tuple[str, TensorSpec]],
         attrs: Mapping[str, Attr] | None = None,
         *,
-        constraints: Mapping[str, Attr] | None = None,
+        constraints: Mapping[str, Plain] | None = None,
         name: str = "",
         origin: str = "",
     ) -> tuple[int, ...]:

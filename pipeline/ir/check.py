@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pipeline.errors import InternalError
-from pipeline.ir.graph import Attr, Graph, Op, Role, Value
+from pipeline.ir.attr import Body, Size, Use, Word, parts
+from pipeline.ir.graph import Graph, Op, Role, Value
 from pipeline.ir.spec import DTYPE_BITS
 
 __all__ = ["check"]
@@ -125,19 +126,54 @@ def payloads(graph: Graph) -> Iterator[str]:
 
 
 def attributes(graph: Graph) -> Iterator[str]:
-    """Attributes and constraints hold the types of `Attr`, so that every written form can carry them."""
+    """Attributes and constraints hold what `Attr` allows, so that every written form can carry them."""
     for op in graph.ops:
-        for where, table in (("attribute", op.attrs), ("constraint", op.constraints)):
+        for where, table, allowed in (("attribute", op.attrs, SCALARS), ("constraint", op.constraints, SCALARS[:4])):
             for key, item in table.items():
-                if not plain(item):
-                    yield f"{show(op)} has the {where} {key!r} = {item!r}; expected bool, int, float, str or a tuple"
+                if not all(type(part) in allowed for part in parts(item)):
+                    yield f"{show(op)} has the {where} {key!r} = {item!r}; expected what pipeline.ir.attr allows"
 
 
-def plain(item: Attr) -> bool:
-    if not isinstance(item, tuple):
-        return type(item) in (bool, int, float, str)
-    kinds = {type(part) for part in item}
-    return len(kinds) <= 1 and kinds <= {int, float, str}
+def calls(graph: Graph) -> Iterator[str]:
+    """An op that spells its call uses each of its inputs and bodies, in order, once."""
+    for op in graph.ops:
+        items = [part for item in op.attrs.values() for part in parts(item)]
+        for what, kind, present in (("inputs", Use, op.inputs), ("bodies", Body, op.bodies)):
+            found = [item.index for item in items if isinstance(item, kind)]
+            if (found or kind is Body) and found != list(range(len(present))):
+                yield f"{show(op)} has {len(present)} {what}, and its attributes use the places {found}"
+
+
+def updates(graph: Graph) -> Iterator[str]:
+    """A state or an input gets a value like itself."""
+    for vid, after in graph.updates.items():
+        if not (known(graph, vid) and known(graph, after)):
+            yield f"an update of %{vid} by %{after} names a value that does not exist"
+            continue
+        target, value = graph.values[vid], graph.values[after]
+        if target.role not in (Role.STATE, Role.INPUT):
+            yield f"{label(target)} has the role {target.role} and an update; only states and inputs change"
+        if target.spec != value.spec:
+            yield f"{label(target)} is {target.spec}, and its update {label(value)} is {value.spec}"
+
+
+def facts(graph: Graph) -> Iterator[str]:
+    """Names in checkpoints belong to stored values; ranges of dims are not empty."""
+    stored = (Role.PARAM, Role.STATE, Role.CONST)
+    for vid in graph.sources:
+        if not known(graph, vid) or graph.values[vid].role not in stored:
+            yield f"there are checkpoint names for %{vid}, which is not stored"
+    for name, span in graph.dims.items():
+        if span.least < 0 or (span.most is not None and span.most < span.least):
+            yield f"dim {name!r} has the range {span.least} .. {span.most}"
+
+
+def bodies(graph: Graph) -> Iterator[str]:
+    """Every rule holds in the bodies too."""
+    for op in graph.ops:
+        for body in op.bodies:
+            for rule in RULES:
+                yield from (f"in {show(op)}, body {body.name!r}: {violation}" for violation in rule(body))
 
 
 def known(graph: Graph, vid: int) -> bool:
@@ -152,4 +188,6 @@ def show(op: Op) -> str:
     return f"op {op.oid} {op.kind}" + (f" {op.name!r}" if op.name else "")
 
 
-RULES = (value_table, specs, op_order, links, roles, payloads, attributes)
+SCALARS = (bool, int, float, str, complex, Use, Body, Size, Word, type(None))
+
+RULES = (value_table, specs, op_order, links, roles, payloads, attributes, calls, updates, facts, bodies)

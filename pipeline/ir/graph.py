@@ -10,11 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.attr import Attr, Plain
+from pipeline.ir.spec import Dim, TensorSpec
 
-__all__ = ["Attr", "Graph", "KernelSpec", "Op", "Payload", "Role", "Value"]
-
-Attr = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+__all__ = ["Attr", "DimRange", "Graph", "KernelSpec", "Op", "Payload", "Plain", "Role", "Value"]
 
 
 class Role(StrEnum):
@@ -46,6 +45,8 @@ class Value:
     """Index in `Graph.ops` of the op that makes it; None for input, param, state and const."""
     users: tuple[int, ...] = ()
     """Indices in `Graph.ops` of the ops that read it, ascending, each once."""
+    strides: tuple[Dim, ...] | None = None
+    """In elements, as the source had it; None where that was contiguous or not said. A plan is free to differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +72,28 @@ class Op:
     attrs: Mapping[str, Attr] = field(default_factory=dict)
     kernel: KernelSpec | None = None
     """None while no emitter knows the kind; lowering lists such ops."""
-    constraints: Mapping[str, Attr] = field(default_factory=dict)
+    constraints: Mapping[str, Plain] = field(default_factory=dict)
     """Facts for the planner, e.g. `inplace: (0,)`: output 0 may reuse the storage of that input."""
     name: str = ""
     """The source's name of the node, for messages."""
     origin: str = ""
     """The torch module path that the node came from, where it is known."""
+    line: str = ""
+    """The line of Python that made it, as `file:line`, where it is known."""
+    bodies: tuple[Graph, ...] = ()
+    """Subgraphs of a higher-order op (`cond`, `while_loop`); `attrs` says by `Body` which is which."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attrs", MappingProxyType(dict(self.attrs)))
         object.__setattr__(self, "constraints", MappingProxyType(dict(self.constraints)))
+
+
+@dataclass(frozen=True, slots=True)
+class DimRange:
+    """The sizes that a named dim may have, both ends included; `most` is None where nothing bounds it."""
+
+    least: int = 0
+    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +110,14 @@ class Graph:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     payloads: Mapping[int, Payload] = field(default_factory=dict)
+    updates: Mapping[int, int] = field(default_factory=dict)
+    """{vid of a state or input: vid of the value that it has after a run}. Nothing else ever changes what is stored."""
+    sources: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """{vid of a param, state or const: its names in a checkpoint}; several where weights are tied, its own first."""
+    dims: Mapping[str, DimRange] = field(default_factory=dict)
+    """Named dims, and the sizes that the graph holds for."""
+    guards: tuple[str, ...] = ()
+    """Further conditions on named dims, as expressions: `Eq(Mod(batch, 2), 0)`."""
 
     def value(self, name: str) -> Value:
         """The value called `name`.

@@ -6,20 +6,22 @@
               "constraints": {"inplace": {"ints": [0]}}, "name": "node_1", "origin": "act",
               "kernel": {"kind_id": 12, "attr_schema": "leaky/1", "attr_blob": "0ad7233c"}}]}
 
-The index of a tensor is its vid. An attribute carries its type, since JSON has one kind of number; a float that JSON
-cannot spell is the string "inf", "-inf" or "nan". `kernel` is null where no emitter knew the kind.
+The index of a tensor is its vid. An attribute carries its type, since JSON has one kind of number (`json_attr`).
+`kernel` is null where no emitter knew the kind. Written only where there is something to say: of the graph `updates`
+{state: value after a run}, `sources` {stored value: names in a checkpoint}, `dims` {name: [least, most or null]} and
+`guards`; of a tensor `strides`; of an op `line` and `bodies`, which are graphs like this one.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import SourceMistake
-from pipeline.ir.assemble import assemble
+from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.ir.builder import Emitter
-from pipeline.ir.graph import Attr, Graph, KernelSpec, Op, Payload, Role, Value
+from pipeline.ir.graph import DimRange, Graph, KernelSpec, Op, Payload, Role, Value
+from pipeline.ir.json_attr import read_attr, write_attr
 from pipeline.ir.spec import TensorSpec
 
 __all__ = ["FORMAT_VERSION", "from_json", "to_json"]
@@ -29,14 +31,24 @@ FORMAT_VERSION = 1
 
 def to_json(graph: Graph) -> dict[str, Any]:
     """`graph` as dicts, lists, strings, numbers, booleans and null; `json.dumps(…, allow_nan=False)` takes it."""
+    return {"format_version": FORMAT_VERSION, **write_graph(graph)}
+
+
+def write_graph(graph: Graph) -> dict[str, Any]:
     names = [value.name for value in graph.values]
+    facts = {
+        "updates": {names[vid]: names[after] for vid, after in graph.updates.items()},
+        "sources": {names[vid]: list(keys) for vid, keys in graph.sources.items()},
+        "dims": {name: [span.least, span.most] for name, span in graph.dims.items()},
+        "guards": list(graph.guards),
+    }
     return {
-        "format_version": FORMAT_VERSION,
         "name": graph.name,
         "inputs": [names[vid] for vid in graph.inputs],
         "outputs": [names[vid] for vid in graph.outputs],
         "tensors": [write_tensor(value) for value in graph.values],
         "ops": [write_op(op, names) for op in graph.ops],
+        **{key: fact for key, fact in facts.items() if fact},
     }
 
 
@@ -56,24 +68,41 @@ def from_json(
             f"IR JSON: found format_version {version!r}, expected {FORMAT_VERSION}; "
             "write the file again with this release, or read it with the release that wrote it"
         )
+    return read_graph(data, payloads, emitters)
+
+
+def read_graph(
+    data: Mapping[str, Any], payloads: Mapping[str, Payload] | None, emitters: Mapping[str, Emitter] | None
+) -> Graph:
     where = "the top level"
     try:
         stubs = []
         for index, tensor in enumerate(data["tensors"]):
             where = f"tensors[{index}]"
             stubs.append(read_tensor(tensor))
-        vids = {name: vid for vid, (name, _, _) in enumerate(stubs)}
+        vids = {stub.name: vid for vid, stub in enumerate(stubs)}
         ops = []
         for index, op in enumerate(data["ops"]):
             where = f"ops[{index}]"
             ops.append(read_op(index, op, vids))
         where = "inputs or outputs"
         inputs, outputs = ([vids[name] for name in data[side]] for side in ("inputs", "outputs"))
-        return assemble(data["name"], stubs, ops, inputs, outputs, payloads, emitters)
+        where = "updates, sources, dims or guards"
+        facts = read_facts(data, vids)
+        return assemble(data["name"], stubs, ops, inputs, outputs, payloads, emitters, facts)
     except KeyError as error:
         raise SourceMistake(f"IR JSON: {where} needs {error}, which is not there; compare it with `to_json`") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise SourceMistake(f"IR JSON: {where} cannot be read: {error}; compare it with `to_json`") from error
+
+
+def read_facts(data: Mapping[str, Any], vids: Mapping[str, int]) -> Facts:
+    return Facts(
+        {vids[name]: vids[after] for name, after in data.get("updates", {}).items()},
+        {vids[name]: tuple(keys) for name, keys in data.get("sources", {}).items()},
+        {name: DimRange(least, most) for name, (least, most) in data.get("dims", {}).items()},
+        tuple(data.get("guards", ())),
+    )
 
 
 def write_tensor(value: Value) -> dict[str, Any]:
@@ -84,11 +113,14 @@ def write_tensor(value: Value) -> dict[str, Any]:
         "dtype": spec.dtype,
         "device": spec.device,
         "role": str(value.role),
+        **({} if value.strides is None else {"strides": list(value.strides)}),
     }
 
 
-def read_tensor(data: Mapping[str, Any]) -> tuple[str, TensorSpec, Role]:
-    return data["name"], TensorSpec(tuple(data["shape"]), data["dtype"], data["device"]), Role(data["role"])
+def read_tensor(data: Mapping[str, Any]) -> Stub:
+    spec = TensorSpec(tuple(data["shape"]), data["dtype"], data["device"])
+    strides = data.get("strides")
+    return Stub(data["name"], spec, Role(data["role"]), None if strides is None else tuple(strides))
 
 
 def write_op(op: Op, names: list[str]) -> dict[str, Any]:
@@ -103,6 +135,8 @@ def write_op(op: Op, names: list[str]) -> dict[str, Any]:
         "origin": op.origin,
         "kernel": kernel
         and {"kind_id": kernel.kind_id, "attr_schema": kernel.attr_schema, "attr_blob": kernel.attr_blob.hex()},
+        **({"line": op.line} if op.line else {}),
+        **({"bodies": [write_graph(body) for body in op.bodies]} if op.bodies else {}),
     }
 
 
@@ -118,26 +152,6 @@ def read_op(oid: int, data: Mapping[str, Any], vids: Mapping[str, int]) -> Op:
         {key: read_attr(item) for key, item in data["constraints"].items()},
         data["name"],
         data["origin"],
+        data.get("line", ""),
+        tuple(read_graph(body, None, None) for body in data.get("bodies", ())),
     )
-
-
-def write_attr(item: Attr) -> dict[str, Any]:
-    if isinstance(item, tuple):
-        tag = f"{TAGS[type(item[0])]}s" if item else "ints"
-        return {tag: [spell(part) for part in item]}
-    return {TAGS[type(item)]: spell(item)}
-
-
-def read_attr(data: Mapping[str, Any]) -> Attr:
-    ((tag, item),) = data.items()
-    if tag in READERS:
-        return READERS[tag](item)
-    return tuple(READERS[tag.removesuffix("s")](part) for part in item)
-
-
-def spell(item: bool | int | float | str) -> bool | int | float | str:
-    return repr(item) if isinstance(item, float) and not math.isfinite(item) else item
-
-
-TAGS = {bool: "bool", int: "int", float: "float", str: "string"}
-READERS = {"bool": bool, "int": int, "float": float, "string": str}

@@ -1,11 +1,15 @@
 """Read the text form of `text.to_text` back into a Graph; a complaint names the line, the column and what was there.
 
-graph     = "graph" STRING "(" [declare {"," declare}] ")" "{" {stored | op} "return" [vids] "}"
-stored    = ("param" | "state" | "const") declare
+graph     = "graph" STRING "(" [declare {"," declare}] ")" "{" {stored | op | fact} "return" [vids] "}"
+stored    = ("param" | "state" | "const") declare ["from" STRING {"," STRING}]
 op        = (declare {"," declare} | "(" ")") "=" word "(" [vids] ")" {detail}
-detail    = table | "@" STRING | "node" STRING | "where" table | "kernel" INT STRING HEX
-declare   = VID STRING ":" WORD "[" [dim {"," dim}] "]" ["on" STRING]
+fact      = "update" VID "=" VID | "dim" word ":" INT ".." [INT] | "guard" STRING
+detail    = table | "@" STRING | "node" STRING | "line" STRING | "where" table | "kernel" INT STRING HEX
+          | "with" "[" graph {"," graph} "]"
+declare   = VID STRING ":" WORD sizes ["on" STRING] ["strides" sizes]
+sizes     = "[" [dim {"," dim}] "]"
 table     = "{" [word ":" item {"," word ":" item}] "}"
+item      = scalar | "[" [item {"," item}] "]"
 word      = WORD | STRING
 """
 
@@ -14,13 +18,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn, TypeVar
 
 from pipeline.errors import UserMistake
-from pipeline.ir.assemble import assemble
+from pipeline.ir.assemble import Facts, Stub, assemble
+from pipeline.ir.attr import Attr, Body, Size, Use, Word
 from pipeline.ir.builder import Emitter
-from pipeline.ir.graph import Attr, Graph, KernelSpec, Op, Payload, Role
+from pipeline.ir.graph import DimRange, Graph, KernelSpec, Op, Payload, Role
 from pipeline.ir.spec import Dim, TensorSpec
 
 __all__ = ["IRSyntaxMistake", "from_text"]
@@ -50,13 +55,29 @@ def from_text(
     Raises:
         IRSyntaxMistake: the text is not a graph, or uses a value before it is declared.
     """
-    return Parser(text).graph(payloads, emitters)
+    return Parser(text).whole(payloads, emitters)
+
+
+@dataclass(slots=True)
+class Scope:
+    """What was read of one graph so far; a body inside of it has a scope of its own."""
+
+    declared: dict[int, Stub] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    ops: list[Op] = field(default_factory=list)
+    updates: dict[int, int] = field(default_factory=dict)
+    sources: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    dims: dict[str, DimRange] = field(default_factory=dict)
+    guards: list[str] = field(default_factory=list)
+
+    def facts(self) -> Facts:
+        return Facts(self.updates, self.sources, self.dims, tuple(self.guards))
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
     kind: str
-    """vid, hex, number, string, word, mark, end, or bad for a character that begins nothing."""
+    """vid, use, hex, number, string, word, mark, end, or bad for a character that begins nothing."""
     text: str
     """As written: a string keeps its quotes, so that it is never taken for a keyword."""
     line: int
@@ -69,42 +90,70 @@ class Parser:
     def __init__(self, text: str) -> None:
         self._tokens = tokens(text)
         self._next = next(self._tokens)
-        self._declared: dict[int, tuple[str, TensorSpec, Role]] = {}
-        self._names: set[str] = set()
-        self._ops: list[Op] = []
+        self._scope = Scope()
 
-    def graph(self, payloads: Mapping[str, Payload] | None, emitters: Mapping[str, Emitter] | None) -> Graph:
+    def whole(self, payloads: Mapping[str, Payload] | None, emitters: Mapping[str, Emitter] | None) -> Graph:
+        graph = self._graph(payloads, emitters)
+        if self._next.kind != "end":
+            self._fail("the end of the text")
+        return graph
+
+    def _graph(self, payloads: Mapping[str, Payload] | None, emitters: Mapping[str, Emitter] | None) -> Graph:
+        outer, self._scope = self._scope, Scope()
         self._take("graph")
         name = self._string("the graph's name")
         inputs = self._listed("(", ")", lambda: self._declare(Role.INPUT))
         self._take("{")
         while self._next.text != "return":
-            if self._next.text in ("param", "state", "const"):
-                self._declare(Role(self._advance().text))
-            elif self._next.kind == "vid" or self._next.text == "(":
-                self._op()
-            else:
-                self._fail("'param', 'state', 'const', an op, or 'return'")
+            self._statement()
         self._take("return")
         outputs = [] if self._next.text == "}" else self._several(self._use)
-        if missing := set(range(len(self._declared))) - set(self._declared):
+        declared = self._scope.declared
+        if missing := set(range(len(declared))) - set(declared):
             self._fail(f"a declaration of %{min(missing)} before the end: vids are 0, 1, 2, … without a gap")
         self._take("}")
-        if self._next.kind != "end":
-            self._fail("the end of the text")
-        stubs = [self._declared[vid] for vid in range(len(self._declared))]
-        return assemble(name, stubs, self._ops, inputs, outputs, payloads, emitters)
+        scope, self._scope = self._scope, outer
+        stubs = [declared[vid] for vid in range(len(declared))]
+        return assemble(name, stubs, scope.ops, inputs, outputs, payloads, emitters, scope.facts())
+
+    def _statement(self) -> None:
+        if self._next.text in ("param", "state", "const"):
+            vid = self._declare(Role(self._advance().text))
+            if self._next.text == "from":
+                self._advance()
+                self._scope.sources[vid] = tuple(self._several(lambda: self._string("a name in a checkpoint")))
+        elif self._next.kind == "vid" or self._next.text == "(":
+            self._op()
+        elif self._next.text in ("update", "dim", "guard"):
+            self._fact(self._advance().text)
+        else:
+            self._fail("'param', 'state', 'const', an op, 'update', 'dim', 'guard', or 'return'")
+
+    def _fact(self, which: str) -> None:
+        if which == "guard":
+            self._scope.guards.append(self._string("a condition"))
+        elif which == "update":
+            vid = self._use()
+            self._take("=")
+            self._scope.updates[vid] = self._use()
+        else:
+            name = self._word("the name of a dimension")
+            self._take(":")
+            least = self._natural()
+            self._take("..")
+            self._scope.dims[name] = DimRange(least, self._natural() if self._next.kind == "number" else None)
 
     def _op(self) -> None:
         stubs = self._listed("(", ")", self._stub) if self._next.text == "(" else self._several(self._stub)
         self._take("=")
         kind, inputs = self._word("the kind of an op"), self._listed("(", ")", self._use)
-        made = [self._add(token, name, spec, Role.TMP) for token, name, spec in stubs]
+        made = [self._add(token, replace(stub, role=Role.TMP)) for token, stub in stubs]
         attrs: dict[str, Attr] = {}
-        constraints: dict[str, Attr] = {}
-        name = origin = ""
+        constraints: dict[str, Any] = {}
+        name = origin = line = ""
         kernel = None
-        while self._next.text in ("{", "@", "node", "where", "kernel"):
+        bodies: list[Graph] = []
+        while self._next.text in ("{", "@", "node", "line", "where", "kernel", "with"):
             if self._next.text == "{":
                 attrs = self._table()
                 continue
@@ -113,43 +162,55 @@ class Parser:
                     origin = self._string("the origin of an op")
                 case "node":
                     name = self._string("the source's name of an op")
+                case "line":
+                    line = self._string("a line as file:line")
                 case "where":
                     constraints = self._table()
+                case "with":
+                    bodies = self._listed("[", "]", lambda: self._graph(None, None))
                 case _:
                     kernel = self._kernel()
-        self._ops.append(Op(len(self._ops), kind, tuple(inputs), tuple(made), attrs, kernel, constraints, name, origin))
+        ops = self._scope.ops
+        details = (attrs, kernel, constraints, name, origin, line, tuple(bodies))
+        ops.append(Op(len(ops), kind, tuple(inputs), tuple(made), *details))
 
     def _declare(self, role: Role) -> int:
-        return self._add(*self._stub(), role)
+        token, stub = self._stub()
+        return self._add(token, replace(stub, role=role))
 
-    def _stub(self) -> tuple[Token, str, TensorSpec]:
+    def _stub(self) -> tuple[Token, Stub]:
         if self._next.kind != "vid":
             self._fail("a value such as %3")
         token = self._advance()
         name_at = self._next
         name = self._string("the value's name")
-        if name in self._names:
+        if name in self._scope.names:
             self._fail("a name that no other value has", name_at)
-        self._names.add(name)
+        self._scope.names.add(name)
         self._take(":")
-        return token, name, self._spec()
+        spec = self._spec()
+        strides = None
+        if self._next.text == "strides":
+            self._advance()
+            strides = self._sizes()
+        return token, Stub(name, spec, Role.TMP, strides)
 
-    def _add(self, token: Token, name: str, spec: TensorSpec, role: Role) -> int:
+    def _add(self, token: Token, stub: Stub) -> int:
         vid = int(token.text[1:])
-        if vid in self._declared:
+        if vid in self._scope.declared:
             self._fail("a vid that was not declared before", token)
-        self._declared[vid] = (name, spec, role)
+        self._scope.declared[vid] = stub
         return vid
 
     def _use(self) -> int:
-        if self._next.kind != "vid" or int(self._next.text[1:]) not in self._declared:
+        if self._next.kind != "vid" or int(self._next.text[1:]) not in self._scope.declared:
             self._fail("a value that was declared above, such as %3")
         return int(self._advance().text[1:])
 
     def _spec(self) -> TensorSpec:
         at = self._next
         dtype = self._word("a dtype such as float32")
-        shape = tuple(self._listed("[", "]", self._dim))
+        shape = self._sizes()
         device = "cpu"
         if self._next.text == "on":
             self._advance()
@@ -158,6 +219,14 @@ class Parser:
             return TensorSpec(shape, dtype, device)
         except ValueError as error:
             self._fail(f"a valid tensor ({error})", at)
+
+    def _sizes(self) -> tuple[Dim, ...]:
+        return tuple(self._listed("[", "]", self._dim))
+
+    def _natural(self) -> int:
+        if self._next.kind != "number" or not self._next.text.isdigit():
+            self._fail("a size of at least 0")
+        return int(self._advance().text)
 
     def _dim(self) -> Dim:
         if self._next.kind == "number" and self._next.text.isdigit():
@@ -173,7 +242,7 @@ class Parser:
             self._fail("the packed attributes as whole bytes, such as 0x00ff")
         return KernelSpec(int(kind_id), schema, bytes.fromhex(self._advance().text[2:]))
 
-    def _table(self) -> dict[str, Attr]:
+    def _table(self) -> dict[str, Any]:
         found: dict[str, Attr] = {}
 
         def pair() -> None:
@@ -188,15 +257,9 @@ class Parser:
         return found
 
     def _item(self) -> Attr:
-        if self._next.text != "[":
-            return self._scalar()
-        at = self._next
-        items = self._listed("[", "]", self._scalar)
-        if len({type(item) for item in items}) > 1 or any(type(item) is bool for item in items):
-            self._fail("a list of ints, of floats or of strings", at)
-        return tuple(items)  # pyright: ignore[reportReturnType]  (all of one type, just checked)
+        return tuple(self._listed("[", "]", self._item)) if self._next.text == "[" else self._scalar()
 
-    def _scalar(self) -> bool | int | float | str:
+    def _scalar(self) -> Attr:
         token = self._next
         if token.kind == "string":
             return self._string("a string")
@@ -204,9 +267,20 @@ class Parser:
             return int(self._advance().text)
         if token.kind == "number" or token.text in ("inf", "nan"):
             return float(self._advance().text)
-        if token.text in ("true", "false"):
-            return self._advance().text == "true"
-        self._fail("true, false, a number, a string or a list")
+        if token.kind == "use":
+            return Use(int(self._advance().text[1:]))
+        if token.text in CONSTANTS:
+            return CONSTANTS[self._advance().text]
+        if token.text in CALLS:
+            return self._call(self._advance())
+        self._fail("true, false, none, a number, a string, a list, $0, or one of body, size, word and complex")
+
+    def _call(self, token: Token) -> Attr:
+        make, types = CALLS[token.text]
+        given = self._listed("(", ")", self._scalar)
+        if tuple(map(type, given)) != types:
+            self._fail(f"{token.text}({', '.join(kind.__name__ for kind in types)})", token)
+        return make(*given)
 
     def _word(self, expected: str) -> str:
         return self._advance().text if self._next.kind == "word" else self._string(expected)
@@ -269,12 +343,22 @@ TOKEN = re.compile(
       (?P<newline> \n )
     | (?P<blank>   [ \t\r]+ | \#[^\n]* )
     | (?P<vid>     %[0-9]+ )
+    | (?P<use>     \$[0-9]+ )
     | (?P<hex>     0x[0-9a-f]* )
-    | (?P<number>  -?[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)? | -inf )
+    | (?P<number>  -?[0-9]+(?:\.(?!\.)[0-9]*)?(?:e[+-]?[0-9]+)? | -inf )
     | (?P<string>  "(?:[^"\\\n]|\\.)*" )
     | (?P<word>    [A-Za-z_][A-Za-z0-9_]* )
-    | (?P<mark>    [][(){},:=@] )
+    | (?P<mark>    [][(){},:=@] | \.\. )
     | (?P<bad>     . )
     """,
     re.VERBOSE,
 )
+
+CONSTANTS: dict[str, Attr] = {"true": True, "false": False, "none": None}
+
+CALLS: dict[str, tuple[Callable[..., Any], tuple[type, ...]]] = {
+    "body": (Body, (int,)),
+    "size": (Size, (str,)),
+    "word": (Word, (str, str)),
+    "complex": (complex, (float, float)),
+}

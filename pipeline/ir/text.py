@@ -10,10 +10,14 @@
     }
 
 A value shows its vid, name and spec where it begins, and its vid afterwards. Stored values come first, in the order of
-their vids; `on "cuda:0"` follows a spec that is not on the CPU. An op shows, each only where there is something to
-show, `{attributes}`, `@"origin"`, `node "its name in the source"`, `where {constraints}` and
-`kernel kind_id "attr_schema" 0xattr_blob`. Strings are escaped like JSON; line breaks mean nothing; `#` starts a
-comment. Payloads are not written.
+their vids; `on "cuda:0"` follows a spec that is not on the CPU, `strides [1, 4]` one that was not contiguous in the
+source, `from "name", …` a stored value that has names in a checkpoint. An op shows, each only where there is something
+to show, `{attributes}`, `@"origin"`, `node "its name in the source"`, `line "file:line"`, `where {constraints}`,
+`kernel kind_id "attr_schema" 0xattr_blob` and `with [graph …, graph …]`, its bodies, whose vids are their own. Before
+`return` stand `update %state = %value`, `dim name: 1 .. 64` and `guard "condition"`. Beside plain data an attribute is
+`none`, `$0` (the op's first input), `body(0)`, `size("2*batch")`, `complex(0.0, 1.0)` or a constant of torch by kind
+and name: `word("dtype", "bfloat16")`. Strings are escaped like JSON; line breaks mean nothing; `#` starts a comment.
+Payloads are not written.
 """
 
 from __future__ import annotations
@@ -22,8 +26,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.ir.graph import Attr, Graph, KernelSpec, Op, Role, Value
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.attr import Attr, Body, Size, Use, Word
+from pipeline.ir.graph import Graph, KernelSpec, Op, Role, Value
+from pipeline.ir.spec import Dim, TensorSpec
 
 __all__ = ["to_text"]
 
@@ -36,12 +41,15 @@ def to_text(graph: Graph) -> str:
 def lines(graph: Graph) -> Iterator[str]:
     yield f"graph {quote(graph.name)} ({joined(declare(graph.values[vid]) for vid in graph.inputs)}) {{"
     stored = graph.with_role(Role.PARAM, Role.STATE, Role.CONST)
-    yield from (f"  {value.role} {declare(value)}" for value in stored)
+    yield from (f"  {value.role} {declare(value)}{sources(graph, value)}" for value in stored)
     if stored:
         yield ""
     yield from (f"  {operation(graph, op)}" for op in graph.ops)
     if graph.ops:
         yield ""
+    yield from (f"  update %{vid} = %{after}" for vid, after in graph.updates.items())
+    yield from (f"  dim {word(name)}: {span.least} .. {span.most or ''}".rstrip() for name, span in graph.dims.items())
+    yield from (f"  guard {quote(guard)}" for guard in graph.guards)
     yield f"  return {joined(f'%{vid}' for vid in graph.outputs)}".rstrip()
     yield "}"
 
@@ -55,20 +63,38 @@ def operation(graph: Graph, op: Op) -> str:
         parts.append(f"@{quote(op.origin)}")
     if op.name:
         parts.append(f"node {quote(op.name)}")
+    if op.line:
+        parts.append(f"line {quote(op.line)}")
     if op.constraints:
         parts.append(f"where {table(op.constraints)}")
     if op.kernel is not None:
         parts.append(kernel(op.kernel))
+    if op.bodies:
+        parts.append(f"with [{joined(indented(to_text(body)) for body in op.bodies)}]")
     return " ".join(parts)
 
 
+def indented(text: str) -> str:
+    return text.rstrip().replace("\n", "\n    ")
+
+
+def sources(graph: Graph, value: Value) -> str:
+    keys = graph.sources.get(value.vid, ())
+    return f" from {joined(map(quote, keys))}" if keys else ""
+
+
 def declare(value: Value) -> str:
-    return f"%{value.vid} {quote(value.name)}: {tensor(value.spec)}"
+    text = f"%{value.vid} {quote(value.name)}: {tensor(value.spec)}"
+    return text if value.strides is None else f"{text} strides [{joined(map(size, value.strides))}]"
 
 
 def tensor(spec: TensorSpec) -> str:
-    text = f"{spec.dtype}[{joined(word(dim) if isinstance(dim, str) else str(dim) for dim in spec.shape)}]"
+    text = f"{spec.dtype}[{joined(map(size, spec.shape))}]"
     return text if spec.device == "cpu" else f"{text} on {quote(spec.device)}"
+
+
+def size(dim: Dim) -> str:
+    return word(dim) if isinstance(dim, str) else str(dim)
 
 
 def table(attrs: Mapping[str, Attr]) -> str:
@@ -84,6 +110,18 @@ def literal(item: Attr) -> str:
             return "true" if item else "false"
         case str():
             return quote(item)
+        case None:
+            return "none"
+        case Use(index):
+            return f"${index}"
+        case Body(index):
+            return f"body({index})"
+        case Size(expression):
+            return f"size({quote(expression)})"
+        case Word(kind, name):
+            return f"word({quote(kind)}, {quote(name)})"
+        case complex():
+            return f"complex({item.real!r}, {item.imag!r})"
         case _:
             return repr(item)
 

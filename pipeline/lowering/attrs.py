@@ -20,7 +20,7 @@ import struct
 from collections.abc import Mapping
 
 from pipeline.errors import InternalError
-from pipeline.ir.graph import Attr
+from pipeline.ir.graph import Attr, Plain
 
 __all__ = ["fields", "pack", "unpack"]
 
@@ -60,13 +60,13 @@ def pack(schema: str, attrs: Mapping[str, Attr]) -> bytes:
     return b"".join(_pack_field(schema, name, code, attrs[name]) for name, code in layout.items())
 
 
-def unpack(schema: str, blob: bytes) -> dict[str, Attr]:
+def unpack(schema: str, blob: bytes) -> dict[str, Plain]:
     """The attributes that `pack(schema, …)` was given; an int in an `f` field comes back as that float.
 
     Raises:
         InternalError: the blob is shorter or longer than the layout, or a tag in it is unknown.
     """
-    attrs: dict[str, Attr] = {}
+    attrs: dict[str, Plain] = {}
     at = 0
     for name, code in fields(schema).items():
         try:
@@ -116,7 +116,7 @@ def _exact(code: str, value: object) -> bool | int | float:
     return value
 
 
-def _read(code: str, blob: bytes, at: int) -> tuple[Attr, int]:
+def _read(code: str, blob: bytes, at: int) -> tuple[Plain, int]:
     if code.endswith("[]"):
         (count,) = struct.unpack_from("<I", blob, at)
         layout = f"<{count}{ITEMS[code]}"

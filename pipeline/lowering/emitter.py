@@ -69,7 +69,7 @@ def axis_in_range(name: str = "axis") -> Check:
         wrong = [axis for axis in axes if not (isinstance(axis, int) and -rank <= axis < rank)]
         if wrong:
             return f"attr {name}={found} has {wrong[0]}, out of range for rank {rank}"
-        if len({int(axis) % rank for axis in axes}) != len(axes):
+        if len({axis % rank for axis in axes if isinstance(axis, int)}) != len(axes):
             return f"attr {name}={found} names an axis twice"
         return None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from pipeline.errors import InternalError, Unsupported
-from pipeline.ir.graph import Attr, Graph, KernelSpec, Op
+from pipeline.ir.graph import Graph, KernelSpec, Op, Plain
 from pipeline.lowering.emitters import INPLACE, VIEWS
 
 __all__ = ["KernelCall", "lower"]
@@ -33,7 +33,7 @@ class KernelCall:
     attr_blob: bytes
     in_vids: tuple[int, ...]
     out_vids: tuple[int, ...]
-    constraints: Mapping[str, Attr] = field(default_factory=dict)
+    constraints: Mapping[str, Plain] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constraints", MappingProxyType(dict(self.constraints)))
@@ -53,7 +53,7 @@ def lower(graph: Graph) -> tuple[KernelCall, ...]:
 
 
 def _call(op: Op, kernel: KernelSpec) -> KernelCall:
-    facts: dict[str, Attr] = dict(op.constraints)
+    facts: dict[str, Plain] = dict(op.constraints)
     inplace = _inplace(op)
     if inplace:
         facts["inplace"] = inplace

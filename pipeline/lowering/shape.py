@@ -37,7 +37,7 @@ def parallel_lists(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | 
 def permutation(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
     del outs
     perm = attrs["perm"]
-    right = isinstance(perm, tuple) and sorted(map(int, perm)) == list(range(ins[0].rank))
+    right = isinstance(perm, tuple) and set(perm) == set(range(ins[0].rank)) and len(perm) == ins[0].rank
     return None if right else f"attr perm={perm} is no permutation of the {ins[0].rank} axes"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from pipeline.ir.graph import Attr
+from pipeline.ir.graph import Plain
 from pipeline.lowering import KernelCall, Kind, unpack
 from pipeline.planning.plan import ExecutionPlan, Slot
 
@@ -68,7 +68,7 @@ def _call(oid: int, call: KernelCall) -> dict[str, Any]:
     }
 
 
-def _plain(value: Attr) -> Any:
+def _plain(value: Plain) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
-from pipeline.ir import DTYPE_BITS, Builder, Graph, KernelSpec, TensorSpec
+from pipeline.ir import DTYPE_BITS, Body, Builder, DimRange, Graph, KernelSpec, Op, Role, Size, TensorSpec, Use, Word
 
 __all__ = ["graphs", "kernel_of"]
 
 INTS = st.integers(-(2**70), 2**70)
 FLOATS = st.floats(allow_nan=False)
-ATTRS = st.one_of(
+PLAIN = st.one_of(
     st.booleans(), INTS, FLOATS, st.text(), *(st.lists(part).map(tuple) for part in (INTS, FLOATS, st.text()))
 )
+NAMED = st.one_of(
+    st.none(), st.complex_numbers(allow_nan=False), st.builds(Word, st.text(), st.text()), st.builds(Size, st.text())
+)
+ATTRS = st.recursive(PLAIN | NAMED, lambda part: st.lists(part, max_size=3).map(tuple), max_leaves=5)
+CONSTRAINTS = st.dictionaries(st.text(), PLAIN, max_size=3)
 TABLES = st.dictionaries(st.text(), ATTRS, max_size=3)
+DIMS = st.dictionaries(st.text(), st.builds(DimRange, st.integers(0, 9), st.none() | st.integers(9, 2**40)), max_size=2)
 SPECS = st.builds(
     TensorSpec,
     st.lists(st.integers(0, 2**40) | st.text(min_size=1), max_size=4).map(tuple),
@@ -42,5 +50,32 @@ def graphs(draw: st.DrawFn) -> Graph:
         outputs = [(next(names), draw(SPECS)) for _ in range(draw(st.integers(0, 2)))]
         kind = draw(st.sampled_from(["K", "Add", "return", "com.microsoft::Attention"]))
         details = {"name": draw(st.text()), "origin": draw(st.text())}
-        vids += b.emit(kind, inputs, outputs, draw(TABLES), constraints=draw(TABLES), **details)
-    return b.build(draw(st.lists(st.sampled_from(vids), max_size=3)) if vids else [])
+        vids += b.emit(kind, inputs, outputs, draw(TABLES), constraints=draw(CONSTRAINTS), **details)
+    built = b.build(draw(st.lists(st.sampled_from(vids), max_size=3)) if vids else [])
+    return with_facts(draw, replace(built, ops=tuple(spelled(draw, op) for op in built.ops)))
+
+
+def spelled(draw: st.DrawFn, op: Op) -> Op:
+    """`op`, maybe with its call spelled out, a body and a line."""
+    if not draw(st.booleans()):
+        return op
+    body = Builder(draw(st.text()))
+    body = body.build([body.input("x", draw(SPECS))])
+    uses = tuple(Use(index) for index in range(len(op.inputs)))
+    attrs = {key: item for key, item in op.attrs.items() if key not in ("call", "body")}
+    return replace(op, attrs={**attrs, "call": uses, "body": Body(0)}, bodies=(body,), line=draw(st.text()))
+
+
+def with_facts(draw: st.DrawFn, graph: Graph) -> Graph:
+    """`graph` with strides, updates of its states by themselves, names in a checkpoint, dims and guards."""
+    values = [
+        replace(value, strides=draw(st.none() | st.just(tuple(reversed(value.spec.shape))))) for value in graph.values
+    ]
+    return replace(
+        graph,
+        values=tuple(values),
+        updates={value.vid: value.vid for value in graph.with_role(Role.STATE) if draw(st.booleans())},
+        sources={value.vid: (value.name, "tied") for value in graph.with_role(Role.PARAM) if draw(st.booleans())},
+        dims=draw(DIMS),
+        guards=tuple(draw(st.lists(st.text(), max_size=2))),
+    )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import InternalError
-from pipeline.ir import Builder, Graph, Role, TensorSpec, check
+from pipeline.ir import Body, Builder, DimRange, Graph, Role, TensorSpec, Use, check
 
 F32 = TensorSpec((2, 3), "float32")
 
@@ -69,7 +69,21 @@ BROKEN = {
     "made twice": (lambda g: with_op(g, 1, outputs=(2,)), "op 1 Relu makes %2 'h', which exists already"),
     "made over": (lambda g: with_op(g, 1, outputs=(1,)), "%1 'w' names the producer None; its producer is 1"),
     "attribute": (lambda g: with_op(g, 1, attrs={"a": [1]}), "op 1 Relu has the attribute 'a' = [1]"),
-    "mixed attribute": (lambda g: with_op(g, 1, attrs={"a": (1, 2.0)}), "op 1 Relu has the attribute 'a' = (1, 2.0)"),
+    "attribute in a tuple": (lambda g: with_op(g, 1, attrs={"a": (1, (b"",))}), "op 1 Relu has the attribute 'a'"),
+    "call skips an input": (lambda g: with_op(g, 0, attrs={"a": Use(1)}), "op 0 Add has 2 inputs, and its attributes"),
+    "call without a body": (lambda g: with_op(g, 0, attrs={"f": Body(0)}), "op 0 Add has 0 bodies, and its attributes"),
+    "body": (
+        lambda g: with_op(g, 1, attrs={"x": Use(0), "f": Body(0)}, bodies=(replace(g, inputs=(0, 0)),)),
+        "in op 1 Relu, body 'small': %0 is 2 times a graph input",
+    ),
+    "update of a weight": (lambda g: replace(g, updates={1: 2}), "%1 'w' has the role param and an update"),
+    "update of another size": (
+        lambda g: replace(with_value(g, 2, spec=TensorSpec((2,), "float32")), updates={0: 2}),
+        "%0 'x' is TensorSpec(shape=(2, 3)",
+    ),
+    "update by nothing": (lambda g: replace(g, updates={0: 9}), "an update of %0 by %9 names a value that does not"),
+    "source of a tmp": (lambda g: replace(g, sources={2: ("h",)}), "checkpoint names for %2, which is not stored"),
+    "empty dim": (lambda g: replace(g, dims={"n": DimRange(4, 2)}), "dim 'n' has the range 4 .. 2"),
     "constraint": (lambda g: with_op(g, 1, constraints={"c": None}), "op 1 Relu has the constraint 'c' = None"),
     "payload shape": (
         lambda g: replace(g, payloads={1: Held(np.zeros((3, 2), np.float32))}),
