@@ -1,0 +1,110 @@
+"""One call of the traced graph as attributes: every argument that was given, by the name that the schema has for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import Node
+
+from pipeline.errors import Unsupported
+from pipeline.ir import Attr, Body, Graph, Use, Word
+
+__all__ = ["Arguments", "Meaning", "Number", "Several"]
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """The results of a call that has more than one, in order; None for one that is no tensor."""
+
+    vids: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number, or nothing."""
+
+    item: Attr
+
+
+Meaning: TypeAlias = int | Several | Graph | Number
+"""What a node of the traced graph stands for: a vid, several, the body of an op, or a number."""
+
+
+class Arguments:
+    """The inputs and bodies of one op, collected while its arguments are read."""
+
+    def __init__(self, meaning: Callable[[Node], Meaning]) -> None:
+        self.inputs: list[int] = []
+        self.bodies: list[Graph] = []
+        self._meaning = meaning
+
+    def read(self, node: Node) -> dict[str, Attr]:
+        """The arguments of `node` by name, those given by position first.
+
+        Raises:
+            Unsupported: an argument that the IR cannot hold.
+        """
+        names = argument_names(node.target, len(node.args))
+        found = {name: self._item(item) for name, item in zip(names, node.args, strict=False)}
+        for name, item in node.kwargs.items():
+            found[name] = self._item(item)
+        return found
+
+    def _item(self, item: Any) -> Attr:
+        kind = type(item)
+        if kind is Node:
+            return self._of(self._meaning(item))
+        if kind in AS_THEY_ARE:
+            return item
+        if isinstance(item, list | tuple):
+            return tuple(map(self._item, item))
+        for types, word in WORDS:
+            if isinstance(item, types):
+                return Word(word, str(item).removeprefix("torch."))
+        raise Unsupported(f"an argument of type {kind.__name__} ({item!r}); the IR holds tensors, numbers and names")
+
+    def _of(self, meaning: Meaning) -> Attr:
+        if type(meaning) is int:
+            self.inputs.append(meaning)
+            return Use(len(self.inputs) - 1)
+        if isinstance(meaning, Graph):
+            self.bodies.append(meaning)
+            return Body(len(self.bodies) - 1)
+        if isinstance(meaning, Several):
+            return tuple(None if vid is None else self._of(vid) for vid in meaning.vids)
+        return meaning.item if isinstance(meaning, Number) else None
+
+
+@cache
+def argument_names(target: Any, count: int) -> Sequence[str]:
+    """The names of the arguments of `target` by position; a higher-order op has no schema, so its names are here."""
+    schema = getattr(target, "_schema", None)
+    if schema is not None:
+        return tuple(argument.name for argument in schema.arguments)
+    known = HIGHER_ORDER.get(target.name(), ())
+    return (*known, *(f"operand_{index}" for index in range(count - len(known))))
+
+
+AS_THEY_ARE = frozenset({bool, int, float, complex, str, type(None)})
+
+WORDS = (
+    (torch.dtype, "dtype"),
+    (torch.device, "device"),
+    (torch.layout, "layout"),
+    (torch.memory_format, "memory_format"),
+)
+
+HIGHER_ORDER: dict[str, tuple[str, ...]] = {
+    "cond": ("pred", "true_fn", "false_fn", "operands"),
+    "while_loop": ("cond_fn", "body_fn", "carried_inputs", "additional_inputs"),
+    "scan": ("combine_fn", "init", "xs", "additional_inputs"),
+    "associative_scan": ("combine_fn", "xs", "additional_inputs"),
+    "map_impl": ("f", "xs", "pos_args"),
+    "wrap_with_set_grad_enabled": ("enable_grad", "wrapped_func"),
+    "wrap_with_autocast": ("device_type", "dtype", "enabled", "cache_enabled", "wrapped_func"),
+}
+"""Arguments of torch's higher-order operators, as their `__call__` names them (torch 2.13)."""

@@ -1,0 +1,49 @@
+"""Named dims of the traced program: the sizes that it holds for, and what else it asked of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from pipeline.ir.graph import DimRange
+
+__all__ = ["guards", "ranges"]
+
+SYMBOL = re.compile(r"[A-Za-z_]\w*")
+UNBOUNDED = 2**62
+"""torch writes "no limit" as its own infinity, or as the largest integer that it can index with."""
+
+
+def ranges(program: ExportedProgram, dims: Mapping[str, str]) -> dict[str, DimRange]:
+    """{name: the sizes that the program was traced for}; `dims` renames symbols."""
+    found = {}
+    for symbol, span in program.range_constraints.items():
+        name = str(symbol)
+        if SYMBOL.fullmatch(name) and not name.startswith("u"):
+            most = int(span.upper) if span.upper.is_finite and span.upper < UNBOUNDED else None
+            found[dims.get(name, name)] = DimRange(int(span.lower), most)
+    return found
+
+
+def guards(program: ExportedProgram, dims: Mapping[str, str]) -> tuple[str, ...]:
+    """Conditions on named dims that the trace relied on, beyond their ranges: `Eq(Mod(batch, 2), 0)`."""
+    environment = _environment(program)
+    if environment is None:
+        return ()
+    texts = [str(guard.expr.xreplace(environment.replacements)) for guard in environment.guards]
+    renamed = [SYMBOL.sub(lambda found: dims.get(found[0], found[0]), text) for text in texts]
+    return tuple(text for text in dict.fromkeys(renamed) if text != "True")
+
+
+def _environment(program: ExportedProgram) -> Any:
+    """What torch knows of its symbols; None where every size is a number."""
+    for node in program.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt):
+                return size.node.shape_env
+    return None

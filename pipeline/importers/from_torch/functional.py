@@ -1,0 +1,43 @@
+"""Writes become values: a program without in-place ops, whose updates of buffers and inputs are among its outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from pipeline.importers.from_torch.region import SAME
+
+__all__ = ["functional", "mutates"]
+
+
+def mutates(program: ExportedProgram) -> bool:
+    """Whether some op, in a body too, writes to one of its arguments."""
+    return any(
+        writes(node.target)
+        for module in program.graph_module.modules()
+        if isinstance(module, GraphModule)
+        for node in module.graph.nodes
+        if node.op == "call_function"
+    )
+
+
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """`program` itself where nothing is written, else as torch functionalizes it, without decomposing anything else.
+
+    What is written to a buffer or to an input is an output of the program then (`BUFFER_MUTATION`); a value that was
+    read after the write reads the new one.
+    """
+    return program.run_decompositions({}) if mutates(program) else program
+
+
+def writes(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    if schema is None or str(target) in SAME:
+        return False
+    return schema.is_mutable or str(target) in UNSAID
+
+
+UNSAID = frozenset({"aten.batch_norm.default", "aten.instance_norm.default"})
+"""They write to their running statistics when they train, which their schema does not say."""

@@ -1,0 +1,107 @@
+"""torch's ExportedProgram → Graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
+
+from pipeline.errors import Unsupported
+from pipeline.importers.from_torch.dims import guards, ranges
+from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.importers.from_torch.region import Region
+from pipeline.importers.from_torch.tensors import Tensors
+from pipeline.ir import Graph, Payload, Role
+from pipeline.ir.assemble import Facts
+
+__all__ = ["from_torch"]
+
+Tied = Mapping[str, Sequence[str]]
+
+
+def from_torch(
+    program: ExportedProgram, name: str = "", *, dims: Mapping[str, str] | None = None, tied: Tied | None = None
+) -> Graph:
+    """The Graph of `program`, op for op; op kinds are aten's (`aten.linear.default`).
+
+    Params, buffers and lifted constants keep torch's placeholder names (`p_fc_weight`), and have their names in a
+    checkpoint in `sources`; `tied` adds further names {"lm_head.weight": ["model.embed_tokens.weight"]}. Values that
+    only the program has (lifted constants, non-persistent buffers) come as payloads, unless they are on meta. `dims`
+    names torch's symbols: {"s77": "batch"}.
+
+    Raises:
+        Unsupported: something that the IR cannot hold; the message names the node, its module and its line.
+    """
+    dims = dims or {}
+    region = Region(program.graph_module, Tensors(dims))
+    changed = {spec.target for spec in program.graph_signature.output_specs if spec.kind in UPDATES}
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    targets: dict[str, int] = {}
+    sources: dict[int, tuple[str, ...]] = {}
+    inputs: list[int] = []
+    for spec in program.graph_signature.input_specs:
+        node = nodes[spec.arg.name]
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            _refuse_objects(spec)
+            region.declare_number(node)
+            continue
+        vid = region.declare(node, _role(spec, changed), _payload(program, spec))
+        if spec.kind is InputKind.USER_INPUT:
+            inputs.append(vid)
+        key = spec.target or node.name
+        targets[key] = vid
+        if spec.target is not None:
+            sources[vid] = (spec.target, *(tied or {}).get(spec.target, ()))
+    region.read()
+    outputs, updates = _leaving(program, region, targets)
+    facts = Facts(updates, sources, ranges(program, dims), guards(program, dims))
+    return region.graph(name, inputs, outputs, facts)
+
+
+def _leaving(program: ExportedProgram, region: Region, targets: Mapping[str, int]) -> tuple[list[int], dict[int, int]]:
+    outputs: list[int] = []
+    updates: dict[int, int] = {}
+    (results,) = program.graph.output_node().args
+    for spec, item in zip(program.graph_signature.output_specs, _several(results), strict=True):
+        if spec.kind is OutputKind.TOKEN or not isinstance(spec.arg, TensorArgument):
+            continue
+        vid = region.meaning(item)
+        if type(vid) is not int:
+            raise Unsupported(f"the output {spec.arg.name!r} is no tensor; the IR gives back tensors")
+        if spec.kind in UPDATES and spec.target is not None:
+            updates[targets[spec.target]] = vid
+        else:
+            outputs.append(vid)
+    return outputs, updates
+
+
+def _several(results: object) -> Sequence[object]:
+    return results if isinstance(results, list | tuple) else (results,)
+
+
+def _role(spec: InputSpec, changed: set[str | None]) -> Role:
+    if spec.kind is InputKind.USER_INPUT:
+        return Role.INPUT
+    if spec.target in changed:
+        return Role.STATE
+    return Role.PARAM if spec.kind is InputKind.PARAMETER else Role.CONST
+
+
+def _payload(program: ExportedProgram, spec: InputSpec) -> Payload | None:
+    """What no checkpoint has: lifted constants and non-persistent buffers."""
+    lifted = spec.kind is InputKind.CONSTANT_TENSOR or (spec.kind is InputKind.BUFFER and spec.persistent is False)
+    held = program.constants.get(spec.target or "") if lifted else None
+    return TensorPayload(held) if isinstance(held, torch.Tensor) and not held.is_meta else None
+
+
+def _refuse_objects(spec: InputSpec) -> None:
+    if spec.kind is InputKind.CUSTOM_OBJ:
+        raise Unsupported(
+            f"{spec.target or spec.arg.name!r} is an object of C++ (torch.ScriptObject); the IR holds tensors, numbers "
+            "and names: keep it outside of the model"
+        )
+
+
+UPDATES = frozenset({OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION})

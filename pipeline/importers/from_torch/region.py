@@ -1,0 +1,155 @@
+"""One graph of the traced program, read from its first node to its last: the whole, or the body of a higher-order op."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from pipeline.errors import Unsupported
+from pipeline.importers.from_torch.arguments import Arguments, Meaning, Number, Several
+from pipeline.importers.from_torch.names import Names
+from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.importers.from_torch.place import line_of, module_of
+from pipeline.importers.from_torch.tensors import Tensors
+from pipeline.ir import Graph, Op, Payload, Role
+from pipeline.ir.assemble import Facts, Stub, assemble
+
+__all__ = ["Region"]
+
+
+class Region:
+    """Collects the values and ops of one graph. What reads it says first what its placeholders are."""
+
+    def __init__(self, module: GraphModule, tensors: Tensors) -> None:
+        self._module = module
+        self._tensors = tensors
+        placeholders = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+        self._names = Names(placeholders)
+        self._stubs: list[Stub] = []
+        self._ops: list[Op] = []
+        self._payloads: dict[str, Payload] = {}
+        self._meanings: dict[Node, Meaning] = {}
+
+    def declare(self, node: Node, role: Role, payload: Payload | None = None) -> int:
+        """The placeholder `node` is a tensor of this role. Returns its vid."""
+        if payload is not None:
+            self._payloads[node.name] = payload
+        vid = self._meanings[node] = self._stub(node.name, node.meta["val"], role)
+        return vid
+
+    def declare_number(self, node: Node) -> None:
+        """The placeholder `node` is no tensor."""
+        self._meanings[node] = self._number(node.meta.get("val"))
+
+    def read(self) -> None:
+        """Go through the nodes.
+
+        Raises:
+            Unsupported: something that the IR cannot hold; the message names the node, its module and its line.
+        """
+        for node in self._module.graph.nodes:
+            if node.op in ("call_function", "get_attr"):
+                try:
+                    self._meanings[node] = self._call(node) if node.op == "call_function" else self._attribute(node)
+                except Unsupported as error:
+                    place = " · ".join(filter(None, (module_of(node), line_of(node))))
+                    raise Unsupported(f"{node.target} {node.name!r} ({place or 'no place known'}): {error}") from error
+
+    def meaning(self, node: Any) -> Meaning:
+        """What `node` stands for; a number of Python stands for itself."""
+        return self._meanings[node] if isinstance(node, Node) else Number(node)
+
+    def graph(self, name: str, inputs: Sequence[int], outputs: Sequence[int], facts: Facts | None = None) -> Graph:
+        return assemble(name, self._stubs, self._ops, inputs, outputs, self._payloads, facts=facts)
+
+    def _call(self, node: Node) -> Meaning:
+        target: Any = node.target
+        value = node.meta.get("val")
+        if target is operator.getitem and isinstance(source := self._meanings[node.args[0]], Several):  # type: ignore[index]
+            vid = source.vids[node.args[1]]  # type: ignore[index]
+            return Number(None) if vid is None else vid
+        if str(target) in NOTHING:
+            return Number(None)
+        if str(target) in SAME:
+            return self.meaning(node.args[0])
+        if isinstance(value, NUMBERS):
+            return self._number(value)
+        arguments = Arguments(self.meaning)
+        attrs = arguments.read(node)
+        name = self._names.new(base_name(target))
+        outputs, meaning = self._results(name, value)
+        kind = str(target) if isinstance(target, torch._ops.OpOverload) else f"higher_order.{target.name()}"
+        places = {"name": name, "origin": module_of(node), "line": line_of(node)}
+        inputs, bodies = tuple(arguments.inputs), tuple(arguments.bodies)
+        self._ops.append(Op(len(self._ops), kind, inputs, outputs, attrs, bodies=bodies, **places))
+        return meaning
+
+    def _results(self, name: str, value: Any) -> tuple[tuple[int, ...], Meaning]:
+        if isinstance(value, torch.Tensor):
+            vid = self._stub(name, value, Role.TMP)
+            return (vid,), vid
+        if value is None:
+            return (), Number(None)
+        vids = [
+            self._stub(self._names.new(f"{name}_{index}"), part, Role.TMP) if isinstance(part, torch.Tensor) else None
+            for index, part in enumerate(value)
+        ]
+        return tuple(vid for vid in vids if vid is not None), Several(tuple(vids))
+
+    def _attribute(self, node: Node) -> Meaning:
+        """A body, or a tensor that torch keeps beside the graph."""
+        held = operator.attrgetter(str(node.target))(self._module)
+        if isinstance(held, GraphModule):
+            return self._body(held, str(node.target))
+        if not isinstance(held, torch.Tensor):
+            raise Unsupported(f"an attribute of type {type(held).__name__}; the IR holds tensors, numbers and names")
+        if not held.is_meta:
+            self._payloads[node.name] = TensorPayload(held)
+        return self._stub(node.name, held, Role.CONST)
+
+    def _body(self, module: GraphModule, name: str) -> Graph:
+        region = Region(module, self._tensors)
+        inputs = []
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                inputs.append(region.declare(node, Role.INPUT))
+        region.read()
+        output = module.graph.output_node().args[0]
+        leaving = output if isinstance(output, list | tuple) else (output,)
+        vids = [meaning for item in leaving if type(meaning := region.meaning(item)) is int]
+        if len(vids) != len(leaving):
+            raise Unsupported(f"the body {name!r} gives back something that is no tensor")
+        return region.graph(name, inputs, vids)
+
+    def _number(self, value: Any) -> Number:
+        return Number(self._tensors.size(value) if isinstance(value, torch.SymInt | int) else value)
+
+    def _stub(self, name: str, tensor: torch.Tensor, role: Role) -> int:
+        self._stubs.append(self._tensors.stub(name, tensor, role))
+        return len(self._stubs) - 1
+
+
+def base_name(target: Any) -> str:
+    """`linear` of aten.linear.default."""
+    return target._schema.name.rpartition("::")[2] if hasattr(target, "_schema") else target.name()
+
+
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+
+NOTHING = frozenset(
+    {
+        "aten._assert_tensor_metadata.default",
+        "aten._assert_async.msg",
+        "aten._assert_scalar.default",
+        "aten.sym_constrain_range.default",
+        "aten.sym_constrain_range_for_size.default",
+    }
+)
+"""They look, and make nothing. What they look for is settled by the static shapes and dtypes."""
+
+SAME = frozenset({"aten.detach_.default", "aten.lift_fresh.default"})
+"""Their result is their argument: what they change is for autograd."""

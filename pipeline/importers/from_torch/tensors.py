@@ -1,0 +1,96 @@
+"""What is known of a value of the traced program: its spec, its strides, the sizes that it has by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from pipeline.errors import Unsupported
+from pipeline.ir import DTYPE_BITS, Dim, Role, Size, TensorSpec
+from pipeline.ir.assemble import Stub
+
+__all__ = ["Tensors"]
+
+SYMBOL = re.compile(r"[A-Za-z_]\w*")
+
+Described = tuple[TensorSpec, tuple[Dim, ...] | None]
+"""Spec, and strides where they are not those of a contiguous tensor."""
+
+
+class Tensors:
+    """Reads fake tensors. `dims` renames torch's symbols: {"s77": "batch"}.
+
+    A value on the meta device has no device of its own; it is said to be on the CPU, where it would be run.
+    """
+
+    def __init__(self, dims: Mapping[str, str]) -> None:
+        self._dims = dims
+        self._seen: dict[tuple[object, ...], Described] = {}
+
+    def stub(self, name: str, tensor: torch.Tensor, role: Role) -> Stub:
+        """The value `name`, as `tensor` describes it.
+
+        Raises:
+            Unsupported: a dtype that the IR has not, or a tensor that is not strided.
+        """
+        key = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) if plain(tensor.shape) else (id(tensor),)
+        described = self._seen.get(key)
+        if described is None:
+            described = self._seen[key] = self._described(name, tensor)
+        return Stub(name, described[0], role, described[1])
+
+    def size(self, number: torch.SymInt | int) -> Size | int:
+        """A size, or how it follows from named dims.
+
+        Raises:
+            Unsupported: it follows from the numbers in a tensor.
+        """
+        dim = self._dim(number)
+        return Size(dim) if isinstance(dim, str) else dim
+
+    def _described(self, name: str, tensor: torch.Tensor) -> Described:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if tensor.layout is not torch.strided or dtype not in DTYPE_BITS:
+            raise Unsupported(
+                f"value {name!r} is {tensor.dtype} and {tensor.layout}; the IR holds strided tensors of "
+                f"{', '.join(DTYPE_BITS)}: convert it before it reaches the model"
+            )
+        shape = tuple(map(self._dim, tensor.shape))
+        strides = tuple(map(self._dim, tensor.stride()))
+        device = "cpu" if tensor.device.type == "meta" else str(tensor.device)
+        return TensorSpec(shape, dtype, device), None if contiguous(tensor) else strides
+
+    def _dim(self, number: torch.SymInt | int) -> Dim:
+        if type(number) is int:
+            return number
+        text = str(number)
+        if text.lstrip("-").isdigit():
+            return int(text)
+        unknown = [symbol for symbol in SYMBOL.findall(text) if UNBACKED.fullmatch(symbol)]
+        if unknown:
+            raise Unsupported(
+                f"the size {text} follows from the numbers in a tensor ({', '.join(unknown)}), and a static IR needs it "
+                "from the inputs' sizes: give that number as a plain argument, or compute with masks in its place"
+            )
+        return SYMBOL.sub(lambda found: self._dims.get(found[0], found[0]), text)
+
+
+def plain(sizes: Sequence[torch.SymInt | int]) -> bool:
+    return all(type(size) is int for size in sizes)
+
+
+def contiguous(tensor: torch.Tensor) -> bool:
+    if not plain(tensor.shape):
+        return tensor.is_contiguous()
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if size != 1 and stride != expected:
+            return tensor.numel() == 0
+        expected *= size
+    return True
+
+
+UNBACKED = re.compile(r"u\d+|zuf\d+")
+"""How torch names a number that it cannot know before the run."""
