@@ -29,7 +29,7 @@ def line_of(node: Node) -> str:
     end = len(trace)
     while (start := trace.rfind(FRAME, 0, end)) >= 0:
         path, _, rest = trace[start + len(FRAME) : end].partition('", line ')
-        if not path.startswith(TORCH):
+        if not path.startswith((TORCH, "<")):  # "<eval_with_key>.3" is code that torch wrote itself
             number = rest.partition(",")[0]
             return f"{path.rpartition(PACKAGES)[2]}:{number}"
         end = start

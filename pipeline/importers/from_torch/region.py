@@ -1,4 +1,4 @@
-"""One graph of the traced program, read from its first node to its last: the whole, or the body of a higher-order op."""
+"""One graph of the traced program, read from first node to last: the whole, or the body of a higher-order op."""
 
 from __future__ import annotations
 
@@ -83,9 +83,19 @@ class Region:
         name = self._names.new(base_name(target))
         outputs, meaning = self._results(name, value)
         kind = str(target) if isinstance(target, torch._ops.OpOverload) else f"higher_order.{target.name()}"
-        places = {"name": name, "origin": module_of(node), "line": line_of(node)}
-        inputs, bodies = tuple(arguments.inputs), tuple(arguments.bodies)
-        self._ops.append(Op(len(self._ops), kind, inputs, outputs, attrs, bodies=bodies, **places))
+        self._ops.append(
+            Op(
+                oid=len(self._ops),
+                kind=kind,
+                inputs=tuple(arguments.inputs),
+                outputs=outputs,
+                attrs=attrs,
+                name=name,
+                origin=module_of(node),
+                line=line_of(node),
+                bodies=tuple(arguments.bodies),
+            )
+        )
         return meaning
 
     def _results(self, name: str, value: Any) -> tuple[tuple[int, ...], Meaning]:

@@ -71,8 +71,8 @@ class Tensors:
         unknown = [symbol for symbol in SYMBOL.findall(text) if UNBACKED.fullmatch(symbol)]
         if unknown:
             raise Unsupported(
-                f"the size {text} follows from the numbers in a tensor ({', '.join(unknown)}), and a static IR needs it "
-                "from the inputs' sizes: give that number as a plain argument, or compute with masks in its place"
+                f"the size {text} follows from the numbers in a tensor ({', '.join(unknown)}), and a static IR needs "
+                "sizes that follow from the inputs': give that number as a plain argument, or use masks in its place"
             )
         return SYMBOL.sub(lambda found: self._dims.get(found[0], found[0]), text)
 
