@@ -43,16 +43,16 @@ class Arguments:
         self._meaning = meaning
 
     def read(self, node: Node) -> dict[str, Attr]:
-        """The arguments of `node` by name, those given by position first.
+        """The arguments of `node` by name, in the order of the schema; None where that is the default is left out.
 
         Raises:
             Unsupported: an argument that the IR cannot hold.
         """
-        names = argument_names(node.target, len(node.args))
-        found = {name: self._item(item) for name, item in zip(names, node.args, strict=False)}
-        for name, item in node.kwargs.items():
-            found[name] = self._item(item)
-        return found
+        names, may_be_none = signature(node.target, len(node.args))
+        given = dict(zip(names, node.args, strict=False))
+        if node.kwargs:
+            given |= {name: node.kwargs[name] for name in names if name in node.kwargs}
+        return {name: self._item(item) for name, item in given.items() if item is not None or name not in may_be_none}
 
     def _item(self, item: Any) -> Attr:
         kind = type(item)
@@ -80,13 +80,17 @@ class Arguments:
 
 
 @cache
-def argument_names(target: Any, count: int) -> Sequence[str]:
-    """The names of the arguments of `target` by position; a higher-order op has no schema, so its names are here."""
+def signature(target: Any, count: int) -> tuple[Sequence[str], frozenset[str]]:
+    """The names of the arguments of `target` by position, and which of them are None unless given.
+
+    A higher-order op has no schema, so its names are here.
+    """
     schema = getattr(target, "_schema", None)
-    if schema is not None:
-        return tuple(argument.name for argument in schema.arguments)
-    known = HIGHER_ORDER.get(target.name(), ())
-    return (*known, *(f"operand_{index}" for index in range(count - len(known))))
+    if schema is None:
+        known = HIGHER_ORDER.get(target.name(), ())
+        return (*known, *(f"operand_{index}" for index in range(count - len(known)))), frozenset()
+    absent = (one.name for one in schema.arguments if one.has_default_value() and one.default_value is None)
+    return tuple(one.name for one in schema.arguments), frozenset(absent)
 
 
 AS_THEY_ARE = frozenset({bool, int, float, complex, str, type(None)})
