@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import BuiltinFunctionType
 
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from pipeline.importers.from_torch.operators import operator_of
 
@@ -15,7 +15,7 @@ __all__ = ["functional", "mutates"]
 def mutates(program: ExportedProgram) -> bool:
     """Whether some op, in a body too, writes to one of its arguments."""
     return any(
-        operator_of(node.target).writes
+        writes(node)
         for module in program.graph_module.modules()
         if isinstance(module, GraphModule)
         for node in module.graph.nodes
@@ -30,3 +30,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     read after the write reads the new one.
     """
     return program.run_decompositions({}) if mutates(program) else program
+
+
+def writes(node: Node) -> bool:
+    operator = operator_of(node.target)
+    return operator.writes or (operator.writes_if is not None and bool(node.args[operator.writes_if]))

@@ -27,6 +27,8 @@ class Operator:
     """Its result is its first argument: what it changes is for autograd."""
     writes: bool = False
     """It writes to one of its arguments."""
+    writes_if: int | None = None
+    """It does when the argument at this position is true."""
 
 
 @cache
@@ -44,7 +46,8 @@ def operator_of(target: Any) -> Operator:
         frozenset(one.name for one in schema.arguments if one.has_default_value() and one.default_value is None),
         kind in NOTHING,
         kind in SAME,
-        kind not in SAME and (schema.is_mutable or kind in UNSAID),
+        kind not in SAME and schema.is_mutable,
+        UNSAID.get(kind),
     )
 
 
@@ -71,5 +74,5 @@ NOTHING = frozenset(
 
 SAME = frozenset({"aten.detach_.default", "aten.lift_fresh.default"})
 
-UNSAID = frozenset({"aten.batch_norm.default", "aten.instance_norm.default"})
-"""They write to their running statistics when they train, which their schema does not say."""
+UNSAID = {"aten.batch_norm.default": 5, "aten.instance_norm.default": 5}
+"""They write to their running statistics when this argument says that they train; their schema does not tell."""
