@@ -38,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _extract(given: argparse.Namespace) -> None:
-    from kimi_k25_text_local.graphs import GraphFiles
-
     config = _config(given.config)
+    from kimi_k25_text_local.graphs import GraphFiles  # after a mistake in the config: it loads the whole of the IR
+
     if given.layers is not None:
         config = replace(config, num_hidden_layers=given.layers)
     start = time.perf_counter()
@@ -52,10 +52,10 @@ def _extract(given: argparse.Namespace) -> None:
 
 
 def _verify(given: argparse.Namespace) -> None:
+    config = shrunk(_config(given.config), layers=given.layers or 3)
     from kimi_k25_text_local.check import STEPS, TOLERANCE, check_saved_graphs
     from kimi_k25_text_local.graphs import GraphFiles
 
-    config = shrunk(_config(given.config), layers=given.layers or 3)
     difference = check_saved_graphs(config, GraphFiles(given.output_dir))
     _say(f"prefill and {STEPS} steps of decode from {given.output_dir}: every token is the eager model's")
     _say(f"logits differ by {difference:.1e} of the largest one; allowed {TOLERANCE:.0e}")

@@ -45,5 +45,7 @@ def fill(model: nn.Module, seed: int = 0) -> None:
             parameter.normal_(0, 0.2)  # as wide as the scores are, so that it changes who is chosen
         elif parameter.ndim == 1:
             parameter.normal_(1, 0.2)
+        elif "embed" in name:
+            parameter.normal_()  # wider than the other matrices: else every token is followed by the same one
         else:
             parameter.normal_(0, parameter.shape[-1] ** -0.5)

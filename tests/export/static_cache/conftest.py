@@ -35,12 +35,19 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-# The way of the experts that a graph can hold; transformers' default has no translation to ONNX.
+# The way of the experts that a graph of fixed shapes can hold; that of transformers' default has no form in ONNX.
 EXPERTS = {**SMALL, "num_experts_per_tok": 2, "experts_implementation": "batched_mm"}
 MLA = {"q_lora_rank": 16, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    "GPT2": {"vocab_size": 89, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "GPT2": {
+        "vocab_size": 89,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 64,
+        "tie_word_embeddings": False,
+    },
     "Llama": SMALL,
     "Qwen2": {**SMALL, "attn_implementation": "eager"},
     "Qwen3": {**SMALL, "head_dim": 16},
@@ -56,22 +63,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
     },
     "Mistral": {**SMALL, "sliding_window": 3},  # every layer has a window
-    "Gemma3Text": {**SMALL, "head_dim": 8, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]},
+    "Gemma3Text": {
+        **SMALL,
+        "head_dim": 8,
+        "tie_word_embeddings": False,
+        "sliding_window": 3,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
 }
 CLASSES = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
 
 
 @pytest.fixture
 def causal_lm() -> Callable[..., Any]:
-    """A model of a family in eval mode, with weights large enough that logits and tokens differ between positions."""
+    """A model of a family in eval mode, with weights large enough that every position gets another token."""
 
     def make(family: str, **settings: Any) -> Any:
         torch.manual_seed(0)
         config = getattr(transformers, f"{family}Config")(**{**FAMILIES.get(family, SMALL), **settings})
         model = getattr(transformers, CLASSES.get(family, f"{family}ForCausalLM"))(config).eval()
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(1 if parameter.ndim == 1 else 5)
+            for name, parameter in model.named_parameters():
+                parameter.mul_(1 if parameter.ndim == 1 else 50 if "embed" in name or "wte" in name else 5)
         return model
 
     return make
