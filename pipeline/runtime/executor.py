@@ -46,7 +46,7 @@ class Executor:
 
     A step becomes a launch, a callable without arguments, when the storage of its operands is known: nearly all of them
     here. What reads the caller's inputs is bound at each run, since a copy into buffers of our own would cost a second
-    KV cache where one is fed, and lets go of them afterwards. Weights that come with the feed stay bound until others come.
+    KV cache where one is fed, and lets go of them afterwards. Fed weights stay bound until others come.
 
     Raises:
         InternalError: a call has no kernel, its attributes cannot be decoded, or its shapes do not fit.
