@@ -1,12 +1,44 @@
 from __future__ import annotations
 
+import importlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-FACTORIES = Path(__file__).with_name("factories.py")
+from passes.base import Workbench
+
+FACTORIES = Path(__file__).parent / "models" / "factories.py"
+"""Alone in its folder: what is loaded from beside a factory counts as a part of it."""
+
+OPENS = ("stages.export", "stages.optimize", "commands.audit", "commands.bisect", "commands.diff", "commands.passes")
+"""The modules of `pipeline` that open a bench."""
+
+
+@pytest.fixture(autouse=True)
+def running_workers(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs and commands in this process get a bench of their own, but with workers that run already: to start them
+    would be most of the time of most tests. Commands in a process of their own start theirs."""
+
+    @contextmanager
+    def lend(
+        timeout_s: float = 600.0, memory_gib: float | None = None, folder: Path | None = None
+    ) -> Iterator[Workbench]:
+        assert memory_gib is None, "workers that run already cannot be given another limit"
+        limits = bench.worker.timeout_s, bench.proofs.timeout_s
+        bench.worker.timeout_s, bench.proofs.timeout_s = timeout_s, max(timeout_s, limits[1])
+        try:
+            with tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place:
+                yield Workbench(bench.worker, Path(place).resolve(), bench.proofs)
+        finally:
+            bench.worker.timeout_s, bench.proofs.timeout_s = limits
+
+    for name in OPENS:
+        monkeypatch.setattr(importlib.import_module(f"pipeline.{name}"), "open_bench", lend)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What many tests of passes need."""
+"""What many tests of passes and of whole runs need."""
 
 from __future__ import annotations
 
