@@ -4,6 +4,7 @@ import importlib
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ OPENS = ("stages.export", "stages.optimize", "commands.audit", "commands.bisect"
 """The modules of `pipeline` that open a bench."""
 
 
-@pytest.fixture(autouse=True)
-def running_workers(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def running_workers(bench: Workbench) -> Iterator[None]:
     """Runs and commands in this process get a bench of their own, but with workers that run already: to start them
     would be most of the time of most tests. Commands in a process of their own start theirs."""
 
@@ -37,15 +38,17 @@ def running_workers(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             bench.worker.timeout_s, bench.proofs.timeout_s = limits
 
-    for name in OPENS:
-        monkeypatch.setattr(importlib.import_module(f"pipeline.{name}"), "open_bench", lend)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in OPENS:
+            patch.setattr(importlib.import_module(f"pipeline.{name}"), "open_bench", lend)
+        yield
 
 
-@pytest.fixture
-def config_file(tmp_path: Path):
-    """Writes a configuration of the small attention block, with changes; returns its path."""
+@pytest.fixture(scope="session")
+def config_in():
+    """Writes a configuration of the small attention block into a folder, with changes; returns its path."""
 
-    def write(name: str = "block", factory: str = "attention", **sections: Any) -> Path:
+    def write(folder: Path, name: str = "block", factory: str = "attention", **sections: Any) -> Path:
         data: dict[str, Any] = {
             "name": name,
             "model": {
@@ -60,8 +63,14 @@ def config_file(tmp_path: Path):
         inputs = data["model"]["inputs"]
         if "shape" not in inputs.get("x", {"shape": ()}):
             inputs["x"] = {"shape": [2, 8, 32], **inputs["x"]}
-        path = tmp_path / f"{name}.yaml"
+        path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(data, sort_keys=False))
         return path
 
     return write
+
+
+@pytest.fixture
+def config_file(config_in, tmp_path: Path):
+    """The same, into `tmp_path`."""
+    return partial(config_in, tmp_path)
