@@ -280,8 +280,8 @@ def test_a_full_disk(config_file, command, tmp_path: Path) -> None:
     wholesome(out)
 
 
-def test_two_runs_into_one_folder(config_file, tmp_path: Path, command) -> None:
-    path = config_file()
+def test_two_runs_into_one_folder(tmp_path: Path, command) -> None:
+    path = from_text(tmp_path, "(float[2] x) => (float[2] y) { y = Neg (x) }")
     first = start(path, tmp_path / "out")
     wait_for(tmp_path / "out/.stages/lock", first)
     code, said = command("run", path)
