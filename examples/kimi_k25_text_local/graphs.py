@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kimi_k25_text_local.pause import collector_paused
 from pipeline.export.static_cache import (
     CacheSizes,
     CacheSpec,
@@ -68,7 +67,7 @@ class GraphFiles:
 
 def _written(wrapper: nn.Module, inputs: tuple[Tensor, ...], name: str, path: Path) -> IR:
     # Without gradients: with them, layers that turn them off would become regions of the graph.
-    with torch.no_grad(), collector_paused():
+    with torch.no_grad():
         ir = extract_ir(wrapper, inputs, model_name=name)
     ir.save(path)
     return ir

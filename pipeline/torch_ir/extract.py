@@ -13,6 +13,7 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from pipeline.errors import Unsupported
 from pipeline.export.caches import register_caches
+from pipeline.export.collector import collector_paused
 from pipeline.importers.from_torch import from_torch, functional
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir import Graph
@@ -45,15 +46,16 @@ def extract_ir(
         ExportError: torch.export does not take the model, or something is not on meta as `strict` asks.
         ConversionError: the program holds something that the IR cannot; the message names the node and its line.
     """
-    program = export_model(model, example_inputs, kwargs=kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
-    return convert_exported_program(
-        program,
-        model_name=model_name or type(model).__name__,
-        functionalize=functionalize,
-        dims=dim_names(program, dynamic_shapes),
-        tied=tied_names(model),
-        constants=recomputed(model),
-    )
+    with collector_paused():
+        program = export_model(model, example_inputs, kwargs=kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+        return convert_exported_program(
+            program,
+            model_name=model_name or type(model).__name__,
+            functionalize=functionalize,
+            dims=dim_names(program, dynamic_shapes),
+            tied=tied_names(model),
+            constants=recomputed(model),
+        )
 
 
 def export_model(

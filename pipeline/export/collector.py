@@ -11,7 +11,7 @@ __all__ = ["collector_paused"]
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Making 90,000 modules, it would look through all of them again and again, for longer than making them takes."""
+    """While a large model or graph is made, it would look through all of it again and again, for longer than that."""
     was_on = gc.isenabled()
     gc.disable()
     try:
