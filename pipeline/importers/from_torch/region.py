@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.arguments import Arguments, Meaning, Number, Several
-from pipeline.importers.from_torch.names import Names
+from pipeline.importers.from_torch.names import Names, base_name
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.importers.from_torch.place import line_of, module_of
 from pipeline.importers.from_torch.tensors import Tensors
@@ -80,9 +80,9 @@ class Region:
             return self._number(value)
         arguments = Arguments(self.meaning)
         attrs = arguments.read(node)
-        name = self._names.new(base_name(target))
-        outputs, meaning = self._results(name, value)
         kind = str(target) if isinstance(target, torch._ops.OpOverload) else f"higher_order.{target.name()}"
+        name = self._names.new(base_name(kind))
+        outputs, meaning = self._results(name, value)
         self._ops.append(
             Op(
                 oid=len(self._ops),
@@ -141,11 +141,6 @@ class Region:
     def _stub(self, name: str, tensor: torch.Tensor, role: Role) -> int:
         self._stubs.append(self._tensors.stub(name, tensor, role))
         return len(self._stubs) - 1
-
-
-def base_name(target: Any) -> str:
-    """`linear` of aten.linear.default."""
-    return target._schema.name.rpartition("::")[2] if hasattr(target, "_schema") else target.name()
 
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
