@@ -115,7 +115,7 @@ class _Writer:
             case ("given", int(key)):
                 return updates.get(inputs[key], inputs[key])
             case ("stored", name):
-                vid = next(vid for vid, names in self._sources.items() if name in names)
+                vid = next(vid for vid, names in self._sources.items() if names[0] == name)
                 return updates.get(vid, vid)
         raise AssertionError(one)
 

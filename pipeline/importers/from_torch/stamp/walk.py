@@ -53,7 +53,7 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Walk
         mode = None if on_meta else stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         tensors = {key: _blank(tensor, mode) for key, tensor in given.items()}
         recorder = Recorder()
-        for name, tensor in reversed(stored):  # so that of several names the first stays
+        for name, tensor in stored:  # of several names the last stays, as in torch.export
             recorder.know(tensor, ("stored", name))
         for key, tensor in tensors.items():
             recorder.know(tensor, ("given", key))
