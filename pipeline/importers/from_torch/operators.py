@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from pipeline.importers.from_torch.names import base_name
+
 __all__ = ["Operator", "operator_of"]
 
 
@@ -41,7 +43,7 @@ def operator_of(target: Any) -> Operator:
     kind = str(target)
     return Operator(
         kind,
-        schema.name.rpartition("::")[2],
+        base_name(kind),
         tuple(one.name for one in schema.arguments),
         frozenset(one.name for one in schema.arguments if one.has_default_value() and one.default_value is None),
         kind in NOTHING,
