@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pipeline.errors import UserMistake
-from pipeline.importers.from_torch.functional import writes
-from pipeline.ir import Graph, Role
+from pipeline.importers.from_torch.functional import WHEN_TRAINING
+from pipeline.ir import Graph, Op, Role
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime.eager import EagerResult, Observer, run_eager
 from pipeline.torch_ir.call import resolve
@@ -33,6 +33,8 @@ def execute_ir(
     weights_path: str | Path | None = None,
     constants: Tensors | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    *,
+    strict_sizes: bool = True,
 ) -> tuple[torch.Tensor, ...]:
     """The outputs of one run of `ir`, in the order of `ir.graph_outputs`. See `IRExecutor`.
 
@@ -43,7 +45,7 @@ def execute_ir(
     """
     if weights is None and weights_path is not None:
         weights = load_weights(weights_path)
-    executor = IRExecutor(ir, weights, constants)
+    executor = IRExecutor(ir, weights, constants, strict_sizes=strict_sizes)
     if weights is None and executor.lacks_weights():
         raise NoWeights("Either weights or weights_path must be given: the IR holds none")
     return executor.execute(inputs, kwargs)
@@ -189,4 +191,11 @@ def _sizes(graph: Graph, tensors: Tensors) -> Iterator[str]:
 
 def _writes(graph: Graph) -> bool:
     """Whether some op writes to its arguments: the IR was not functionalized."""
-    return any(writes(resolve(op.kind)) or any(map(_writes, op.bodies)) for op in graph.ops)
+    return any(_changes(op) or any(map(_writes, op.bodies)) for op in graph.ops)
+
+
+def _changes(op: Op) -> bool:
+    operator = resolve(op.kind)
+    if operator is not None and operator._schema.is_mutable:
+        return True
+    return op.kind in WHEN_TRAINING and (op.attrs.get("training") or op.attrs.get("use_input_stats")) is True

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from pipeline.importers.from_torch.region import SAME
 
-__all__ = ["functional", "mutates"]
+__all__ = ["WHEN_TRAINING", "functional", "mutates"]
 
 
 def mutates(program: ExportedProgram) -> bool:
     """Whether some op, in a body too, writes to one of its arguments."""
     return any(
-        writes(node.target)
+        writes(node)
         for module in program.graph_module.modules()
         if isinstance(module, GraphModule)
         for node in module.graph.nodes
@@ -32,12 +30,17 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     return program.run_decompositions({}) if mutates(program) else program
 
 
-def writes(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
-    if schema is None or str(target) in SAME:
+def writes(node: Node) -> bool:
+    """Whether this call changes one of its arguments."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or str(node.target) in SAME:
         return False
-    return schema.is_mutable or str(target) in UNSAID
+    return schema.is_mutable or (str(node.target) in WHEN_TRAINING and trains(*node.args[3:6]))
 
 
-UNSAID = frozenset({"aten.batch_norm.default", "aten.instance_norm.default"})
+def trains(mean: object, variance: object, training: object) -> bool:
+    return bool(training) and (mean is not None or variance is not None)
+
+
+WHEN_TRAINING = frozenset({"aten.batch_norm.default", "aten.instance_norm.default"})
 """They write to their running statistics when they train, which their schema does not say."""

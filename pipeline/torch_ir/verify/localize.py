@@ -1,7 +1,7 @@
 """The first node whose result is not the model's.
 
 The model is exported afresh, with the test inputs, and torch's own interpreter of fx graphs runs that program node by
-node: the importer and the runtimes of this package have no part in it. The third node of the IR that is called
+node; neither the reading importer nor the runtimes of this package take part. The third node of the IR that is called
 `linear` is held against the third one there, whatever their numbers, since the IR counts its own. The first that
 differs in the order of the program is at fault: all that it reads agreed.
 
@@ -24,6 +24,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from pipeline.importers.from_torch.functional import functional
 from pipeline.ir import Op
 from pipeline.torch_ir.execute import IRExecutor
 from pipeline.torch_ir.verify.numbers import compare
@@ -47,7 +48,7 @@ def first_divergence(
 ) -> str:
     """A sentence: which node parts from the model first, by how much, and where it comes from; or that none does."""
     try:
-        expected = _traced(model, inputs, kwargs, functional=not executor.writes)
+        expected = _traced(model, inputs, kwargs, functionalized=not executor.writes)
     except Exception as error:  # torch.export, and whatever the user's module raises in it
         return f"unknown: the model cannot be traced with these inputs ({type(error).__name__}: {error})"
     walk = _Walk(expected, rtol, atol)
@@ -121,12 +122,11 @@ class _Recorder(Interpreter):
         return result
 
 
-def _traced(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], functional: bool) -> Results:
+def _traced(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], functionalized: bool) -> Results:
     own = copied_model(model)
     args, named = copied(tuple(inputs)), copied(dict(kwargs))
     program = torch.export.export(own, args, named, strict=False)
-    if functional:
-        program = program.run_decompositions({})
+    program = functional(program) if functionalized else program
     given = iter(pytree.tree_leaves((args, named)))
     flat = []
     for spec in program.graph_signature.input_specs:
