@@ -89,7 +89,8 @@ def short(kind: str) -> str:
 
 
 def sizes(shape: Sequence[Dim]) -> str:
-    return "x".join(map(str, shape))
+    """`1x16x64`; names of dims stand apart."""
+    return ("x" if all(isinstance(dim, int) for dim in shape) else " x ").join(map(str, shape))
 
 
 def text(label: str) -> str:
