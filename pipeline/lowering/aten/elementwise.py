@@ -10,26 +10,29 @@ from typing import Final
 
 __all__ = ["POINTWISE"]
 
-WITH_TENSORS = "add sub mul div eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor fmod remainder".split()
+COMPARE_OR_COMBINE = """
+add sub mul div eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor fmod remainder
+"""
 
-WITH_BOTH = "pow clamp".split()
+OF_ONE_TENSOR = """
+abs acos asin atan bitwise_not ceil clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1 floor gelu
+hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logical_not mish neg reciprocal relu relu6 round rsqrt
+sigmoid sign silu sin sinh softplus sqrt square tan tanh trunc
+"""
 
-ALONE = (
-    "abs acos asin atan bitwise_not ceil cos cosh erf erfc exp exp2 expm1 floor gelu hardsigmoid hardswish hardtanh "
-    "leaky_relu elu log log10 log1p log2 logical_not mish neg reciprocal relu relu6 round rsqrt sigmoid sign silu sin "
-    "sinh softplus sqrt square tan tanh trunc maximum minimum logical_and logical_or logical_xor atan2 addcmul addcdiv "
-    "clamp clamp_min clamp_max"
-).split()
+OF_SEVERAL_TENSORS = """
+addcdiv addcmul atan2 logical_and logical_or logical_xor maximum minimum
+"""
 
 POINTWISE: Final = frozenset(
     [
-        *(f"aten.{name}.{overload}" for name in WITH_TENSORS for overload in ("Tensor", "Scalar")),
-        *(f"aten.{name}.Tensor" for name in WITH_BOTH),
-        *(f"aten.{name}.default" for name in ALONE),
+        *(f"aten.{name}.{overload}" for name in COMPARE_OR_COMBINE.split() for overload in ("Tensor", "Scalar")),
+        *(f"aten.{name}.default" for name in (OF_ONE_TENSOR + OF_SEVERAL_TENSORS).split()),
+        "aten.clamp.Tensor",
+        "aten.div.Tensor_mode",
+        "aten.masked_fill.Scalar",
         "aten.pow.Tensor_Scalar",
         "aten.pow.Tensor_Tensor",
         "aten.where.self",
-        "aten.masked_fill.Scalar",
-        "aten.div.Tensor_mode",
     ]
 )
