@@ -6,7 +6,7 @@ import math
 from typing import Any, Final
 
 from pipeline.ir.graph import Plain
-from pipeline.lowering import KernelCall, Kind, unpack
+from pipeline.lowering import KernelCall, Kind, Layout, unpack
 from pipeline.planning.plan import ExecutionPlan, Slot
 
 __all__ = ["FORMAT_VERSION", "to_json"]
@@ -37,7 +37,11 @@ def to_json(plan: ExecutionPlan) -> dict[str, Any]:
         "arena_bytes": plan.arena_bytes,
         "live_bytes": plan.live_bytes,
         "values": [_value(plan, slot) for slot in plan.slots],
-        "calls": [_call(oid, call) for oid, call in zip(plan.order, plan.calls, strict=True)],
+        **({"updates": {str(vid): after for vid, after in plan.updates.items()}} if plan.updates else {}),
+        "calls": [
+            {**_call(oid, call), **({"bodies": list(map(to_json, plan.bodies[at]))} if at in plan.bodies else {})}
+            for at, (oid, call) in enumerate(zip(plan.order, plan.calls, strict=True))
+        ],
     }
 
 
@@ -51,7 +55,13 @@ def _value(plan: ExecutionPlan, slot: Slot) -> dict[str, Any]:
         "device": slot.spec.device,
         "alias_of": plan.alias.get(slot.vid),
         "offset": plan.offsets.get(slot.vid),
+        "layout": _layout(plan.layouts.get(slot.vid)),
     }
+
+
+def _layout(layout: Layout | None) -> dict[str, Any] | None:
+    """In elements of the storage that the aliases lead to; None: row after row from its first element on."""
+    return None if layout is None else {"strides": list(layout.strides), "offset": layout.offset}
 
 
 def _call(oid: int, call: KernelCall) -> dict[str, Any]:
