@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import UserMistake
+from pipeline.errors import Unsupported, UserMistake
 from pipeline.importers.from_torch.functional import WHEN_TRAINING
 from pipeline.ir import Graph, Op, Role
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
-from pipeline.runtime.eager import EagerResult, Observer, run_eager
+from pipeline.runtime.eager import Observer, run_eager
 from pipeline.torch_ir.call import resolve
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
 from pipeline.torch_ir.feed import Inputs, feed
 from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.planned import Planned
 from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.stored import Bound, absent, bind_stored, misfit
 from pipeline.torch_ir.weights import load_weights
@@ -85,8 +86,10 @@ class IRExecutor:
         self._dynamic = strict_sizes and bool(dim_names(ir.graph))
         self._bound: Bound | None = None
         self._states: dict[str, torch.Tensor] = {}
-        self.updates: dict[str, torch.Tensor] = {}
-        """After a run: the values of buffers and inputs that the model has written to, by name in the graph."""
+        self._updated: dict[str, torch.Tensor] = {}
+        self._engine: Planned | None = None
+        self.not_planned = ""
+        """Why runs are not planned although they were to be, in the words of the runtime."""
 
     def load_weights(self, path: str | Path) -> None:
         """Take the weights of a file.
@@ -99,7 +102,7 @@ class IRExecutor:
     def load_weights_from_state_dict(self, state_dict: Tensors) -> None:
         """Take these weights; what earlier runs have written to buffers is forgotten."""
         self._weights = state_dict
-        self._bound = None
+        self._bound = self._engine = None
         self._states = {}
 
     def lacks_weights(self) -> bool:
@@ -129,20 +132,54 @@ class IRExecutor:
         """`execute`, with each op and its results shown to `observer`; then it is the reference that runs."""
         if self.lacks_weights() and not constants:
             raise NoWeights("Weights not loaded: give IRExecutor weights, or call load_weights first")
-        tensors = self._checked(inputs, kwargs, constants or {})
-        result = self._run(tensors, observer)
-        self.updates = result.updates
+        bound, fed = self._checked(inputs, kwargs, constants or {})
+        outputs = None if observer or constants or not self._fits(fed) else self._run_planned(bound, fed)
+        if outputs is None:
+            outputs = self._run_reference(bound, fed, constants or {}, observer)
+        return tuple(outputs[self.ir.graph.values[vid].name] for vid in self.ir.graph.outputs)
+
+    @property
+    def updates(self) -> dict[str, torch.Tensor]:
+        """After a run: the values of buffers and inputs that the model has written to, by name in the graph."""
+        return {**self._updated, **self._states, **(self._engine.states() if self._engine else {})}
+
+    def _fits(self, fed: Tensors) -> bool:
+        """Whether the planned runtime may be asked: it wants the very sizes, and the CPU."""
+        return self._planned and all(
+            not any(misfit("", fed[value.name], value, value.spec.shape)) and fed[value.name].device.type == "cpu"
+            for value in self._inputs
+        )
+
+    def _run_planned(self, bound: Bound, fed: Tensors) -> dict[str, torch.Tensor] | None:
+        """None where the runtime says that it cannot run this graph; it is not asked again then."""
+        if self._engine is None:
+            self._engine = Planned(self.ir.graph, {**bound.tensors, **self._states})
+        try:
+            outputs, self._updated = self._engine.run(fed)
+        except Unsupported as error:
+            self.not_planned, self._planned, self._engine = str(error), False, None
+            return None
+        return outputs
+
+    def _run_reference(
+        self, bound: Bound, fed: Tensors, constants: Tensors, observer: Observer | None
+    ) -> dict[str, torch.Tensor]:
+        if self._engine is not None:
+            self._states = self._engine.states()
+        tensors = {**self._kept(bound, constants), **self._fed(fed)}
+        with torch.no_grad():
+            result = run_eager(self.ir.graph, tensors, check=False, observe=observer, own=self._own)
         states = {value.name for value in self.ir.graph.with_role(Role.STATE)}
         self._states |= {name: tensor for name, tensor in result.updates.items() if name in states}
-        names = [self.ir.graph.values[vid].name for vid in self.ir.graph.outputs]
-        return tuple(self._apart(result.outputs[name]) for name in names)
+        self._updated = {name: tensor for name, tensor in result.updates.items() if name not in states}
+        if self._engine is not None:
+            self._engine.give_states(self._states)
+        return {name: self._apart(tensor) for name, tensor in result.outputs.items()}
 
-    def _run(self, tensors: Tensors, observer: Observer | None) -> EagerResult:
-        with torch.no_grad():
-            return run_eager(self.ir.graph, tensors, check=False, observe=observer, own=self._own)
-
-    def _checked(self, inputs: Inputs, kwargs: Mapping[str, Any] | None, constants: Tensors) -> dict[str, torch.Tensor]:
-        """Everything that the graph asks for, by name."""
+    def _checked(
+        self, inputs: Inputs, kwargs: Mapping[str, Any] | None, constants: Tensors
+    ) -> tuple[Bound, dict[str, torch.Tensor]]:
+        """Weights and inputs by name, all of which fit."""
         bound, fed = self._stored(constants), feed(self.ir, inputs, kwargs)
         missing, wrong = list(bound.missing), [*fed.problems, *bound.wrong]
         for value in self._inputs:
@@ -155,7 +192,7 @@ class IRExecutor:
             wrong.extend(_sizes(self.ir.graph, fed.tensors))
         if missing or wrong:
             raise ExecutionError("\n".join([*missing, *wrong, *([bound.hint] if bound.hint else [])]))
-        return {**self._kept(bound, constants), **self._fed(fed.tensors)}
+        return bound, fed.tensors
 
     def _kept(self, bound: Bound, constants: Tensors) -> Tensors:
         """What is stored, with what earlier runs have made of it; what this call overrides is as the caller has it."""
