@@ -18,10 +18,12 @@ from pipeline.importers.from_torch import from_torch, functional
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir import Graph
 from pipeline.torch_ir.buffers import recomputed
+from pipeline.torch_ir.convert import converted
 from pipeline.torch_ir.errors import ConversionError, ExportError
 from pipeline.torch_ir.ir import IR, Signature
 from pipeline.torch_ir.meta import is_meta_tensor, validate_inputs_meta, validate_meta_device
 from pipeline.torch_ir.names import dim_names, tied_names
+from pipeline.torch_ir.registry import REGISTERED
 from pipeline.torch_ir.tree import Leaf, tree_of
 
 __all__ = ["convert_exported_program", "export_model", "extract_ir"]
@@ -110,7 +112,7 @@ def convert_exported_program(
     except Unsupported as error:
         raise ConversionError(str(error)) from error
     _warn_of_meta(program)
-    return IR.of(graph, _constants(graph), _signature(program))
+    return IR.of(converted(graph, REGISTERED), _constants(graph), _signature(program))
 
 
 def _constants(graph: Graph) -> dict[str, torch.Tensor]:
