@@ -8,6 +8,7 @@ from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import Attr
 from pipeline.lowering.emitter import Specs, emitter, floating, one_of, same_dtype
 from pipeline.lowering.kinds import Kind
+from pipeline.lowering.layout import Layout, ViewRule
 
 __all__ = ["EMITTERS", "INPLACE", "VIEWS"]
 
@@ -57,6 +58,11 @@ def choice(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
 def to_target(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
     del ins
     return None if attrs["to"] == outs[0].dtype else f"attr to={attrs['to']!r}, but the output is {outs[0].dtype}"
+
+
+def unchanged(attrs: Mapping[str, Attr], source: Layout, outs: Specs) -> tuple[Layout]:
+    del attrs, outs
+    return (source,)
 
 
 EMITTERS: dict[str, Emitter] = {
@@ -120,5 +126,4 @@ INPLACE: dict[str, tuple[int, ...]] = {
     "Where": (1, 2),
 }
 
-# Output 0 holds the bytes of that input in the same order, so the two may always share storage.
-VIEWS: dict[str, int] = {"Identity": 0}
+VIEWS: dict[str, ViewRule] = {"Identity": unchanged}

@@ -9,6 +9,7 @@ from typing import TypeVar
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Emitter
 from pipeline.lowering import conv, elementwise, index, linear, norm, recurrent, reduce, shape
+from pipeline.lowering.layout import ViewRule
 
 __all__ = ["EMITTERS", "FAMILIES", "INPLACE", "VIEWS", "join"]
 
@@ -37,4 +38,4 @@ FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent)
 
 EMITTERS: Mapping[str, Emitter] = join(family.EMITTERS for family in FAMILIES)
 INPLACE: Mapping[str, tuple[int, ...]] = join(family.INPLACE for family in FAMILIES)
-VIEWS: Mapping[str, int] = join(family.VIEWS for family in FAMILIES)
+VIEWS: Mapping[str, ViewRule] = join(family.VIEWS for family in FAMILIES)

@@ -8,6 +8,7 @@ from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import Attr
 from pipeline.lowering.emitter import Specs, axis_in_range, emitter, one_of, same_dtype
 from pipeline.lowering.kinds import Kind
+from pipeline.lowering.layout import ViewRule
 
 __all__ = ["EMITTERS", "INPLACE", "VIEWS"]
 
@@ -41,4 +42,4 @@ EMITTERS: dict[str, Emitter] = {
 # ScatterND starts from a copy of its data; written in place, the copy is free.
 INPLACE: dict[str, tuple[int, ...]] = {"ScatterND": (0,)}
 
-VIEWS: dict[str, int] = {}
+VIEWS: dict[str, ViewRule] = {}

@@ -25,7 +25,7 @@ class KernelCall:
     """One launch: `kind_id(ins, outs, attr_schema, attr_blob)`.
 
     `constraints` are facts for the planner: `inplace` (inputs whose storage output 0 may take when they die here) and
-    `view` (the input whose bytes output 0 repeats).
+    `view` (the input whose elements the outputs show: they may lie in its storage, see `ViewRule`).
     """
 
     kind_id: int
@@ -58,7 +58,7 @@ def _call(op: Op, kernel: KernelSpec) -> KernelCall:
     if inplace:
         facts["inplace"] = inplace
     if op.kind in VIEWS:
-        facts["view"] = VIEWS[op.kind]
+        facts["view"] = 0
     return KernelCall(kernel.kind_id, kernel.attr_schema, kernel.attr_blob, op.inputs, op.outputs, facts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.ir.builder import Emitter
 from pipeline.lowering.emitter import axis_in_range, emitter, floating, same_dtype
 from pipeline.lowering.kinds import Kind
+from pipeline.lowering.layout import ViewRule
 
 __all__ = ["EMITTERS", "INPLACE", "VIEWS"]
 
@@ -29,4 +30,4 @@ INPLACE: dict[str, tuple[int, ...]] = dict.fromkeys(
     (0,),
 )
 
-VIEWS: dict[str, int] = {}
+VIEWS: dict[str, ViewRule] = {}

@@ -8,6 +8,7 @@ from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import Attr
 from pipeline.lowering.emitter import Specs, axis_in_range, emitter, same_dtype
 from pipeline.lowering.kinds import Kind
+from pipeline.lowering.layout import ViewRule
 
 __all__ = ["EMITTERS", "INPLACE", "VIEWS"]
 
@@ -47,4 +48,4 @@ EMITTERS: dict[str, Emitter] = {
 
 INPLACE: dict[str, tuple[int, ...]] = {}
 
-VIEWS: dict[str, int] = {}
+VIEWS: dict[str, ViewRule] = {}

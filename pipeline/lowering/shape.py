@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
 
 from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import Attr
 from pipeline.lowering.emitter import Specs, axis_in_range, emitter, one_of, same_dtype, sizes_of
 from pipeline.lowering.kinds import Kind
+from pipeline.lowering.layout import Layout, ViewRule
 
 __all__ = ["EMITTERS", "INPLACE", "VIEWS"]
 
@@ -41,6 +44,41 @@ def permutation(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | Non
     return None if right else f"attr perm={perm} is no permutation of the {ins[0].rank} axes"
 
 
+def reshaped(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout] | None:
+    """Squeeze, Unsqueeze and Flatten are Reshapes too."""
+    del attrs
+    layout = source.reshaped(outs[0].sizes)
+    return None if layout is None else (layout,)
+
+
+def permuted(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout]:
+    del outs
+    return (source.permuted(attrs["perm"]),)
+
+
+def pieces(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout, ...]:
+    del outs
+    starts = accumulate(attrs["sizes"], initial=0)
+    return tuple(source.sliced(attrs["axis"], start, size) for start, size in zip(starts, attrs["sizes"], strict=False))
+
+
+def sliced(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout] | None:
+    """Bounds clamp as Python's do. A negative step is a copy, since a stride is not negative."""
+    del outs
+    if any(step < 0 for step in attrs["steps"]):
+        return None
+    for axis, start, end, step in zip(*(attrs[name] for name in ("axes", "starts", "ends", "steps")), strict=True):
+        taken = range(*slice(start, end, step).indices(source.sizes[axis]))
+        source = source.sliced(axis, taken.start if taken else 0, len(taken), step)
+    return (source,)
+
+
+def expanded(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout]:
+    """ONNX's Expand broadcasts both ways, so the output's shape is the one to follow."""
+    del attrs
+    return (source.expanded(outs[0].sizes),)
+
+
 EMITTERS: dict[str, Emitter] = {
     "Reshape": emitter(Kind.Reshape, "shape=i[]", same_dtype, same_numel),
     "Transpose": emitter(Kind.Transpose, "perm=i[]", same_dtype, permutation),
@@ -69,5 +107,10 @@ EMITTERS: dict[str, Emitter] = {
 
 INPLACE: dict[str, tuple[int, ...]] = {}
 
-# Storage is contiguous everywhere, so any Reshape (Squeeze, Unsqueeze and Flatten are Reshapes too) is a view.
-VIEWS: dict[str, int] = {"Reshape": 0}
+VIEWS: dict[str, ViewRule] = {
+    "Reshape": reshaped,
+    "Transpose": permuted,
+    "Split": pieces,
+    "Slice": sliced,
+    "Expand": expanded,
+}

@@ -7,19 +7,31 @@ external value (the caller's tensor, a weight) or a value in the arena.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pipeline.ir.graph import Graph, Role, Value
-from pipeline.lowering import KernelCall
+from pipeline.lowering import VIEWS, KernelCall, Kind, Layout, unpack
 from pipeline.planning.lifetime import Lifetime
 
-__all__ = ["EXTERNAL", "decide_aliases", "storage_classes"]
+__all__ = ["EXTERNAL", "Sharing", "decide_aliases", "storage_classes"]
 
 EXTERNAL = frozenset({Role.INPUT, Role.PARAM, Role.STATE, Role.CONST})
 """Roles whose storage belongs to the caller or to the model file: read, never written."""
 
 
-def decide_aliases(graph: Graph, calls: Sequence[KernelCall], lives: Mapping[int, Lifetime]) -> dict[int, int]:
-    """{out_vid: in_vid}: the first output of a call takes the storage of that operand.
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Who lies in whose storage: `alias` is {out_vid: in_vid}, `layouts` says where, counted from the class's root.
+
+    Values that lie row after row from the first element on have no layout.
+    """
+
+    alias: Mapping[int, int]
+    layouts: Mapping[int, Layout]
+
+
+def decide_aliases(graph: Graph, calls: Sequence[KernelCall], lives: Mapping[int, Lifetime]) -> Sharing:
+    """The outputs that take the storage of an operand: all outputs of a call as views, or its first one in place.
 
     Greedy, in the order of the calls, so a storage class is complete up to the call that looks at it: a value that
     joined it later would be a view of a member, and that member would still be alive.
@@ -27,13 +39,10 @@ def decide_aliases(graph: Graph, calls: Sequence[KernelCall], lives: Mapping[int
     alias: dict[int, int] = {}
     classes = _Classes(graph.values)
     for index, call in enumerate(calls):
-        source = _view_source(call, classes)
-        if source is None:
-            source = _inplace_source(call, index, classes, lives)
-        if source is not None:
-            alias[call.out_vids[0]] = source
-            classes.join(call.out_vids[0], source)
-    return alias
+        for out, (source, layout) in (_views(call, classes) or _in_place(call, index, classes, lives)).items():
+            alias[out] = source
+            classes.join(out, source, layout)
+    return Sharing(alias, {vid: classes.layouts[vid] for vid in alias if not _is_plain(classes.layouts[vid])})
 
 
 def storage_classes(alias: Mapping[int, int], vids: Sequence[int]) -> dict[int, list[int]]:
@@ -48,14 +57,16 @@ def storage_classes(alias: Mapping[int, int], vids: Sequence[int]) -> dict[int, 
 
 
 class _Classes:
-    """The storage classes so far."""
+    """The storage classes so far, and where each value lies in the storage of its class."""
 
     def __init__(self, values: Sequence[Value]) -> None:
         self.values = values
+        self.layouts = [Layout.contiguous(value.spec.sizes) for value in values]
         self._root = list(range(len(values)))
         self._members = [[vid] for vid in range(len(values))]
 
-    def join(self, vid: int, source: int) -> None:
+    def join(self, vid: int, source: int, layout: Layout) -> None:
+        self.layouts[vid] = layout
         self._root[vid] = self._root[source]
         self._members[self._root[source]].append(vid)
 
@@ -66,27 +77,39 @@ class _Classes:
         return self._members[self._root[vid]]
 
 
-def _view_source(call: KernelCall, classes: _Classes) -> int | None:
+def _views(call: KernelCall, classes: _Classes) -> dict[int, tuple[int, Layout]]:
+    """{out: (operand, layout)} for all outputs of the call, or nothing: a kernel that runs writes every output."""
     position = call.constraints.get("view")
-    if not isinstance(position, int):
-        return None
-    out, source = classes.values[call.out_vids[0]], classes.values[call.in_vids[position]]
-    if out.spec.nbytes != source.spec.nbytes or out.spec.dtype != source.spec.dtype:
-        return None
+    if not isinstance(position, int) or not _may_share(call, call.in_vids[position], classes):
+        return {}
+    source, outs = call.in_vids[position], [classes.values[vid].spec for vid in call.out_vids]
+    rule, attrs = VIEWS[Kind(call.kind_id).name], unpack(call.attr_schema, call.attr_blob)
+    layouts = rule(attrs, classes.layouts[source], outs) or ()
+    # Sizes that are not the declared ones are for the kernel to stumble over, which names the call.
+    if [layout.sizes for layout in layouts] != [out.sizes for out in outs]:
+        return {}
+    return {vid: (source, layout) for vid, layout in zip(call.out_vids, layouts, strict=True)}
+
+
+def _may_share(call: KernelCall, source: int, classes: _Classes) -> bool:
+    outs = [classes.values[vid] for vid in call.out_vids]
+    if any(out.spec.dtype != classes.values[source].spec.dtype for out in outs):
+        return False
     # A graph output keeps storage of its own: the caller may hold it while it changes an input or another output.
-    shared = [classes.values[vid].role for vid in classes.members(source.vid)]
-    if out.role is Role.OUTPUT and any(role in EXTERNAL or role is Role.OUTPUT for role in shared):
-        return None
-    return source.vid
+    leaving = [out for out in outs if out.role is Role.OUTPUT]
+    shared = [classes.values[vid].role for vid in classes.members(source)]
+    return not leaving or (len(leaving) == 1 and not any(role in EXTERNAL or role is Role.OUTPUT for role in shared))
 
 
-def _inplace_source(call: KernelCall, index: int, classes: _Classes, lives: Mapping[int, Lifetime]) -> int | None:
+def _in_place(
+    call: KernelCall, index: int, classes: _Classes, lives: Mapping[int, Lifetime]
+) -> dict[int, tuple[int, Layout]]:
     positions = call.constraints.get("inplace", ())
     for position in positions if isinstance(positions, tuple) else ():
         source = call.in_vids[int(position)]
         if _may_overwrite(call, source, index, classes, lives):
-            return source
-    return None
+            return {call.out_vids[0]: (source, classes.layouts[source])}
+    return {}
 
 
 def _may_overwrite(call: KernelCall, source: int, index: int, classes: _Classes, lives: Mapping[int, Lifetime]) -> bool:
@@ -95,8 +118,15 @@ def _may_overwrite(call: KernelCall, source: int, index: int, classes: _Classes,
         return False
     if values[classes.root(source)].role in EXTERNAL:
         return False
+    # Kernels write rows one after the other; in an expanded operand one write would hit many elements.
+    if not classes.layouts[source].is_contiguous:
+        return False
     # Graph outputs are alive to the end, so this also keeps every result off their storage.
     if any(lives[vid].last > index for vid in classes.members(source)):
         return False
     # Mul(x, x) would be safe and ScatterND(x, i, x) is not: one operand on the storage is the rule for both.
     return [classes.root(vid) for vid in call.in_vids].count(classes.root(source)) == 1
+
+
+def _is_plain(layout: Layout) -> bool:
+    return layout.is_contiguous and not layout.offset

@@ -6,7 +6,7 @@ import math
 from typing import Any, Final
 
 from pipeline.ir.graph import Plain
-from pipeline.lowering import KernelCall, Kind, unpack
+from pipeline.lowering import KernelCall, Kind, Layout, unpack
 from pipeline.planning.plan import ExecutionPlan, Slot
 
 __all__ = ["FORMAT_VERSION", "to_json"]
@@ -51,7 +51,13 @@ def _value(plan: ExecutionPlan, slot: Slot) -> dict[str, Any]:
         "device": slot.spec.device,
         "alias_of": plan.alias.get(slot.vid),
         "offset": plan.offsets.get(slot.vid),
+        "layout": _layout(plan.layouts.get(slot.vid)),
     }
+
+
+def _layout(layout: Layout | None) -> dict[str, Any] | None:
+    """In elements of the storage that the aliases lead to; None: row after row from its first element on."""
+    return None if layout is None else {"strides": list(layout.strides), "offset": layout.offset}
 
 
 def _call(oid: int, call: KernelCall) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from pipeline.errors import InternalError, UserMistake
 from pipeline.ir.graph import Graph, Role
 from pipeline.ir.spec import TensorSpec
-from pipeline.lowering import KernelCall
+from pipeline.lowering import KernelCall, Layout
 from pipeline.planning.alias import EXTERNAL, decide_aliases, storage_classes
 from pipeline.planning.arena import Block, assign_offsets, live_peak
 from pipeline.planning.lifetime import Lifetime, lifetimes
@@ -56,6 +56,8 @@ class ExecutionPlan:
     outputs: tuple[int, ...]
     alias: Mapping[int, int]
     """{out_vid: in_vid}: shares storage with a value bound earlier."""
+    layouts: Mapping[int, Layout]
+    """{vid: strides and offset in its root's storage}, for aliases not row after row from its first element."""
     offsets: Mapping[int, int]
     """{vid: byte offset in the arena}, for the values that own their storage there."""
     arena_bytes: int
@@ -66,7 +68,18 @@ class ExecutionPlan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alias", MappingProxyType(dict(self.alias)))
+        object.__setattr__(self, "layouts", MappingProxyType(dict(self.layouts)))
         object.__setattr__(self, "offsets", MappingProxyType(dict(self.offsets)))
+
+    def root(self, vid: int) -> int:
+        """The value whose storage `vid` lies in: an external value, or one with an offset in the arena."""
+        while vid in self.alias:
+            vid = self.alias[vid]
+        return vid
+
+    def layout(self, vid: int) -> Layout:
+        """Where the elements of `vid` lie in the storage of its root."""
+        return self.layouts.get(vid) or Layout.contiguous(self.slots[vid].spec.sizes)
 
 
 def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
@@ -80,8 +93,8 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
     if len(calls) != len(graph.ops):
         raise InternalError(f"{len(calls)} calls for {len(graph.ops)} ops of graph {graph.name!r}; lower it again")
     lives = lifetimes(graph, calls)
-    alias = decide_aliases(graph, calls, lives)
-    blocks = _blocks(graph, alias, lives)
+    sharing = decide_aliases(graph, calls, lives)
+    blocks = _blocks(graph, sharing.alias, lives)
     offsets, arena_bytes = assign_offsets(blocks)
     return ExecutionPlan(
         graph_name=graph.name,
@@ -90,7 +103,8 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
         order=tuple(op.oid for op in graph.ops),
         inputs=graph.inputs,
         outputs=graph.outputs,
-        alias=alias,
+        alias=sharing.alias,
+        layouts=sharing.layouts,
         offsets=offsets,
         arena_bytes=arena_bytes,
         live_bytes=live_peak(blocks),
@@ -99,11 +113,11 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
 
 
 def _blocks(graph: Graph, alias: Mapping[int, int], lives: Mapping[int, Lifetime]) -> list[Block]:
-    """One block per storage class that lives in the arena."""
+    """One block per storage class that lives in the arena. An expanded view shows more bytes than its root has."""
     return [
         Block(
             root,
-            max(graph.values[vid].spec.nbytes for vid in vids),
+            graph.values[root].spec.nbytes,
             Lifetime(min(lives[vid].first for vid in vids), max(lives[vid].last for vid in vids)),
         )
         for root, vids in storage_classes(alias, range(len(graph.values))).items()

@@ -1,8 +1,8 @@
-"""Runs a plan: everything that can be decided before the first run is decided in `__init__`."""
+"""Runs a plan: all that can be decided before the first run is decided in `__init__`; a run is a loop over launches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,29 +11,45 @@ from pipeline.errors import InternalError, OnnxlineError, UserMistake
 from pipeline.ir.graph import Payload
 from pipeline.lowering import KernelCall, Kind, unpack
 from pipeline.planning import ExecutionPlan
-from pipeline.runtime.kernels import KERNELS, Attrs, Kernel
+from pipeline.runtime.kernels import KERNELS, Attrs, Kernel, Launch
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
 from pipeline.runtime.slots import Feed, bind_arena, bind_feed, bind_weights, refuse_foreign_devices
 
 __all__ = ["Executor"]
 
+LAUNCH_ERRORS = (RuntimeError, IndexError, ValueError, TypeError)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call, bound: the kernel, its decoded attributes, and the storage of its outputs."""
+    """One call that has something to do: its kernel with decoded attributes. Bound to slots it becomes a launch."""
 
     index: int
     kernel: Kernel
-    in_vids: tuple[int, ...]
-    outs: tuple[torch.Tensor, ...]
+    call: KernelCall
     attrs: Attrs
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What hangs on some tensors of the feed, and is bound anew when they are others."""
+
+    vids: tuple[int, ...]
+    aliases: tuple[int, ...]
+    """Views of them, in the order of the calls."""
+    steps: tuple[int, ...]
+    """Positions in `Executor._steps` that read them or those views."""
 
 
 class Executor:
     """Owns the arena of one plan. Not for two threads at once: they would share the arena.
 
+    A step becomes a launch, a callable without arguments, when the storage of its operands is known: nearly all of them
+    here. What reads the caller's inputs is bound at each run, since a copy into buffers of our own would cost a second
+    KV cache where one is fed, and lets go of them afterwards. Fed weights stay bound until others come.
+
     Raises:
-        InternalError: a call has no kernel, or its attributes cannot be decoded.
+        InternalError: a call has no kernel, its attributes cannot be decoded, or its shapes do not fit.
         SourceMistake: a payload does not fit its slot.
         Unsupported: the plan asks for a device other than the CPU.
     """
@@ -41,47 +57,95 @@ class Executor:
     def __init__(self, plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> None:
         refuse_foreign_devices(plan.slots)
         self.plan = plan
-        self._unbound = torch.empty(0)
-        self._slots = [self._unbound] * len(plan.slots)
+        self._slots = [torch.empty(0)] * len(plan.slots)
         self._fill(bind_weights(plan, payloads))
         self._fill(bind_arena(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8)))
-        vids = {slot.name: slot.vid for slot in plan.slots}
-        self._fed = [vids[entry.name] for entry in plan.feed_signature]
-        # An alias of a weight or of arena storage is bound here; one that hangs on an input, at every run.
-        self._late_aliases = [pair for pair in _aliases(plan) if not self._bind_alias(*pair)]
         self._steps = [self._step(index) for index, call in enumerate(plan.calls) if not _is_free(plan, call)]
+        self._launches: list[Launch] = [_unbound] * len(self._steps)
+        inputs = set(plan.inputs)
+        weights = set(_fed_vids(plan)) - inputs
+        self._inputs = self._fed(inputs, ())
+        self._weights = self._fed(weights, self._inputs.steps)
+        self._at: list[int] = []
+        """Addresses of the weights of the last feed."""
+        late = {*self._inputs.steps, *self._weights.steps}
+        self._bind(
+            [vid for vid in _aliases(plan) if plan.root(vid) not in inputs | weights],
+            [at for at in range(len(self._steps)) if at not in late],
+        )
         self._proved = False
 
     def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
         """Outputs by name for inputs by name.
 
-        With `copy=False` an output may be a view of the arena, of a weight or of the caller's own input: the next run
-        may change it.
+        With `copy=False` an output may be a view of the arena, of a weight or of the caller's own input, with strides
+        of its own: the next run may change it.
 
         Raises:
             UserMistake: the feed does not fit the plan's signature, or an index in it is out of range.
             InternalError: a kernel failed.
         """
-        tensors = bind_feed(self.plan.feed_signature, feed)
+        given = dict(zip(_fed_vids(self.plan), bind_feed(self.plan.feed_signature, feed), strict=True))
         try:
-            self._fill(dict(zip(self._fed, tensors, strict=True)))
-            for out, source in self._late_aliases:
-                self._bind_alias(out, source)
             with torch.no_grad():
+                self._bind_weights({vid: given[vid] for vid in self._weights.vids})
+                self._fill({vid: given[vid] for vid in self._inputs.vids})
+                self._bind(self._inputs.aliases, self._inputs.steps)
                 self._launch()
                 self._prove_shapes()
                 outputs = {self.plan.slots[vid].name: self._slots[vid] for vid in self.plan.outputs}
-                return {name: tensor.clone() for name, tensor in outputs.items()} if copy else outputs
+                return {name: _copy(tensor) for name, tensor in outputs.items()} if copy else outputs
         finally:
-            self._fill(dict.fromkeys((*self._fed, *(out for out, _ in self._late_aliases)), self._unbound))
+            self._let_go()
 
     def _launch(self) -> None:
-        slots = self._slots
-        for step in self._steps:
+        at, launches = 0, self._launches
+        try:
+            # Nothing is made here that outlives the loop, so no inference tensor reaches the caller.
+            with torch.inference_mode():
+                for at in range(len(launches)):
+                    launches[at]()
+        except LAUNCH_ERRORS as error:
+            raise self._failure(self._steps[at], error) from error
+
+    def _bind(self, aliases: Iterable[int], steps: Iterable[int]) -> None:
+        """Views of slots that are bound, then the launches of steps whose operands all are."""
+        plan, slots = self.plan, self._slots
+        for vid in aliases:
+            root, layout = slots[plan.root(vid)], plan.layout(vid)
+            slots[vid] = root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
+        for at in steps:
+            step = self._steps[at]
+            ins, outs = ([slots[vid] for vid in vids] for vids in (step.call.in_vids, step.call.out_vids))
             try:
-                step.kernel([slots[vid] for vid in step.in_vids], step.outs, step.attrs)
-            except (RuntimeError, IndexError, ValueError, TypeError) as error:
+                self._launches[at] = step.kernel(ins, outs, step.attrs)
+            except LAUNCH_ERRORS as error:
                 raise self._failure(step, error) from error
+
+    def _bind_weights(self, given: Mapping[int, torch.Tensor]) -> None:
+        """Only if they lie elsewhere than last time. The slots keep the last ones, so an address says who it is."""
+        addresses = [tensor.data_ptr() for tensor in given.values()]
+        if not given or addresses == self._at:
+            return
+        self._at = []
+        self._fill(given)
+        self._bind(self._weights.aliases, self._weights.steps)
+        self._at = addresses
+
+    def _let_go(self) -> None:
+        """Of the caller's inputs, and of all that was bound to them."""
+        self._fill(dict.fromkeys((*self._inputs.vids, *self._inputs.aliases), torch.empty(0)))
+        for at in self._inputs.steps:
+            self._launches[at] = _unbound
+
+    def _fed(self, vids: set[int], but: Iterable[int]) -> Fed:
+        root = self.plan.root
+        steps = [at for at, step in enumerate(self._steps) if any(root(vid) in vids for vid in step.call.in_vids)]
+        return Fed(
+            tuple(sorted(vids)),
+            tuple(vid for vid in _aliases(self.plan) if root(vid) in vids),
+            tuple(at for at in steps if at not in set(but)),
+        )
 
     def _failure(self, step: Step, error: Exception) -> OnnxlineError:
         what = f"{self._described(step.index)} failed: {error}"
@@ -95,7 +159,8 @@ class Executor:
         if self._proved:
             return
         for step in self._steps:
-            for vid, out in zip(self.plan.calls[step.index].out_vids, step.outs, strict=True):
+            for vid in step.call.out_vids:
+                out = self._slots[vid]
                 if tuple(out.shape) != self.plan.slots[vid].spec.sizes:
                     raise InternalError(f"{self._described(step.index)} made {list(out.shape)} for {self._named(vid)}")
         self._proved = True
@@ -105,20 +170,11 @@ class Executor:
         kernel = KERNELS.get(Kind(call.kind_id)) if call.kind_id in Kind.__members__.values() else None
         if kernel is None:
             raise InternalError(f"call {index} has kind_id {call.kind_id}, for which this runtime has no kernel")
-        outs = tuple(self._slots[vid] for vid in call.out_vids)
-        return Step(index, kernel, call.in_vids, outs, unpack(call.attr_schema, call.attr_blob))
+        return Step(index, kernel, call, unpack(call.attr_schema, call.attr_blob))
 
     def _fill(self, bound: Mapping[int, torch.Tensor]) -> None:
         for vid, tensor in bound.items():
             self._slots[vid] = tensor
-
-    def _bind_alias(self, out: int, source: int) -> bool:
-        """Bind `out` over the storage of `source`; False while `source` itself is unbound."""
-        tensor = self._slots[source]
-        if tensor is self._unbound:
-            return False
-        self._slots[out] = tensor.view(self.plan.slots[out].spec.sizes)
-        return True
 
     def _described(self, index: int) -> str:
         call = self.plan.calls[index]
@@ -130,12 +186,26 @@ class Executor:
         return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}"
 
 
-def _aliases(plan: ExecutionPlan) -> list[tuple[int, int]]:
-    """(out_vid, in_vid) in the order of the calls, so that a chain is bound from its root."""
-    return [(vid, plan.alias[vid]) for call in plan.calls for vid in call.out_vids if vid in plan.alias]
+def _aliases(plan: ExecutionPlan) -> list[int]:
+    """The aliases, those of one root in the order of the calls."""
+    return [vid for call in plan.calls for vid in call.out_vids if vid in plan.alias]
+
+
+def _fed_vids(plan: ExecutionPlan) -> list[int]:
+    vids = {slot.name: slot.vid for slot in plan.slots}
+    return [vids[entry.name] for entry in plan.feed_signature]
 
 
 def _is_free(plan: ExecutionPlan, call: KernelCall) -> bool:
-    """A view that shares its operand's storage: nothing is left to do."""
+    """Views that share their operand's storage, all outputs of the call: nothing is left to do."""
     position = call.constraints.get("view")
     return isinstance(position, int) and plan.alias.get(call.out_vids[0]) == call.in_vids[position]
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the caller's, row after row, also of a view with other strides."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _unbound() -> None:
+    raise RuntimeError("a step was launched before its operands were bound")

@@ -13,9 +13,11 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from pipeline.errors import Unsupported
 from pipeline.export.caches import register_caches
+from pipeline.export.collector import collector_paused
 from pipeline.importers.from_torch import from_torch, functional
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir import Graph
+from pipeline.torch_ir.buffers import recomputed
 from pipeline.torch_ir.errors import ConversionError, ExportError
 from pipeline.torch_ir.ir import IR, Signature
 from pipeline.torch_ir.meta import is_meta_tensor, validate_inputs_meta, validate_meta_device
@@ -44,14 +46,16 @@ def extract_ir(
         ExportError: torch.export does not take the model, or something is not on meta as `strict` asks.
         ConversionError: the program holds something that the IR cannot; the message names the node and its line.
     """
-    program = export_model(model, example_inputs, kwargs=kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
-    return convert_exported_program(
-        program,
-        model_name=model_name or type(model).__name__,
-        functionalize=functionalize,
-        dims=dim_names(program, dynamic_shapes),
-        tied=tied_names(model),
-    )
+    with collector_paused():
+        program = export_model(model, example_inputs, kwargs=kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+        return convert_exported_program(
+            program,
+            model_name=model_name or type(model).__name__,
+            functionalize=functionalize,
+            dims=dim_names(program, dynamic_shapes),
+            tied=tied_names(model),
+            constants=recomputed(model),
+        )
 
 
 def export_model(
@@ -90,8 +94,11 @@ def convert_exported_program(
     functionalize: bool = True,
     dims: Mapping[str, str] | None = None,
     tied: Mapping[str, Sequence[str]] | None = None,
+    constants: Mapping[str, torch.Tensor] | None = None,
 ) -> IR:
-    """The IR of a program of torch.export. `dims` names its symbols {"s77": "batch"}, `tied` further names of weights.
+    """The IR of a program of torch.export.
+
+    `dims` names its symbols {"s77": "batch"}, `tied` further names of weights, `constants` what it lacks on meta.
 
     Raises:
         ConversionError: the program holds something that the IR cannot; the message names the node and its line.
@@ -99,7 +106,7 @@ def convert_exported_program(
     del strict  # kept for its users: there is one way to convert, and it leaves nothing out
     try:
         program = functional(exported) if functionalize else exported
-        graph = from_torch(program, model_name, dims=dims, tied=tied)
+        graph = from_torch(program, model_name, dims=dims, tied=tied, constants=constants)
     except Unsupported as error:
         raise ConversionError(str(error)) from error
     _warn_of_meta(program)

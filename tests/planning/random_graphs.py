@@ -45,14 +45,14 @@ def _op(draw: st.DrawFn, builder: Builder, vids: list[int], name: str) -> tuple[
     spec = builder.spec(x)
     shape = spec.sizes
     peers = [vid for vid in vids if builder.spec(vid) == spec]
-    match draw(st.sampled_from(["unary", "binary", "view", "copy", "split", "softmax", "outer"])):
+    match draw(st.sampled_from(["unary", "binary", "view", "copy", "split", "softmax", "outer", "turn", "cut", "row"])):
         case "unary":
             return builder.emit(draw(st.sampled_from(["Relu", "Neg", "Tanh"])), [x], [(name, spec)])
         case "binary":
             other = draw(st.sampled_from(peers))
             return builder.emit(draw(st.sampled_from(["Add", "Mul", "Sub"])), [x, other], [(name, spec)])
         case "view":
-            fits = [other for other in SHAPES if spec.numel == _spec(other).numel]
+            fits = [shape, (spec.numel,), *(other for other in SHAPES if spec.numel == _spec(other).numel)]
             target = draw(st.sampled_from(fits))
             if target == shape and draw(st.booleans()):
                 return builder.emit("Identity", [x], [(name, spec)])
@@ -63,6 +63,20 @@ def _op(draw: st.DrawFn, builder: Builder, vids: list[int], name: str) -> tuple[
                 "Split", [x], [(f"{name}a", half), (f"{name}b", half)], {"axis": 0, "sizes": (shape[0] // 2,) * 2}
             )
             return builder.emit("Concat", [second, first], [(name, spec)], {"axis": 0})
+        case "turn" if spec.rank > 1:
+            perm = draw(st.permutations(range(spec.rank)).map(tuple))
+            return builder.emit("Transpose", [x], [(name, _spec(tuple(shape[at] for at in perm)))], {"perm": perm})
+        case "cut" if shape[-1] > 1:
+            axis, step = draw(st.integers(0, spec.rank - 1)), draw(st.sampled_from([-1, 1, 2]))
+            taken = range(shape[axis])[1::step] if step > 0 else range(shape[axis])[::step]
+            sizes = (*shape[:axis], len(taken), *shape[axis + 1 :])
+            start, end = (1, 99) if step > 0 else (99, -99)
+            attrs = {"starts": (start,), "ends": (end,), "axes": (axis,), "steps": (step,)}
+            return builder.emit("Slice", [x], [(name, _spec(sizes))], attrs)
+        case "row" if spec.rank == 2 and spec.numel:
+            attrs = {"starts": (0,), "ends": (1,), "axes": (0,), "steps": (1,)}
+            (row,) = builder.emit("Slice", [x], [(f"{name}r", _spec((1, shape[1])))], attrs)
+            return builder.emit("Expand", [row], [(name, spec)], {"shape": shape})
         case "softmax" if spec.numel:
             return builder.emit("Softmax", [x], [(name, spec)], {"axis": -1})
         case "outer" if spec.rank == 2 and spec.numel:

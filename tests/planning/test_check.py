@@ -12,9 +12,10 @@ from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, Role
 from pipeline.ir.spec import TensorSpec
-from pipeline.lowering import EMITTERS, lower
+from pipeline.lowering import EMITTERS, VIEWS, Kind, lower
 from pipeline.planning import ExecutionPlan, check_plan, make_plan
 from pipeline.planning.check import violations
+from pipeline.planning.check.shown import SHOWN
 from tests.planning.random_graphs import graphs
 
 
@@ -207,9 +208,61 @@ def test_a_view_of_another_size_is_no_view() -> None:
     plan, vid = small()
     wider = replace(plan.slots[vid["v"]], spec=TensorSpec((32,), "float32"))
     slots = tuple(wider if slot.vid == wider.vid else slot for slot in plan.slots)
-    assert "call 1 Identity may not put 'v' (vid 2, tmp) on the storage of 'a' (vid 1, tmp)" in violations(
+    assert "call 1 Identity: 'v' (vid 2, tmp) does not lie on the elements of 'a' (vid 1, tmp)" in violations(
         replace(plan, slots=slots)
     )
+
+
+@given(graphs(), st.data())
+def test_a_layout_that_is_moved_turned_or_dropped_is_caught(graph: Graph, data: st.DataObject) -> None:
+    plan = planned(graph)
+    vids = [vid for vid in plan.layouts if plan.slots[vid].spec.numel > 1]
+    assume(vids)
+    vid = data.draw(st.sampled_from(vids))
+    layout = plan.layouts[vid]
+    axis = data.draw(st.sampled_from([axis for axis, size in enumerate(layout.sizes) if size > 1]))
+    strides = (*layout.strides[:axis], layout.strides[axis] + 1, *layout.strides[axis + 1 :])
+    wrong = data.draw(st.sampled_from([replace(layout, offset=layout.offset + 1), replace(layout, strides=strides)]))
+    assert violations(replace(plan, layouts={**plan.layouts, vid: wrong}))
+    assert violations(replace(plan, layouts={other: plan.layouts[other] for other in plan.layouts if other != vid}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda layout: replace(layout, offset=9), "lies on elements 9 to 17 of a storage of 16"),
+        (lambda layout: replace(layout, offset=-1), "lies on elements -1 to 7"),
+        (lambda layout: replace(layout, offset=7), "'q' .* does not lie on the elements of 'a'"),
+        (lambda layout: replace(layout, sizes=(4,)), "the layout of 'q' .*expected sizes"),
+        (lambda layout: replace(layout, strides=(-1,)), "the layout of 'q' .*one stride of 0 or more"),
+    ],
+)
+def test_each_rule_of_layouts(change, message: str) -> None:
+    builder = Builder("pieces", EMITTERS)
+    x, half = builder.input("x", F32), TensorSpec((8,), "float32")
+    (a,) = builder.emit("Tanh", [x], [("a", F32)])
+    p, q = builder.emit("Split", [a], [("p", half), ("q", half)], {"axis": 0, "sizes": (8, 8)})
+    plan = planned(builder.build(builder.emit("Sub", [p, q], [("y", half)])))
+    assert violations(plan) == []
+    with pytest.raises(InternalError, match=message):
+        check_plan(replace(plan, layouts={q: change(plan.layouts[q])}))
+
+
+def test_a_result_over_the_root_of_a_piece_that_is_read_later_is_caught() -> None:
+    builder = Builder("pieces", EMITTERS)
+    x, half = builder.input("x", F32), TensorSpec((8,), "float32")
+    (a,) = builder.emit("Tanh", [x], [("a", F32)])
+    p, q = builder.emit("Split", [a], [("p", half), ("q", half)], {"axis": 0, "sizes": (8, 8)})
+    (b,) = builder.emit("Neg", [a], [("b", F32)])
+    (r,) = builder.emit("ReduceSum", [b], [("r", TensorSpec((1,), "float32"))], {"axes": (0,), "keepdims": True})
+    (s,) = builder.emit("Sub", [p, r], [("s", half)])
+    plan = planned(builder.build(builder.emit("Sub", [s, q], [("y", half)])))
+    bad = replace(plan, offsets=without(plan, b), alias={**plan.alias, b: a})
+    assert "call 4 Sub reads 'p' (vid 2, tmp), which is overwritten by call 2" in violations(bad)
+
+
+def test_every_kind_that_may_be_a_view_has_its_definition() -> None:
+    assert {Kind[kind] for kind in VIEWS} == set(SHOWN)
 
 
 def test_two_results_of_one_call_on_the_same_bytes_are_caught_even_if_one_is_never_read() -> None:

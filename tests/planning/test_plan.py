@@ -10,7 +10,7 @@ from pipeline.errors import InternalError, UserMistake
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph
 from pipeline.ir.spec import TensorSpec
-from pipeline.lowering import EMITTERS, lower
+from pipeline.lowering import EMITTERS, Layout, lower
 from pipeline.planning import ExecutionPlan, check_plan, make_plan, to_json
 from pipeline.planning.lifetime import Lifetime, lifetimes
 
@@ -161,6 +161,64 @@ def test_the_feed_signature_has_the_inputs_and_then_weights_without_bytes() -> N
     assert hash(plan.feed_signature) == hash(Chain().plan("x").feed_signature)
 
 
+def test_views_have_layouts_and_lie_in_the_storage_of_their_root() -> None:
+    c = Chain()
+    c.emit("Tanh", "a", "x")
+    c.emit("Transpose", "t", "a", perm=(1, 0))
+    c.emit("Slice", "s", "t", spec=TensorSpec((16, 4), "float32"), starts=(8,), ends=(16,), axes=(1,), steps=(2,))
+    c.emit("Reshape", "copied", "s", spec=TensorSpec((64,), "float32"), shape=(64,))
+    c.emit("Neg", "y", "copied", spec=TensorSpec((64,), "float32"))
+    plan = c.plan("y")
+    assert names(plan) == {"t": "a", "s": "t", "y": "copied"}
+    assert {plan.slots[vid].name: layout for vid, layout in plan.layouts.items()} == {
+        "t": Layout((16, 16), (1, 16)),
+        "s": Layout((16, 4), (1, 32), 128),
+    }
+    assert to_json(plan)["values"][c.vids["s"]]["layout"] == {"strides": [1, 32], "offset": 128}
+
+
+def test_all_pieces_of_a_split_are_views_or_none_is() -> None:
+    half = TensorSpec((8, 16), "float32")
+
+    def split(*outputs: str) -> dict[str, str]:
+        c = Chain()
+        c.emit("Tanh", "a", "x")
+        pieces = c.builder.emit("Split", [c.vids["a"]], [("p", half), ("q", half)], {"axis": 0, "sizes": (8, 8)})
+        c.vids |= dict(zip("pq", pieces, strict=True))
+        c.emit("Neg", "n", "q", spec=half)
+        return names(c.plan("n", *outputs))
+
+    assert split("p") == {"p": "a", "q": "a"}  # p leaves with its whole class, so n gets storage of its own
+    assert split("p", "q") == {}  # two outputs would share storage
+
+
+def test_the_last_piece_of_a_split_is_written_over() -> None:
+    half = TensorSpec((8, 16), "float32")
+    c = Chain()
+    c.emit("Tanh", "a", "x")
+    p, q = c.builder.emit("Split", [c.vids["a"]], [("p", half), ("q", half)], {"axis": 0, "sizes": (8, 8)})
+    c.vids |= {"p": p, "q": q}
+    c.emit("Neg", "m", "p", spec=half)  # q is still to be read
+    c.emit("Neg", "n", "q", spec=half)
+    c.emit("Sub", "y", "m", "n", spec=half)
+    plan = c.plan("y")
+    assert names(plan) == {"p": "a", "q": "a", "n": "q", "y": "m"}
+    assert plan.layout(c.vids["n"]) == Layout((8, 16), (16, 1), 128)
+
+
+def test_what_is_expanded_or_transposed_is_not_written_over() -> None:
+    c = Chain()
+    row = TensorSpec((1, 16), "float32")
+    c.emit("ReduceSum", "row", "x", spec=row, axes=(0,), keepdims=True)
+    c.emit("Expand", "wide", "row", shape=(16, 16))
+    c.emit("Neg", "a", "wide")
+    c.emit("Transpose", "t", "a", perm=(1, 0))
+    c.emit("Neg", "y", "t")
+    plan = c.plan("y")
+    assert names(plan) == {"wide": "row", "t": "a"}
+    assert plan.arena_bytes == 2048
+
+
 def test_json() -> None:
     c = Chain()
     c.emit("Clip", "y", "x", min=float("-inf"), max=1.0)
@@ -174,6 +232,7 @@ def test_json() -> None:
         "device": "cpu",
         "alias_of": None,
         "offset": 0,
+        "layout": None,
     }
     f32 = {"shape": [16, 16], "dtype": "float32", "device": "cpu"}
     assert document == {

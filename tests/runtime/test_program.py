@@ -50,7 +50,9 @@ def naive(graph: Graph, feed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
             "Identity": lambda x: [x],
             "Tile": lambda x: [x],
             "Reshape": lambda x, attrs=attrs: [x.reshape(attrs["shape"])],
-            "Transpose": lambda x: [x.T],
+            "Transpose": lambda x, attrs=attrs: [x.permute(attrs["perm"])],
+            "Slice": lambda x, attrs=attrs: [_cut(x, attrs)],
+            "Expand": lambda x, attrs=attrs: [x.expand(attrs["shape"])],
             "MatMul": lambda a, b: [a @ b],
             "Softmax": lambda x: [x.softmax(-1)],
             "Split": lambda x, attrs=attrs: x.split(list(attrs["sizes"]), 0),
@@ -58,6 +60,11 @@ def naive(graph: Graph, feed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
         }
         values |= dict(zip(op.outputs, kinds[op.kind](*ins), strict=True))
     return {graph.values[vid].name: values[vid] for vid in graph.outputs}
+
+
+def _cut(x: torch.Tensor, attrs: dict[str, Any]) -> torch.Tensor:
+    (start,), (end,), (axis,), (step,) = (attrs[name] for name in ("starts", "ends", "axes", "steps"))
+    return x.index_select(axis, torch.tensor(range(x.shape[axis])[start:end:step], dtype=torch.int64))
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""Torch CPU kernels by family: `(ins, outs, attrs) -> None`, each writes the outputs that it is given."""
+"""Torch CPU kernels by family: `(ins, outs, attrs) -> Launch`, each writes the outputs that it is given."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pipeline.lowering import Kind
 from pipeline.lowering.emitters import join
 from pipeline.runtime.kernels import conv, elementwise, index, linear, norm, recurrent, reduce, shape
-from pipeline.runtime.kernels.base import Attrs, Kernel
+from pipeline.runtime.kernels.base import Attrs, Kernel, Launch
 
-__all__ = ["KERNELS", "Attrs", "Kernel"]
+__all__ = ["KERNELS", "Attrs", "Kernel", "Launch"]
 
 FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent)
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from pipeline.lowering import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
 
 __all__ = ["KERNELS"]
 
@@ -158,11 +158,11 @@ def _window_pads(
 
 
 KERNELS: dict[Kind, Kernel] = {
-    Kind.Conv: conv,
-    Kind.ConvTranspose: conv_transpose,
-    Kind.MaxPool: max_pool,
-    Kind.AveragePool: average_pool,
-    Kind.GlobalAveragePool: global_average_pool,
-    Kind.GlobalMaxPool: global_max_pool,
-    Kind.Resize: resize,
+    Kind.Conv: each_time(conv),
+    Kind.ConvTranspose: each_time(conv_transpose),
+    Kind.MaxPool: each_time(max_pool),
+    Kind.AveragePool: each_time(average_pool),
+    Kind.GlobalAveragePool: each_time(global_average_pool),
+    Kind.GlobalMaxPool: each_time(global_max_pool),
+    Kind.Resize: each_time(resize),
 }

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from pipeline.lowering import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
 
 __all__ = ["KERNELS"]
 
 aten = torch.ops.aten
+
+GELU: Any = functional.gelu
+"""A builtin with `out=`, of which its stub does not know."""
 
 SOFTPLUS_LINEAR_FROM = 50.0
 """log(1 + exp(x)) and x are the same float64 from here on; torch's own default of 20 is right for float32 only."""
@@ -22,27 +27,27 @@ SOFTPLUS_LINEAR_FROM = 50.0
 def unary(function: Callable[..., Any]) -> Kernel:
     """A kernel from a torch function of one tensor with `out=`."""
 
-    def kernel(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    def bind(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
         del attrs
-        function(ins[0], out=outs[0])
+        return partial(function, ins[0], out=outs[0])
 
-    return kernel
+    return bind
 
 
 def binary(function: Callable[..., Any]) -> Kernel:
     """A kernel from a torch function of two tensors with `out=`."""
 
-    def kernel(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    def bind(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
         del attrs
-        function(ins[0], ins[1], out=outs[0])
+        return partial(function, ins[0], ins[1], out=outs[0])
 
-    return kernel
+    return bind
 
 
-def div(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def div(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     del attrs
     rounding = None if outs[0].is_floating_point() else "trunc"
-    torch.div(ins[0], ins[1], rounding_mode=rounding, out=outs[0])
+    return partial(torch.div, ins[0], ins[1], rounding_mode=rounding, out=outs[0])
 
 
 def pow_(ins: Ins, outs: Outs, attrs: Attrs) -> None:
@@ -57,10 +62,10 @@ def pow_(ins: Ins, outs: Outs, attrs: Attrs) -> None:
         outs[0].copy_(torch.pow(base.double(), exponent.double()))
 
 
-def mod(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def mod(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """`fmod` takes the sign of the dividend, as C does; otherwise the sign of the divisor, as Python does."""
     function = torch.fmod if attrs["fmod"] else torch.remainder
-    function(ins[0], ins[1], out=outs[0])
+    return partial(function, ins[0], ins[1], out=outs[0])
 
 
 def prelu(ins: Ins, outs: Outs, attrs: Attrs) -> None:
@@ -68,21 +73,21 @@ def prelu(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     torch.where(ins[0] < 0, ins[0] * ins[1], ins[0], out=outs[0])
 
 
-def relu(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def relu(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     del attrs
-    torch.clamp_min(ins[0], 0, out=outs[0])
+    return partial(torch.clamp_min, ins[0], 0, out=outs[0])
 
 
-def gelu(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    aten.gelu.out(ins[0], approximate=attrs["approximate"], out=outs[0])
+def gelu(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    return partial(GELU, ins[0], approximate=attrs["approximate"], out=outs[0])
 
 
-def leaky_relu(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    aten.leaky_relu.out(ins[0], attrs["alpha"], out=outs[0])
+def leaky_relu(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    return partial(aten.leaky_relu.out, ins[0], attrs["alpha"], out=outs[0])
 
 
-def elu(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    aten.elu.out(ins[0], attrs["alpha"], 1, 1, out=outs[0])
+def elu(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    return partial(aten.elu.out, ins[0], attrs["alpha"], 1, 1, out=outs[0])
 
 
 def hard_sigmoid(ins: Ins, outs: Outs, attrs: Attrs) -> None:
@@ -90,14 +95,14 @@ def hard_sigmoid(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     outs[0].add_(attrs["beta"]).clamp_(0, 1)
 
 
-def softplus(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def softplus(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     del attrs
-    aten.softplus.out(ins[0], 1, SOFTPLUS_LINEAR_FROM, out=outs[0])
+    return partial(aten.softplus.out, ins[0], 1, SOFTPLUS_LINEAR_FROM, out=outs[0])
 
 
-def is_nan(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def is_nan(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     del attrs
-    torch.ne(ins[0], ins[0], out=outs[0])
+    return partial(torch.ne, ins[0], ins[0], out=outs[0])
 
 
 def is_inf(ins: Ins, outs: Outs, attrs: Attrs) -> None:
@@ -105,35 +110,38 @@ def is_inf(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     torch.eq(ins[0].abs(), math.inf, out=outs[0])
 
 
-def clip(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def clip(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """A bound beyond the dtype's range does not bind, so it is left out: torch refuses to convert it."""
     x = ins[0]
     range_of = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
     low = attrs["min"] if attrs["min"] >= range_of.min else None
     high = attrs["max"] if attrs["max"] <= range_of.max else None
     if low is None and high is None:
-        outs[0].copy_(x)
-    else:
-        torch.clamp(x, low, high, out=outs[0])
+        return partial(outs[0].copy_, x)
+    return partial(torch.clamp, x, low, high, out=outs[0])
 
 
-def where(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def where(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     del attrs
-    torch.where(ins[0], ins[1], ins[2], out=outs[0])
+    return partial(torch.where, ins[0], ins[1], ins[2], out=outs[0])
 
 
-def cast(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def cast(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """Casts to float8 saturate, as ONNX's default asks; torch makes NaN of what is too large."""
     x = ins[0]
     if attrs["to"].startswith("float8") and x.is_floating_point():
-        limit = torch.finfo(outs[0].dtype).max
-        x = x.float().clamp(-limit, limit)
-    outs[0].copy_(x)
+        return partial(_saturate, x, outs[0])
+    return partial(outs[0].copy_, x)
 
 
-def identity(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def _saturate(x: torch.Tensor, out: torch.Tensor) -> None:
+    limit = torch.finfo(out.dtype).max
+    out.copy_(x.float().clamp(-limit, limit))
+
+
+def identity(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     del attrs
-    outs[0].copy_(ins[0])
+    return partial(outs[0].copy_, ins[0])
 
 
 KERNELS: dict[Kind, Kernel] = {
@@ -141,11 +149,11 @@ KERNELS: dict[Kind, Kernel] = {
     Kind.Sub: binary(torch.sub),
     Kind.Mul: binary(torch.mul),
     Kind.Div: div,
-    Kind.Pow: pow_,
+    Kind.Pow: each_time(pow_),
     Kind.Min: binary(torch.minimum),
     Kind.Max: binary(torch.maximum),
     Kind.Mod: mod,
-    Kind.PRelu: prelu,
+    Kind.PRelu: each_time(prelu),
     Kind.And: binary(torch.logical_and),
     Kind.Or: binary(torch.logical_or),
     Kind.Xor: binary(torch.logical_xor),
@@ -177,11 +185,11 @@ KERNELS: dict[Kind, Kernel] = {
     Kind.Silu: unary(aten.silu.out),
     Kind.LeakyRelu: leaky_relu,
     Kind.Elu: elu,
-    Kind.HardSigmoid: hard_sigmoid,
+    Kind.HardSigmoid: each_time(hard_sigmoid),
     Kind.HardSwish: unary(aten.hardswish.out),
     Kind.Softplus: softplus,
     Kind.IsNaN: is_nan,
-    Kind.IsInf: is_inf,
+    Kind.IsInf: each_time(is_inf),
     Kind.Where: where,
     Kind.Cast: cast,
 }

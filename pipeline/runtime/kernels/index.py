@@ -7,7 +7,7 @@ import math
 import torch
 
 from pipeline.lowering import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
 
 __all__ = ["KERNELS"]
 
@@ -82,9 +82,9 @@ def _flat_positions(indices: torch.Tensor, sizes: torch.Size) -> torch.Tensor:
 
 
 KERNELS: dict[Kind, Kernel] = {
-    Kind.Gather: gather,
-    Kind.GatherElements: gather_elements,
-    Kind.GatherND: gather_nd,
-    Kind.ScatterND: scatter_nd,
-    Kind.TopK: top_k,
+    Kind.Gather: each_time(gather),
+    Kind.GatherElements: each_time(gather_elements),
+    Kind.GatherND: each_time(gather_nd),
+    Kind.ScatterND: each_time(scatter_nd),
+    Kind.TopK: each_time(top_k),
 }

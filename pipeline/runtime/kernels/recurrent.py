@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pipeline.lowering import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
 
 __all__ = ["KERNELS"]
 
@@ -17,7 +17,7 @@ def lstm(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     x, weights, recurrences, biases, first_hidden, first_cell = ins
     every, last_hidden, last_cell = outs
     for index, backwards in enumerate(BACKWARDS[attrs["direction"]]):
-        recurrence, bias = recurrences[index].T, biases[index].view(2, -1).sum(0)
+        recurrence, bias = recurrences[index].T, biases[index].reshape(2, -1).sum(0)
         of_input = torch.matmul(x, weights[index].T) + bias
         hidden, cell = first_hidden[index], first_cell[index]
         for step in reversed(range(len(x))) if backwards else range(len(x)):
@@ -29,4 +29,4 @@ def lstm(ins: Ins, outs: Outs, attrs: Attrs) -> None:
         last_hidden[index], last_cell[index] = hidden, cell
 
 
-KERNELS: dict[Kind, Kernel] = {Kind.LSTM: lstm}
+KERNELS: dict[Kind, Kernel] = {Kind.LSTM: each_time(lstm)}

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from pipeline.lowering import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
 
 __all__ = ["KERNELS"]
 
 
-def reduce_sum(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def reduce_sum(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     # Without dtype= torch sums small integers in int64.
-    torch.sum(ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], dtype=outs[0].dtype, out=outs[0])
+    return partial(torch.sum, ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], dtype=outs[0].dtype, out=outs[0])
 
 
-def reduce_mean(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def reduce_mean(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     if ins[0].is_floating_point():
-        torch.mean(ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], out=outs[0])
-    else:
-        outs[0].copy_(torch.mean(ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], dtype=torch.float64))
+        return partial(torch.mean, ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], out=outs[0])
+    return partial(_mean_of_integers, ins, outs, attrs)
 
 
-def reduce_max(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    torch.amax(ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], out=outs[0])
+def _mean_of_integers(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    outs[0].copy_(torch.mean(ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], dtype=torch.float64))
 
 
-def reduce_min(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    torch.amin(ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], out=outs[0])
+def reduce_max(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    return partial(torch.amax, ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], out=outs[0])
+
+
+def reduce_min(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    return partial(torch.amin, ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], out=outs[0])
 
 
 def reduce_prod(ins: Ins, outs: Outs, attrs: Attrs) -> None:
@@ -46,13 +51,13 @@ def reduce_l2(ins: Ins, outs: Outs, attrs: Attrs) -> None:
         outs[0].copy_(norm)
 
 
-def arg_max(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def arg_max(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """Torch's CPU kernel gives the first of equal values, as ONNX asks."""
-    torch.argmax(ins[0], dim=attrs["axis"], keepdim=attrs["keepdims"], out=outs[0])
+    return partial(torch.argmax, ins[0], dim=attrs["axis"], keepdim=attrs["keepdims"], out=outs[0])
 
 
-def arg_min(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    torch.argmin(ins[0], dim=attrs["axis"], keepdim=attrs["keepdims"], out=outs[0])
+def arg_min(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    return partial(torch.argmin, ins[0], dim=attrs["axis"], keepdim=attrs["keepdims"], out=outs[0])
 
 
 def cum_sum(ins: Ins, outs: Outs, attrs: Attrs) -> None:
@@ -72,9 +77,9 @@ KERNELS: dict[Kind, Kernel] = {
     Kind.ReduceMean: reduce_mean,
     Kind.ReduceMax: reduce_max,
     Kind.ReduceMin: reduce_min,
-    Kind.ReduceProd: reduce_prod,
-    Kind.ReduceL2: reduce_l2,
+    Kind.ReduceProd: each_time(reduce_prod),
+    Kind.ReduceL2: each_time(reduce_l2),
     Kind.ArgMax: arg_max,
     Kind.ArgMin: arg_min,
-    Kind.CumSum: cum_sum,
+    Kind.CumSum: each_time(cum_sum),
 }

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from pipeline.lowering import Kind
-from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each_time
 
 __all__ = ["KERNELS"]
 
 
-def reshape(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    """Runs only where the planner could not share the storage: a graph output made of a graph input, say."""
+def reshape(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    """Runs only where the output is no view: it is a graph output, say, or the input's strides do not allow it."""
     del attrs
-    outs[0].copy_(ins[0].reshape(outs[0].shape))
+    return partial(outs[0].view(ins[0].shape).copy_, ins[0])
 
 
-def transpose(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    outs[0].copy_(ins[0].permute(attrs["perm"]))
+def transpose(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    return partial(outs[0].copy_, ins[0].permute(attrs["perm"]))
 
 
-def concat(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    torch.cat(list(ins), attrs["axis"], out=outs[0])
+def concat(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    return partial(torch.cat, list(ins), attrs["axis"], out=outs[0])
 
 
 def split(ins: Ins, outs: Outs, attrs: Attrs) -> None:
@@ -29,7 +31,7 @@ def split(ins: Ins, outs: Outs, attrs: Attrs) -> None:
         out.copy_(piece)
 
 
-def slice_(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def slice_(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """Bounds clamp as Python's do. Torch has no negative steps: the same elements are taken forwards, then flipped."""
     x, flipped = ins[0], []
     for start, end, axis, step in zip(attrs["starts"], attrs["ends"], attrs["axes"], attrs["steps"], strict=True):
@@ -38,21 +40,25 @@ def slice_(ins: Ins, outs: Outs, attrs: Attrs) -> None:
             taken = taken[::-1]
             flipped.append(axis)
         x = x.movedim(axis, 0)[taken.start : max(taken.stop, taken.start) : abs(step)].movedim(0, axis)
-    outs[0].copy_(x.flip(flipped) if flipped else x)
+    return partial(_flip_into, outs[0], x, flipped) if flipped else partial(outs[0].copy_, x)
 
 
-def expand(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def _flip_into(out: torch.Tensor, x: torch.Tensor, axes: list[int]) -> None:
+    out.copy_(x.flip(axes))
+
+
+def expand(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """ONNX's Expand broadcasts both ways, so the output's shape is the one to follow."""
     del attrs
-    outs[0].copy_(ins[0])
+    return partial(outs[0].copy_, ins[0].expand(outs[0].shape))
 
 
-def tile(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def tile(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """Every axis split in (repeat, size): the copy then broadcasts over the repeats, without scratch."""
     sizes = ins[0].shape
     spread = [part for repeat, size in zip(attrs["repeats"], sizes, strict=True) for part in (repeat, size)]
     once = [part for size in sizes for part in (1, size)]
-    outs[0].view(spread).copy_(ins[0].view(once))
+    return partial(outs[0].view(spread).copy_, ins[0].view(once))  # axes of size 1 fit between any strides
 
 
 def pad(ins: Ins, outs: Outs, attrs: Attrs) -> None:
@@ -90,9 +96,9 @@ KERNELS: dict[Kind, Kernel] = {
     Kind.Reshape: reshape,
     Kind.Transpose: transpose,
     Kind.Concat: concat,
-    Kind.Split: split,
+    Kind.Split: each_time(split),
     Kind.Slice: slice_,
     Kind.Expand: expand,
     Kind.Tile: tile,
-    Kind.Pad: pad,
+    Kind.Pad: each_time(pad),
 }

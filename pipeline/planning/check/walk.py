@@ -1,4 +1,4 @@
-"""Judges a plan by walking through it with a shadow memory. Shares no code with the planner, and always runs.
+"""Judges a plan by walking through it with a shadow memory.
 
 The planner reasons about lifetimes. The checker has none: it keeps the values whose bytes are intact, lets every
 call write, strikes out what the write destroyed, and objects when something reads a value that was struck out.
@@ -6,16 +6,15 @@ call write, strikes out what the write destroyed, and objects when something rea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pipeline.errors import InternalError
 from pipeline.lowering import KernelCall, Kind
+from pipeline.planning.check.places import ARENA, place, rows, strides_of
+from pipeline.planning.check.shown import shows_its_operand
+from pipeline.planning.check.tables import GIVEN, outside, wrong_tables
 from pipeline.planning.plan import ExecutionPlan
 
 __all__ = ["check_plan", "violations"]
 
-ARENA = -1
-GIVEN = ("input", "param", "state", "const")
 LISTED = 20
 
 
@@ -37,7 +36,7 @@ def check_plan(plan: ExecutionPlan) -> None:
 
 def violations(plan: ExecutionPlan) -> list[str]:
     """Everything that is wrong with the plan, in the order of the walk; empty for a good one."""
-    tables = _tables(plan)
+    tables = wrong_tables(plan)
     if tables:
         return tables  # places cannot be worked out from broken tables
     memory = _Memory(plan)
@@ -49,25 +48,13 @@ def violations(plan: ExecutionPlan) -> list[str]:
     return memory.found
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Bytes [start, end) of a region: the arena, or the storage of one external value (region = its vid)."""
-
-    region: int
-    start: int
-    end: int
-
-    def overlaps(self, other: _Place) -> bool:
-        return self.region == other.region and max(self.start, other.start) < min(self.end, other.end)
-
-
 class _Memory:
     """Which values are intact while the calls run, and what went wrong so far."""
 
     def __init__(self, plan: ExecutionPlan) -> None:
         self.plan = plan
-        self.found: list[str] = []
-        self._intact = {slot.vid: self._place(slot.vid) for slot in plan.slots if slot.role in GIVEN}
+        self.found = outside(plan)
+        self._intact = {slot.vid: place(plan, slot.vid) for slot in plan.slots if slot.role in GIVEN}
         self._struck: dict[int, int] = {}
         self._made: set[int] = set()
 
@@ -83,16 +70,20 @@ class _Memory:
         if out in self._made or self.plan.slots[out].role in GIVEN:
             self.found.append(f"{where} writes {self._name(out)}, which already has a value")
         self._made.add(out)
-        place = self._place(out)
+        mine = place(self.plan, out)
         source = self.plan.alias.get(out)
-        if source is not None and self._is_view(call, out, source):
-            self._intact[out] = place
+        if source is not None and self._is_view(call, source):
+            if not shows_its_operand(self.plan, call, out, source):
+                self.found.append(f"{where}: {self._name(out)} does not lie on the elements of {self._name(source)}")
+            self._intact[out] = mine
             return
         if source is not None and not self._is_inplace(call, out, source):
             self.found.append(f"{where} may not put {self._name(out)} on the storage of {self._name(source)}")
-        for vid in [vid for vid, taken in self._intact.items() if taken.overlaps(place)]:
+        if not self._is_in_rows(out):
+            self.found.append(f"{where} writes {self._name(out)}, whose elements do not lie row after row")
+        for vid in [vid for vid, taken in self._intact.items() if taken.overlaps(mine)]:
             self._strike(vid, index, call, where, allowed=source)
-        self._intact[out] = place
+        self._intact[out] = mine
 
     def leave(self) -> None:
         """The outputs are intact, and nobody else's storage."""
@@ -104,10 +95,10 @@ class _Memory:
         ]
         computed = [vid for vid in dict.fromkeys(self.plan.outputs) if self.plan.slots[vid].role not in GIVEN]
         for count, vid in enumerate(computed):
-            place = self._place(vid)
-            if place.region != ARENA:
-                self.found.append(f"output {self._name(vid)} shares the storage of {self._name(place.region)}")
-            twins = [other for other in computed[:count] if self._place(other).overlaps(place)]
+            mine = place(self.plan, vid)
+            if mine.region != ARENA:
+                self.found.append(f"output {self._name(vid)} shares the storage of {self._name(mine.region)}")
+            twins = [other for other in computed[:count] if place(self.plan, other).overlaps(mine)]
             self.found += [f"outputs {self._name(other)} and {self._name(vid)} share storage" for other in twins]
 
     def _strike(self, vid: int, index: int, call: KernelCall, where: str, *, allowed: int | None) -> None:
@@ -120,72 +111,34 @@ class _Memory:
         del self._intact[vid]
         self._struck[vid] = index
 
-    def _is_view(self, call: KernelCall, out: int, source: int) -> bool:
+    def _is_view(self, call: KernelCall, source: int) -> bool:
+        """All outputs or none: if one of them is not a view, the kernel runs, and writes every one."""
         position = call.constraints.get("view")
-        if not isinstance(position, int) or (out, source) != (call.out_vids[0], call.in_vids[position]):
+        if not isinstance(position, int) or source != call.in_vids[position]:
             return False
-        mine, theirs = self.plan.slots[out].spec, self.plan.slots[source].spec
-        return (mine.dtype, mine.nbytes) == (theirs.dtype, theirs.nbytes)
+        slots = self.plan.slots
+        return all(
+            self.plan.alias.get(vid) == source and slots[vid].spec.dtype == slots[source].spec.dtype
+            for vid in call.out_vids
+        )
 
     def _is_inplace(self, call: KernelCall, out: int, source: int) -> bool:
         positions = call.constraints.get("inplace", ())
         legal = [call.in_vids[int(position)] for position in positions] if isinstance(positions, tuple) else []
         slots = self.plan.slots
-        return out == call.out_vids[0] and source in legal and slots[out].spec == slots[source].spec
+        alike = slots[out].spec == slots[source].spec and strides_of(self.plan, out) == strides_of(self.plan, source)
+        return out == call.out_vids[0] and source in legal and alike
 
-    def _place(self, vid: int) -> _Place:
-        root = vid
-        while root in self.plan.alias:
-            root = self.plan.alias[root]
-        start = self.plan.offsets.get(root, 0)
-        region = ARENA if root in self.plan.offsets else root
-        return _Place(region, start, start + self.plan.slots[vid].spec.nbytes)
+    def _is_in_rows(self, vid: int) -> bool:
+        sizes = self.plan.slots[vid].spec.sizes
+        strides, _ = strides_of(self.plan, vid)
+        return 0 in sizes or all(
+            size == 1 or own == row for size, own, row in zip(sizes, strides, rows(sizes), strict=True)
+        )
 
     def _name(self, vid: int) -> str:
         slot = self.plan.slots[vid]
         return f"{slot.name!r} (vid {vid}, {slot.role})"
-
-
-def _tables(plan: ExecutionPlan) -> list[str]:
-    """What is wrong with the tables by themselves: unknown vids, missing or doubled storage, alignment, bounds."""
-    known = set(range(len(plan.slots)))
-    used = {vid for call in plan.calls for vid in (*call.in_vids, *call.out_vids)}
-    used |= {*plan.inputs, *plan.outputs, *plan.alias, *plan.alias.values(), *plan.offsets}
-    found = [f"vid {vid} has no slot" for vid in sorted(used - known)]
-    found += [f"slot {at} describes vid {slot.vid}" for at, slot in enumerate(plan.slots) if slot.vid != at]
-    found += [f"slot {slot.name!r} has named dims" for slot in plan.slots if not slot.spec.is_static]
-    if len(plan.order) != len(plan.calls):
-        found.append(f"{len(plan.order)} op ids for {len(plan.calls)} calls")
-    if found:
-        return found
-    for slot in plan.slots:
-        sources = [slot.role in GIVEN, slot.vid in plan.alias, slot.vid in plan.offsets]
-        if sum(sources) != 1:
-            found.append(f"{slot.name!r} (vid {slot.vid}, {slot.role}) has {sum(sources)} sources of storage, not one")
-    for vid, offset in plan.offsets.items():
-        end = offset + plan.slots[vid].spec.nbytes
-        if offset % 64:
-            found.append(f"{plan.slots[vid].name!r} (vid {vid}) at byte {offset} is not on a 64-byte boundary")
-        if offset < 0 or end > plan.arena_bytes:
-            found.append(f"{plan.slots[vid].name!r} (vid {vid}) ends at {end}, outside 0..{plan.arena_bytes}")
-    entries = {entry.name: entry.spec for entry in plan.feed_signature}
-    found += [
-        f"input {plan.slots[vid].name!r} is not in the feed signature as it is in the slots"
-        for vid in plan.inputs
-        if entries.get(plan.slots[vid].name) != plan.slots[vid].spec
-    ]
-    return found + _alias_cycles(plan)
-
-
-def _alias_cycles(plan: ExecutionPlan) -> list[str]:
-    found = []
-    for start in plan.alias:
-        vid, steps = start, 0
-        while vid in plan.alias and steps <= len(plan.alias):
-            vid, steps = plan.alias[vid], steps + 1
-        if steps > len(plan.alias):
-            found.append(f"the aliases of {plan.slots[start].name!r} (vid {start}) run in a circle")
-    return found
 
 
 def _kind(call: KernelCall) -> str:

@@ -1,0 +1,150 @@
+"""Where the elements of a value lie in its storage: strides and an offset, and the rules by which views move them.
+
+Everything is counted in elements, from the first element of the storage. The rules are torch's, without torch: a view
+gets exactly the strides that torch would give it (tests compare them), so a kernel meets nothing new at run time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.ir.spec import TensorSpec
+
+__all__ = ["Layout", "ViewRule"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Element `(i, j, …)` is element `offset + i * strides[0] + j * strides[1] + …` of the storage.
+
+    A stride of 0 repeats elements (an expanded axis); there are no negative strides, as torch has none.
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @classmethod
+    def contiguous(cls, sizes: Sequence[int]) -> Layout:
+        """Row after row from the first element: how a value lies that owns its storage."""
+        return cls(tuple(sizes), _dense(sizes))
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Row after row, from any offset on; strides of axes of size 1, and of an empty value, do not matter."""
+        pairs = zip(self.sizes, self.strides, _dense(self.sizes), strict=True)
+        return not self.numel or all(size == 1 or own == dense for size, own, dense in pairs)
+
+    def permuted(self, perm: Sequence[int]) -> Layout:
+        """Axis `at` of the result is axis `perm[at]`."""
+        return replace(
+            self, sizes=tuple(self.sizes[axis] for axis in perm), strides=tuple(self.strides[axis] for axis in perm)
+        )
+
+    def sliced(self, axis: int, start: int, count: int, step: int = 1) -> Layout:
+        """`count` positions of an axis, from `start` on, every `step`-th; `step` is positive, all are in range."""
+        stride = self.strides[axis]
+        return self._with_axis(axis, count, stride * step, self.offset + start * stride)
+
+    def selected(self, axis: int, index: int) -> Layout:
+        """One position of an axis, which goes away."""
+        return self.sliced(axis, index, 1).squeezed(axis)
+
+    def unsqueezed(self, axis: int) -> Layout:
+        """A new axis of size 1 before axis `axis` (or after the last)."""
+        inner = self.sizes[axis] * self.strides[axis] if axis < len(self.sizes) else 1
+        return replace(
+            self,
+            sizes=(*self.sizes[:axis], 1, *self.sizes[axis:]),
+            strides=(*self.strides[:axis], inner, *self.strides[axis:]),
+        )
+
+    def squeezed(self, *axes: int) -> Layout:
+        """Without these axes, each of size 1."""
+        kept = [axis for axis in range(len(self.sizes)) if axis not in axes]
+        return self.permuted(kept)
+
+    def expanded(self, sizes: Sequence[int]) -> Layout:
+        """Broadcast to `sizes`: new axes in front, and axes of size 1 repeated by a stride of 0."""
+        new = len(sizes) - len(self.sizes)
+        old = zip(self.sizes, self.strides, sizes[new:], strict=True)
+        strides = [0 if size == 1 != wanted else stride for size, stride, wanted in old]
+        # Torch gives a new axis of size 1 the stride that unsqueezing would, and any other a stride of 0.
+        for size in reversed(sizes[:new]):
+            strides.insert(0, sizes[-len(strides)] * strides[0] if strides and size == 1 else 0)
+        return replace(self, sizes=tuple(sizes), strides=tuple(strides))
+
+    def diagonal(self, distance: int, first: int, second: int) -> Layout:
+        """The diagonal of two axes, `distance` right of the main one (below it if negative), as a new last axis."""
+        down, right = max(-distance, 0), max(distance, 0)
+        count = max(min(self.sizes[first] - down, self.sizes[second] - right), 0)
+        step = self.strides[first] + self.strides[second]
+        offset = self.offset + (down * self.strides[first] + right * self.strides[second] if count else 0)
+        rest = self.squeezed(first, second)
+        return Layout((*rest.sizes, count), (*rest.strides, step), offset)
+
+    def unfolded(self, axis: int, size: int, step: int) -> Layout:
+        """Windows of `size` positions of an axis, every `step`; the positions in a window are a new last axis."""
+        stride = self.strides[axis]
+        windows = self._with_axis(axis, (self.sizes[axis] - size) // step + 1, stride * step, self.offset)
+        return replace(windows, sizes=(*windows.sizes, size), strides=(*windows.strides, stride))
+
+    def reshaped(self, sizes: Sequence[int]) -> Layout | None:
+        """The same elements in the same order under other sizes; None where no strides can say that.
+
+        Axes of the value that lie in each other (the outer stride is the inner stride times the inner size) are one
+        run of elements. Each run has to be cut up by axes of the result of its own. From torch's computeStride.
+        """
+        if not self.numel or not self.sizes:
+            return self if tuple(sizes) == self.sizes else replace(self, sizes=tuple(sizes), strides=_dense(sizes))
+        strides: list[int] = []  # of the result, the last axis first
+        for count, stride in self._runs():
+            inner = 1
+            while len(strides) < len(sizes) and (inner < count or sizes[-1 - len(strides)] == 1):
+                strides.append(inner * stride)
+                inner *= sizes[-len(strides)]
+            if inner != count:
+                return None
+        return replace(self, sizes=tuple(sizes), strides=tuple(reversed(strides)))
+
+    def _runs(self) -> list[tuple[int, int]]:
+        """(elements, stride) of each maximal run of axes that lie in each other, the last run first."""
+        runs: list[tuple[int, int]] = []
+        count, base = 1, self.strides[-1]
+        for axis in reversed(range(len(self.sizes))):
+            count *= self.sizes[axis]
+            outer = axis - 1
+            if axis == 0 or (self.sizes[outer] != 1 and self.strides[outer] != count * base):
+                runs.append((count, base))
+                count, base = 1, self.strides[outer]
+        return runs
+
+    def _with_axis(self, axis: int, size: int, stride: int, offset: int) -> Layout:
+        axis %= len(self.sizes)
+        return Layout(
+            (*self.sizes[:axis], size, *self.sizes[axis + 1 :]),
+            (*self.strides[:axis], stride, *self.strides[axis + 1 :]),
+            offset,
+        )
+
+
+ViewRule = Callable[[Mapping[str, Any], Layout, Sequence[TensorSpec]], tuple[Layout, ...] | None]
+"""(unpacked attrs, layout of input 0, output specs) -> the layout of every output as a view of input 0's storage, or
+None where strides cannot say it, and the kernel has to copy."""
+
+
+def _dense(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Strides of rows that lie one after the other; an axis of size 0 counts as 1, as in torch."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(sizes):
+        strides.insert(0, step)
+        step *= max(size, 1)
+    return tuple(strides)
