@@ -19,37 +19,34 @@ from pipeline.importers.from_torch.stamp.walk import Unsuited
 from pipeline.ir import Graph, Payload
 from pipeline.ir.assemble import Facts, assemble
 
-__all__ = ["Called", "Tied", "whole_graph"]
-
-Tied = Mapping[str, Sequence[str]]
+__all__ = ["Called", "whole_graph"]
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A module, and what it is called with."""
+    """A module, what it is called with, and what `from_torch` is told of the whole model beside the program."""
 
     module: nn.Module
     call: Call
+    tied: Mapping[str, Sequence[str]]
+    constants: Mapping[str, torch.Tensor]
 
 
-def whole_graph(
-    run: Run, short: Graph, part: Call, whole: Called, proof: Proof, outputs: Sequence[Leaving], tied: Tied
-) -> Graph:
+def whole_graph(run: Run, short: Graph, part: Call, whole: Called, proof: Proof, outputs: Sequence[Leaving]) -> Graph:
     """The Graph that a trace of `whole` would give; `short` is that of the shortened module, called with `part`.
 
     Raises:
         Unsuited: torch traced something that does not follow from the proof.
     """
-    return _Writer(run, short, part, whole, proof, tied).graph(outputs)
+    return _Writer(run, short, part, whole, proof).graph(outputs)
 
 
 class _Writer:
-    def __init__(self, run: Run, short: Graph, part: Call, whole: Called, proof: Proof, tied: Tied) -> None:
+    def __init__(self, run: Run, short: Graph, part: Call, whole: Called, proof: Proof) -> None:
         self._run = run
         self._short = short
         self._whole = whole
         self._proof = proof
-        self._tied = tied
         self._blocks = blocks_of(run, short)
         self._repeater = Repeater(run, short, self._blocks)
         self._vid_of = dict(zip(part.tensors(), short.inputs, strict=True))
@@ -72,11 +69,20 @@ class _Writer:
 
     def _store(self, one: Placeholder) -> None:
         vid = self._repeater.store(one)
-        self._sources[vid] = (one.target, *self._tied.get(one.target, ()))
+        self._sources[vid] = (one.target, *self._whole.tied.get(one.target, ()))
         payload = self._short.payloads.get(one.value.vid)
+        if payload is not None and one.unit is not None:
+            payload = self._own_payload(one.target, payload)
         if payload is not None:
-            held = None if one.unit is None else _held(self._whole.module, one.target)
-            self._payloads[one.name] = payload if held is None else TensorPayload(held)
+            self._payloads[one.name] = payload
+
+    def _own_payload(self, target: str, payload: Payload) -> Payload | None:
+        """Of a buffer or attribute its own; a constant that the code makes is the same in all units."""
+        path, _, name = target.rpartition(".")
+        held = self._whole.constants.get(target, getattr(self._whole.module.get_submodule(path), name, None))
+        if not isinstance(held, torch.Tensor):
+            return payload
+        return None if held.is_meta else TensorPayload(held)
 
     def _inputs(self) -> dict[int, int]:
         """{key: vid in the whole graph}, in the order of the call."""
@@ -118,13 +124,6 @@ class _Writer:
                 vid = next(vid for vid, names in self._sources.items() if names[0] == name)
                 return updates.get(vid, vid)
         raise AssertionError(one)
-
-
-def _held(module: nn.Module, target: str) -> torch.Tensor | None:
-    """The buffer or attribute of this name; None for a constant that the code makes."""
-    path, _, name = target.rpartition(".")
-    held = getattr(module.get_submodule(path), name, None)
-    return held if isinstance(held, torch.Tensor) else None
 
 
 def _look(tensor: torch.Tensor) -> tuple[object, ...]:

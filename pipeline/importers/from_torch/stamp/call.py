@@ -31,12 +31,17 @@ class Call:
 
     def tensors(self) -> dict[int, torch.Tensor]:
         """{key: tensor}, in the order of the call."""
-        leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
+        leaves, _ = self.flat()
         return {key: leaf for key, leaf in zip(self.keys, leaves, strict=True) if isinstance(leaf, torch.Tensor)}
+
+    def flat(self) -> tuple[tuple[Any, ...], pytree.TreeSpec]:
+        """All leaves, and how they are arranged."""
+        leaves, spec = pytree.tree_flatten((self.args, dict(self.kwargs)))
+        return tuple(leaves), spec
 
     def renewed(self, tensors: Mapping[int, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """args and kwargs with other tensors, in new containers: a model may write into a list or a cache."""
-        leaves, spec = pytree.tree_flatten((self.args, dict(self.kwargs)))
+        leaves, spec = self.flat()
         return pytree.tree_unflatten(
             [tensors.get(key, leaf) for key, leaf in zip(self.keys, leaves, strict=True)], spec
         )

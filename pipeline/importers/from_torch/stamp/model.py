@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
-from pipeline.importers.from_torch.stamp.assembled import Called, Tied, whole_graph
+from pipeline.importers.from_torch.stamp.assembled import Called, whole_graph
 from pipeline.importers.from_torch.stamp.call import Call
 from pipeline.importers.from_torch.stamp.proof import Proof, alike_around, alike_units
 from pipeline.importers.from_torch.stamp.record import Event
@@ -37,8 +38,9 @@ class Stamped:
 
     graph: Graph
     run: Run
+    inputs: Ends
     outputs: Ends
-    """Tensors without numbers among them stand for the graph's outputs, in order."""
+    """The tensors among them stand for the graph's inputs and outputs, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,19 @@ class TracedWhole:
 
 
 def stamped(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], trace: Trace, tied: Tied | None = None
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    trace: Trace,
+    *,
+    tied: Mapping[str, Sequence[str]] | None = None,
+    constants: Mapping[str, torch.Tensor] | None = None,
 ) -> Stamped | TracedWhole:
     """Trace two of the equal layers of `module`, and repeat the second.
 
     The Graph is the one that `trace(module, args, kwargs)` gives; that it is follows from a run without numbers of the
     whole model, in which each layer has to do the same as the traced one. `module` is not changed. Sizes are numbers:
-    a trace with named dims is not repeated. `tied` is from_torch's.
+    a trace with named dims is not repeated. `tied` and `constants` are from_torch's, for the whole model.
     """
     run = longest_run(module)
     if run is None:
@@ -66,12 +74,13 @@ def stamped(
         proof = alike_units(run, whole)
         short = _shortened(run, Walked(module, call, whole), proof)
         traced = _traced(trace, short)
-        _check(replace(run, count=TRACED), traced, short, tied or {})
+        told = tied or {}, constants or {}
+        _check(replace(run, count=TRACED), traced, short.walk, Called(short.module, short.call, *told))
         outputs = alike_around(run, whole, short.walk, proof)
-        graph = whole_graph(run, traced, short.call, Called(module, call), proof, outputs, tied or {})
+        graph = whole_graph(run, traced, short.call, Called(module, call, *told), proof, outputs)
     except Unsuited as reason:
         return TracedWhole(f"{type(module).__name__} is traced whole: {reason}.")
-    return Stamped(graph, run, Ends(*whole.result))
+    return Stamped(graph, run, Ends(*call.flat()), Ends(*whole.result))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +147,9 @@ def _traced(trace: Trace, short: Walked) -> Graph:
     return graph
 
 
-def _check(run: Run, traced: Graph, short: Walked, tied: Tied) -> None:
+def _check(run: Run, traced: Graph, walk: Walk, short: Called) -> None:
     """Written by the same rules, the graph of two units has to be the one that was traced."""
-    proof = alike_units(run, short.walk)
-    outputs = alike_around(run, short.walk, short.walk, proof)
-    again = whole_graph(run, traced, short.call, Called(short.module, short.call), proof, outputs, tied)
+    proof = alike_units(run, walk)
+    again = whole_graph(run, traced, short.call, short, proof, alike_around(run, walk, walk, proof))
     if replace(again, payloads={}) != replace(traced, payloads={}):
         raise Unsuited("torch orders or names things in a way that is not known here")
