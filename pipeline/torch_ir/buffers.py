@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+from pipeline.torch_ir.modules import every_module
+
 __all__ = ["recomputed"]
 
 Fill = Callable[[nn.Module], object]
@@ -21,6 +23,8 @@ Fill = Callable[[nn.Module], object]
 def recomputed(model: nn.Module) -> dict[str, torch.Tensor]:
     """{name: value} of those non-persistent buffers on meta that their model can fill; empty for a real model."""
     found: dict[str, torch.Tensor] = {}
+    if not any(_on_meta(module) for module in every_module(model)):
+        return found
     for path, module, fill in _owners(model):
         first, second = (_filled(module, fill, content) for content in (0, 1))
         for name, value in first.items():
@@ -36,10 +40,14 @@ def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, Fill]]:
         fill = getattr(module, "_init_weights", None)
         if callable(fill):
             fills[path] = fill
-        if any(buffer.is_meta for buffer in _lasting(module).values()):
+        if _on_meta(module):
             known = [fills[above] for above in fills if not above or path == above or path.startswith(f"{above}.")]
             if known:
                 yield path, module, known[-1]
+
+
+def _on_meta(module: nn.Module) -> bool:
+    return bool(module._non_persistent_buffers_set) and any(one.is_meta for one in _lasting(module).values())
 
 
 def _lasting(module: nn.Module) -> dict[str, torch.Tensor]:

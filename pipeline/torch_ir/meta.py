@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from pipeline.torch_ir.errors import ExportError
+from pipeline.torch_ir.modules import every_tensor
 
 __all__ = ["is_meta_module", "is_meta_tensor", "validate_inputs_meta", "validate_meta_device"]
 
@@ -19,7 +20,7 @@ def is_meta_tensor(tensor: Any) -> bool:
 
 def is_meta_module(module: nn.Module) -> bool:
     """Whether all parameters and buffers are on meta."""
-    return all(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+    return all(tensor.is_meta for tensor in every_tensor(module))
 
 
 def validate_meta_device(module: nn.Module) -> None:
@@ -27,6 +28,8 @@ def validate_meta_device(module: nn.Module) -> None:
     Raises:
         ExportError: a parameter or buffer is on another device.
     """
+    if is_meta_module(module):
+        return
     named = (*module.named_parameters(), *module.named_buffers())
     _refuse([(name, tensor) for name, tensor in named if not tensor.is_meta], "the model")
 

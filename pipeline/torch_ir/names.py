@@ -11,16 +11,31 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from pipeline.torch_ir.modules import every_tensor
+
 __all__ = ["dim_names", "tied_names"]
 
 
 def tied_names(model: nn.Module) -> dict[str, list[str]]:
     """{name: the other names of the same parameter or buffer}, for those that have any."""
+    shared = _shared(model)
+    if not shared:
+        return {}
     names: dict[int, list[str]] = {}
     for walk in (model.named_parameters, model.named_buffers):
         for name, tensor in walk(remove_duplicate=False):
-            names.setdefault(id(tensor), []).append(name)
+            if id(tensor) in shared:
+                names.setdefault(id(tensor), []).append(name)
     return {name: [one for one in group if one != name] for group in names.values() if len(group) > 1 for name in group}
+
+
+def _shared(model: nn.Module) -> set[int]:
+    """Ids of tensors that stand in more than one place. Names are not made for it: a model may have 100,000 of them."""
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for tensor in every_tensor(model):
+        (shared if id(tensor) in seen else seen).add(id(tensor))
+    return shared
 
 
 def dim_names(program: ExportedProgram, dynamic_shapes: Any) -> dict[str, str]:

@@ -1,0 +1,29 @@
+"""The modules of a model, quickly: torch's own walks make a name for each, and a model of experts has 90,000."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+__all__ = ["every_module", "every_tensor"]
+
+
+def every_module(model: nn.Module) -> Iterator[nn.Module]:
+    """`model` and the modules inside of it; one that stands in two places comes twice."""
+    pending = [model]
+    while pending:
+        module = pending.pop()
+        yield module
+        if module._modules:
+            pending += [child for child in module._modules.values() if child is not None]
+
+
+def every_tensor(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters and buffers."""
+    for module in every_module(model):
+        for held in (module._parameters, module._buffers):
+            for tensor in held.values():
+                if tensor is not None:
+                    yield tensor
