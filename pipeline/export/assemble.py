@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeline.config import InputConfig, ModelConfig
 from pipeline.errors import OnnxlineError, SourceMistake
@@ -18,6 +20,7 @@ from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float,
 from pipeline.export.quiet import quiet
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import call, input_tensors, output_tensors, parameter_names, refill
+from pipeline.export.weightless import is_weightless, taken_buffers
 
 __all__ = ["assemble"]
 
@@ -31,15 +34,25 @@ def assemble(module: nn.Module, example: Example | None, model: ModelConfig) -> 
     """
     module.eval()
     register_caches(module)
+    buffers = taken_buffers(module) if is_weightless(module) else {}
     if example is None:
         example, inputs = _declared(module, model)
     else:
         names, _ = parameter_names(module)
         ordered = dict(sorted(example.kwargs.items(), key=lambda item: _position(item[0], names)))
         example, inputs = _given(module, Example(example.args, ordered), model)
+    if is_weightless(module):
+        example = _on_meta(module, example)
     outputs = tuple(_outputs(module, example, inputs))
     taken = {spec.name for spec in inputs}
-    return TorchSource(module, example, inputs, tuple(f"{name}_out" if name in taken else name for name in outputs))
+    unique = tuple(f"{name}_out" if name in taken else name for name in outputs)
+    return TorchSource(module, example, inputs, unique, buffers)
+
+
+def _on_meta(module: nn.Module, example: Example) -> Example:
+    """A graph is traced on one device: that of the module."""
+    tensors = input_tensors(module, example)
+    return refill(module, example, {name: tensor.to("meta") for name, tensor in tensors.items()})
 
 
 def _declared(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
@@ -112,7 +125,7 @@ def _refined(name: str, tensor: torch.Tensor, declared: InputConfig | None) -> I
 
 def _range_of(tensor: torch.Tensor, dtype: str) -> tuple[float, float] | None:
     """Draws should look like the example: token ids stay below the largest one, a mask of ones stays ones."""
-    if tensor.numel() == 0:
+    if tensor.numel() == 0 or tensor.is_meta:
         return None
     low, high = float(tensor.min()), float(tensor.max())
     if is_float(dtype):
@@ -133,7 +146,8 @@ def _sizes(specs: tuple[InputSpec, ...], model: ModelConfig) -> dict[str, int]:
 
 def _outputs(module: nn.Module, example: Example, inputs: tuple[InputSpec, ...]) -> dict[str, torch.Tensor]:
     try:
-        with quiet():
+        # Without weights there are no values either: fake tensors tell a module so, as they do while it is traced.
+        with quiet(), FakeTensorMode(allow_non_fake_inputs=True) if is_weightless(module) else nullcontext():
             result = call(module, example)
         return output_tensors(result)
     except OnnxlineError:
