@@ -34,6 +34,8 @@ class Child:
     seconds: float
     peak_bytes: int
     said: str
+    samples: tuple[tuple[float, int], ...] = ()
+    """Seconds since the epoch, and the memory of the tree then."""
 
 
 def run_child(arguments: Sequence[str], limit_s: float | None = None, *, memory: bool = True) -> Child:
@@ -45,10 +47,11 @@ def run_child(arguments: Sequence[str], limit_s: float | None = None, *, memory:
     with tempfile.TemporaryFile("w+") as said:
         begun = time.perf_counter()
         child = subprocess.Popen([sys.executable, *arguments], stdout=said, stderr=said, env=_environment())
-        peak = 0
+        samples: list[tuple[float, int]] = []
         try:
             while child.poll() is None:
-                peak = max(peak, _tree_bytes(child.pid)) if memory else 0
+                if memory:
+                    samples.append((time.time(), _tree_bytes(child.pid)))
                 if limit_s is not None and time.perf_counter() - begun > limit_s:
                     raise SystemExit(f"{' '.join(arguments)} ran past {limit_s:g} s")
                 time.sleep(INTERVAL_S)
@@ -61,7 +64,7 @@ def run_child(arguments: Sequence[str], limit_s: float | None = None, *, memory:
     if child.returncode != 0:
         last = "\n".join(text.splitlines()[-LAST_LINES:])
         raise SystemExit(f"{' '.join(arguments)} ended with exit code {child.returncode}:\n{last}")
-    return Child(seconds, peak, text)
+    return Child(seconds, max((size for _, size in samples), default=0), text, tuple(samples))
 
 
 def _environment() -> dict[str, str]:
