@@ -38,8 +38,10 @@ class Child:
     """Seconds since the epoch, and the memory of the tree then."""
 
 
-def run_child(arguments: Sequence[str], limit_s: float | None = None, *, memory: bool = True) -> Child:
-    """Run Python with `arguments`; sample its memory, or leave it alone.
+def run_child(
+    arguments: Sequence[str], limit_s: float | None = None, *, memory: bool = True, interval_s: float = INTERVAL_S
+) -> Child:
+    """Run Python with `arguments`; sample its memory every `interval_s`, or leave it alone.
 
     Raises:
         SystemExit: the child failed; with its last words.
@@ -54,7 +56,7 @@ def run_child(arguments: Sequence[str], limit_s: float | None = None, *, memory:
                     samples.append((time.time(), _tree_bytes(child.pid)))
                 if limit_s is not None and time.perf_counter() - begun > limit_s:
                     raise SystemExit(f"{' '.join(arguments)} ran past {limit_s:g} s")
-                time.sleep(INTERVAL_S)
+                time.sleep(interval_s)
             seconds = time.perf_counter() - begun
         finally:
             child.kill()

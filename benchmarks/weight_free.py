@@ -18,6 +18,8 @@ from benchmarks.measure import Child, kind_of_memory, machine, mib, run_child, v
 
 KEEP = ("attention", "swiglu", "rmsnorm")
 MARK = "stage"
+INTERVAL_S = 1.0
+"""Of samples; a process that has mapped terabytes takes long to ask."""
 
 
 def main() -> None:
@@ -32,7 +34,7 @@ def main() -> None:
         sys.stdout.write(f"{shards} shards, {tensors:,} tensors, {size / 1e12:.2f} TB\n")
         for graph in given.graph or ["prefill", "decode"]:
             arguments = ["--child", graph, "--layers", str(given.layers), "--recipe", given.recipe, "--folder", folder]
-            _tell(graph, run_child(["-m", "benchmarks.weight_free", *arguments]))
+            _tell(graph, run_child(["-m", "benchmarks.weight_free", *arguments], interval_s=INTERVAL_S))
     sys.stdout.write(f"{machine()}; {kind_of_memory()}; {versions_line()}\n")
 
 
