@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -32,12 +32,8 @@ from passes.model.weights import (
     PROTOBUF_LIMIT,
     TYPED_FIELDS,
     DetachedModel,
-    Key,
-    Weight,
     clear_data,
     detach,
-    digest_of,
-    initializer_of,
     inline,
 )
 from passes.rewrites.fold_constants import FoldConstants
@@ -146,20 +142,21 @@ def _resolved(proto: onnx.ModelProto, model: DetachedModel) -> DetachedModel:
         weight = by_numbers[tensor.data_type, numbers]
         dims = tuple(tensor.dims)
         known.setdefault((dims, tensor.data_type, numbers), replace(weight, dims=dims))
-    known.update(_sent_along(model, proto))
+    _leave_unread_again(proto, model)
     detached = detach(proto, known=known)
     return DetachedModel(proto, {**model.weights, **detached.weights})
 
 
-def _sent_along(model: DetachedModel, proto: onnx.ModelProto) -> Iterator[tuple[Key, Weight]]:
-    """The unread weights that come back as data, each by what it looks like then: they are still what they were."""
-    sent = {tensor.name: model.weight(tensor) for tensor in model.proto.graph.initializer}
+def _leave_unread_again(proto: onnx.ModelProto, model: DetachedModel) -> None:
+    """Unread weights that come back with the data that they were sent with become stand-ins again, in place."""
+    sent = {tensor.name: tensor for tensor in model.proto.graph.initializer if model.is_unread(tensor)}
     for tensor in proto.graph.initializer:
-        weight = sent.get(tensor.name)
-        if weight is not None and weight.unread and tensor.HasField("raw_data"):
-            _, key = initializer_of("", replace(weight, digest=digest_of(weight.array()), unread=False))
-            if key is not None:
-                yield key, weight
+        before = sent.get(tensor.name)
+        if before is None or not tensor.HasField("raw_data") or tensor.dims != before.dims:
+            continue
+        weight = model.weight(before)
+        if weight is not None and tensor.raw_data == weight.data.tobytes():
+            tensor.CopyFrom(before)
 
 
 def _read_for_themselves(model: DetachedModel, *, attention: bool) -> frozenset[str]:
