@@ -2,7 +2,7 @@
 checkpoint and hold nothing.
 
 Experts are one parameter a layer and matrix here, which the checkpoint has in 384 pieces: torch's exporter looks at
-every parameter again for each of them, so 70,000 would take it hours (measured: docs in benchmarks/RESULTS.md).
+every parameter again for each of them, so 70,000 would take it hours (benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations
