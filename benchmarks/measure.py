@@ -34,10 +34,14 @@ class Child:
     seconds: float
     peak_bytes: int
     said: str
+    samples: tuple[tuple[float, int], ...] = ()
+    """Seconds since the epoch, and the memory of the tree then."""
 
 
-def run_child(arguments: Sequence[str], limit_s: float | None = None, *, memory: bool = True) -> Child:
-    """Run Python with `arguments`; sample its memory, or leave it alone.
+def run_child(
+    arguments: Sequence[str], limit_s: float | None = None, *, memory: bool = True, interval_s: float = INTERVAL_S
+) -> Child:
+    """Run Python with `arguments`; sample its memory every `interval_s`, or leave it alone.
 
     Raises:
         SystemExit: the child failed; with its last words.
@@ -45,13 +49,14 @@ def run_child(arguments: Sequence[str], limit_s: float | None = None, *, memory:
     with tempfile.TemporaryFile("w+") as said:
         begun = time.perf_counter()
         child = subprocess.Popen([sys.executable, *arguments], stdout=said, stderr=said, env=_environment())
-        peak = 0
+        samples: list[tuple[float, int]] = []
         try:
             while child.poll() is None:
-                peak = max(peak, _tree_bytes(child.pid)) if memory else 0
+                if memory:
+                    samples.append((time.time(), _tree_bytes(child.pid)))
                 if limit_s is not None and time.perf_counter() - begun > limit_s:
                     raise SystemExit(f"{' '.join(arguments)} ran past {limit_s:g} s")
-                time.sleep(INTERVAL_S)
+                time.sleep(interval_s)
             seconds = time.perf_counter() - begun
         finally:
             child.kill()
@@ -61,7 +66,7 @@ def run_child(arguments: Sequence[str], limit_s: float | None = None, *, memory:
     if child.returncode != 0:
         last = "\n".join(text.splitlines()[-LAST_LINES:])
         raise SystemExit(f"{' '.join(arguments)} ended with exit code {child.returncode}:\n{last}")
-    return Child(seconds, peak, text)
+    return Child(seconds, max((size for _, size in samples), default=0), text, tuple(samples))
 
 
 def _environment() -> dict[str, str]:

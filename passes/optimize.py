@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import onnx
@@ -14,14 +15,17 @@ from passes.base import Workbench
 from passes.bench import open_bench
 from passes.draw import draw_array
 from passes.errors import ModelMistake
+from passes.model.joined import apart, joined
 from passes.model.sharing import detached_copy
 from passes.model.spelled import spelled_type
 from passes.model.weights import DetachedModel, read_model
 from passes.policy import Policy
 from passes.proof.prove import Prover
+from passes.proof.structure import STRUCTURE, StructureProver
 from passes.recipe import DEFAULT_RECIPE, RecipeItem, steps_of
 from passes.result import PassRun
 from passes.runner import run_passes
+from passes.unread import sparing
 
 __all__ = ["draw_feeds", "drawn_shape", "open_dims", "optimize", "second_sizes"]
 
@@ -36,6 +40,7 @@ def optimize(
     keep: Sequence[str] = (),
     *,
     watch: bool = True,
+    proof: Literal["numbers", "structure"] = "numbers",
     feeds: Sequence[Mapping[str, np.ndarray]] = (),
     timeout_s: float = 600.0,
     memory_gib: float | None = None,
@@ -46,6 +51,8 @@ def optimize(
 
     Args:
         model: left as it is; a path may have external data beside it.
+        proof: `structure` runs nothing and compares no numbers, and leaves external weights unread: for a model that is
+            too large to run. Give it as a path. What is not proven then: docs/weight-free.md.
         feeds: inputs to compare on; two seeded draws when there are none. Open dims are drawn as 2, and then, where the
             model runs so, each as another size.
         timeout_s: seconds for one call of native code.
@@ -59,6 +66,8 @@ def optimize(
         PolicyMistake: an unknown name, or a `keep` that matches nothing.
     """
     with nullcontext(bench) if bench else open_bench(timeout_s, memory_gib) as bench:
+        if proof == STRUCTURE:
+            return _by_structure(model, recipe, Policy(tuple(skip), tuple(keep), watch), bench, reproducers)
         bench.start()
         detached = detached_copy(model, bench.spill) if isinstance(model, onnx.ModelProto) else read_model(Path(model))
         steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch)
@@ -75,6 +84,23 @@ def optimize(
             with suppress(ModelMistake):  # it does not run on these
                 return run([first, draw_feeds(detached, 1, sizes=sizes)])
         return run([first, draw_feeds(detached, 1, sizes=last)])
+
+
+def _by_structure(
+    model: onnx.ModelProto | str | Path,
+    recipe: Sequence[RecipeItem],
+    policy: Policy,
+    bench: Workbench,
+    reproducers: Path | None,
+) -> PassRun:
+    prover = StructureProver(bench)
+    prover.start()
+    in_memory = isinstance(model, onnx.ModelProto)
+    detached = detached_copy(model, bench.spill) if in_memory else read_model(Path(model), unread=True)
+    whole, stacks = joined(detached)
+    steps = sparing(steps_of(recipe)) if detached.unread() else steps_of(recipe)
+    run = run_passes(whole, steps, policy, prover, bench, reproducers=reproducers)
+    return replace(run, model=apart(run.model, stacks, detached))
 
 
 def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:

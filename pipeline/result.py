@@ -40,8 +40,9 @@ class RunResult:
 
     @property
     def model(self) -> Path:
-        """The final ONNX file."""
-        return self.folder / "model.onnx"
+        """The final ONNX file; where it refers to weights of others, it lies beside those."""
+        path = self.folder / "model.onnx"
+        return path.readlink() if path.is_symlink() else path
 
     @cached_property
     def graph(self) -> Graph:

@@ -25,6 +25,7 @@ from pipeline.result import RunResult
 from pipeline.stages.execute import execute, refuse_wrong_results, remove_ir
 from pipeline.stages.export import export, exported_path, refuse_wrong_export
 from pipeline.stages.optimize import optimize, refuse_reverts, still_there
+from pipeline.stages.referred import not_compared
 from pipeline.stages.source import fingerprint, open_source
 from pipeline.verify.references import compute_references, outputs_digest, plan_draws
 from pipeline.versions import own_code, versions
@@ -94,7 +95,7 @@ class _Journey:
     def open_source(self) -> Source:
         with self.stage("source") as note:
             source = open_source(self.config)
-            identity = fingerprint(source, self.config.model)
+            identity = fingerprint(source, self.config)
             self._depends_on(self.config.model, self.config.export, identity, own_code(), self.versions)
             note(f"{len(source.inputs)} inputs, fingerprint {identity[:8]}")
         return source
@@ -102,6 +103,9 @@ class _Journey:
     def compute_references(self, source: Source) -> list[Reference]:
         """Always: what the module computes says more of what it is than its files do."""
         with self.stage("reference") as note:
+            if not_compared(self.config):
+                note(f"none: {not_compared(self.config)}")
+                return []
             references = compute_references(source, plan_draws(source, self.config.model, self.config.verify))
             self._depends_on(self.config.verify, outputs_digest(references))
             note(", ".join(reference.label for reference in references))
@@ -142,6 +146,11 @@ class _Journey:
 
     def execute(self, exported: ExportReport, references: list[Reference]) -> RuntimeReport:
         with self.stage("runtime") as note:
+            if not_compared(self.config):
+                remove_ir(self.workspace)
+                note("nothing is run")
+                self.executed = RuntimeReport(backends=())
+                return self.executed
             self._depends_on(self.config.runtime)
             found = self.workspace.load("runtime", self.key, RuntimeReport)
             if found is not None and still_there(found.files, self.workspace):
@@ -191,6 +200,7 @@ class _Journey:
             seconds=self.seconds,
             files=self._files(),
             marks=self.optimized.marks if self.optimized else (),
+            not_compared=not_compared(self.config),
         )
         _quietly(lambda: self.workspace.write_text("report.json", report_json(report)), when=bool(failure))
         _quietly(lambda: self.workspace.write_text("report.html", self._page(report)), when=bool(failure))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from passes.base import Workbench
+from passes.errors import StepFailed
 from passes.model.files import save
 from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, read_model
 
@@ -19,7 +20,16 @@ def through_files(model: DetachedModel, bench: Workbench, function: str, options
 
     The model goes inline while one protobuf message can hold it: the tools are slower with external data. The result's
     weights are memory-mapped, and its file stays until the bench is cleared away.
+
+    Raises:
+        StepFailed: weights are to stay unread, or the function raised, crashed or timed out.
     """
+    unread = model.unread()
+    if unread:
+        raise StepFailed(
+            f"it takes the whole model with its weights, and {len(unread)} of them are to stay unread "
+            f"({model.nbytes() / 2**30:.3g} GiB); leave it out, or prove by numbers"
+        )
     folder = Path(tempfile.mkdtemp(dir=bench.folder, prefix="step-"))
     source, target = folder / "before.onnx", folder / "after.onnx"
     try:

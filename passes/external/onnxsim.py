@@ -62,7 +62,8 @@ class OnnxSim:
             except StepTimedOut:  # with the weights it would take no less
                 raise
             except StepFailed:  # what it cannot do without the weights, it may do with them
-                pass
+                if model.unread():
+                    raise
         return through_files(model, bench, "passes.external.onnxsim:simplify", options)
 
     def inner(self, bench: Workbench) -> tuple[str, ...]:

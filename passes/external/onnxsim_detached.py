@@ -7,6 +7,8 @@ stand-ins apart. This goes round until nothing changes, as onnxsim itself does i
 
 Weights that some pass of onnxsim may read for itself go with the model: those that are more than a factor in a product
 or a table to gather from, and those of three products of one value, which fuse_attention joins in its own memory.
+Of unread weights nothing else goes, however small it is, and what is computed from more than `LARGE` of one stays
+computed.
 """
 
 from __future__ import annotations
@@ -14,17 +16,26 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 
 from passes.base import Workbench
+from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim_library import import_onnxsim
 from passes.model.canonical import canonical_digest
 from passes.model.reads import reads_of
-from passes.model.weights import TYPED_FIELDS, DetachedModel, Weight, clear_data, detach, inline
+from passes.model.weights import (
+    PROTOBUF_LIMIT,
+    TYPED_FIELDS,
+    DetachedModel,
+    clear_data,
+    detach,
+    inline,
+)
 from passes.rewrites.fold_constants import FoldConstants
 
 __all__ = ["simplify_detached", "simplify_references"]
@@ -67,7 +78,7 @@ def simplify_detached(
     folds = not options.get("skip_constant_folding", False)
     before = canonical_digest(model)
     for _ in range(ROUNDS):
-        whole = _read_for_themselves(model.proto.graph, attention="fuse_attention" not in skipped)
+        whole = _read_for_themselves(model, attention="fuse_attention" not in skipped)
         result = bench.worker.call(
             "passes.external.onnxsim_detached:simplify_references",
             model=_with_references(model, whole).SerializeToString(),
@@ -79,7 +90,7 @@ def simplify_detached(
             if name not in skipped:
                 model = OnnxOptimizerPass(name).apply(model, bench)
         if folds:
-            model = FoldConstants(grow_limit=2**31).apply(model, bench)
+            model = FoldConstants(grow_limit=2**31, unread_limit=LARGE).apply(model, bench)
         after = canonical_digest(model)
         if after == before:
             break
@@ -104,7 +115,7 @@ def _with_references(model: DetachedModel, whole: Collection[str]) -> onnx.Model
         weight = model.weight(tensor)
         if weight is None:
             continue
-        if weight.data.nbytes < LARGE or tensor.name in whole:
+        if (weight.data.nbytes < LARGE and not weight.unread) or tensor.name in whole:
             inline(tensor, weight.data)
             continue
         numbers = getattr(tensor, TYPED_FIELDS[tensor.data_type])
@@ -130,13 +141,44 @@ def _resolved(proto: onnx.ModelProto, model: DetachedModel) -> DetachedModel:
         getattr(tensor, TYPED_FIELDS[tensor.data_type]).extend(numbers)
         weight = by_numbers[tensor.data_type, numbers]
         dims = tuple(tensor.dims)
-        known.setdefault((dims, tensor.data_type, numbers), Weight(dims, weight.data_type, weight.data, weight.digest))
+        known.setdefault((dims, tensor.data_type, numbers), replace(weight, dims=dims))
+    _leave_unread_again(proto, model)
     detached = detach(proto, known=known)
     return DetachedModel(proto, {**model.weights, **detached.weights})
 
 
-def _read_for_themselves(graph: GraphProto, *, attention: bool) -> frozenset[str]:
-    """Initializers whose values a pass of onnxsim may read; with `attention`, those that fuse_attention would join."""
+def _leave_unread_again(proto: onnx.ModelProto, model: DetachedModel) -> None:
+    """Unread weights that come back with the data that they were sent with become stand-ins again, in place."""
+    sent = {tensor.name: tensor for tensor in model.proto.graph.initializer if model.is_unread(tensor)}
+    for tensor in proto.graph.initializer:
+        before = sent.get(tensor.name)
+        if before is None or not tensor.HasField("raw_data") or tensor.dims != before.dims:
+            continue
+        weight = model.weight(before)
+        if weight is not None and tensor.raw_data == weight.data.tobytes():
+            tensor.CopyFrom(before)
+
+
+def _read_for_themselves(model: DetachedModel, *, attention: bool) -> frozenset[str]:
+    """Initializers whose values a pass of onnxsim may read; with `attention`, those that fuse_attention would join.
+
+    Raises:
+        StepFailed: they are to stay unread, and too large to send.
+    """
+    graph, unread = model.proto.graph, frozenset(model.unread())
+    names = _read_in(graph, attention=attention, sparing=bool(unread))
+    weights = [model.weight(tensor) for tensor in graph.initializer if tensor.name in names & unread]
+    total = sum(weight.data.nbytes for weight in weights if weight is not None)
+    if total > PROTOBUF_LIMIT:
+        raise StepFailed(
+            f"its passes may read {len(weights)} of the weights that are to stay unread, {total / 2**30:.3g} GiB, such "
+            f"as {min(names & unread)!r}"
+        )
+    return names
+
+
+def _read_in(graph: GraphProto, *, attention: bool, sparing: bool) -> frozenset[str]:
+    """`sparing`: a Concat of weights reads none of them, since nothing will be computed from what it makes."""
     layout = {node.output[0]: node.input[0] for node in graph.node if node.op_type in LAYOUT}
     products: dict[str, list[NodeProto]] = defaultdict(list)
     read: set[str] = set()
@@ -145,7 +187,9 @@ def _read_for_themselves(graph: GraphProto, *, attention: bool) -> frozenset[str
         read.update(
             name
             for index, name in enumerate(reads_of(node))
-            if node.op_type not in LAYOUT and (node.op_type, index) not in UNREAD
+            if node.op_type not in LAYOUT
+            and (node.op_type, index) not in UNREAD
+            and not (sparing and node.op_type == "Concat")
         )
     if attention:
         free = _unpinned(graph)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from io import FileIO
 from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto
 
 from passes.errors import ModelMistake
+from passes.model.mapped import FileMaps, Place
 from passes.model.payload import byte_count
 
 __all__ = ["ExternalFiles"]
@@ -25,9 +25,10 @@ class ExternalFiles:
     def __init__(self, base_dir: Path | None) -> None:
         self._root = None if base_dir is None else base_dir.resolve()
         self._found: dict[str, tuple[Path, int]] = {}
+        self._maps = FileMaps()
 
     def bytes_of(self, tensor: TensorProto) -> np.ndarray:
-        """The bytes of an external tensor as a uint8 view of its file.
+        """The bytes of an external tensor as a uint8 view of its file, of which nothing is read.
 
         Raises:
             ModelMistake: the file is missing, ends too early, or lies outside of the folder; or offset and length are
@@ -47,15 +48,13 @@ class ExternalFiles:
                 f"external data file {path} ends before initializer {tensor.name!r} does "
                 f"({size} bytes, needs {offset + length}); is the file complete?"
             )
-        if length == 0:
-            return np.empty(0, dtype=np.uint8)
         try:
-            with FileIO(str(path)) as file:
-                return np.memmap(file, dtype=np.uint8, mode="r", offset=offset, shape=(length,))
-        except OSError as error:
+            return self._maps.view(Place(str(path), offset, length))
+        except (OSError, ValueError) as error:
             raise ModelMistake(
-                f"external data file {path} of initializer {tensor.name!r} cannot be mapped ({error.strerror}); each "
-                "tensor takes a file descriptor, so the limit of open files (ulimit -n) has to be above their number"
+                f"external data file {path} of initializer {tensor.name!r} cannot be mapped "
+                f"({getattr(error, 'strerror', None) or error}); each file takes a descriptor, so the limit of open "
+                "files (ulimit -n) has to be above their number"
             ) from error
 
     def _file(self, tensor: TensorProto, location: str) -> tuple[Path, int]:

@@ -12,7 +12,8 @@ from typing import Final
 import onnx
 from onnx import TensorProto
 
-from passes.model.weights import DetachedModel, clear_data, inline
+from passes.model.mapped import place_of
+from passes.model.weights import UNREAD, DetachedModel, clear_data, inline
 
 __all__ = ["EXTERNAL_FROM_BYTES", "replace_when_done", "save"]
 
@@ -26,6 +27,8 @@ def save(
     path: Path,
     external_from: int = EXTERNAL_FROM_BYTES,
     check: Callable[[Path], object] = lambda _: None,
+    *,
+    referring: bool = False,
 ) -> None:
     """Write `model` to `path`; above `external_from` bytes its weights go to a `.data` file beside it.
 
@@ -34,6 +37,8 @@ def save(
 
     Args:
         check: is given the written model before it takes its place; if it raises, the old files are as they were.
+        referring: weights that lie in files of the model's own folder stay there, and the model points at them. Only
+            the others are written, to the `.data` file; and the model says that its weights are to stay unread.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the old files are as they were.
@@ -42,7 +47,9 @@ def save(
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     before = set(path.parent.glob(f"{path.name}.*.data"))
-    data_path = _write_data(model, proto, path) if model.nbytes() > external_from else None
+    if referring:
+        _refer(model, proto, path)
+    data_path = _write_data(model, proto, path) if referring or model.nbytes() > external_from else None
     for tensor in proto.graph.initializer:
         weight = model.weight(tensor)
         if weight is not None and tensor.data_location != TensorProto.EXTERNAL:
@@ -62,23 +69,47 @@ def _drop(files: set[Path]) -> None:
         file.unlink(missing_ok=True)
 
 
-def _write_data(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> Path:
-    """Write the weights that `proto`'s initializers stand for, and make those initializers point to the file."""
+def _refer(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> None:
+    """Make initializers of `proto` point to where their data lies already, if that is a file beside `path`."""
+    folder, own = str(path.parent.resolve()), f"{path.name}."
+    for tensor in proto.graph.initializer:
+        weight = model.weight(tensor)
+        place = None if weight is None else place_of(weight.data)
+        if place is None:
+            continue
+        parent, name = os.path.split(place.path)
+        if parent == folder and not (name.startswith(own) and name.endswith(".data")):  # the model's own will go
+            _point(tensor, name, place.offset, place.nbytes)
+    if all(entry.key != UNREAD for entry in proto.metadata_props):
+        proto.metadata_props.add(key=UNREAD, value="weights lie in files of others; they are known by their places")
+
+
+def _write_data(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> Path | None:
+    """Write the weights that `proto`'s initializers stand for, and make those initializers point to the file; None if
+    there are none."""
     weights = [(tensor, model.weight(tensor)) for tensor in proto.graph.initializer]
-    content = hashlib.blake2b(b"".join(weight.digest.encode() for _, weight in weights if weight), digest_size=6)
+    written = [
+        (tensor, weight)
+        for tensor, weight in weights
+        if weight is not None and tensor.data_location != TensorProto.EXTERNAL
+    ]
+    if not written:
+        return None
+    content = hashlib.blake2b(b"".join(weight.digest.encode() for _, weight in written), digest_size=6)
     data_path = path.with_name(f"{path.name}.{content.hexdigest()}.data")
     with replace_when_done(data_path) as temporary, temporary.open("wb") as file:
-        for tensor, weight in weights:
-            if weight is None:
-                continue
+        for tensor, weight in written:
             offset = file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
             file.write(weight.data.data)
-            clear_data(tensor)
-            tensor.data_location = TensorProto.EXTERNAL
-            where = {"location": data_path.name, "offset": str(offset), "length": str(weight.data.nbytes)}
-            for key, value in where.items():
-                tensor.external_data.add(key=key, value=value)
+            _point(tensor, data_path.name, offset, weight.data.nbytes)
     return data_path
+
+
+def _point(tensor: TensorProto, location: str, offset: int, length: int) -> None:
+    clear_data(tensor)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
 
 
 @contextlib.contextmanager

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 
+from passes.model.mapped import FileMaps, Place, place_of, release
 from passes.model.order import sort_nodes
-from passes.model.weights import DetachedModel, Weight, detach, release
+from passes.model.weights import DetachedModel, Weight, detach
 
 if TYPE_CHECKING:
     from passes.model.sessions import Session
@@ -33,9 +34,9 @@ class Stored:
     offset: int
     nbytes: int
 
-    def weight(self, digest: str = "") -> Weight:
-        """The weight, mapped."""
-        data = np.memmap(self.path, np.uint8, "r", self.offset, (self.nbytes,))
+    def weight(self, digest: str = "", *, maps: FileMaps | None = None) -> Weight:
+        """The weight, mapped; with `maps`, through a mapping that it shares."""
+        data = (maps or FileMaps()).view(Place(self.path, self.offset, self.nbytes))
         return Weight(self.dims, self.data_type, data, digest)
 
 
@@ -52,11 +53,11 @@ class Spill:
 
     def place(self, weight: Weight) -> tuple[str, int]:
         """The file that holds the bytes of `weight`, and their offset in it."""
-        data = weight.data
-        if isinstance(data, np.memmap) and data.filename is not None and Path(data.filename).exists():
-            return str(data.filename), int(data.offset)
+        place = place_of(weight.data)
+        if place is not None:
+            return place.path, place.offset
         if weight.digest not in self._places:
-            self._places[weight.digest] = (str(self._path), self._written(data))
+            self._places[weight.digest] = (str(self._path), self._written(weight.data))
         return self._places[weight.digest]
 
     def _written(self, data: np.ndarray) -> int:
@@ -91,7 +92,8 @@ class Portable:
         return Session(self.model(), self.mapped(), extra_outputs)
 
     def mapped(self) -> dict[str, Weight]:
-        return {one.name: one.weight() for one in self.weights}
+        maps = FileMaps()
+        return {one.name: one.weight(maps=maps) for one in self.weights}
 
 
 def portable(model: DetachedModel, spill: Spill) -> Portable:
@@ -115,9 +117,12 @@ def detached_copy(model: onnx.ModelProto, spill: Spill) -> DetachedModel:
     copy.CopyFrom(model)
     sort_nodes(copy.graph)
     detached = detach(copy)
-    return DetachedModel(copy, {key: _filed(weight, spill) for key, weight in detached.weights.items()})
+    for weight in detached.weights.values():
+        spill.place(weight)  # all of them first, since a file that grows has to be mapped again
+    maps = FileMaps()
+    return DetachedModel(copy, {key: _filed(weight, spill, maps) for key, weight in detached.weights.items()})
 
 
-def _filed(weight: Weight, spill: Spill) -> Weight:
+def _filed(weight: Weight, spill: Spill, maps: FileMaps) -> Weight:
     path, offset = spill.place(weight)
-    return Stored("", weight.dims, weight.data_type, path, offset, weight.data.nbytes).weight(weight.digest)
+    return replace(weight, data=maps.view(Place(path, offset, weight.data.nbytes)))

@@ -5,17 +5,20 @@ its content instead of its data. Optimizers compare and hash tensors by those nu
 exactly when their tensors are equal, and one of a tensor that is all 0 or all 1 still looks all 0 or all 1. They are
 numbers that no format reads as NaN, 0 or 1, since a NaN would make a tensor unequal to itself.
 
+Weights that are **unread** are known by the place where they lie instead: their digest is that of file, offset and
+length. Equal places are equal tensors, so what is taken for equal is equal; two copies of one tensor are not seen to be
+the same, nor that one is all 0 or all 1. So a model of terabytes is detached without a look at any of its numbers.
+
 Stand-ins are only for tools that never compute with the data (onnxoptimizer computes nothing: its Conv +
 BatchNormalization fusion writes the arithmetic as nodes). Others get the attached model.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from mmap import MADV_DONTNEED
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,27 +30,35 @@ from onnx import TensorProto, helper
 from passes.errors import ModelMistake
 from passes.model.bodies import bodies_of
 from passes.model.external_data import ExternalFiles
+from passes.model.mapped import place_of, release
 from passes.model.order import sort_nodes
 from passes.model.payload import check_payload
 
 __all__ = [
     "DETACH_FROM_BYTES",
+    "PROTOBUF_LIMIT",
     "TYPED_FIELDS",
+    "UNREAD",
     "DetachedModel",
+    "Key",
     "Weight",
     "WeightStore",
     "attach",
     "clear_data",
+    "derived_digest",
     "detach",
     "digest_of",
     "initializer_of",
     "inline",
     "key_of",
     "read_model",
-    "release",
 ]
 
 DETACH_FROM_BYTES: Final = 1024
+MOST_READ_BYTES: Final = 2**20
+"""Of a tensor without a stand-in that is read all the same where weights are to stay unread."""
+UNREAD: Final = "onnxline.unread"
+"""The key in a model's metadata that says: its weights may be large, so know them by their places."""
 PROTOBUF_LIMIT: Final = 2**31 - 2**20
 """Bytes that one protobuf message may hold, less a margin for its own framing."""
 
@@ -63,6 +74,8 @@ class Weight:
     data_type: int
     data: np.ndarray
     digest: str
+    unread: bool = False
+    """Its digest says where it comes from, and not what it holds."""
 
     def array(self) -> np.ndarray:
         """The tensor as numpy, without copying (bfloat16 as `ml_dtypes.bfloat16`)."""
@@ -99,22 +112,41 @@ class DetachedModel:
             return _digest_of_texts(tensor.string_data)
         return weight.digest if weight else digest_of(onnx.numpy_helper.to_array(tensor))
 
+    def turned_digest(self, tensor: TensorProto, axes: Sequence[int]) -> str:
+        """`digest` of a detached or inline initializer with its axes in another order."""
+        weight = self.weight(tensor)
+        if weight is not None and weight.unread:
+            return derived_digest(weight.digest, "Transpose", axes)
+        return digest_of(self.array(tensor).transpose(axes))
+
+    def is_unread(self, tensor: TensorProto) -> bool:
+        weight = self.weight(tensor)
+        return weight is not None and weight.unread
+
+    def unread(self) -> list[str]:
+        """The names of the initializers that are."""
+        return [tensor.name for tensor in self.proto.graph.initializer if self.is_unread(tensor)]
+
     def nbytes(self) -> int:
         """Bytes of the attached model, as one protobuf message would hold it."""
         stored = (self.weight(tensor) for tensor in self.proto.graph.initializer)
         return self.proto.ByteSize() + sum(weight.data.nbytes for weight in stored if weight is not None)
 
 
-def detach(model: onnx.ModelProto, base_dir: Path | None = None, known: WeightStore | None = None) -> DetachedModel:
+def detach(
+    model: onnx.ModelProto, base_dir: Path | None = None, known: WeightStore | None = None, *, unread: bool = False
+) -> DetachedModel:
     """Move every initializer of 1 KiB or more out of `model`, which is changed in place.
 
     Args:
         model: with inline or external data.
         base_dir: the folder of the external data; it is memory-mapped, not read.
         known: a store whose weights are used again where they are equal, so that nothing is held twice.
+        unread: know external data of 1 KiB or more by its place, and do not look at it.
 
     Raises:
-        ModelMistake: a tensor's data does not fill its shape; external data is missing, or outside `base_dir`.
+        ModelMistake: a tensor's data does not fill its shape; external data is missing, or outside `base_dir`; or it is
+            to stay unread, and its dtype has no stand-in.
     """
     known = known or {}
     store: dict[Key, Weight] = {}
@@ -135,10 +167,17 @@ def detach(model: onnx.ModelProto, base_dir: Path | None = None, known: WeightSt
             continue
         if tensor.data_type in TYPED_FIELDS:
             large.append((tensor, data))
-        else:
-            inline(tensor, data)
+            continue
+        if unread and data.nbytes > MOST_READ_BYTES:
+            dtype = TensorProto.DataType.Name(tensor.data_type).lower()
+            raise ModelMistake(
+                f"initializer {tensor.name!r} has {data.nbytes} bytes of {dtype}, which no stand-in can be made for; "
+                "it would have to be read into the model, and weights are to stay unread"
+            )
+        inline(tensor, data)
     with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
-        weights = list(pool.map(_weight, *zip(*large, strict=True))) if large else []
+        found = partial(_weight, unread=unread)
+        weights = list(pool.map(found, *zip(*large, strict=True))) if large else []
     for (tensor, data), (weight, numbers) in zip(large, weights, strict=True):
         if numbers is None:
             inline(tensor, data)
@@ -150,20 +189,18 @@ def detach(model: onnx.ModelProto, base_dir: Path | None = None, known: WeightSt
     return DetachedModel(model, store)
 
 
-def _weight(tensor: TensorProto, data: np.ndarray) -> tuple[Weight, tuple[float, ...] | None]:
+def _weight(tensor: TensorProto, data: np.ndarray, *, unread: bool) -> tuple[Weight, tuple[float, ...] | None]:
     """The weight, and the numbers of its stand-in."""
+    place = place_of(data) if unread and data.nbytes >= DETACH_FROM_BYTES else None
+    if place is not None:
+        digest = derived_digest(place.path, "place", (place.offset, place.nbytes))
+        weight = Weight(tuple(tensor.dims), tensor.data_type, data, digest, unread=True)
+        return weight, _spelled(digest)
     digest = _digest_of_bytes(data.data)
     weight = Weight(tuple(tensor.dims), tensor.data_type, data, digest)
     numbers = _stand_in(weight)
     release(data)
     return weight, numbers
-
-
-def release(data: np.ndarray) -> None:
-    """Give the memory of mapped data back; it comes from its file again when it is next read."""
-    if isinstance(data, np.memmap):
-        with contextlib.suppress(AttributeError, ValueError, OSError):
-            data._mmap.madvise(MADV_DONTNEED)  # type: ignore[attr-defined]
 
 
 def attach(model: DetachedModel) -> onnx.ModelProto:
@@ -200,6 +237,11 @@ def digest_of(array: np.ndarray) -> str:
     return _digest_of_bytes(np.ascontiguousarray(array).view(np.uint8).data)
 
 
+def derived_digest(source: str, how: str, numbers: Iterable[int]) -> str:
+    """128 bits, in hex, for what is known by where it comes from; no content has the same."""
+    return _digest_of_bytes(repr(("unread", source, how, tuple(numbers))).encode())
+
+
 def clear_data(tensor: TensorProto) -> None:
     """Drop whatever says what the values of `tensor` are, or where."""
     for field in ("raw_data", "external_data", "data_location", *dict.fromkeys(TYPED_FIELDS.values())):
@@ -207,7 +249,13 @@ def clear_data(tensor: TensorProto) -> None:
 
 
 def inline(tensor: TensorProto, data: np.ndarray) -> None:
-    """Give `tensor` its bytes back."""
+    """Give `tensor` its bytes back.
+
+    Raises:
+        ModelMistake: it stands for several tensors (`passes.model.joined`), and has no bytes of its own.
+    """
+    if not data.flags.c_contiguous:
+        raise ModelMistake(f"{tensor.name!r} is joined from weights that are to stay unread")
     clear_data(tensor)
     tensor.raw_data = data.tobytes()
 
@@ -215,7 +263,9 @@ def inline(tensor: TensorProto, data: np.ndarray) -> None:
 def initializer_of(name: str, weight: Weight) -> tuple[TensorProto, Key | None]:
     """An initializer that stands for `weight`, with its key; one that holds the data, and None, if nothing can."""
     tensor = TensorProto(name=name, data_type=weight.data_type, dims=weight.dims)
-    numbers = _stand_in(weight) if weight.data_type in TYPED_FIELDS else None
+    numbers = None
+    if weight.data_type in TYPED_FIELDS:
+        numbers = _spelled(weight.digest) if weight.unread else _stand_in(weight)
     if numbers is None:
         inline(tensor, weight.data)
         return tensor, None
@@ -223,8 +273,15 @@ def initializer_of(name: str, weight: Weight) -> tuple[TensorProto, Key | None]:
     return tensor, (weight.dims, weight.data_type, numbers)
 
 
-def read_model(path: Path, known: WeightStore | None = None) -> DetachedModel:
+def read_model(
+    path: Path, known: WeightStore | None = None, *, unread: bool | None = None, folder: Path | None = None
+) -> DetachedModel:
     """Read an ONNX file, detached. External data is memory-mapped; nodes come in an order that ONNX allows.
+
+    Args:
+        known: see `detach`.
+        unread: see `detach`; None: as the file says of itself (`UNREAD`).
+        folder: where its external data lies; its own folder by default.
 
     Raises:
         ModelMistake: no such file, not ONNX, truncated, or external data that is missing or leaves the folder.
@@ -238,8 +295,11 @@ def read_model(path: Path, known: WeightStore | None = None) -> DetachedModel:
     if not model.graph.node and not model.graph.output:
         raise ModelMistake(f"{path} holds no graph; is it an ONNX file, and complete?")
     sort_nodes(model.graph)
+    marked = any(entry.key == UNREAD for entry in model.metadata_props)
+    # A link to a model stands for the model, beside which its data lies.
+    folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
     try:
-        return detach(model, path.parent, known)
+        return detach(model, folder, known, unread=marked if unread is None else unread)
     except ModelMistake as mistake:
         raise ModelMistake(f"{path}: {mistake}") from mistake
 
@@ -287,13 +347,18 @@ def _stand_in(weight: Weight) -> tuple[float, ...] | None:
             # -0.0 among zeros: equal to a pass, not equal as bytes, so it may not share a stand-in with plain zeros.
             uniform = not weight.data.reshape(array.size, -1).view(np.uint8).any() if unit == 0 else True
             return _unit_number(weight, unit) if uniform else None
-    return tuple(2 + int(digit, 16) for digit in weight.digest)
+    return _spelled(weight.digest)
+
+
+def _spelled(digest: str) -> tuple[float, ...]:
+    """Numbers that no format reads as NaN, 0 or 1, as values or as bits."""
+    return tuple(2 + int(digit, 16) for digit in digest)
 
 
 def _unit_number(weight: Weight, unit: int) -> tuple[float, ...]:
-    """0 or 1 as the dtype's typed field stores it: half precisions keep bit patterns there."""
-    if unit == 1 and weight.data_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
-        return (int(weight.data[:2].view(np.uint16)[0]),)
+    """0 or 1 as the dtype's typed field stores it: small floats keep bit patterns there."""
+    if unit == 1 and weight.data_type in SMALL_FLOATS:
+        return (int.from_bytes(weight.data[: weight.array().itemsize].tobytes(), "little"),)
     return (unit,)
 
 
@@ -302,6 +367,8 @@ TYPED_FIELDS: Final[Mapping[int, str]] = {
     TensorProto.DOUBLE: "double_data",
     TensorProto.FLOAT16: "int32_data",
     TensorProto.BFLOAT16: "int32_data",
+    TensorProto.FLOAT8E4M3FN: "int32_data",
+    TensorProto.FLOAT8E5M2: "int32_data",
     TensorProto.INT8: "int32_data",
     TensorProto.UINT8: "int32_data",
     TensorProto.INT16: "int32_data",
@@ -313,3 +380,7 @@ TYPED_FIELDS: Final[Mapping[int, str]] = {
 }
 """The dtypes that can be detached, with the field of TensorProto that their stand-in's numbers go to. A bool stand-in
 could only say "all true"."""
+
+SMALL_FLOATS: Final = frozenset(
+    {TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2}
+)

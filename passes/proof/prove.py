@@ -77,6 +77,10 @@ class Prover:
         prover._is_own = True
         return prover
 
+    def start(self) -> None:
+        """Start the workers now, so that they are ready when they are called."""
+        self._bench.start()
+
     def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: Reading | None = None) -> None:
         """From now on compare the values at `instances` too, and find out how visible a fault in their weights is.
 

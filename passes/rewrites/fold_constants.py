@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,7 @@ import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.base import Workbench
+from passes.errors import StepFailed
 from passes.model.canonical import RANDOM_OPS
 from passes.model.reads import reads_of
 from passes.model.sharing import Portable, Spill, Stored, portable
@@ -28,17 +31,19 @@ class FoldConstants:
     """Replace every value that is computed from constants alone by an initializer.
 
     A result larger than `grow_limit` bytes that is also larger than everything it is computed from stays computed: a
-    tiny Expand or Tile may spell a matrix of megabytes.
+    tiny Expand or Tile may spell a matrix of megabytes. What would read an unread weight of more than `unread_limit`
+    bytes stays computed too.
     """
 
     grow_limit: int = 2**20
+    unread_limit: int | None = None
     name: str = field(default="fold_constants", init=False)
     source: str = field(default="onnxline", init=False)
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
-        excluded: set[str] = set()
+        excluded, unread = set[str](), _left_alone(model, self.unread_limit)
         while True:
-            nodes = _foldable(model.proto, excluded)
+            nodes = _foldable(model.proto, excluded, unread)
             if not nodes:
                 return model
             groups = _groups(nodes)
@@ -76,7 +81,13 @@ def compute(parts: Sequence[tuple[Portable, Sequence[str]]], folder: str) -> lis
 
 
 def _computed(part: Portable, wanted: Sequence[str], spill: Spill) -> list[Made]:
-    results = part.session(wanted).run({}) if wanted else {}
+    try:
+        results = part.session(wanted).run({}) if wanted else {}
+    except StepFailed as failure:
+        if "bfloat16" not in str(failure):
+            raise
+        # onnxruntime cannot hand such a value to numpy, so the group stays computed, as if it were too large.
+        return [Made(name, sys.maxsize, None) for name in wanted]
     return [_made(name, results.pop(name), spill) for name in wanted]
 
 
@@ -91,10 +102,22 @@ def _made(name: str, array: np.ndarray, spill: Spill) -> Made:
     return Made(name, array.nbytes, None, stored, weight.digest)
 
 
-def _foldable(proto: onnx.ModelProto, excluded: set[str]) -> list[NodeProto]:
+def _left_alone(model: DetachedModel, unread_limit: int | None) -> frozenset[str]:
+    """The unread weights that nothing is computed from; joined ones have no bytes to compute with."""
+    limit = math.inf if unread_limit is None else unread_limit
+    weights = ((tensor.name, model.weight(tensor)) for tensor in model.proto.graph.initializer)
+    return frozenset(
+        name
+        for name, weight in weights
+        if weight is not None and weight.unread and (weight.data.nbytes > limit or not weight.data.flags.c_contiguous)
+    )
+
+
+def _foldable(proto: onnx.ModelProto, excluded: set[str], unread: Collection[str]) -> list[NodeProto]:
     """Nodes computable from constants, in graph order."""
     outputs = {output.name for output in proto.graph.output}
     constants = {tensor.name for tensor in proto.graph.initializer} - {info.name for info in proto.graph.input}
+    constants.difference_update(unread)
     nodes = []
     for node in proto.graph.node:
         fixed = (
@@ -159,16 +182,19 @@ def _replaced(model: DetachedModel, nodes: Sequence[NodeProto], made: Sequence[M
     stays = [node for node in proto.graph.node if node.output[0] not in gone]
     del proto.graph.node[:]
     proto.graph.node.extend(stays)
-    weights = dict(model.weights)
+    weights, turned = dict(model.weights), _turned(model, nodes)
     for one in made:
         if one.array is not None:
             proto.graph.initializer.append(onnx.numpy_helper.from_array(one.array, one.name))
         if one.stored is None:
             continue
-        tensor, key = initializer_of(one.name, one.stored.weight(one.digest))
+        weight = one.stored.weight(one.digest)
+        if one.name in turned:
+            weight = replace(weight, digest=turned[one.name], unread=True)
+        tensor, key = initializer_of(one.name, weight)
         proto.graph.initializer.append(tensor)
         if key is not None:
-            weights.setdefault(key, one.stored.weight(one.digest))
+            weights.setdefault(key, weight)
     read = {name for node in proto.graph.node for name in reads_of(node)} | {o.name for o in proto.graph.output}
     used = [tensor for tensor in proto.graph.initializer if tensor.name in read]
     del proto.graph.initializer[:]
@@ -177,6 +203,18 @@ def _replaced(model: DetachedModel, nodes: Sequence[NodeProto], made: Sequence[M
         declared = {info.name for info in proto.graph.input}
         proto.graph.input.extend(_declared(tensor) for tensor in used if tensor.name not in declared)
     return DetachedModel(proto, weights)
+
+
+def _turned(model: DetachedModel, nodes: Sequence[NodeProto]) -> dict[str, str]:
+    """The digests of unread weights that are only transposed, by which the kept ones among them are known again."""
+    stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    found = {}
+    for node in nodes:
+        tensor = stored.get(node.input[0]) if node.op_type == "Transpose" else None
+        if tensor is not None and model.is_unread(tensor):
+            axes = next((tuple(one.ints) for one in node.attribute if one.name == "perm"), None)
+            found[node.output[0]] = model.turned_digest(tensor, axes or tuple(reversed(range(len(tensor.dims)))))
+    return found
 
 
 def _declared(tensor: TensorProto) -> ValueInfoProto:

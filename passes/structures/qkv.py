@@ -9,7 +9,7 @@ from itertools import permutations, product
 from typing import ClassVar, Final
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from passes.model.weights import DetachedModel, digest_of
 from passes.structures.attention_shape import Operands, attention_operands
@@ -129,11 +129,20 @@ def _instance(view: GraphView, triple: Triple, digests: Sequence[frozenset[str]]
 
 def _digests(view: GraphView, projection: Projection) -> Iterator[str]:
     """Of the matrix in each type and layout that an optimizer may leave it in."""
-    array = view.model.array(projection.weight)
     yield view.model.digest(projection.weight)
+    if view.model.is_unread(projection.weight):  # what it would be in another type cannot be said without a look at it
+        yield from (view.model.turned_digest(projection.weight, axes) for axes in _turns(projection.weight))
+        return
+    array = view.model.array(projection.weight)
     yield from map(digest_of, _transposed(array))
     for cast in _cast(view, projection, array):
         yield from map(digest_of, (cast, *_transposed(cast)))
+
+
+def _turns(weight: TensorProto) -> Iterator[tuple[int, ...]]:
+    """The other orders of its axes."""
+    rank = len(weight.dims)
+    yield from (axes for axes in permutations(range(rank)) if rank <= 3 and axes != tuple(range(rank)))
 
 
 def _transposed(array: np.ndarray) -> list[np.ndarray]:

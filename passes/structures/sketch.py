@@ -181,13 +181,16 @@ class _Builder:
             return
         casts = [one.i for node in way if node.op_type == "Cast" for one in node.attribute if one.name == "to"]
         yield view.model.digest(tensor) + "".join(f"{CAST_TO}{dtype}" for dtype in casts)
-        if "Cast" in ops or ("Transpose" in ops and not may_turn):
+        if view.model.is_unread(tensor):
+            if may_turn and len(tensor.dims) == 2:
+                yield view.model.turned_digest(tensor, (1, 0))
+        elif "Cast" in ops or ("Transpose" in ops and not may_turn):
             array = view.model.array(tensor)
             for node in way:
                 array = _moved(node, array)
             yield digest_of(array)
         elif may_turn and len(tensor.dims) == 2 and min(tensor.dims) > 1:
-            yield digest_of(view.model.array(tensor).T)
+            yield view.model.turned_digest(tensor, (1, 0))
 
 
 def _moved(node: NodeProto, array: np.ndarray) -> np.ndarray:

@@ -86,7 +86,7 @@ def _summary(result: RunResult) -> dict[str, Any]:
 def _files(model: ModelConfig) -> list[str]:
     """What the model is read from, as the configuration names it."""
     factory, _ = split_factory(model.factory) if model.factory else ("", "")
-    named = [factory if factory.endswith(".py") else "", model.onnx]
+    named = [factory if factory.endswith(".py") else "", model.onnx, model.checkpoint]
     if model.transformers is not None:
         named += [model.transformers.config, model.transformers.checkpoint]
     return [one for one in named if isinstance(one, str) and one]

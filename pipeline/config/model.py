@@ -61,10 +61,12 @@ class ModelConfig(Section):
 
     dims: the sizes that each named dim is tried at; the first is the one that the model is exported with.
     trainable: globs over initializer names that are parameters, beside those that trace to an nn.Parameter.
+    checkpoint: safetensors for the module of a factory; `transformers` has a key of its own.
     """
 
     factory: StrictStr | None = None
     args: dict[str, Any] = Field(default_factory=dict)
+    checkpoint: StrictStr | None = None
     transformers: TransformersConfig | None = None
     onnx: StrictStr | None = None
     seed: Seed = 0
@@ -88,6 +90,10 @@ class ModelConfig(Section):
             raise ValueError(f"found {' and '.join(found) or 'none'}, expected exactly one of {', '.join(SOURCES)}")
         if self.args and self.factory is None:
             raise ValueError(f"found 'args' beside {found[0]!r}, expected it with 'factory' only")
+        if self.checkpoint and self.factory is None:
+            raise ValueError(
+                f"found 'checkpoint' beside {found[0]!r}, expected it with 'factory', or inside of 'transformers'"
+            )
         return self
 
     def sizes(self, dim: str) -> tuple[int, ...]:

@@ -131,6 +131,7 @@ def _anchor_tables(entry: str, folder: Path) -> str:
 PATHS: dict[KeyPath, Callable[[str, Path], str]] = {
     ("model", "factory"): _anchor_factory,
     ("model", "onnx"): _anchor_file,
+    ("model", "checkpoint"): _anchor_file,
     ("model", "transformers", "config"): _anchor_file,
     ("model", "transformers", "checkpoint"): _anchor_file,
 }

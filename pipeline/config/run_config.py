@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, StrictStr, ValidationError
+from pydantic import Field, StrictStr, ValidationError, model_validator
 
 from pipeline.config.base import Section
 from pipeline.config.explain import explain
@@ -35,6 +35,41 @@ class RunConfig(Section):
     verify: VerifyConfig = Field(default_factory=VerifyConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
     report: ReportConfig = Field(default_factory=ReportConfig)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_runs(cls, data: Any) -> Any:
+        """Under a proof by structure no backend runs, unless one is asked for, which is a mistake."""
+        match data:
+            case {"verify": {"proof": "structure"}}:
+                runtime = data.get("runtime") or {}
+                return {**data, "runtime": {"backends": [], **runtime} if isinstance(runtime, Mapping) else runtime}
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        if self.verify.proof == "structure" and self.runtime.backends:
+            raise ValueError(
+                f"found runtime.backends {', '.join(self.runtime.backends)} with verify.proof structure, which runs "
+                "nothing; leave runtime.backends out, or prove by numbers"
+            )
+        if self.export.weights == "referenced" and not self.checkpoint and self.model.onnx is None:
+            raise ValueError(
+                "found export.weights referenced without a checkpoint to refer to, expected "
+                "model.transformers.checkpoint, or model.checkpoint beside model.factory"
+            )
+        return self
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The file or folder that the weights of a torch module come from, if any."""
+        return self.model.transformers.checkpoint if self.model.transformers else self.model.checkpoint
+
+    @property
+    def weightless(self) -> bool:
+        """Whether the module is made without its weights: nobody reads them."""
+        is_torch = self.model.onnx is None
+        return is_torch and self.export.weights == "referenced" and self.verify.proof == "structure"
 
     @classmethod
     def from_yaml(cls, path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

@@ -70,12 +70,19 @@ Names = Annotated[tuple[Annotated[StrictStr, Field(min_length=1)], ...], AfterVa
 
 class ExportConfig(Section):
     """torch → ONNX. Which dims are dynamic follows from the names in `model.inputs.*.shape`, and from
-    `dynamic_shapes`: input → axis → name."""
+    `dynamic_shapes`: input → axis → name.
+
+    weights: `copied` into files of the run, or `referenced` where they lie, in the safetensors shards of the checkpoint
+        (or the data of the ONNX file); then the final model is written into their folder.
+    pieces: name of a parameter → names of its pieces in the checkpoint; see `pipeline.export.key_names.pieces_of`.
+    """
 
     opset: Annotated[StrictInt, Field(ge=7)] = 20
     dynamic_shapes: dict[StrictStr, dict[int, StrictStr]] = Field(default_factory=dict)
     input_names: Names | None = None
     output_names: Names | None = None
+    weights: Literal["copied", "referenced"] = "copied"
+    pieces: dict[StrictStr, tuple[StrictStr, ...]] = Field(default_factory=dict)
 
 
 class PassesConfig(Section):
@@ -98,8 +105,12 @@ class Tolerance(Section):
 
 
 class VerifyConfig(Section):
-    """How many seeded draws to compare, and tolerances that differ from the documented ones."""
+    """How many seeded draws to compare, and tolerances that differ from the documented ones.
 
+    proof: `numbers`, or `structure` for a model that cannot be run here: then nothing is run and no number is compared.
+    """
+
+    proof: Literal["numbers", "structure"] = "numbers"
     draws: Count = 2
     seed: Natural = 0
     tolerances: dict[str, Tolerance] = Field(default_factory=dict)

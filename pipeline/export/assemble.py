@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeline.config import InputConfig, ModelConfig
 from pipeline.errors import OnnxlineError, SourceMistake
@@ -19,6 +20,7 @@ from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float,
 from pipeline.export.quiet import quiet
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import call, input_tensors, output_tensors, parameter_names, refill
+from pipeline.export.weightless import is_weightless, taken_buffers
 
 __all__ = ["assemble"]
 
@@ -32,24 +34,25 @@ def assemble(module: nn.Module, example: Example | None, model: ModelConfig) -> 
     """
     module.eval()
     register_caches(module)
+    buffers = taken_buffers(module) if is_weightless(module) else {}
     if example is None:
         example, inputs = _declared(module, model)
     else:
         names, _ = parameter_names(module)
         ordered = dict(sorted(example.kwargs.items(), key=lambda item: _position(item[0], names)))
         example, inputs = _given(module, Example(example.args, ordered), model)
-    example = _beside(module, example)
+    if is_weightless(module):
+        example = _on_meta(module, example)
     outputs = tuple(_outputs(module, example, inputs))
     taken = {spec.name for spec in inputs}
-    return TorchSource(module, example, inputs, tuple(f"{name}_out" if name in taken else name for name in outputs))
+    unique = tuple(f"{name}_out" if name in taken else name for name in outputs)
+    return TorchSource(module, example, inputs, unique, buffers)
 
 
-def _beside(module: nn.Module, example: Example) -> Example:
-    """The example on meta where the whole module is: no operator takes tensors with values and without."""
-    own = [*module.parameters(), *module.buffers()]
-    if not own or not all(tensor.is_meta for tensor in own):
-        return example
-    return Example(*pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.to("meta"), (example.args, example.kwargs)))
+def _on_meta(module: nn.Module, example: Example) -> Example:
+    """A graph is traced on one device: that of the module."""
+    tensors = input_tensors(module, example)
+    return refill(module, example, {name: tensor.to("meta") for name, tensor in tensors.items()})
 
 
 def _declared(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
@@ -143,7 +146,8 @@ def _sizes(specs: tuple[InputSpec, ...], model: ModelConfig) -> dict[str, int]:
 
 def _outputs(module: nn.Module, example: Example, inputs: tuple[InputSpec, ...]) -> dict[str, torch.Tensor]:
     try:
-        with quiet():
+        # Without weights there are no values either: fake tensors tell a module so, as they do while it is traced.
+        with quiet(), FakeTensorMode(allow_non_fake_inputs=True) if is_weightless(module) else nullcontext():
             result = call(module, example)
         return output_tensors(result)
     except OnnxlineError:

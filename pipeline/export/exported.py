@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
 from pipeline.errors import UserMistake
 from pipeline.export.inputs import named_dims
+from pipeline.export.referred import Pieces, refer
+from pipeline.export.shards import Shards
 from pipeline.export.source import TorchSource
 
 __all__ = ["ExportedModel", "save_model"]
@@ -49,8 +51,16 @@ class ExportedModel:
         return named_dims(self.source.inputs)
 
     def save(self, path: Path) -> None:
-        """Write `path`, and `path`.data beside it when the weights exceed 100 MB."""
+        """Write `path`, and `path`.data beside it when the weights exceed 100 MB. Those in other files stay there."""
         save_model(self.ir_model, path)
+
+    def referring_to(self, shards: Shards, pieces: Pieces) -> ExportedModel:
+        """The same model, whose weights are now references into `shards`.
+
+        Raises:
+            SourceMistake: the checkpoint does not fit the model; see `refer`.
+        """
+        return replace(self, notes=(*self.notes, *refer(self.ir_model, self.source, shards, pieces)))
 
 
 def save_model(model: ir.Model, path: Path) -> None:
@@ -60,7 +70,8 @@ def save_model(model: ir.Model, path: Path) -> None:
         UserMistake: the disk is full, or the folder cannot be written.
     """
     data = path.with_name(f"{path.name}.data")
-    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+    values = [value.const_value for value in model.graph.initializers.values() if value.const_value]
+    size = sum(value.nbytes for value in values if not isinstance(value, ir.ExternalTensor))
     external = data.name if size > EXTERNAL_DATA_BYTES else None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

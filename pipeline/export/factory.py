@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,17 +16,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.config import ModelConfig, split_factory
+from pipeline.config import ModelConfig, locate, split_factory
 from pipeline.errors import OnnxlineError, SourceMistake
 from pipeline.export.assemble import assemble
 from pipeline.export.blame import first_line, last_frame
+from pipeline.export.checkpoint import read_checkpoint
 from pipeline.export.source import Example, TorchSource
+from pipeline.export.weightless import without_weights
 
 __all__ = ["make_from_factory"]
 
 
-def make_from_factory(model: ModelConfig) -> TorchSource:
-    """Call the factory with `model.args`.
+def make_from_factory(model: ModelConfig, *, weightless: bool = False) -> TorchSource:
+    """Call the factory with `model.args`; with weights from `model.checkpoint`, if it names one, or with none at all.
 
     Raises:
         SourceMistake: it is not there, it raises, or it returns something else than a module, (module, args tuple)
@@ -36,9 +39,20 @@ def make_from_factory(model: ModelConfig) -> TorchSource:
     factory = _function(_import(place, text), name, text)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
-        made = _guarded(lambda: factory(**model.args), f"the factory {text} raises")
+        with without_weights() if weightless else nullcontext():
+            made = _guarded(lambda: factory(**model.args), f"the factory {text} raises")
     module, example = _unpacked(made, text)
+    if model.checkpoint is not None and not weightless:
+        _load_weights(module, model.checkpoint)
     return assemble(module, example, model)
+
+
+def _load_weights(module: nn.Module, checkpoint: str) -> None:
+    state = read_checkpoint(locate(checkpoint))
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise SourceMistake(f"checkpoint {checkpoint} does not fit: {' '.join(str(error).split())}") from error
 
 
 def _import(place: str, text: str) -> ModuleType:

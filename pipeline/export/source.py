@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from pipeline.errors import ConfigMistake
 from pipeline.export.inputs import InputSpec
 
 if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not need it
+    import torch
     from torch import nn
 
 __all__ = ["Example", "OnnxSource", "Source", "TorchSource", "with_names"]
@@ -32,6 +34,8 @@ class TorchSource:
     example: Example
     inputs: tuple[InputSpec, ...]
     outputs: tuple[str, ...]
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Of a module without weights, the values of its buffers: it is on the meta device, and they are not."""
 
 
 @dataclass(frozen=True, slots=True)

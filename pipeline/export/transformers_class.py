@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,12 +17,13 @@ from pipeline.export.blame import first_line
 from pipeline.export.checkpoint import read_checkpoint
 from pipeline.export.quiet import quiet
 from pipeline.export.source import TorchSource
+from pipeline.export.weightless import without_weights
 
 __all__ = ["make_from_transformers"]
 
 
-def make_from_transformers(section: TransformersConfig, model: ModelConfig) -> TorchSource:
-    """Make the model: random weights from `model.seed`, or those of the checkpoint.
+def make_from_transformers(section: TransformersConfig, model: ModelConfig, *, weightless: bool = False) -> TorchSource:
+    """Make the model: random weights from `model.seed`, or those of the checkpoint; or none at all.
 
     Raises:
         SourceMistake: no such class, an unknown or wrong configuration key, a checkpoint that does not fit.
@@ -30,9 +32,10 @@ def make_from_transformers(section: TransformersConfig, model: ModelConfig) -> T
         torch.manual_seed(model.seed)
         cls = _class(section.class_name, "model.transformers.class")
         config = _config(cls, section)
-        if section.checkpoint is None:
+        if section.checkpoint is None or weightless:
             # A private name, but the only constructor that heeds dtype and attn_implementation of the configuration.
-            made = _attempt(lambda: cls._from_config(config), f"{section.class_name} cannot be made")
+            with without_weights() if weightless else nullcontext():
+                made = _attempt(lambda: cls._from_config(config), f"{section.class_name} cannot be made")
         else:
             made = _with_weights(cls, config, section.checkpoint)
     return assemble(made, None, model)

@@ -74,6 +74,8 @@ class OptimizeReport:
     """Of the source, and of each row that changed the model, taken or not."""
     pictures: Pictures = field(default_factory=Pictures)
     """For `report.html`; `report.json` does not hold them."""
+    not_compared: str = ""
+    """Why no number was compared; empty where numbers were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class Report:
     seconds: Mapping[str, float]
     files: tuple[str, ...]
     marks: tuple[Mark, ...] = ()
+    not_compared: str = ""
+    """Why no number was compared; empty where numbers were."""
     format_version: int = field(default=REPORT_VERSION)
 
 

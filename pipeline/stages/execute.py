@@ -24,7 +24,7 @@ from pipeline.lowering import EMITTERS
 from pipeline.planning import to_json as plan_to_json
 from pipeline.report import BackendReport, ExportReport, RuntimeReport
 from pipeline.runtime import compile_graph
-from pipeline.stages.optimize import MODEL
+from pipeline.stages.referred import written_path
 from pipeline.stages.tolerances import tolerances_of
 from pipeline.verify.runners import Runner, onnxruntime_runner, plan_runner
 from pipeline.workspace import Workspace, stamp
@@ -49,7 +49,7 @@ def execute(
         Unsupported: `plan` is asked for, and the model has an operator without an importer or an emitter.
     """
     remove_ir(workspace)
-    path = workspace.folder / MODEL
+    path = written_path(workspace)
     trainable = _trainable(path, exported.parameters, config.model.trainable)
     names = [name for name in config.runtime.backends if name != "torch"]
     facts: dict[str, int] = {}

@@ -7,13 +7,15 @@ from pathlib import Path
 
 from passes.bench import open_bench
 from passes.errors import StepFailed
-from passes.model.weights import DetachedModel, digest_of, read_model
+from passes.model.weights import DetachedModel, read_model
 from passes.proof.prove import Measurement, Prover, Reference
-from pipeline.config import RunConfig
+from pipeline.config import RunConfig, locate
 from pipeline.errors import CheckFailed, Unsupported
 from pipeline.export import export_onnx
+from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source
 from pipeline.report import ExportReport
+from pipeline.stages.referred import not_compared, shards_folder, unread
 from pipeline.stages.tolerances import tolerances_of
 from pipeline.workspace import Workspace, stamp
 
@@ -33,15 +35,17 @@ def export(
     Returns:
         The report, and why the export is wrong: empty when it computes what torch does.
     """
-    path = exported_path(source, workspace)
+    path, folder = exported_path(source, workspace), shards_folder(config)
     parameters: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     if not isinstance(source, OnnxSource):
         exported = export_onnx(source, config.export)
+        if folder is not None:
+            exported = exported.referring_to(read_shards(locate(config.checkpoint or "")), config.export.pieces)
         exported.save(path)
         parameters, notes = exported.parameters, exported.notes
         del exported
-    model = read_model(path)
+    model = read_model(path, unread=unread(config), folder=folder)
     measurement = _measured(model, references, config, workspace)
     report = ExportReport(
         origin="onnx" if isinstance(source, OnnxSource) else "torch",
@@ -62,6 +66,8 @@ def export(
 def _measured(
     model: DetachedModel, references: Sequence[Reference], config: RunConfig, workspace: Workspace
 ) -> Measurement:
+    if not_compared(config):
+        return Measurement({}, {})
     try:
         with open_bench(config.passes.timeout_s, config.passes.memory_gib, workspace.scratch) as bench:
             return Prover(references, bench, tolerances_of(config)).measure(model)
@@ -94,7 +100,7 @@ def _digests(model: DetachedModel, names: frozenset[str]) -> frozenset[str]:
         if tensor.name in names:
             digests.add(model.digest(tensor))
             if len(tensor.dims) == 2:
-                digests.add(digest_of(model.array(tensor).T))
+                digests.add(model.turned_digest(tensor, (1, 0)))
     return frozenset(digests)
 
 

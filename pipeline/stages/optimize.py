@@ -16,25 +16,26 @@ from passes.changes import op_counts
 from passes.diff import Numbers, compare_models, diff_as_data, diff_text, numbers_as_data, numbers_text
 from passes.model.files import save
 from passes.model.fingerprint import structure_fingerprint
+from passes.model.joined import apart, joined
 from passes.model.payload import byte_count
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel, read_model
 from passes.policy import Policy, with_skips
-from passes.proof.prove import Prover, Reference
+from passes.proof.prove import Reference
 from passes.recipe import steps_of
 from passes.result import PassRow, PassRun
 from passes.runner import run_passes
+from passes.unread import sparing
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
 from pipeline.events import Note, Observer, PassEnded, Progress
 from pipeline.report import DIFFS, SOURCE, Mark, OptimizeReport, Pictures, diff_folder
 from pipeline.stages.pictures import Broken, take_pictures
-from pipeline.stages.tolerances import tolerances_of
+from pipeline.stages.referred import final_path, link_to, not_compared, prover_of, shards_folder, unread
 from pipeline.workspace import Workspace, stamp
 
-__all__ = ["MODEL", "optimize", "refuse_reverts", "still_there"]
+__all__ = ["optimize", "refuse_reverts", "still_there"]
 
-MODEL = "model.onnx"
 REPRODUCERS = "reproducers"
 
 
@@ -50,6 +51,7 @@ def optimize(
     wishes = config.passes
     policy = Policy(tuple(wishes.skip), tuple(wishes.keep), wishes.watch)
     steps = steps_of(wishes.recipe)
+    path = final_path(config, workspace)  # refused before the work, if at all
 
     def observe(name: str, index: int, total: int, row: PassRow | None) -> None:
         observer(Progress("passes", name, index, total) if row is None else PassEnded(row))
@@ -62,7 +64,7 @@ def optimize(
         broken.note(row, after)
         if row.changed:
             marks[place] = _mark(place, after.model)
-            _write_diff(folder, row, before, after, workspace)
+            _write_diff(folder, row, before, after, workspace, not_compared(config))
         else:
             marks.pop(place, None)
             shutil.rmtree(workspace.folder / folder, ignore_errors=True)
@@ -71,26 +73,36 @@ def optimize(
     for folder in (REPRODUCERS, DIFFS):
         shutil.rmtree(workspace.folder / folder, ignore_errors=True)
     with open_bench(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
-        bench.start()
-        prover = Prover(references, bench, tolerances_of(config))
-        source = read_model(exported)
+        prover = prover_of(config, references, bench)
+        prover.start()
+        stored = read_model(exported, unread=unread(config), folder=shards_folder(config))
+        source, stacks = joined(stored)
+        if source.unread():
+            steps = sparing(steps)
         marks[SOURCE] = _mark(SOURCE, source)
         run = run_passes(source, steps, policy, prover, bench, observe, reproducers, note_change)
         pictures = _pictures(run, source, broken, steps, policy, bench, observer)
     if run.power.blind:
         observer(Note(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs"))
-    path = workspace.folder / MODEL
-    save(run.model, path, check=_check)
-    files = [path, *sorted(workspace.folder.glob(f"{MODEL}.*.data"))]
+    final = apart(run.model, stacks, stored)
+    save(final, path, check=_check, referring=shards_folder(config) is not None)
+    link_to(path, workspace)
+    files = [path, *sorted(path.parent.glob(f"{path.name}.*.data"))]
     return OptimizeReport(
         passes=run.rows,
         structures=run.structures,
         sensitivity=run.power,
-        nodes=len(run.model.proto.graph.node),
-        files=tuple((file.name, *stamp(file)) for file in files),
+        nodes=len(final.proto.graph.node),
+        files=tuple((_told(file, workspace), *stamp(file)) for file in files),
         marks=tuple(mark for _, mark in sorted(marks.items())),
         pictures=pictures,
+        not_compared=not_compared(config),
     )
+
+
+def _told(file: Path, workspace: Workspace) -> str:
+    """Below the folder of the run, or, beside the weights that it refers to, in full."""
+    return str(file.relative_to(workspace.folder) if file.is_relative_to(workspace.folder) else file)
 
 
 def _pictures(
@@ -116,9 +128,18 @@ def _mark(row: int, model: DetachedModel) -> Mark:
     return Mark(row, structure_fingerprint(model), sum(map(byte_count, stored)), dict(sorted(op_counts(model).items())))
 
 
-def _write_diff(folder: str, row: PassRow, before: Subject, after: Subject, workspace: Workspace) -> None:
+def _write_diff(
+    folder: str, row: PassRow, before: Subject, after: Subject, workspace: Workspace, not_compared: str
+) -> None:
     """By structure, against the model before; by numbers, against the reference, which every pass is judged by."""
-    numbers, why = (Numbers(row.errors), "") if row.errors else (None, row.reason or "there is no output to compare")
+    numbers, why = (
+        (Numbers(row.errors), "")
+        if row.errors
+        else (
+            None,
+            row.reason or not_compared or "there is no output to compare",
+        )
+    )
     found = compare_models(before.model, after.model, (before.reading, after.reading))
     (workspace.folder / folder).mkdir(parents=True, exist_ok=True)
     text = diff_text(found, most=sys.maxsize) + numbers_text(numbers, why, title="numbers, against the reference")

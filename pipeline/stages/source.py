@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 from passes.model.weights import read_model
+from passes.proof.structure import STRUCTURE
 from pipeline.config import ModelConfig, RunConfig, locate, split_factory
 from pipeline.export.dynamic_shapes import with_dynamic_shapes
 from pipeline.export.load import load_source
+from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source, TorchSource, with_names
 
 __all__ = ["fingerprint", "open_source"]
@@ -22,17 +24,22 @@ def open_source(config: RunConfig) -> Source:
     Raises:
         SourceMistake: the model, its checkpoint or its inputs cannot be made or read.
     """
-    source = load_source(with_dynamic_shapes(config.model, config.export))
+    source = load_source(with_dynamic_shapes(config.model, config.export), weightless=config.weightless)
     return with_names(source, config.export) if isinstance(source, TorchSource) else source
 
 
-def fingerprint(source: Source, model_config: ModelConfig) -> str:
-    """A digest of the model's bytes: weights, and for torch also the code that makes and runs it."""
-    digest = hashlib.blake2b(digest_size=16)
+def fingerprint(source: Source, config: RunConfig) -> str:
+    """A digest of the model's bytes: weights, and for torch also the code that makes and runs it.
+
+    Of weights that nobody reads, only where they lie counts, and size and time of their files.
+    """
+    digest, model_config = hashlib.blake2b(digest_size=16), config.model
+    if config.export.weights == "referenced" and config.checkpoint is not None:
+        digest.update(read_shards(locate(config.checkpoint)).fingerprint().encode())
     for spec in source.inputs:
         digest.update(repr(spec).encode())
     if isinstance(source, OnnxSource):
-        model = read_model(source.path)
+        model = read_model(source.path, unread=config.verify.proof == STRUCTURE or None)
         for tensor in model.proto.graph.initializer:
             digest.update(model.digest(tensor).encode())
         digest.update(model.proto.SerializeToString(deterministic=True))
@@ -73,9 +80,15 @@ def _of_package(factory: str) -> set[Path]:
 def _add_tensors(digest: hashlib.blake2b, source: TorchSource) -> None:
     import torch
 
+    from pipeline.export.arrays import to_numpy
+
     named = (*source.module.named_parameters(), *source.module.named_buffers())
     for name, tensor in named:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad}".encode())
+        if tensor.is_meta:
+            continue
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    for name, tensor in sorted(source.buffers.items()):
+        digest.update(f"{name} {to_numpy(tensor).tobytes()!r}".encode())
     digest.update(repr(source.module).encode())

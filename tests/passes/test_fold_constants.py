@@ -107,3 +107,18 @@ def test_an_ir_version_that_onnxruntime_does_not_know_yet_is_no_matter(folded: F
     source = model_of("g (float[2, 8] x) => (float[2, 8] y) { n = Neg (w) y = Add (x, n) }", w=matrix(2, 8, 0))
     source.ir_version = onnx.IR_VERSION
     assert body(folded(source)) == ["y = Add (x, n)"]
+
+
+def test_what_onnxruntime_cannot_hand_over_stays_computed(bench: Workbench) -> None:
+    """numpy has no bfloat16."""
+    model = model_of(
+        """g (float[4] x) => (float[4] y, bfloat16[4] z) {
+            half = Cast <to = 16> (c)
+            z = Identity (half)
+            twice = Add (c, c)
+            y = Mul (x, twice)
+        }""",
+        c=np.arange(4, dtype=np.float32),
+    )
+    after = FoldConstants().apply(detached(model), bench)
+    assert [node.op_type for node in after.proto.graph.node] == ["Cast", "Identity", "Mul"]

@@ -55,7 +55,10 @@ def _sentences(report: Report, reverted: int) -> Iterator[str]:
         return
     changed = sum(row.changed and row.status is Status.RAN for row in report.passes)
     tried = sum(row.status is not Status.SKIPPED for row in report.passes)
-    yield f"{plural(tried, 'pass', 'passes')} tried, {changed} changed the model, each of them proven."
+    how = "each of them proven by structure alone" if report.not_compared else "each of them proven"
+    yield f"{plural(tried, 'pass', 'passes')} tried, {changed} changed the model, {how}."
+    if report.not_compared:
+        yield f"No number was compared: {report.not_compared}."
     if reverted:
         yield f"{plural(reverted, 'step')} did not stand and {'was' if reverted == 1 else 'were'} taken back."
 

@@ -20,7 +20,10 @@ from passes.model.order import sort_nodes
 from passes.model.weights import DETACH_FROM_BYTES, attach, detach, digest_of, key_of, read_model
 from tests.passes.models import detached, matrix, model_of
 
-DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.uint8, np.int32, np.int64, np.uint64]
+DTYPES = [
+    *(np.float32, np.float64, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2),
+    *(np.int8, np.uint8, np.int32, np.int64, np.uint64),
+]
 
 
 def holding(**arrays: np.ndarray) -> onnx.ModelProto:

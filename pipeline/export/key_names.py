@@ -1,0 +1,100 @@
+"""What a checkpoint calls the tensors of a module.
+
+Names are those of torch. A checkpoint may know a tensor by another of its tied names, and all of its tensors with one
+prefix more, or less; and it may hold a tensor in pieces, which the module has as one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pipeline.errors import SourceMistake
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Rule", "best_rule", "names_of", "pieces_of"]
+
+DEEPEST: Final = 3
+"""Components of a prefix that are tried."""
+
+Names = Mapping[str, Sequence[str]]
+"""The name of an initializer → all names of that tensor in the module, itself first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a checkpoint spells names: without the prefix `drop`, and with `add` before."""
+
+    drop: str = ""
+    add: str = ""
+
+    def __call__(self, name: str) -> str:
+        return self.add + name.removeprefix(self.drop)
+
+    def __str__(self) -> str:
+        parts = [f"without {self.drop!r}"] * bool(self.drop) + [f"with {self.add!r} before"] * bool(self.add)
+        return " and ".join(parts)
+
+    def key(self, names: Sequence[str], stored: Collection[str]) -> str | None:
+        """The first of a tensor's names under which the checkpoint has it."""
+        return next((self(name) for name in names if self(name) in stored), None)
+
+
+def best_rule(wanted: Names, stored: Collection[str]) -> Rule:
+    """The one under which the fewest names are missing; the names as they are, if they do as well as any other."""
+    drops, adds = list(_prefixes(wanted)), list(_prefixes(stored))
+    rules = [Rule(), *(Rule(drop=one) for one in drops), *(Rule(add=one) for one in adds)]
+    rules += [Rule(drop, add) for drop in drops for add in adds]
+    return min(rules, key=lambda rule: sum(rule.key(names, stored) is None for names in wanted.values()))
+
+
+def _prefixes(names: Iterable[str]) -> Iterator[str]:
+    """What more than half of `names` begin with, in whole components; the shortest first."""
+    every = [name.split(".") for name in names]
+    for depth in range(1, DEEPEST + 1):
+        counts = Counter(".".join(parts[:depth]) + "." for parts in every if len(parts) > depth)
+        yield from (prefix for prefix, count in counts.items() if 2 * count > len(every))
+
+
+def names_of(module: nn.Module) -> Names:
+    """Of each parameter, and of each buffer that a checkpoint holds."""
+    by_tensor: dict[int, list[str]] = {}
+    for name, tensor in [*module.named_parameters(remove_duplicate=False), *_persistent_buffers(module)]:
+        by_tensor.setdefault(id(tensor), []).append(name)
+    return {
+        name: (name, *(other for other in names if other != name)) for names in by_tensor.values() for name in names
+    }
+
+
+def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, object]]:
+    for path, inner in module.named_modules(remove_duplicate=False):
+        for name, buffer in inner.named_buffers(recurse=False):
+            if name not in inner._non_persistent_buffers_set:
+                yield (f"{path}.{name}" if path else name), buffer
+
+
+def pieces_of(name: str, count: int, pieces: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """The names of the pieces of a tensor, empty if it is whole: those behind each other along its second axis, for
+    each of the `count` places along its first.
+
+    Args:
+        pieces: pattern → patterns; `*` is any text, the same on both sides, and `#` counts along the
+            first axis. `{"*.experts.up": ["*.experts.#.up.weight"]}`.
+    """
+    for pattern, parts in pieces.items():
+        found = re.fullmatch(re.escape(pattern).replace(r"\*", r"(.+?)"), name)
+        if found is not None:
+            return [[_filled(part, found.groups(), place) for part in parts] for place in range(count)]
+    return []
+
+
+def _filled(pattern: str, stars: Sequence[str], place: int) -> str:
+    if pattern.count("*") != len(stars):
+        raise SourceMistake(f"export.pieces: {pattern!r} has {pattern.count('*')} stars, expected {len(stars)}")
+    filled = iter(stars)
+    return re.sub(r"[*#]", lambda sign: str(place) if sign[0] == "#" else next(filled), pattern)

@@ -1,0 +1,165 @@
+"""Where the tensors of a safetensors checkpoint lie, told by the headers of its shards; no weight is read.
+
+A shard begins with 8 bytes, the length of its header. Then comes the header, JSON that maps the name of a tensor to
+dtype, shape and `data_offsets`, which count from the end of the header; then the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline.errors import SourceMistake
+
+__all__ = ["BITS", "Shards", "StoredTensor", "read_shards"]
+
+INDEX: Final = "model.safetensors.index.json"
+SINGLE: Final = "model.safetensors"
+LENGTH_BYTES: Final = 8
+LONGEST_HEADER: Final = 100_000_000
+"""What the safetensors library allows."""
+SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """`nbytes` bytes from `offset` on in the file `shard`, row-major and little-endian. `dtype` is spelled `BF16`."""
+
+    shard: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The tensors of the checkpoint in `folder`, by the names that it gives them."""
+
+    folder: Path
+    tensors: Mapping[str, StoredTensor]
+
+    def fingerprint(self) -> str:
+        """A digest of the headers, and of size and time of each shard: of their bytes nothing is read."""
+        digest = hashlib.blake2b(digest_size=16)
+        for shard in sorted({one.shard for one in self.tensors.values()}):
+            status = os.stat(self.folder / shard)
+            digest.update(f"{shard} {status.st_size} {status.st_mtime_ns}".encode())
+        for name, one in sorted(self.tensors.items()):
+            digest.update(f"{name} {one}".encode())
+        return digest.hexdigest()
+
+
+def read_shards(checkpoint: Path) -> Shards:
+    """Read the headers of a checkpoint: a folder, its `model.safetensors.index.json`, or one `.safetensors` file.
+
+    Raises:
+        SourceMistake: with everything that is wrong: shards that are missing, damaged, cut off, or links; tensors that
+            are in no shard.
+    """
+    folder, names, placed = _found(checkpoint)
+    tensors: dict[str, StoredTensor] = {}
+    mistakes: list[str] = []
+    for name in names:
+        try:
+            tensors.update(_read_header(folder, name))
+        except SourceMistake as mistake:
+            mistakes.append(str(mistake))
+    damaged = {mistake.partition(":")[0] for mistake in mistakes}
+    lost = [name for name, shard in placed.items() if name not in tensors and shard not in damaged]
+    if lost:
+        mistakes.append(f"{INDEX}: it names tensors that are in no shard: {_shown(lost)}")
+    if mistakes:
+        raise SourceMistake(
+            f"checkpoint {folder}: {len(mistakes)} mistake(s); fetch it again, or what is missing\n  "
+            + "\n  ".join(mistakes)
+        )
+    return Shards(folder, tensors)
+
+
+def _found(checkpoint: Path) -> tuple[Path, list[str], Mapping[str, str]]:
+    """Its folder, the names of its shards, and which tensor the index says to be in which of them."""
+    path = checkpoint
+    if checkpoint.is_dir():
+        names = (INDEX, SINGLE)
+        path = next((checkpoint / name for name in names if (checkpoint / name).exists()), checkpoint / INDEX)
+    if path.name.endswith(".index.json") and path.is_file():
+        placed = _index(path)
+        return path.parent.resolve(), sorted(set(placed.values())), placed
+    if path.suffix == ".safetensors" and path.is_file():
+        return path.parent.resolve(), [path.name], {}
+    raise SourceMistake(
+        f"checkpoint {checkpoint}: found no {INDEX} and no {SINGLE}; a model can refer to weights "
+        "only where they lie in safetensors"
+    )
+
+
+def _index(path: Path) -> dict[str, str]:
+    try:
+        placed = json.loads(path.read_bytes())["weight_map"]
+        named = {str(name): str(shard) for name, shard in placed.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceMistake(f"checkpoint {path}: no index of shards; expected a mapping 'weight_map'") from error
+    outside = sorted({shard for shard in named.values() if Path(shard).name != shard})
+    if outside:  # an index comes with a download: it must not make us read elsewhere
+        raise SourceMistake(f"checkpoint {path}: the shard {outside[0]!r} leaves the folder; expected plain file names")
+    return named
+
+
+def _read_header(folder: Path, name: str) -> Iterator[tuple[str, StoredTensor]]:
+    path = folder / name
+    if path.is_symlink():
+        raise SourceMistake(
+            f"{name}: it is a link to {path.readlink()}, which ONNX refuses for data of a model; "
+            "the folder has to hold the files themselves (hf download … --local-dir FOLDER)"
+        )
+    if not path.is_file():
+        raise SourceMistake(f"{name}: it is missing")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        if size < LENGTH_BYTES or length > min(size - LENGTH_BYTES, LONGEST_HEADER):
+            raise SourceMistake(f"{name}: it has {size} bytes, and says that its header alone has {length}")
+        text = file.read(length)
+    try:
+        header = dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise SourceMistake(f"{name}: its header is not JSON ({error})") from error
+    header.pop("__metadata__", None)
+    return iter([(key, _stored(name, key, entry, LENGTH_BYTES + length, size)) for key, entry in header.items()])
+
+
+def _stored(shard: str, key: str, entry: Any, base: int, size: int) -> StoredTensor:
+    try:
+        dtype, shape = str(entry["dtype"]), tuple(int(dim) for dim in entry["shape"])
+        begin, end = (int(number) for number in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise SourceMistake(f"{shard}: its header says nothing sound of {key!r}: {entry!r:.80}") from error
+    bits = BITS.get(dtype)
+    if bits is None:
+        raise SourceMistake(f"{shard}: {key!r} has the dtype {dtype!r}; known are {', '.join(BITS)}")
+    if begin < 0 or min((*shape, 0)) < 0 or 8 * (end - begin) != math.prod(shape) * bits:
+        raise SourceMistake(
+            f"{shard}: {key!r} has {end - begin} bytes, but {dtype}{list(shape)} takes {math.prod(shape) * bits // 8}"
+        )
+    if base + end > size:
+        raise SourceMistake(f"{shard}: it ends at {size} bytes, before {key!r} does ({base + end}); it is cut off")
+    return StoredTensor(shard, dtype, shape, base + begin, end - begin)
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+BITS: Final[Mapping[str, int]] = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+}  # fmt: skip
+"""The dtypes of safetensors that ONNX has too, with the bits of one element."""

@@ -1,0 +1,78 @@
+"""Make a module without its weights: parameters get shape and dtype and no memory, buffers are computed as always.
+
+`torch.device("meta")` alone would lose what a constructor computes, such as the frequencies of rotary embeddings, which
+no checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["is_weightless", "taken_buffers", "without_weights"]
+
+LARGE: Final = 2**24
+"""Elements from which a tensor is not even allocated; its memory would not be touched, but a system may refuse it."""
+
+
+@contextlib.contextmanager
+def without_weights() -> Iterator[None]:
+    """In here every `nn.Parameter` that a module gets is on the meta device from then on, tied ones still tied.
+
+    Large tensors are on it from the beginning. A buffer that is one has no value afterwards.
+    """
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = type(parameter)(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    try:
+        with _LargeOnMeta():
+            yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+class _LargeOnMeta(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in FACTORIES and kwargs.get("device") is None and _elements(args, kwargs) >= LARGE:
+            kwargs = {**kwargs, "device": "meta"}
+        return func(*args, **kwargs)
+
+
+def _elements(args: Any, kwargs: Any) -> int:
+    size = kwargs.get("size", args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args)
+    total = 1
+    for dim in size if isinstance(size, list | tuple) else (size,):
+        total *= dim if isinstance(dim, int) else 1
+    return total
+
+
+def is_weightless(module: nn.Module) -> bool:
+    """Whether a parameter has no memory."""
+    return any(parameter.is_meta for parameter in module.parameters())
+
+
+def taken_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The values of the module's buffers, in whose place it has buffers without any: a graph is traced on one device.
+
+    Those that have no value are left out.
+    """
+    values = {name: one for name, one in module.named_buffers(remove_duplicate=False) if not one.is_meta}
+    empty = {id(one): one.to("meta") for one in values.values()}
+    for inner in module.modules():
+        inner._buffers.update({name: empty.get(id(one), one) for name, one in inner.named_buffers(recurse=False)})
+    return values
+
+
+FACTORIES: Final = frozenset({torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn})
+"""What constructors make parameters with."""
