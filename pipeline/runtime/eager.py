@@ -17,12 +17,15 @@ from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime.dtypes import as_tensor, dtype_name
 from pipeline.runtime.words import argument, operator_of, tensors_in
 
-__all__ = ["EagerResult", "Observer", "apply", "run_eager"]
+__all__ = ["EagerResult", "Observer", "Own", "apply", "run_eager"]
 
 Tensors = Mapping[str, torch.Tensor]
 
 Observer = Callable[[Op, Sequence[torch.Tensor]], None]
 """Sees every op of the graph itself with its results, in order; ops of bodies are not shown."""
+
+Own = Mapping[str, Callable[[Op, Sequence[torch.Tensor]], Sequence[torch.Tensor]]]
+"""Functions of the caller's for kinds of op: the op and its inputs to its outputs. They go before torch's operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,9 @@ class EagerResult:
     updates: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def run_eager(graph: Graph, tensors: Tensors, *, check: bool = True, observe: Observer | None = None) -> EagerResult:
+def run_eager(
+    graph: Graph, tensors: Tensors, *, check: bool = True, observe: Observer | None = None, own: Own | None = None
+) -> EagerResult:
     """Run `graph` on inputs and weights by name; a weight that is not given comes from the graph's payloads.
 
     Named dims are bound to the sizes of the inputs. `check=False` takes tensors of other shapes and dtypes than the
@@ -48,7 +53,7 @@ def run_eager(graph: Graph, tensors: Tensors, *, check: bool = True, observe: Ob
         graph = bind_dims(graph, dims_of(graph, {name: tensors[name].shape for name in tensors.keys() & named}))
     slots = dict(_given(graph, tensors, check=check))
     with torch.no_grad():
-        results, after = _run(graph, slots, observe)
+        results, after = _run(graph, slots, own or {}, observe)
     names = [value.name for value in graph.values]
     return EagerResult(
         {names[vid]: tensor for vid, tensor in zip(graph.outputs, results, strict=True)},
@@ -86,12 +91,12 @@ def _misfit(value: Value, tensor: torch.Tensor) -> str:
 
 
 def _run(
-    graph: Graph, slots: dict[int, torch.Tensor], observe: Observer | None = None
+    graph: Graph, slots: dict[int, torch.Tensor], own: Own, observe: Observer | None = None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Outputs, and the new values of what is updated. `slots` is emptied as values die."""
     kept = {*graph.outputs, *graph.updates.values()}
     for op in graph.ops:
-        results = apply(op, [slots[vid] for vid in op.inputs])
+        results = apply(op, [slots[vid] for vid in op.inputs], own)
         if observe is not None:
             observe(op, results)
         slots.update(zip(op.outputs, results, strict=True))
@@ -105,9 +110,11 @@ def _dies(value: Value, op: Op) -> bool:
     return value.role in (Role.TMP, Role.OUTPUT, Role.INPUT) and (not value.users or value.users[-1] == op.oid)
 
 
-def apply(op: Op, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def apply(op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
     """The results of one op."""
-    bodies = [_function(body) for body in op.bodies]
+    if op.kind in own:
+        return list(own[op.kind](op, ins))
+    bodies = [_function(body, own) for body in op.bodies]
     given = {name: argument(item, ins, bodies) for name, item in op.attrs.items()}
     namespace, _, name = op.kind.partition(".")
     if namespace != "higher_order":
@@ -130,10 +137,10 @@ def _operator(kind: str, given: dict[str, Any]) -> Any:
     return operator(*positional, **given)
 
 
-def _function(body: Graph) -> Callable[..., tuple[torch.Tensor, ...]]:
+def _function(body: Graph, own: Own) -> Callable[..., tuple[torch.Tensor, ...]]:
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         slots = {vid: as_tensor(payload.numpy()) for vid, payload in body.payloads.items()}
-        outputs, _ = _run(body, {**slots, **dict(zip(body.inputs, tensors, strict=True))})
+        outputs, _ = _run(body, {**slots, **dict(zip(body.inputs, tensors, strict=True))}, own)
         return tuple(outputs)
 
     return run

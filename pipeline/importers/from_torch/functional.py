@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import BuiltinFunctionType
 
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
-from pipeline.importers.from_torch.region import SAME
+from pipeline.importers.from_torch.operators import WHEN_TRAINING, operator_of
 
 __all__ = ["functional", "mutates"]
 
@@ -15,11 +15,11 @@ __all__ = ["functional", "mutates"]
 def mutates(program: ExportedProgram) -> bool:
     """Whether some op, in a body too, writes to one of its arguments."""
     return any(
-        writes(node.target)
+        writes(node)
         for module in program.graph_module.modules()
         if isinstance(module, GraphModule)
         for node in module.graph.nodes
-        if node.op == "call_function"
+        if node.op == "call_function" and not isinstance(node.target, BuiltinFunctionType)
     )
 
 
@@ -32,12 +32,11 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     return program.run_decompositions({}) if mutates(program) else program
 
 
-def writes(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
-    if schema is None or str(target) in SAME:
-        return False
-    return schema.is_mutable or str(target) in UNSAID
+def writes(node: Node) -> bool:
+    """Whether this call changes one of its arguments."""
+    operator = operator_of(node.target)
+    return operator.writes or (operator.kind in WHEN_TRAINING and trains(*node.args[3:6]))
 
 
-UNSAID = frozenset({"aten.batch_norm.default", "aten.instance_norm.default"})
-"""They write to their running statistics when they train, which their schema does not say."""
+def trains(mean: object, variance: object, training: object) -> bool:
+    return bool(training) and (mean is not None or variance is not None)

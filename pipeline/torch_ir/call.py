@@ -1,0 +1,144 @@
+"""A call as pytorch-ir writes it down (tensors in a row, the rest by name), and the exact call behind it.
+
+Which tensor belongs to which argument follows from the operator's schema: tensors are taken in order. Where that would
+not give back the very call (`clamp(max=t)`, an argument of a higher-order op, a number that JSON has not), the exact
+call is written beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from pipeline.ir import Attr, Body, Op, Size, Use, Word
+from pipeline.ir.json_attr import read_attr, write_attr
+
+__all__ = ["read_call", "resolve", "spelled", "write_call"]
+
+SIZES, MASKS = "_tensor_list_sizes", "_tensor_list_none_masks"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a schema. `kind`: tensor, tensors, dtype, device, layout, memory_format, or other."""
+
+    name: str
+    kind: str
+
+
+def write_call(op: Op) -> dict[str, Any]:
+    """The node's keys `attrs` and, where they do not say everything, `call`."""
+    attrs = dict(spelled(op, _plain))
+    if _read(op.kind, len(op.inputs), attrs) == dict(op.attrs):
+        return {"attrs": attrs}
+    return {"attrs": attrs, "call": {name: write_attr(item) for name, item in op.attrs.items()}}
+
+
+def read_call(kind: str, inputs: int, node: Mapping[str, Any]) -> dict[str, Attr]:
+    """The attributes of an op of `kind` on so many `inputs`, from the node's keys `attrs` and `call`."""
+    if "call" in node:
+        return {name: read_attr(item) for name, item in node["call"].items()}
+    return _read(kind, inputs, node.get("attrs") or {})
+
+
+def spelled(op: Op, spell: Callable[[Attr], Any]) -> Iterator[tuple[str, Any]]:
+    """The arguments of `op` that are no tensors, each as `spell` has it, and then how its tensor lists are made up."""
+    sizes: list[int] = []
+    masks: list[list[bool]] = []
+    for name, item in op.attrs.items():
+        if isinstance(item, tuple) and any(type(part) is Use for part in item):
+            sizes.append(sum(type(part) is Use for part in item))
+            masks.append([part is None for part in item])
+        elif type(item) is not Use:
+            yield name, spell(item)
+    if sizes:
+        yield SIZES, sizes
+    if any(map(any, masks)):
+        yield MASKS, masks
+
+
+@cache
+def resolve(kind: str) -> Any:
+    """The operator `aten.linear.default`; None where torch has no such operator, as for a higher-order one."""
+    namespace, _, rest = kind.partition(".")
+    name, _, overload = rest.rpartition(".")
+    packet = getattr(getattr(torch.ops, namespace, None), name or overload, None) if rest else None
+    return getattr(packet, overload or "default", None) if hasattr(packet, "overloads") else None
+
+
+def _plain(item: Attr) -> Any:
+    """`item` as JSON has it, or nearly so: the exact call says the rest."""
+    match item:
+        case bool() | int() | str() | None:
+            return item
+        case float():
+            return item if math.isfinite(item) else repr(item)
+        case tuple():
+            return [_plain(part) for part in item]
+        case Word("device", name):
+            return name
+        case Word(_, name):
+            return f"torch.{name}"
+        case Size(expression):
+            return expression
+        case Use(index) | Body(index):
+            return index
+        case complex():
+            return [_plain(item.real), _plain(item.imag)]
+
+
+def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
+    if resolve(kind) is None:  # an operator of the user's own: what its executor is given is what was written
+        return {name: _typed("other", item) for name, item in attrs.items()}
+    places = iter(range(inputs))
+    sizes, masks = iter(attrs.get(SIZES, ())), iter(attrs.get(MASKS, ()))
+    found: dict[str, Attr] = {}
+    for argument in _arguments(kind):
+        if argument.name in attrs:
+            found[argument.name] = _typed(argument.kind, attrs[argument.name])
+        elif argument.kind == "tensors" and SIZES in attrs:
+            found[argument.name] = _listed(places, next(sizes, 0), next(masks, None))
+        elif argument.kind == "tensor" and (place := next(places, None)) is not None:
+            found[argument.name] = Use(place)
+    return found
+
+
+def _listed(places: Iterator[int], count: int, mask: Sequence[bool] | None) -> tuple[Attr, ...]:
+    absent = mask or [False] * count
+    return tuple(None if empty else Use(next(places, 0)) for empty in absent)
+
+
+def _typed(kind: str, item: Any) -> Attr:
+    if isinstance(item, list):
+        return tuple(_typed(kind, part) for part in item)
+    if kind in ("dtype", "layout", "memory_format", "device") and isinstance(item, str):
+        return Word(kind, item.removeprefix("torch."))
+    return item
+
+
+@cache
+def _arguments(kind: str) -> tuple[Argument, ...]:
+    operator = resolve(kind)
+    if operator is None:
+        return ()
+    return tuple(Argument(one.name, _kind(str(one.real_type))) for one in operator._schema.arguments)
+
+
+def _kind(schema_type: str) -> str:
+    inner = schema_type.removeprefix("Optional[").rstrip("]") if schema_type.startswith("Optional[") else schema_type
+    return KINDS.get(inner, "tensors" if "Tensor" in inner else "other")
+
+
+KINDS = {
+    "Tensor": "tensor",
+    "ScalarType": "dtype",
+    "Device": "device",
+    "Layout": "layout",
+    "MemoryFormat": "memory_format",
+}
+"""Types of a schema's arguments, as torch names them (torch 2.13), optional or not."""

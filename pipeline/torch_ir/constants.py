@@ -1,0 +1,120 @@
+"""The values of constants in JSON, exact to the bit, and large ones in a safetensors file beside it.
+
+    {"data": [[1.0, 0.0]], "dtype": "float32"}                            as pytorch-ir writes it
+    {"data": [1.0, "nan"], "dtype": "float32", "bytes": "0000803f…"}      the bytes count: JSON has no such number
+    {"file": "m.constants.ab12.safetensors", "key": "mask", "dtype": "float32", "shape": [512, 512]}
+
+`shape` is written where the nested list does not show it (an empty tensor), `strides` where it is not contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pipeline.ir.spec import DTYPE_BITS
+from pipeline.torch_ir.errors import SerializationError
+
+__all__ = ["THRESHOLD", "Beside", "raw_bytes", "read_constant", "write_constant"]
+
+THRESHOLD = 4096
+"""Bytes: larger constants go to a file of their own."""
+
+
+@dataclass
+class Beside:
+    """The constants that go to the file beside the JSON: {key: its bytes}, and that file's name."""
+
+    file: str
+    threshold: int = THRESHOLD
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        return tensor.nbytes > self.threshold
+
+
+def write_constant(key: str, tensor: torch.Tensor, beside: Beside | None = None) -> dict[str, Any]:
+    """One constant. With `beside`, a large one is put there and only named here."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().cpu()
+    facts: dict[str, Any] = {"dtype": str(tensor.dtype).removeprefix("torch.")}
+    if not tensor.is_contiguous() and _dense(tensor):
+        facts["strides"] = list(tensor.stride())
+    if beside is not None and beside.takes(tensor):
+        beside.tensors[key] = raw_bytes(tensor)
+        return {"file": beside.file, "key": key, "shape": list(tensor.shape), **facts}
+    if not tensor.numel():
+        facts["shape"] = list(tensor.shape)
+    if not _plain(tensor):
+        facts |= {"bytes": bytes(raw_bytes(tensor).tolist()).hex(), "shape": list(tensor.shape)}
+    return {"data": _shown(tensor), **facts}
+
+
+def read_constant(key: str, data: Mapping[str, Any], files: Mapping[str, Mapping[str, torch.Tensor]]) -> torch.Tensor:
+    """The tensor that `write_constant` wrote; `files` holds what the files beside the JSON contain.
+
+    Raises:
+        SerializationError: a dtype that torch has not, a file that lacks the constant, or data of another size.
+    """
+    try:
+        name = data["dtype"].removeprefix("torch.")
+        if name not in DTYPE_BITS:
+            raise ValueError(f"unknown dtype {name!r}; known: {', '.join(DTYPE_BITS)}")
+        dtype = getattr(torch, name)
+        if "file" in data:
+            tensor = files[data["file"]][data["key"]].view(dtype).view(data["shape"])
+        elif "bytes" in data:
+            raw = torch.frombuffer(bytearray.fromhex(data["bytes"]), dtype=torch.uint8) if data["bytes"] else None
+            tensor = torch.empty(data["shape"], dtype=dtype) if raw is None else raw.view(dtype).view(data["shape"])
+        else:
+            tensor = torch.tensor(data["data"], dtype=dtype)
+            tensor = tensor.view(data["shape"]) if "shape" in data else tensor
+        return _strided(tensor, data.get("strides"))
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise SerializationError(f"constant {key!r} cannot be read: {error}; save the IR again") from error
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in C order as a vector of bytes."""
+    flat = tensor.contiguous().reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether it is a permutation of a contiguous tensor. Strides of `expand` and `[::2]` cannot be given back."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether JSON's numbers give back the very bits."""
+    if tensor.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        return bool(torch.isfinite(tensor).all())
+    return not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+
+
+def _shown(tensor: torch.Tensor) -> Any:
+    """A nested list of numbers; what JSON has not is a string, a complex number a pair."""
+    if tensor.dtype.is_complex:
+        return _spelled(torch.view_as_real(tensor).tolist())
+    wide = tensor.float() if tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point else tensor
+    return wide.tolist() if _plain(tensor) else _spelled(wide.tolist())
+
+
+def _spelled(item: Any) -> Any:
+    if isinstance(item, list):
+        return [_spelled(part) for part in item]
+    return repr(item) if isinstance(item, float) and not math.isfinite(item) else item
+
+
+def _strided(tensor: torch.Tensor, strides: list[int] | None) -> torch.Tensor:
+    if strides is None:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

@@ -1,0 +1,47 @@
+"""What can go wrong with an IR of torch, under pytorch-ir's names. All are user mistakes (exit code 2).
+
+UserMistake
+├── ExportError          torch.export does not take the model, or it is not on the meta device as `strict` asks
+├── ConversionError      the exported program holds something that the IR cannot
+├── ExecutionError       inputs, weights or constants do not fit the IR
+│   └── NoWeights            neither weights nor a path to them were given (a ValueError too)
+├── SerializationError   a file is no IR, or cannot be written
+└── WeightLoadError      a file of weights cannot be read
+"""
+
+from __future__ import annotations
+
+from pipeline.errors import UserMistake
+
+__all__ = [
+    "ConversionError",
+    "ExecutionError",
+    "ExportError",
+    "NoWeights",
+    "SerializationError",
+    "WeightLoadError",
+]
+
+
+class ExportError(UserMistake):
+    """torch.export does not take the model."""
+
+
+class ConversionError(UserMistake):
+    """The exported program holds something that the IR cannot."""
+
+
+class ExecutionError(UserMistake):
+    """Inputs, weights or constants do not fit the IR."""
+
+
+class NoWeights(ExecutionError, ValueError):
+    """Neither weights nor a path to them were given."""
+
+
+class SerializationError(UserMistake):
+    """A file is no IR, or cannot be written."""
+
+
+class WeightLoadError(UserMistake):
+    """A file of weights cannot be read."""

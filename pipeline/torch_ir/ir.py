@@ -1,0 +1,218 @@
+"""IR: what `extract_ir` gives back. A thin view of a Graph, with pytorch-ir's names and files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from pipeline.ir import Graph
+from pipeline.torch_ir import document, files
+from pipeline.torch_ir.constants import THRESHOLD, Beside, raw_bytes, read_constant, write_constant
+from pipeline.torch_ir.errors import SerializationError
+from pipeline.torch_ir.hand import by_hand
+from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of, stored
+from pipeline.torch_ir.reading import read_graph
+from pipeline.torch_ir.tree import Tree, from_json, to_json
+
+__all__ = ["IR", "Signature"]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """How the arguments (a tuple of args and kwargs) and the result of the model nest; None where nobody knows."""
+
+    inputs: Tree | None = None
+    outputs: Tree | None = None
+
+
+class IR:
+    """A model as a graph of aten operations.
+
+    `nodes`, `graph_inputs`, `graph_outputs`, `weights` and `weight_name_mapping` are made from the Graph when they are
+    asked for; or the Graph from them, for an IR that is put together by hand. `constants` holds the values of lifted
+    constants and of non-persistent buffers by their names in the model, where they are known.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[OpNode] = (),
+        graph_inputs: Sequence[TensorMeta] = (),
+        graph_outputs: Sequence[TensorMeta] = (),
+        weights: Sequence[TensorMeta] = (),
+        weight_name_mapping: Mapping[str, str] | None = None,
+        constants: Mapping[str, torch.Tensor] | None = None,
+        model_name: str = "",
+        pytorch_version: str = "",
+    ) -> None:
+        mapping = dict(weight_name_mapping or {})
+        self._parts: Parts | None = Parts(list(nodes), list(graph_inputs), list(graph_outputs), list(weights), mapping)
+        self._graph: Graph | None = None
+        self._written: Mapping[str, Any] | None = None
+        self.model_name = model_name
+        self.pytorch_version = pytorch_version
+        self.constants = dict(constants or {})
+        self.signature = Signature()
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        constants: Mapping[str, torch.Tensor] | None = None,
+        signature: Signature | None = None,
+        pytorch_version: str = torch.__version__,
+    ) -> IR:
+        """The IR whose graph is `graph`."""
+        made = cls(model_name=graph.name, pytorch_version=pytorch_version, constants=constants)
+        made._graph, made._parts = graph, None
+        made.signature = signature or Signature()
+        return made
+
+    @property
+    def graph(self) -> Graph:
+        """The static IR proper: values, ops, updates of states, named dims."""
+        if self._graph is None:
+            data = self._written if self._written is not None else by_hand(self.model_name, self._view())
+            self._graph = read_graph(data, self.constants)
+        return self._graph
+
+    @property
+    def nodes(self) -> list[OpNode]:
+        return self._view().nodes
+
+    @property
+    def graph_inputs(self) -> list[TensorMeta]:
+        return self._view().graph_inputs
+
+    @property
+    def graph_outputs(self) -> list[TensorMeta]:
+        return self._view().graph_outputs
+
+    @property
+    def weights(self) -> list[TensorMeta]:
+        return self._view().weights
+
+    @property
+    def weight_name_mapping(self) -> dict[str, str]:
+        return self._view().weight_name_mapping
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data, as it is saved; constants of any size are in it."""
+        found = {key: list(part) if key == "nodes" else part for key, part in self._sections()}
+        return found | {"constants": {key: write_constant(key, tensor) for key, tensor in self.constants.items()}}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> IR:
+        """The IR that `to_dict` wrote, or pytorch-ir.
+
+        Raises:
+            SerializationError: the data is no IR, or of a later format.
+        """
+        return cls._of_written(data, {})
+
+    def save(self, path: str | Path, *, threshold: int = THRESHOLD) -> None:
+        """Write the IR as JSON, at once; `m.json.zst` is packed. Constants over `threshold` bytes lie in a file beside.
+
+        Raises:
+            SerializationError: a file cannot be written; what was there stays.
+        """
+        path = Path(path)
+        prefix = files.sidecar_prefix(path)
+        beside = Beside(f"{prefix}{_digest(self.constants, threshold)}.safetensors", threshold)
+        constants = {key: write_constant(key, tensor, beside) for key, tensor in self.constants.items()}
+        if beside.tensors:
+            files.write_tensors(path.with_name(beside.file), beside.tensors)
+        files.write(path, self._text(constants))
+        for old in path.parent.glob(f"{prefix}*.safetensors"):
+            if not beside.tensors or old.name != beside.file:
+                old.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> IR:
+        """The IR of a file of `save`, or of pytorch-ir.
+
+        Raises:
+            SerializationError: the file cannot be read, or is no IR; or the file of its constants is gone.
+        """
+        path = Path(path)
+        data = files.read(path)
+        wanted = {one["file"] for one in (data.get("constants") or {}).values() if "file" in one}
+        return cls._of_written(data, {name: files.read_tensors(path, name) for name in wanted})
+
+    def __repr__(self) -> str:
+        graph = self.graph
+        return (
+            f"IR(model_name={self.model_name!r}, nodes={len(graph.ops)}, inputs={len(graph.inputs)}, "
+            f"outputs={len(graph.outputs)}, weights={len(list(stored(graph)))})"
+        )
+
+    @classmethod
+    def _of_written(cls, data: Mapping[str, Any], held: Mapping[str, Mapping[str, torch.Tensor]]) -> IR:
+        version = data.get("format_version", document.FORMAT_VERSION)
+        if version != document.FORMAT_VERSION:
+            raise SerializationError(
+                f"IR JSON: found format_version {version!r}, expected {document.FORMAT_VERSION}; "
+                "read it with the release that wrote it"
+            )
+        missing = [key for key in ("graph_inputs", "graph_outputs", "weights", "nodes") if key not in data]
+        if missing:
+            raise SerializationError(f"IR JSON: the key {', '.join(missing)} is missing; expected what IR.save writes")
+        constants = {key: read_constant(key, one, held) for key, one in (data.get("constants") or {}).items()}
+        made = cls(
+            model_name=data.get("model_name", ""),
+            pytorch_version=data.get("pytorch_version", ""),
+            constants=constants,
+        )
+        made._written, made._parts = data, None
+        trees = data.get("signature") or {}
+        made.signature = Signature(
+            *(from_json(trees[side]) if side in trees else None for side in ("inputs", "outputs"))
+        )
+        return made
+
+    def _view(self) -> Parts:
+        if self._parts is None:
+            self._parts = parts_of(self.graph)
+        return self._parts
+
+    def _sections(self) -> Iterator[tuple[str, Any]]:
+        graph = self.graph
+        trees = {"inputs": self.signature.inputs, "outputs": self.signature.outputs}
+        yield "format_version", document.FORMAT_VERSION
+        yield "model_name", self.model_name
+        yield "pytorch_version", self.pytorch_version
+        yield from document.facts(graph).items()
+        if any(tree is not None for tree in trees.values()):
+            yield "signature", {side: to_json(tree) for side, tree in trees.items() if tree is not None}
+        yield "nodes", document.nodes(graph)
+
+    def _text(self, constants: Mapping[str, Any]) -> Iterator[str]:
+        """The JSON in pieces, a line for each node, so that a large graph is never one string."""
+        encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+        opening = "{"
+        for key, part in (*self._sections(), ("constants", constants)):
+            yield f"{opening}{encode(key)}:"
+            opening = ",\n"
+            if key == "nodes":
+                yield "["
+                for index, node in enumerate(part):
+                    yield f",\n{encode(node)}" if index else f"\n{encode(node)}"
+                yield "]"
+            else:
+                yield encode(part)
+        yield "}\n"
+
+
+def _digest(tensors: Mapping[str, torch.Tensor], threshold: int) -> str:
+    """Names the file of the large constants by what it holds."""
+    digest = blake3()
+    for key, tensor in tensors.items():
+        if tensor.nbytes > threshold:
+            digest.update(f"{key}\0{tensor.dtype}{tuple(tensor.shape)}".encode())
+            digest.update(raw_bytes(tensor).numpy().data)
+    return digest.hexdigest(8)

@@ -1,0 +1,50 @@
+"""Whether a model and its inputs are on the meta device: then no weight can have been loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from pipeline.torch_ir.errors import ExportError
+
+__all__ = ["is_meta_module", "is_meta_tensor", "validate_inputs_meta", "validate_meta_device"]
+
+
+def is_meta_tensor(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.is_meta
+
+
+def is_meta_module(module: nn.Module) -> bool:
+    """Whether all parameters and buffers are on meta."""
+    return all(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+
+
+def validate_meta_device(module: nn.Module) -> None:
+    """
+    Raises:
+        ExportError: a parameter or buffer is on another device.
+    """
+    named = (*module.named_parameters(), *module.named_buffers())
+    _refuse([(name, tensor) for name, tensor in named if not tensor.is_meta], "the model")
+
+
+def validate_inputs_meta(inputs: Any) -> None:
+    """
+    Raises:
+        ExportError: a tensor among `inputs`, however nested, is on another device.
+    """
+    found = ((pytree.keystr(path), leaf) for path, leaf in pytree.tree_leaves_with_path(inputs))
+    _refuse([(name, leaf) for name, leaf in found if isinstance(leaf, torch.Tensor) and not leaf.is_meta], "the inputs")
+
+
+def _refuse(elsewhere: list[tuple[str, torch.Tensor]], what: str) -> None:
+    if not elsewhere:
+        return
+    name, tensor = elsewhere[0]
+    raise ExportError(
+        f"{what} must be on meta device: {len(elsewhere)} tensor(s) are not, first {name} on {tensor.device}; "
+        'make them under torch.device("meta"), or pass strict=False to extract from real tensors'
+    )

@@ -1,0 +1,134 @@
+"""The JSON of an IR, ours or pytorch-ir's, as a Graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.ir import DimRange, Graph, Op, Payload, Role, TensorSpec
+from pipeline.ir.assemble import Facts, Stub, assemble
+from pipeline.torch_ir.call import read_call
+from pipeline.torch_ir.constants import read_constant
+from pipeline.torch_ir.errors import SerializationError
+
+__all__ = ["read_graph"]
+
+GETITEM = "<built-in function getitem>"
+
+Data = Mapping[str, Any]
+
+
+def read_graph(data: Data, constants: Mapping[str, torch.Tensor]) -> Graph:
+    """The Graph of an IR as `document` writes it; `constants` are its values by checkpoint name.
+
+    Raises:
+        SerializationError: the data is no IR, or names a tensor that nothing makes; the message says where.
+    """
+    reader = Reader()
+    try:
+        reader.weights(data)
+        inputs = [reader.declare(one, Role.INPUT) for one in data["graph_inputs"]]
+        reader.nodes(data["nodes"])
+        outputs = [reader.vid(one["name"]) for one in data["graph_outputs"]]
+        payloads: dict[str, Payload] = {
+            stub.name: TensorPayload(constants[keys[0]])
+            for vid, keys in reader.sources.items()
+            if keys[0] in constants and (stub := reader.stubs[vid])
+        }
+        facts = reader.facts(data)
+        return assemble(data.get("model_name", ""), reader.stubs, reader.ops, inputs, outputs, payloads, facts=facts)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise SerializationError(f"IR JSON: {reader.where}: {what}; expected what IR.save writes") from error
+
+
+class Reader:
+    """Values and ops as they are read; `where` says how far it came."""
+
+    def __init__(self) -> None:
+        self.where = "the top level"
+        self.stubs: list[Stub] = []
+        self.ops: list[Op] = []
+        self.sources: dict[int, tuple[str, ...]] = {}
+        self._vids: dict[str, int] = {}
+
+    def weights(self, data: Data) -> None:
+        """Weights are used by the names of their placeholders; where there is no mapping, by their own."""
+        self.where = "weights"
+        updated, tied = data.get("updates") or {}, data.get("tied") or {}
+        mapping = data.get("weight_name_mapping") or {}
+        names = {key: name for name, key in mapping.items()}
+        for weight in data["weights"]:
+            key: str = weight["name"]
+            name: str = names.get(key, key)
+            param = name.startswith("p_") or not mapping
+            role = Role.STATE if name in updated else Role.PARAM if param else Role.CONST
+            vid = self.declare(weight, role, name)
+            self.sources[vid] = (key, *tied.get(key, ()))
+
+    def declare(self, tensor: Data, role: Role, name: str | None = None) -> int:
+        name = str(name or tensor["name"])
+        if name in self._vids:
+            raise ValueError(f"{name!r} is declared twice")
+        spec = TensorSpec(tuple(tensor["shape"]), tensor["dtype"].removeprefix("torch."), tensor.get("device", "cpu"))
+        strides = tensor.get("strides")
+        self.stubs.append(Stub(name, spec, role, None if strides is None else tuple(strides)))
+        self._vids[name] = vid = len(self.stubs) - 1
+        return vid
+
+    def vid(self, name: str) -> int:
+        if name not in self._vids:
+            raise ValueError(f"the tensor {name!r} is used, and nothing makes it")
+        return self._vids[name]
+
+    def nodes(self, nodes: Sequence[Data]) -> None:
+        for index, node in enumerate(nodes):
+            self.where = f"nodes[{index}]"
+            if node["op_type"] == GETITEM:
+                self._vids[node["outputs"][0]["name"]] = self.vid(node["inputs"][node["attrs"]["index"]]["name"])
+            else:
+                self._node(node)
+
+    def _node(self, node: Data) -> None:
+        inputs = tuple(self.vid(one["name"]) for one in node["inputs"])
+        outputs = tuple(self.declare(one, Role.TMP) for one in node["outputs"])
+        self.ops.append(
+            Op(
+                oid=len(self.ops),
+                kind=node["op_type"],
+                inputs=inputs,
+                outputs=outputs,
+                attrs=read_call(node["op_type"], len(inputs), node),
+                name=node["name"],
+                origin=node.get("module_path", ""),
+                line=node.get("line", ""),
+                bodies=tuple(map(read_body, node.get("bodies", ()))),
+            )
+        )
+
+    def facts(self, data: Data) -> Facts:
+        self.where = "updates, dims or guards"
+        return Facts(
+            {self.vid(name): self.vid(after) for name, after in (data.get("updates") or {}).items()},
+            self.sources,
+            {name: DimRange(least, most) for name, (least, most) in (data.get("dims") or {}).items()},
+            tuple(data.get("guards") or ()),
+        )
+
+
+def read_body(data: Data) -> Graph:
+    reader = Reader()
+    payloads: dict[str, Payload] = {}
+    inputs = [reader.declare(one, Role.INPUT) for one in data["inputs"]]
+    for name, constant in data.get("constants", {}).items():
+        tensor = read_constant(name, constant, {})
+        shape, dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        reader.declare({"name": name, "shape": shape, "dtype": dtype}, Role.CONST)
+        payloads[name] = TensorPayload(tensor)
+    reader.nodes(data["nodes"])
+    return assemble(
+        data["name"], reader.stubs, reader.ops, inputs, [reader.vid(name) for name in data["outputs"]], payloads
+    )

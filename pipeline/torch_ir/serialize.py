@@ -1,0 +1,56 @@
+"""IR ↔ string and file, and whether an IR is sound."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pipeline.errors import InternalError
+from pipeline.ir import check
+from pipeline.torch_ir.errors import SerializationError
+from pipeline.torch_ir.ir import IR
+
+__all__ = ["deserialize_ir", "load_ir", "save_ir", "serialize_ir", "validate_ir"]
+
+
+def serialize_ir(ir: IR) -> str:
+    """The IR as one string of JSON, constants included."""
+    return json.dumps(ir.to_dict(), allow_nan=False)
+
+
+def deserialize_ir(text: str) -> IR:
+    """The IR of a string of `serialize_ir`.
+
+    Raises:
+        SerializationError: it is no JSON, or no IR.
+    """
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise SerializationError(f"IR JSON: {error}; expected what serialize_ir gives") from error
+    if not isinstance(data, dict):
+        raise SerializationError(f"IR JSON: found a {type(data).__name__}; expected an object")
+    return IR.from_dict(data)
+
+
+def save_ir(ir: IR, path: str | Path) -> None:
+    """`ir.save(path)`."""
+    ir.save(path)
+
+
+def load_ir(path: str | Path) -> IR:
+    """`IR.load(path)`."""
+    return IR.load(path)
+
+
+def validate_ir(ir: IR) -> bool:
+    """Hold the IR against every rule of the Graph. Returns True.
+
+    Raises:
+        SerializationError: a rule is broken, or a tensor is used that nothing makes; the message lists all.
+    """
+    try:
+        check(ir.graph)
+    except InternalError as error:
+        raise SerializationError(f"the IR {ir.model_name!r} is not sound: {error}") from error
+    return True
