@@ -68,7 +68,7 @@ class GraphFiles:
 def _written(wrapper: nn.Module, inputs: tuple[Tensor, ...], name: str, path: Path) -> IR:
     # Without gradients: with them, layers that turn them off would become regions of the graph.
     with torch.no_grad():
-        ir = extract_ir(wrapper, inputs, model_name=name)
+        ir = extract_ir(wrapper, inputs, model_name=name, stamp=True)
     ir.save(path)
     return ir
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from pipeline.config import InputConfig, ModelConfig
 from pipeline.errors import OnnxlineError, SourceMistake
@@ -37,9 +38,18 @@ def assemble(module: nn.Module, example: Example | None, model: ModelConfig) -> 
         names, _ = parameter_names(module)
         ordered = dict(sorted(example.kwargs.items(), key=lambda item: _position(item[0], names)))
         example, inputs = _given(module, Example(example.args, ordered), model)
+    example = _beside(module, example)
     outputs = tuple(_outputs(module, example, inputs))
     taken = {spec.name for spec in inputs}
     return TorchSource(module, example, inputs, tuple(f"{name}_out" if name in taken else name for name in outputs))
+
+
+def _beside(module: nn.Module, example: Example) -> Example:
+    """The example on meta where the whole module is: no operator takes tensors with values and without."""
+    own = [*module.parameters(), *module.buffers()]
+    if not own or not all(tensor.is_meta for tensor in own):
+        return example
+    return Example(*pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.to("meta"), (example.args, example.kwargs)))
 
 
 def _declared(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
@@ -112,7 +122,7 @@ def _refined(name: str, tensor: torch.Tensor, declared: InputConfig | None) -> I
 
 def _range_of(tensor: torch.Tensor, dtype: str) -> tuple[float, float] | None:
     """Draws should look like the example: token ids stay below the largest one, a mask of ones stays ones."""
-    if tensor.numel() == 0:
+    if tensor.numel() == 0 or tensor.is_meta:
         return None
     low, high = float(tensor.min()), float(tensor.max())
     if is_float(dtype):

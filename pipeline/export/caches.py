@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
-__all__ = ["register_caches"]
+__all__ = ["register_cache_types", "register_caches"]
 
 
 def register_caches(module: nn.Module) -> None:
@@ -29,10 +29,16 @@ def register_caches(module: nn.Module) -> None:
         return
     from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
 
-    for cache in _subclasses(transformers.Cache):
+    register_cache_types()
+    register_cache_pytrees_for_model(model)  # classes of the model's own file; it skips what is there
+
+
+def register_cache_types() -> None:
+    """Enter the caches of `transformers` itself, where it is loaded; for those who have no model at hand."""
+    transformers = sys.modules.get("transformers")
+    for cache in () if transformers is None else _subclasses(transformers.Cache):
         if cache not in pytree.SUPPORTED_NODES:
             _register(cache)
-    register_cache_pytrees_for_model(model)  # classes of the model's own file; it skips what is there
 
 
 def _register(cache: type) -> None:

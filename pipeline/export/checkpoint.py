@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from pipeline.errors import SourceMistake
 
-__all__ = ["read_checkpoint"]
+__all__ = ["read_checkpoint", "read_pickle", "read_safetensors"]
 
 PICKLES = (".pt", ".pth", ".bin")
 # In a folder, the first of these that exists is read.
@@ -31,9 +32,9 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     if path.name.endswith(".index.json"):
         return _read_shards(path)
     if path.suffix == ".safetensors":
-        return _read_safetensors(path)
+        return read_safetensors(path)
     if path.suffix in PICKLES:
-        return _read_pickle(path)
+        return read_pickle(path)
     raise SourceMistake(f"checkpoint {path}: expected a folder, .safetensors, {', '.join(PICKLES)} or .index.json")
 
 
@@ -70,16 +71,27 @@ def _shard(index: Path, name: Any) -> Path:
     return path
 
 
-def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """What one safetensors file holds.
+
+    Raises:
+        SourceMistake: it cannot be read.
+    """
     try:
         return safetensors.torch.load_file(path)
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise SourceMistake(f"checkpoint {path}: not a whole safetensors file: {error}") from error
 
 
-def _read_pickle(path: Path) -> dict[str, torch.Tensor]:
+def read_pickle(path: Path) -> dict[str, torch.Tensor]:
+    """What one file of `torch.save` holds, mapped where its format allows it; a state dict may lie under `state_dict`.
+
+    Raises:
+        SourceMistake: it cannot be read, or holds something else than tensors.
+    """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        # Mapped: what nobody reads is never loaded. Files of torch before 1.6 are no archives, and cannot be.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise SourceMistake(
             f"checkpoint {path}: it holds more than tensors, and running its code is refused "

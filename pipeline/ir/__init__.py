@@ -1,6 +1,7 @@
 """The static IR: a Graph of Values and Ops, the Builder that makes it, the check that judges it, its written forms."""
 
 from pipeline.ir.attr import Attr, Body, Size, Use, Word
+from pipeline.ir.bind import bind_dims, dims_of
 from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.check import check
 from pipeline.ir.graph import DimRange, Graph, KernelSpec, Op, Payload, Role, Value
@@ -28,7 +29,9 @@ __all__ = [
     "Use",
     "Value",
     "Word",
+    "bind_dims",
     "check",
+    "dims_of",
     "from_json",
     "from_text",
     "to_json",

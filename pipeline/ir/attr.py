@@ -44,7 +44,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """An integer that follows from named dims, as an expression: `Size("2*batch + 1")`."""
+    """A number that follows from named dims, as an expression: `Size("2*batch + 1")`, `Size("ToFloat(batch)")`."""
 
     expression: str
 

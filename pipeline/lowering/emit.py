@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import Graph, Op
-from pipeline.lowering.emitters import EMITTERS
+from pipeline.lowering.emitters import EMITTERS, emitter_of
 
 __all__ = ["with_kernels"]
 
@@ -17,11 +17,11 @@ def with_kernels(graph: Graph, emitters: Mapping[str, Emitter] = EMITTERS) -> Gr
 
     Ops of a kind that no emitter knows stay without one, for `lower` to list.
     """
-    if all(op.kernel is not None or op.kind not in emitters for op in graph.ops):
+    if all(op.kernel is not None or emitter_of(op.kind, emitters) is None for op in graph.ops):
         return graph
 
     def fixed(op: Op) -> Op:
-        emitter = emitters.get(op.kind)
+        emitter = emitter_of(op.kind, emitters)
         if op.kernel is not None or emitter is None:
             return op
         inputs = [graph.values[vid].spec for vid in op.inputs]

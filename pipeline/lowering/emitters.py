@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Emitter
-from pipeline.lowering import conv, elementwise, index, linear, norm, recurrent, reduce, shape
+from pipeline.lowering import aten, conv, elementwise, index, linear, norm, recurrent, reduce, shape
 from pipeline.lowering.layout import ViewRule
 
-__all__ = ["EMITTERS", "FAMILIES", "INPLACE", "VIEWS", "join"]
+__all__ = ["EMITTERS", "FAMILIES", "INPLACE", "VIEWS", "emitter_of", "join"]
 
 Key = TypeVar("Key", bound=str | int)
 Row = TypeVar("Row")
@@ -34,8 +34,13 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
     return MappingProxyType(joined)
 
 
-FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent)
+FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent, aten)
 
 EMITTERS: Mapping[str, Emitter] = join(family.EMITTERS for family in FAMILIES)
 INPLACE: Mapping[str, tuple[int, ...]] = join(family.INPLACE for family in FAMILIES)
 VIEWS: Mapping[str, ViewRule] = join(family.VIEWS for family in FAMILIES)
+
+
+def emitter_of(kind: str, emitters: Mapping[str, Emitter] = EMITTERS) -> Emitter | None:
+    """The emitter of an op of this kind; operators of torch are too many for a table."""
+    return emitters.get(kind) or (aten.emitter_of(kind) if aten.is_call(kind) else None)

@@ -106,6 +106,11 @@ class Kind(IntEnum):
     Expand = 606
     Tile = 607
     Pad = 608
+    Select = 609
+    Unbind = 610
+    Diagonal = 611
+    Unfold = 612
+    Contiguous = 613
 
     # index
     Gather = 701
@@ -116,3 +121,7 @@ class Kind(IntEnum):
 
     # recurrent
     LSTM = 801
+
+    # aten
+    Aten = 901
+    HigherOrder = 902

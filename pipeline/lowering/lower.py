@@ -12,7 +12,9 @@ from types import MappingProxyType
 
 from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.graph import Graph, KernelSpec, Op, Plain
+from pipeline.lowering.aten import POINTWISE
 from pipeline.lowering.emitters import INPLACE, VIEWS
+from pipeline.lowering.kinds import Kind
 
 __all__ = ["KernelCall", "lower"]
 
@@ -57,14 +59,16 @@ def _call(op: Op, kernel: KernelSpec) -> KernelCall:
     inplace = _inplace(op)
     if inplace:
         facts["inplace"] = inplace
-    if op.kind in VIEWS:
+    inputs = op.inputs
+    if Kind(kernel.kind_id).name in VIEWS:
         facts["view"] = 0
-    return KernelCall(kernel.kind_id, kernel.attr_schema, kernel.attr_blob, op.inputs, op.outputs, facts)
+        inputs = inputs[:1]  # torch's view_as has a second one, of which only the shape counts
+    return KernelCall(kernel.kind_id, kernel.attr_schema, kernel.attr_blob, inputs, op.outputs, facts)
 
 
 def _inplace(op: Op) -> tuple[int, ...]:
     """What the kernel allows; an op may ask for less (`inplace: ()` for never), but not for more."""
-    allowed = INPLACE.get(op.kind, ())
+    allowed = tuple(range(len(op.inputs))) if op.kind in POINTWISE else INPLACE.get(op.kind, ())
     asked = op.constraints.get("inplace", allowed)
     asked = asked if isinstance(asked, tuple) else (asked,)
     beyond = [index for index in asked if index not in allowed]

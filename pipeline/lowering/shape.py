@@ -79,6 +79,31 @@ def expanded(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Lay
     return (source.expanded(outs[0].sizes),)
 
 
+def selected(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout]:
+    del outs
+    return (source.selected(attrs["axis"], attrs["index"]),)
+
+
+def unbound(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout, ...]:
+    return tuple(source.selected(attrs["axis"], index) for index in range(len(outs)))
+
+
+def diagonal(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout]:
+    del outs
+    return (source.diagonal(attrs["distance"], attrs["first"], attrs["second"]),)
+
+
+def unfolded(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout]:
+    del outs
+    return (source.unfolded(attrs["axis"], attrs["size"], attrs["step"]),)
+
+
+def in_rows(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout] | None:
+    """Contiguous copies what does not lie row after row, so that what reads it is fast."""
+    del attrs, outs
+    return (source,) if source.is_contiguous else None
+
+
 EMITTERS: dict[str, Emitter] = {
     "Reshape": emitter(Kind.Reshape, "shape=i[]", same_dtype, same_numel),
     "Transpose": emitter(Kind.Transpose, "perm=i[]", same_dtype, permutation),
@@ -103,6 +128,13 @@ EMITTERS: dict[str, Emitter] = {
         one_of("mode", "constant", "reflect", "edge"),
         sizes_of("pads", lambda ins, _: 2 * ins[0].rank, "side of an axis"),
     ),
+    "Select": emitter(Kind.Select, "axis=i,index=i", same_dtype, axis_in_range()),
+    "Unbind": emitter(Kind.Unbind, "axis=i", same_dtype, axis_in_range(), outputs=(0, None)),
+    "Diagonal": emitter(
+        Kind.Diagonal, "distance=i,first=i,second=i", same_dtype, axis_in_range("first"), axis_in_range("second")
+    ),
+    "Unfold": emitter(Kind.Unfold, "axis=i,size=i,step=i", same_dtype, axis_in_range()),
+    "Contiguous": emitter(Kind.Contiguous, "", same_dtype),
 }
 
 INPLACE: dict[str, tuple[int, ...]] = {}
@@ -113,4 +145,9 @@ VIEWS: dict[str, ViewRule] = {
     "Split": pieces,
     "Slice": sliced,
     "Expand": expanded,
+    "Select": selected,
+    "Unbind": unbound,
+    "Diagonal": diagonal,
+    "Unfold": unfolded,
+    "Contiguous": in_rows,
 }

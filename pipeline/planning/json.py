@@ -37,7 +37,11 @@ def to_json(plan: ExecutionPlan) -> dict[str, Any]:
         "arena_bytes": plan.arena_bytes,
         "live_bytes": plan.live_bytes,
         "values": [_value(plan, slot) for slot in plan.slots],
-        "calls": [_call(oid, call) for oid, call in zip(plan.order, plan.calls, strict=True)],
+        **({"updates": {str(vid): after for vid, after in plan.updates.items()}} if plan.updates else {}),
+        "calls": [
+            {**_call(oid, call), **({"bodies": list(map(to_json, plan.bodies[at]))} if at in plan.bodies else {})}
+            for at, (oid, call) in enumerate(zip(plan.order, plan.calls, strict=True))
+        ],
     }
 
 

@@ -14,7 +14,7 @@ __all__ = ["Lifetime", "lifetimes"]
 @dataclass(frozen=True, slots=True)
 class Lifetime:
     """Indices of calls. `first` is -1 for a value that exists before the first call; `last` is the number of calls
-    for a graph output, which outlives them all. A value that nobody reads lives while its call runs."""
+    for a graph output or the new value of a state, which outlive them all. A value that nobody reads lives while its call runs."""
 
     first: int
     last: int
@@ -31,5 +31,5 @@ def lifetimes(graph: Graph, calls: Sequence[KernelCall]) -> dict[int, Lifetime]:
     last = dict(first)
     for index, call in enumerate(calls):
         last.update(dict.fromkeys(call.in_vids, index))
-    last.update(dict.fromkeys(graph.outputs, len(calls)))
+    last.update(dict.fromkeys((*graph.outputs, *graph.updates.values()), len(calls)))
     return {vid: Lifetime(first[vid], last[vid]) for vid in first}

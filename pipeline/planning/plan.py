@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from pipeline.errors import InternalError, UserMistake
 from pipeline.ir.graph import Graph, Role
 from pipeline.ir.spec import TensorSpec
-from pipeline.lowering import KernelCall, Layout
+from pipeline.lowering import KernelCall, Layout, lower, with_kernels
 from pipeline.planning.alias import EXTERNAL, decide_aliases, storage_classes
 from pipeline.planning.arena import Block, assign_offsets, live_peak
 from pipeline.planning.lifetime import Lifetime, lifetimes
@@ -65,11 +65,17 @@ class ExecutionPlan:
     """The most bytes alive in one call: the lower bound for `arena_bytes`, before alignment."""
     feed_signature: FeedSignature
     """Graph inputs in order, then the weights that have no payload, which come with the feed."""
+    updates: Mapping[int, int] = field(default_factory=dict)
+    """{vid of a state or input: vid of the value that it has after the run}."""
+    bodies: Mapping[int, tuple[ExecutionPlan, ...]] = field(default_factory=dict)
+    """{index of a call: the plans of its bodies}; each has an arena of its own."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alias", MappingProxyType(dict(self.alias)))
         object.__setattr__(self, "layouts", MappingProxyType(dict(self.layouts)))
         object.__setattr__(self, "offsets", MappingProxyType(dict(self.offsets)))
+        object.__setattr__(self, "updates", MappingProxyType(dict(self.updates)))
+        object.__setattr__(self, "bodies", MappingProxyType(dict(self.bodies)))
 
     def root(self, vid: int) -> int:
         """The value whose storage `vid` lies in: an external value, or one with an offset in the arena."""
@@ -109,7 +115,14 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
         arena_bytes=arena_bytes,
         live_bytes=live_peak(blocks),
         feed_signature=_feed_signature(graph),
+        updates=graph.updates,
+        bodies={at: tuple(map(_plan_of_body, op.bodies)) for at, op in enumerate(graph.ops) if op.bodies},
     )
+
+
+def _plan_of_body(body: Graph) -> ExecutionPlan:
+    body = with_kernels(body)
+    return make_plan(body, lower(body))
 
 
 def _blocks(graph: Graph, alias: Mapping[int, int], lives: Mapping[int, Lifetime]) -> list[Block]:
@@ -126,7 +139,9 @@ def _blocks(graph: Graph, alias: Mapping[int, int], lives: Mapping[int, Lifetime
 
 
 def _feed_signature(graph: Graph) -> FeedSignature:
-    weightless = [value.vid for value in graph.with_role(*EXTERNAL - {Role.INPUT}) if value.vid not in graph.payloads]
+    """States that are updated stay with who runs the plan, so they come once, and not with each feed."""
+    held = {*graph.payloads, *graph.updates} - set(graph.inputs)
+    weightless = [value.vid for value in graph.with_role(*EXTERNAL - {Role.INPUT}) if value.vid not in held]
     return tuple(FeedEntry(graph.values[vid].name, graph.values[vid].spec) for vid in (*graph.inputs, *weightless))
 
 

@@ -11,6 +11,7 @@ from pipeline.lowering import lower, with_kernels
 from pipeline.planning import ExecutionPlan, FeedSignature, check_plan, make_plan
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.slots import Feed
+from pipeline.runtime.weights import Weights, with_weights
 
 __all__ = ["CompiledProgram", "compile_graph"]
 
@@ -31,22 +32,59 @@ class CompiledProgram:
         """Outputs by name for inputs by name; `copy=False` returns views that a later run may change.
 
         Raises:
-            UserMistake: the feed does not fit `feed_signature`.
+            UserMistake: the feed does not fit `feed_signature`, or a state has no value yet.
             InternalError: a kernel failed.
         """
         return self.executor.run(feed, copy=copy)
 
+    def run_updating(self, feed: Feed) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Outputs as `run` gives them, and {updated input: its value after the run}; the caller's own stay as they are."""
+        return self.executor.run_updating(feed)
 
-def compile_graph(graph: Graph) -> CompiledProgram:
+    def states(self) -> dict[str, torch.Tensor]:
+        """Copies of the states that runs change, by name, as they are now."""
+        return self.executor.states.values()
+
+    def give_states(self, states: Feed) -> None:
+        """Set states by name; the rest stay.
+
+        Raises:
+            UserMistake: no such state, or another shape or dtype.
+        """
+        self.executor.states.give(states)
+
+    def reset_states(self) -> None:
+        """Every state as it was when the graph was compiled."""
+        self.executor.states.reset()
+
+
+def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgram:
     """Everything before the first run.
+
+    `weights` are tensors by value name or by name in a checkpoint. They are bound once, without a copy; what is not
+    among them, and is not in the graph's payloads either, comes with each feed.
 
     Raises:
         Unsupported: ops without a kernel (all are listed), or a device other than the CPU.
-        UserMistake: dimensions that are still names.
+        UserMistake: dimensions that are still names, or weights that the graph does not have.
         SourceMistake: a weight does not fit its declaration.
         InternalError: the plan did not pass its checker.
     """
-    graph = with_kernels(graph)
+    graph = with_kernels(with_weights(graph, weights or {}))
     plan = make_plan(graph, lower(graph))
     check_plan(plan)
-    return CompiledProgram(plan, Executor(plan, graph.payloads))
+    return CompiledProgram(plan, _executor(plan, graph))
+
+
+def _executor(plan: ExecutionPlan, graph: Graph, *, functional: bool = False) -> Executor:
+    bodies = {
+        at: [
+            _executor(inner, body, functional=functional or graph.ops[at].kind == AUTOCAST)
+            for inner, body in zip(plans, graph.ops[at].bodies, strict=True)
+        ]
+        for at, plans in plan.bodies.items()
+    }
+    return Executor(plan, graph.payloads, bodies, functional=functional)
+
+
+AUTOCAST = "higher_order.wrap_with_autocast"

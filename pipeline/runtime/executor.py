@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from pipeline.planning import ExecutionPlan
 from pipeline.runtime.kernels import KERNELS, Attrs, Kernel, Launch
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
 from pipeline.runtime.slots import Feed, bind_arena, bind_feed, bind_weights, refuse_foreign_devices
+from pipeline.runtime.states import States
 
 __all__ = ["Executor"]
 
@@ -48,17 +49,31 @@ class Executor:
     here. What reads the caller's inputs is bound at each run, since a copy into buffers of our own would cost a second
     KV cache where one is fed, and lets go of them afterwards. Fed weights stay bound until others come.
 
+    `bodies` are the executors of the bodies of higher-order calls, by the index of the call. `functional`: operators of
+    torch make their results themselves, as autocast asks; these are copied into their places.
+
     Raises:
         InternalError: a call has no kernel, its attributes cannot be decoded, or its shapes do not fit.
         SourceMistake: a payload does not fit its slot.
         Unsupported: the plan asks for a device other than the CPU.
     """
 
-    def __init__(self, plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> None:
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        payloads: Mapping[int, Payload],
+        bodies: Mapping[int, Sequence[Executor]] | None = None,
+        *,
+        functional: bool = False,
+    ) -> None:
         refuse_foreign_devices(plan.slots)
         self.plan = plan
+        self._bodies = {at: tuple(body.apply for body in several) for at, several in (bodies or {}).items()}
+        self._functional = functional
         self._slots = [torch.empty(0)] * len(plan.slots)
-        self._fill(bind_weights(plan, payloads))
+        weights = bind_weights(plan, payloads)
+        self.states = States(plan, weights)
+        self._fill({**weights, **self.states.tensors})
         self._fill(bind_arena(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8)))
         self._steps = [self._step(index) for index, call in enumerate(plan.calls) if not _is_free(plan, call)]
         self._launches: list[Launch] = [_unbound] * len(self._steps)
@@ -85,7 +100,30 @@ class Executor:
             UserMistake: the feed does not fit the plan's signature, or an index in it is out of range.
             InternalError: a kernel failed.
         """
-        given = dict(zip(_fed_vids(self.plan), bind_feed(self.plan.feed_signature, feed), strict=True))
+        return self._run(feed, self.plan.outputs, copy=copy)
+
+    def run_updating(self, feed: Feed) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Outputs, and the values after the run of the inputs that the graph updates; see `run`."""
+        updated = {vid: after for vid, after in self.plan.updates.items() if vid not in self.states.tensors}
+        found = self._run(feed, (*self.plan.outputs, *updated.values()), copy=True)
+        slots = self.plan.slots
+        return (
+            {slots[vid].name: found[slots[vid].name] for vid in self.plan.outputs},
+            {slots[vid].name: found[slots[after].name] for vid, after in updated.items()},
+        )
+
+    def apply(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs for inputs, both in order, of a plan that needs nothing else; the next call may change them."""
+        names = [self.plan.slots[vid].name for vid in self.plan.inputs]
+        found = self._run(dict(zip(names, tensors, strict=True)), self.plan.outputs, copy=False)
+        return [found[self.plan.slots[vid].name] for vid in self.plan.outputs]
+
+    def _run(self, feed: Feed, wanted: Sequence[int], *, copy: bool) -> dict[str, torch.Tensor]:
+        states = {name: tensor for name, tensor in feed.items() if name in self.states.names}
+        rest = {name: tensor for name, tensor in feed.items() if name not in states}
+        given = dict(zip(_fed_vids(self.plan), bind_feed(self.plan.feed_signature, rest), strict=True))
+        self.states.give(states)
+        self.states.refuse_missing()
         try:
             with torch.no_grad():
                 self._bind_weights({vid: given[vid] for vid in self._weights.vids})
@@ -93,10 +131,16 @@ class Executor:
                 self._bind(self._inputs.aliases, self._inputs.steps)
                 self._launch()
                 self._prove_shapes()
-                outputs = {self.plan.slots[vid].name: self._slots[vid] for vid in self.plan.outputs}
-                return {name: _copy(tensor) for name, tensor in outputs.items()} if copy else outputs
+                outputs = {self.plan.slots[vid].name: self._leaving(vid, copy=copy) for vid in wanted}
+                self.states.advance(self._slots)
+                return outputs
         finally:
             self._let_go()
+
+    def _leaving(self, vid: int, *, copy: bool) -> torch.Tensor:
+        """An output that shows an old state is a copy in any case."""
+        copy = copy or self.plan.root(vid) in self.states.tensors
+        return _copy(self._slots[vid]) if copy else self._slots[vid]
 
     def _launch(self) -> None:
         at, launches = 0, self._launches
@@ -170,7 +214,10 @@ class Executor:
         kernel = KERNELS.get(Kind(call.kind_id)) if call.kind_id in Kind.__members__.values() else None
         if kernel is None:
             raise InternalError(f"call {index} has kind_id {call.kind_id}, for which this runtime has no kernel")
-        return Step(index, kernel, call, unpack(call.attr_schema, call.attr_blob))
+        attrs = unpack(call.attr_schema, call.attr_blob)
+        return Step(
+            index, kernel, call, {**attrs, "functional": self._functional, "bodies": self._bodies.get(index, ())}
+        )
 
     def _fill(self, bound: Mapping[int, torch.Tensor]) -> None:
         for vid, tensor in bound.items():

@@ -16,6 +16,7 @@ from pipeline.errors import SourceMistake, Unsupported, UserMistake
 from pipeline.ir.graph import Payload, Role
 from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
 from pipeline.runtime.dtypes import as_tensor, dtype_name, torch_dtype
+from pipeline.runtime.weights import stored_tensor
 
 __all__ = ["Feed", "bind_arena", "bind_feed", "bind_weights", "refuse_foreign_devices"]
 
@@ -32,7 +33,7 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
     for slot in plan.slots:
         if slot.vid not in payloads or slot.role not in (Role.PARAM, Role.STATE, Role.CONST):
             continue
-        tensor = as_tensor(payloads[slot.vid].numpy())
+        tensor = stored_tensor(payloads[slot.vid])
         if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (slot.spec.sizes, slot.spec.dtype):
             raise SourceMistake(
                 f"{slot.role} {slot.name!r} holds {_shown(tensor)}, but the graph declares {_wanted(slot)}; "

@@ -93,6 +93,8 @@ def _plain(item: Attr) -> Any:
 
 
 def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
+    if resolve(kind) is None:  # an operator of the user's own: what its executor is given is what was written
+        return {name: _typed("other", item) for name, item in attrs.items()}
     places = iter(range(inputs))
     sizes, masks = iter(attrs.get(SIZES, ())), iter(attrs.get(MASKS, ()))
     found: dict[str, Attr] = {}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta
+from pipeline.torch_ir.nodes import Parts
 
 __all__ = ["by_hand"]
 
@@ -15,30 +13,9 @@ def by_hand(name: str, parts: Parts) -> dict[str, Any]:
     """`parts` under the keys of the JSON."""
     return {
         "model_name": name,
-        "graph_inputs": [_tensor(one) for one in parts.graph_inputs],
-        "graph_outputs": [_tensor(one) for one in parts.graph_outputs],
-        "weights": [_tensor(one) for one in parts.weights],
+        "graph_inputs": [one.to_dict() for one in parts.graph_inputs],
+        "graph_outputs": [one.to_dict() for one in parts.graph_outputs],
+        "weights": [one.to_dict() for one in parts.weights],
         "weight_name_mapping": parts.weight_name_mapping,
-        "nodes": [_node(node) for node in parts.nodes],
+        "nodes": [node.to_dict() for node in parts.nodes],
     }
-
-
-def _tensor(meta: TensorMeta) -> dict[str, Any]:
-    return {"name": meta.name, "shape": list(meta.shape), "dtype": meta.dtype}
-
-
-def _node(node: OpNode) -> dict[str, Any]:
-    return {
-        "name": node.name,
-        "op_type": node.op_type,
-        "inputs": [_tensor(one) for one in node.inputs],
-        "outputs": [_tensor(one) for one in node.outputs],
-        "attrs": {name: _plain(item) for name, item in node.attrs.items()},
-    }
-
-
-def _plain(item: Any) -> Any:
-    """torch's own constants by name, as the JSON has them."""
-    if isinstance(item, list | tuple):
-        return [_plain(part) for part in item]
-    return str(item) if isinstance(item, torch.dtype | torch.device | torch.layout | torch.memory_format) else item

@@ -46,9 +46,9 @@ class IR:
         graph_outputs: Sequence[TensorMeta] = (),
         weights: Sequence[TensorMeta] = (),
         weight_name_mapping: Mapping[str, str] | None = None,
+        constants: Mapping[str, torch.Tensor] | None = None,
         model_name: str = "",
         pytorch_version: str = "",
-        constants: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         mapping = dict(weight_name_mapping or {})
         self._parts: Parts | None = Parts(list(nodes), list(graph_inputs), list(graph_outputs), list(weights), mapping)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,19 @@ class TensorMeta:
     producer_node: str | None = None
     producer_output_idx: int | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        found: dict[str, Any] = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+        if self.producer_node is None:
+            return found
+        return found | {"producer_node": self.producer_node, "producer_output_idx": self.producer_output_idx or 0}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TensorMeta:
+        """What `to_dict` wrote."""
+        producer = data.get("producer_node"), data.get("producer_output_idx")
+        return cls(data["name"], tuple(data["shape"]), data["dtype"], *producer)
+
 
 @dataclass
 class OpNode:
@@ -42,6 +55,22 @@ class OpNode:
     inputs: list[TensorMeta] = field(default_factory=list)
     outputs: list[TensorMeta] = field(default_factory=list)
     attrs: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the JSON has it; torch's own constants by name."""
+        return {
+            "name": self.name,
+            "op_type": self.op_type,
+            "inputs": [one.to_dict() for one in self.inputs],
+            "outputs": [one.to_dict() for one in self.outputs],
+            "attrs": {name: _named(item) for name, item in self.attrs.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> OpNode:
+        """What `to_dict` wrote. Names of torch's constants stay names."""
+        inputs, outputs = ([TensorMeta.from_dict(one) for one in data[side]] for side in ("inputs", "outputs"))
+        return cls(data["name"], data["op_type"], inputs, outputs, dict(data.get("attrs") or {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +146,9 @@ def as_torch(item: Attr) -> Any:
             return expression
         case _:
             return item
+
+
+def _named(item: Any) -> Any:
+    if isinstance(item, list | tuple):
+        return [_named(part) for part in item]
+    return str(item) if isinstance(item, torch.dtype | torch.device | torch.layout | torch.memory_format) else item

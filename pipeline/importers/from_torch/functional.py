@@ -7,7 +7,7 @@ from types import BuiltinFunctionType
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from pipeline.importers.from_torch.operators import operator_of
+from pipeline.importers.from_torch.operators import WHEN_TRAINING, operator_of
 
 __all__ = ["functional", "mutates"]
 
@@ -33,5 +33,10 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 
 
 def writes(node: Node) -> bool:
+    """Whether this call changes one of its arguments."""
     operator = operator_of(node.target)
-    return operator.writes or (operator.writes_if is not None and bool(node.args[operator.writes_if]))
+    return operator.writes or (operator.kind in WHEN_TRAINING and trains(*node.args[3:6]))
+
+
+def trains(mean: object, variance: object, training: object) -> bool:
+    return bool(training) and (mean is not None or variance is not None)

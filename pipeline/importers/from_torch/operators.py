@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.importers.from_torch.names import base_name
 
-__all__ = ["Operator", "operator_of"]
+__all__ = ["WHEN_TRAINING", "Operator", "operator_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,6 @@ class Operator:
     """Its result is its first argument: what it changes is for autograd."""
     writes: bool = False
     """It writes to one of its arguments."""
-    writes_if: int | None = None
-    """It does when the argument at this position is true."""
 
 
 @cache
@@ -49,7 +47,6 @@ def operator_of(target: Any) -> Operator:
         kind in NOTHING,
         kind in SAME,
         kind not in SAME and schema.is_mutable,
-        UNSAID.get(kind),
     )
 
 
@@ -76,5 +73,5 @@ NOTHING = frozenset(
 
 SAME = frozenset({"aten.detach_.default", "aten.lift_fresh.default"})
 
-UNSAID = {"aten.batch_norm.default": 5, "aten.instance_norm.default": 5}
-"""They write to their running statistics when this argument says that they train; their schema does not tell."""
+WHEN_TRAINING = frozenset({"aten.batch_norm.default", "aten.instance_norm.default"})
+"""They write to their running statistics when they train, which their schema does not say."""

@@ -137,11 +137,13 @@ class Region:
         return region.graph(name, inputs, vids)
 
     def _number(self, value: Any) -> Number:
-        return Number(self._tensors.size(value) if isinstance(value, torch.SymInt | int) else value)
+        return Number(self._tensors.size(value) if isinstance(value, SYMBOLIC) else value)
 
     def _stub(self, name: str, tensor: torch.Tensor, role: Role) -> int:
         self._stubs.append(self._tensors.stub(name, tensor, role))
         return len(self._stubs) - 1
 
 
-NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+NUMBERS = (*SYMBOLIC, int, float, bool)

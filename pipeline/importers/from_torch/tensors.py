@@ -41,8 +41,8 @@ class Tensors:
             described = self._seen[key] = self._described(name, tensor)
         return Stub(name, described[0], role, described[1])
 
-    def size(self, number: torch.SymInt | int) -> Size | int:
-        """A size, or how it follows from named dims.
+    def size(self, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> Size | int:
+        """A number, or how it follows from named dims.
 
         Raises:
             Unsupported: it follows from the numbers in a tensor.
@@ -62,7 +62,7 @@ class Tensors:
         device = "cpu" if tensor.device.type == "meta" else str(tensor.device)
         return TensorSpec(shape, dtype, device), None if contiguous(tensor) else strides
 
-    def _dim(self, number: torch.SymInt | int) -> Dim:
+    def _dim(self, number: torch.SymInt | torch.SymFloat | torch.SymBool | int) -> Dim:
         if type(number) is int:
             return number
         text = str(number)

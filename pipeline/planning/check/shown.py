@@ -92,6 +92,28 @@ def repeated(attrs: Mapping[str, Any], at: int, index: Index, mine: Sizes, their
     return [0 if size == 1 else position for position, size in zip(inner, theirs, strict=True)]
 
 
+def picked(attrs: Mapping[str, Any], at: int, index: Index, mine: Sizes, theirs: Sizes) -> Index:
+    del at, mine, theirs
+    return [*index[: attrs["axis"]], attrs["index"], *index[attrs["axis"] :]]
+
+
+def unbound(attrs: Mapping[str, Any], at: int, index: Index, mine: Sizes, theirs: Sizes) -> Index:
+    return picked({"axis": attrs["axis"], "index": at}, at, index, mine, theirs)
+
+
+def on_the_diagonal(attrs: Mapping[str, Any], at: int, index: Index, mine: Sizes, theirs: Sizes) -> Index:
+    del at, mine
+    rest, distance = list(index[:-1]), attrs["distance"]
+    place = {attrs["first"]: index[-1] - min(distance, 0), attrs["second"]: index[-1] + max(distance, 0)}
+    return [place[axis] if axis in place else rest.pop(0) for axis in range(len(theirs))]
+
+
+def in_the_window(attrs: Mapping[str, Any], at: int, index: Index, mine: Sizes, theirs: Sizes) -> Index:
+    del at, mine, theirs
+    axis = attrs["axis"]
+    return [*index[:axis], index[axis] * attrs["step"] + index[-1], *index[axis + 1 : -1]]
+
+
 SHOWN: Mapping[int, Shown] = {
     Kind.Identity: same,
     Kind.Reshape: same_order,
@@ -99,4 +121,9 @@ SHOWN: Mapping[int, Shown] = {
     Kind.Split: piece,
     Kind.Slice: taken,
     Kind.Expand: repeated,
+    Kind.Select: picked,
+    Kind.Unbind: unbound,
+    Kind.Diagonal: on_the_diagonal,
+    Kind.Unfold: in_the_window,
+    Kind.Contiguous: same,
 }

@@ -15,7 +15,16 @@ def wrong_tables(plan: ExecutionPlan) -> list[str]:
     """What is wrong with them; where a value lies can be worked out only if this is nothing."""
     known = set(range(len(plan.slots)))
     used = {vid for call in plan.calls for vid in (*call.in_vids, *call.out_vids)}
-    used |= {*plan.inputs, *plan.outputs, *plan.alias, *plan.alias.values(), *plan.offsets, *plan.layouts}
+    used |= {
+        *plan.inputs,
+        *plan.outputs,
+        *plan.updates,
+        *plan.updates.values(),
+        *plan.alias,
+        *plan.alias.values(),
+        *plan.offsets,
+        *plan.layouts,
+    }
     found = [f"vid {vid} has no slot" for vid in sorted(used - known)]
     found += [f"slot {at} describes vid {slot.vid}" for at, slot in enumerate(plan.slots) if slot.vid != at]
     found += [f"slot {slot.name!r} has named dims" for slot in plan.slots if not slot.spec.is_static]

@@ -39,13 +39,19 @@ def violations(plan: ExecutionPlan) -> list[str]:
     tables = wrong_tables(plan)
     if tables:
         return tables  # places cannot be worked out from broken tables
+    in_bodies = [
+        f"in body {number} of call {at}: {violation}"
+        for at, bodies in plan.bodies.items()
+        for number, body in enumerate(bodies)
+        for violation in violations(body)
+    ]
     memory = _Memory(plan)
     for index, call in enumerate(plan.calls):
         memory.read(call.in_vids, f"call {index} {_kind(call)}")
         for out in call.out_vids:
             memory.write(index, call, out)
     memory.leave()
-    return memory.found
+    return memory.found + in_bodies
 
 
 class _Memory:
@@ -88,6 +94,8 @@ class _Memory:
     def leave(self) -> None:
         """The outputs are intact, and nobody else's storage."""
         self.read(self.plan.outputs, "the caller")
+        for vid, after in self.plan.updates.items():
+            self.read((after,), f"the update of {self._name(vid)}")
         self.found += [
             f"{self._name(slot.vid)} is never computed"
             for slot in self.plan.slots

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from pipeline.lowering import Kind
 from pipeline.lowering.emitters import join
-from pipeline.runtime.kernels import conv, elementwise, index, linear, norm, recurrent, reduce, shape
+from pipeline.runtime.kernels import aten, conv, elementwise, index, linear, norm, recurrent, reduce, shape
 from pipeline.runtime.kernels.base import Attrs, Kernel, Launch
 
 __all__ = ["KERNELS", "Attrs", "Kernel", "Launch"]
 
-FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent)
+FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent, aten)
 
 KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)

@@ -92,6 +92,28 @@ def _pad_constant(x: torch.Tensor, out: torch.Tensor, begins: tuple[int, ...], v
     inner.copy_(x)
 
 
+def select(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    return partial(outs[0].copy_, ins[0].select(attrs["axis"], attrs["index"]))
+
+
+def unbind(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    for piece, out in zip(ins[0].unbind(attrs["axis"]), outs, strict=True):
+        out.copy_(piece)
+
+
+def diagonal(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    return partial(outs[0].copy_, ins[0].diagonal(attrs["distance"], attrs["first"], attrs["second"]))
+
+
+def unfold(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    return partial(outs[0].copy_, ins[0].unfold(attrs["axis"], attrs["size"], attrs["step"]))
+
+
+def contiguous(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    del attrs
+    return partial(outs[0].copy_, ins[0])
+
+
 KERNELS: dict[Kind, Kernel] = {
     Kind.Reshape: reshape,
     Kind.Transpose: transpose,
@@ -100,5 +122,10 @@ KERNELS: dict[Kind, Kernel] = {
     Kind.Slice: slice_,
     Kind.Expand: expand,
     Kind.Tile: tile,
+    Kind.Select: select,
+    Kind.Unbind: each_time(unbind),
+    Kind.Diagonal: diagonal,
+    Kind.Unfold: unfold,
+    Kind.Contiguous: contiguous,
     Kind.Pad: each_time(pad),
 }

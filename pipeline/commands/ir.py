@@ -1,0 +1,164 @@
+"""`onnxline ir extract|info|visualize|verify|run`: a model as a graph of aten operations, without its weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.errors import CheckFailed, UserMistake
+
+if TYPE_CHECKING:  # torch takes seconds to import, and `onnxline --help` does not need it
+    import torch
+    from torch import nn
+
+__all__ = ["register"]
+
+Source = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="file.py:make, package.module:make, or a configuration (.yaml).")
+]
+File = Annotated[Path, typer.Argument(metavar="IR", help="A file of `ir extract`, or of pytorch-ir.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Where to write (default: the terminal).")]
+Weights = Annotated[Path | None, typer.Option(help=".safetensors, .pt, .pth, .bin, an .index.json, or a folder.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one setting of a configuration.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="A model as a graph of aten operations in JSON, without its weights.")
+    group.command("extract")(extract)
+    group.command("info")(info)
+    group.command("visualize")(visualize)
+    group.command("verify")(verify)
+    group.command("run")(run)
+    app.add_typer(group, name="ir")
+
+
+def extract(
+    source: Source,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file (default NAME_ir.json); .json.zst packs it.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name (default: its class).")] = None,
+    dynamic: Annotated[
+        list[str] | None, typer.Option(metavar="INPUT.AXIS=DIM", help="Leave a dim open, as in x.0=batch.")
+    ] = None,
+    functionalize: Annotated[bool, typer.Option(help="Make values of what ops write.")] = True,
+    meta: Annotated[bool, typer.Option("--meta", help="Make the model on the meta device: no weight exists.")] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Trace a model, and write its graph: shapes, dtypes, names of weights, but no weights."""
+    from pipeline.commands.ir_source import open_model
+    from pipeline.torch_ir.source import extract_source
+
+    model = open_model(source, overrides or (), dynamic or (), meta)
+    name = name or type(model.module).__name__
+    path = out or Path(f"{name}_ir.json")
+    made = extract_source(model, name, functionalize=functionalize)
+    made.save(path)
+    typer.echo(f"{made!r}\nwritten to {path}")
+
+
+def info(
+    file: File,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")] = False,
+    out: Out = None,
+) -> None:
+    """Tell what an IR consists of."""
+    from pipeline.torch_ir import load_ir
+    from pipeline.torch_ir.summary import summary, summary_text
+
+    found = summary(load_ir(file))
+    _write(json.dumps(found, indent=2, ensure_ascii=False) if as_json else summary_text(found), out)
+
+
+def visualize(
+    file: File,
+    max_nodes: Annotated[int, typer.Option(min=1, help="Nodes to draw; the rest is counted.")] = 30,
+    weights: Annotated[bool, typer.Option(help="Draw weights.")] = True,
+    out: Annotated[
+        Path | None, typer.Option("--out", "--output", "-o", help=".mmd, .md, or .png and .svg by mmdc.")
+    ] = None,
+) -> None:
+    """Draw an IR as a Mermaid flowchart."""
+    from pipeline.torch_ir import ir_to_mermaid, load_ir
+    from pipeline.torch_ir.picture import write_picture
+
+    mermaid = ir_to_mermaid(load_ir(file), max_nodes=max_nodes, include_weights=weights)
+    if out is None:
+        typer.echo(mermaid)
+    else:
+        write_picture(mermaid, out)
+
+
+def verify(
+    file: File,
+    source: Source,
+    weights: Weights = None,
+    constants: Annotated[Path | None, typer.Option(help="Values of constants: .npz or .safetensors.")] = None,
+    localize: Annotated[bool, typer.Option("--localize", help="Name the first node that differs.")] = False,
+    rtol: Annotated[float | None, typer.Option(help="Default: by dtype.")] = None,
+    atol: Annotated[float | None, typer.Option(help="Default: by dtype.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Compare what an IR computes with what its model computes; the exit code is 1 if it is something else."""
+    from pipeline.commands.ir_source import open_model
+    from pipeline.torch_ir import load_ir, load_weights, verify_ir_with_state_dict
+    from pipeline.torch_ir.arrays import read_arrays
+
+    model = open_model(source, overrides or (), (), meta=False)
+    if weights is not None:
+        state = load_weights(weights)
+        _into(model.module, state, weights)
+    else:
+        state = model.module.state_dict()
+    given = None if constants is None else read_arrays(constants)
+    ok, report = verify_ir_with_state_dict(
+        load_ir(file), state, model.module, model.example.args, rtol, atol, given, model.example.kwargs, localize
+    )
+    if not ok:
+        raise CheckFailed(str(report))
+    typer.echo(str(report))
+
+
+def run(
+    file: File,
+    inputs: Annotated[Path, typer.Argument(metavar="INPUTS", help="Tensors by input name: .npz or .safetensors.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the outputs go: .npz or .safetensors.")],
+    weights: Weights = None,
+    constants: Annotated[Path | None, typer.Option(help="Values of constants: .npz or .safetensors.")] = None,
+    planned: Annotated[bool, typer.Option(help="The planned runtime, or op by op with torch's operators.")] = True,
+) -> None:
+    """Run an IR on weights and inputs from files."""
+    from pipeline.torch_ir import IRExecutor, load_ir, load_weights
+    from pipeline.torch_ir.arrays import read_arrays, write_arrays
+
+    loaded = load_ir(file)
+    given = None if constants is None else read_arrays(constants)
+    state = None if weights is None else load_weights(weights)
+    outputs = IRExecutor(loaded, state, given, planned=planned).execute(read_arrays(inputs))
+    names = [meta.name for meta in loaded.graph_outputs]
+    write_arrays(out, dict(zip(names, outputs, strict=True)))
+    typer.echo(f"{', '.join(dict.fromkeys(names))} written to {out}")
+
+
+def _into(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
+    try:  # not strictly: of tied weights, a checkpoint has one
+        unknown = module.load_state_dict(state, strict=False).unexpected_keys
+    except RuntimeError as error:
+        raise UserMistake(f"{path} does not fit the model: {error}") from error
+    if unknown:
+        raise UserMistake(f"{path} has {unknown[0]!r}, and the model has no such weight; is it of another model?")
+
+
+def _write(text: str, out: Path | None) -> None:
+    if out is None:
+        typer.echo(text)
+        return
+    try:
+        out.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise UserMistake(f"{out} cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,72 @@
+"""The command of pytorch-ir: `info` and `visualize`. `onnxline ir` can more."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from pipeline.errors import OnnxlineError
+from pipeline.torch_ir import IR, ir_to_mermaid
+from pipeline.torch_ir.picture import write_picture
+from pipeline.torch_ir.summary import summary, summary_text
+from torch_ir._version import __version__
+
+__all__ = ["cmd_info", "cmd_visualize", "create_parser", "main"]
+
+
+def create_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pytorch-ir", description="pytorch-ir CLI tools, by onnxline")
+    parser.add_argument("--version", action="version", version=f"pytorch-ir {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    shown = commands.add_parser("visualize", help="Visualize IR graph as Mermaid diagram")
+    shown.add_argument("ir_file")
+    shown.add_argument("--max-nodes", type=int, default=30)
+    shown.add_argument("--no-weights", action="store_true")
+    shown.add_argument("-o", "--output")
+    shown.set_defaults(run=cmd_visualize)
+    told = commands.add_parser("info", help="Show IR summary information")
+    told.add_argument("ir_file")
+    told.add_argument("--json", action="store_true")
+    told.add_argument("-o", "--output")
+    told.set_defaults(run=cmd_info)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = create_parser().parse_args(argv)
+    try:
+        args.run(args)
+    except OnnxlineError as error:
+        _leave(str(error))
+
+
+def cmd_visualize(args: argparse.Namespace) -> None:
+    mermaid = ir_to_mermaid(_loaded(args.ir_file), max_nodes=args.max_nodes, include_weights=not args.no_weights)
+    if args.output:
+        write_picture(mermaid, Path(args.output))
+    else:
+        sys.stdout.write(f"{mermaid}\n")
+
+
+def cmd_info(args: argparse.Namespace) -> None:
+    found = summary(_loaded(args.ir_file))
+    text = json.dumps(found, indent=2) if args.json else summary_text(found)
+    if args.output:
+        Path(args.output).write_text(f"{text}\n", encoding="utf-8")
+    else:
+        sys.stdout.write(f"{text}\n")
+
+
+def _loaded(path: str) -> IR:
+    if not Path(path).is_file():
+        _leave(f"file not found: {path}")
+    return IR.load(path)
+
+
+def _leave(why: str) -> NoReturn:
+    sys.stderr.write(f"Error: {why}\n")
+    raise SystemExit(1)

@@ -1,0 +1,19 @@
+"""Functions of the user's for single kinds of op, and how to look them up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.torch_ir import list_registered_ops, register_executor, register_op
+from pipeline.torch_ir.registry import REGISTERED, looked_up
+
+__all__ = ["get_conversion_fn", "get_execution_fn", "list_registered_ops", "register_executor", "register_op"]
+
+
+def get_conversion_fn(op_type: str) -> Callable[..., Any] | None:
+    return looked_up(REGISTERED.conversions, op_type)
+
+
+def get_execution_fn(op_type: str) -> Callable[..., Any] | None:
+    return looked_up(REGISTERED.executors, op_type)

@@ -1,0 +1,149 @@
+"""Named dims become numbers: a Graph for any batch → the Graph for a batch of 4."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from pipeline.errors import UserMistake
+from pipeline.ir.attr import Attr, Size
+from pipeline.ir.expression import evaluate, names_in
+from pipeline.ir.graph import DimRange, Graph, Op, Value
+from pipeline.ir.spec import Dim
+
+__all__ = ["bind_dims", "dim_names", "dims_of"]
+
+Dims = Mapping[str, int]
+
+
+def bind_dims(graph: Graph, dims: Dims) -> Graph:
+    """`graph` with concrete shapes, strides and attributes, its bodies too; without its ranges and guards.
+
+    Raises:
+        UserMistake: a name is missing or unknown, or a range or guard does not hold; every violation is named.
+    """
+    if problems := [*_wrong_names(graph, dims), *_wrong_sizes(graph, dims)]:
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        given = ", ".join(f"{name} = {size}" for name, size in dims.items()) or "no dims"
+        raise UserMistake(
+            f"graph {graph.name!r} does not hold for {given}:\n{lines}\nGive sizes that it was traced for."
+        )
+    return _bound(graph, dims)
+
+
+def dims_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The named dims by the shapes of inputs, {input name: shape}.
+
+    A size that is an expression of one name counts as linear in it (`2*batch`); what it gives is compared in the end.
+
+    Raises:
+        UserMistake: shapes that no sizes of the dims give; every input that does not fit is named.
+    """
+    declared = {graph.values[vid].name: graph.values[vid].spec.shape for vid in graph.inputs}
+    pairs = [
+        (dim, size)
+        for name, shape in shapes.items()
+        for dim, size in zip(declared.get(name, ()), shape, strict=False)
+        if isinstance(dim, str)
+    ]
+    dims: dict[str, int] = {}
+    for dim, size in sorted(pairs, key=lambda pair: not pair[0].isidentifier()):
+        unknown = names_in(dim) - dims.keys()
+        if len(unknown) == 1:
+            (name,) = unknown
+            dims[name] = _solved(dim, size, name, dims)
+    wrong = [
+        f"  - {name!r} is {list(shape)}; the graph has {list(declared[name])}"
+        for name, shape in shapes.items()
+        if name in declared and not _fits(declared[name], shape, dims)
+    ]
+    if wrong:
+        solved = ", ".join(f"{name} = {size}" for name, size in dims.items()) or "no dims"
+        raise UserMistake(f"graph {graph.name!r}: shapes that do not go together ({solved}):\n" + "\n".join(wrong))
+    return dims
+
+
+def dim_names(graph: Graph) -> frozenset[str]:
+    """Every named dim that a shape of the graph speaks of."""
+    return frozenset(name for value in graph.values for dim in _named(value) for name in names_in(dim))
+
+
+def _named(value: Value) -> Iterator[str]:
+    yield from (dim for dim in value.spec.shape if isinstance(dim, str))
+
+
+def _wrong_names(graph: Graph, dims: Dims) -> Iterator[str]:
+    known = dim_names(graph) | graph.dims.keys()
+    for name in dims.keys() - known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = (
+            f"; did you mean {close[0]!r}?" if close else f"; its dims are {', '.join(sorted(known)) or 'all numbers'}"
+        )
+        yield f"it has no dim {name!r}{hint}"
+    for name in sorted(dim_names(graph) - dims.keys()):
+        yield f"the dim {name!r} has no size"
+
+
+def _wrong_sizes(graph: Graph, dims: Dims) -> Iterator[str]:
+    for name, span in graph.dims.items():
+        if name in dims and not _within(dims[name], span):
+            yield f"{name} = {dims[name]} is not in {span.least} .. {'' if span.most is None else span.most}".rstrip()
+    for guard in graph.guards:
+        if names_in(guard) <= dims.keys() and not _holds(guard, dims):
+            yield f"the trace relies on {guard}"
+
+
+def _holds(guard: str, dims: Dims) -> bool:
+    try:
+        return bool(evaluate(guard, dims))
+    except ZeroDivisionError:  # Mod(n, n//2) of 1
+        return False
+
+
+def _within(size: int, span: DimRange) -> bool:
+    return span.least <= size and (span.most is None or size <= span.most)
+
+
+def _solved(dim: str, size: int, name: str, dims: Dims) -> int:
+    if dim == name:
+        return size
+    at_one, at_two = (int(evaluate(dim, {**dims, name: number})) for number in (1, 2))
+    return 1 + (size - at_one) // (at_two - at_one) if at_two != at_one else 1
+
+
+def _fits(declared: Sequence[Dim], shape: Sequence[int], dims: Dims) -> bool:
+    if len(declared) != len(shape) or not all(names_in(dim) <= dims.keys() for dim in declared if isinstance(dim, str)):
+        return False
+    return all(_size(dim, dims) == size for dim, size in zip(declared, shape, strict=True))
+
+
+def _bound(graph: Graph, dims: Dims) -> Graph:
+    if not dims:
+        return graph
+    values = tuple(_value(value, dims) for value in graph.values)
+    return replace(graph, values=values, ops=tuple(_op(op, dims) for op in graph.ops), dims={}, guards=())
+
+
+def _value(value: Value, dims: Dims) -> Value:
+    strides = value.strides and tuple(_size(dim, dims) for dim in value.strides)
+    if value.spec.is_static and strides == value.strides:
+        return value
+    return replace(
+        value, spec=replace(value.spec, shape=tuple(_size(dim, dims) for dim in value.spec.shape)), strides=strides
+    )
+
+
+def _op(op: Op, dims: Dims) -> Op:
+    attrs = {name: _attr(item, dims) for name, item in op.attrs.items()}
+    return replace(op, attrs=attrs, bodies=tuple(_bound(body, dims) for body in op.bodies))
+
+
+def _attr(item: Attr, dims: Dims) -> Attr:
+    if isinstance(item, tuple):
+        return tuple(_attr(part, dims) for part in item)
+    return evaluate(item.expression, dims) if isinstance(item, Size) else item
+
+
+def _size(dim: Dim, dims: Dims) -> int:
+    return int(evaluate(dim, dims)) if isinstance(dim, str) else dim

@@ -1,0 +1,135 @@
+"""Expressions of named dims, as torch prints them: `2*batch`, `((n//2)) + 1`, `Max(1, n)`, `Eq(Mod(n, 2), 0)`."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from pipeline.errors import SourceMistake
+
+__all__ = ["evaluate", "names_in"]
+
+Number = int | float
+
+
+def names_in(expression: str) -> frozenset[str]:
+    """The dims that `expression` speaks of.
+
+    Raises:
+        SourceMistake: it is no expression.
+    """
+    tree = _parsed(expression)
+    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - called
+
+
+def evaluate(expression: str, dims: Mapping[str, int]) -> Number:
+    """The value of `expression`; a condition is True or False. Nothing but the operators of the tables below is run.
+
+    Raises:
+        SourceMistake: it is no expression, or one with another operator.
+        KeyError: a dim that is not in `dims`.
+    """
+    return _value(_parsed(expression), expression, dims)
+
+
+@cache
+def _parsed(expression: str) -> ast.expr:
+    try:
+        return ast.parse(expression.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise _no_expression(expression) from error
+
+
+def _value(node: ast.AST, expression: str, dims: Mapping[str, int]) -> Any:
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.Name(id=name):
+            return dims[name]
+        case ast.UnaryOp(op=sign, operand=item) if type(sign) in SIGNS:
+            return SIGNS[type(sign)](_value(item, expression, dims))
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATORS:
+            return OPERATORS[type(sign)](_value(left, expression, dims), _value(right, expression, dims))
+        case ast.BoolOp(op=sign, values=values):
+            found = [_value(item, expression, dims) for item in values]
+            return all(found) if isinstance(sign, ast.And) else any(found)
+        case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in COMPARISONS:
+            return COMPARISONS[type(sign)](_value(left, expression, dims), _value(right, expression, dims))
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
+            return FUNCTIONS[name](*(_value(item, expression, dims) for item in args))
+    raise _no_expression(expression)
+
+
+def _no_expression(expression: str) -> SourceMistake:
+    return SourceMistake(
+        f"{expression!r} is no expression of named dims; expected numbers, names, + - * / // % **, comparisons, "
+        f"& | ~ and {', '.join(FUNCTIONS)}"
+    )
+
+
+SIGNS: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+    ast.Invert: operator.not_,
+}
+
+OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+}
+
+COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "CeilDiv": lambda a, b: -(-a // b),
+    "IntTrueDiv": operator.truediv,
+    "FloatTrueDiv": operator.truediv,
+    "PowByNatural": operator.pow,
+    "FloatPow": operator.pow,
+    "CeilToInt": math.ceil,
+    "FloorToInt": math.floor,
+    "TruncToInt": math.trunc,
+    "RoundToInt": round,
+    "ToFloat": float,
+    "floor": math.floor,
+    "ceiling": math.ceil,
+    "Abs": abs,
+    "Max": max,
+    "Min": min,
+    "Eq": operator.eq,
+    "Ne": operator.ne,
+    "Lt": operator.lt,
+    "Le": operator.le,
+    "Gt": operator.gt,
+    "Ge": operator.ge,
+    "And": lambda *items: all(items),
+    "Or": lambda *items: any(items),
+    "Not": operator.not_,
+    "Where": lambda condition, yes, no: yes if condition else no,
+    "Identity": lambda item: item,
+}
+"""sympy's functions and those of torch.utils._sympy.functions, by the names that they print (torch 2.13)."""

@@ -1,0 +1,12 @@
+"""Ops of torch graphs (`aten.linear.default`, `mylib.op.default`, `higher_order.cond`) as kernel calls.
+
+What only moves elements is one of our own view kinds, which cost nothing at run time (`shape.py`). Everything else is
+the kind Aten, which holds the whole call, so every operator that torch has can be lowered (`call.py`).
+"""
+
+from __future__ import annotations
+
+from pipeline.lowering.aten.call import EMITTERS, INPLACE, VIEWS, emitter_of, is_call
+from pipeline.lowering.aten.elementwise import POINTWISE
+
+__all__ = ["EMITTERS", "INPLACE", "POINTWISE", "VIEWS", "emitter_of", "is_call"]

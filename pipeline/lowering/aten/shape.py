@@ -1,0 +1,253 @@
+"""Operators of torch that only move elements, as our own view kinds with concrete attributes.
+
+Sizes are read off the results, which the trace has worked out. Where torch copies for a reason (`contiguous` of a
+transposed tensor) the view rule of the kind copies too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pipeline.ir.attr import Word
+from pipeline.ir.graph import Attr, KernelSpec
+from pipeline.ir.spec import TensorSpec
+from pipeline.lowering import shape
+from pipeline.lowering.elementwise import EMITTERS as ELEMENTWISE
+
+__all__ = ["as_view"]
+
+Attrs = Mapping[str, Any]
+Outs = Sequence[TensorSpec]
+Row = tuple[str, dict[str, Attr]]
+
+Rule = Callable[[Attrs, TensorSpec, Outs], Row | None]
+"""(arguments, input 0, results) -> kind and attributes of the view, or None where this call is none."""
+
+
+def as_view(kind: str, attrs: Attrs, ins: Sequence[TensorSpec], outs: Outs) -> KernelSpec | None:
+    """The kernel of a call that only moves elements of its first input; None for every other call."""
+    rule = RULES.get(kind)
+    if rule is None or not ins or not outs or any(out.dtype != ins[0].dtype for out in outs):
+        return None
+    row = rule(attrs, ins[0], outs)
+    if row is None:
+        return None
+    name, found = row
+    return (shape.EMITTERS.get(name) or ELEMENTWISE[name])(found, ins[:1], outs)
+
+
+def identity(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
+    """A copy that keeps the elements. One that asks for rows one after the other gets them."""
+    if outs[0].shape != source.shape:
+        return None
+    rows = attrs.get("memory_format") == Word("memory_format", "contiguous_format")
+    return ("Contiguous" if rows else "Identity"), {}
+
+
+def contiguous(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
+    return identity({"memory_format": Word("memory_format", "contiguous_format"), **attrs}, source, outs)
+
+
+def real(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
+    """What a complex number would be changed by."""
+    return None if source.dtype.startswith("complex") else identity(attrs, source, outs)
+
+
+def without_dropping(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
+    return None if attrs.get("train", True) and attrs.get("p", 0.5) != 0 else identity({}, source, outs)
+
+
+def reshaped(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
+    del attrs, source
+    return "Reshape", {"shape": outs[0].sizes}
+
+
+def expanded(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
+    del attrs, source
+    return "Expand", {"shape": outs[0].sizes}
+
+
+def permuted(perm: Sequence[int], rank: int) -> Row:
+    return "Transpose", {"perm": tuple(axis % rank for axis in perm)}
+
+
+def permuted_by(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
+    del outs
+    return permuted(attrs["dims"], source.rank)
+
+
+def swapped(first: str, second: str) -> Rule:
+    """Two axes change places; their numbers are the arguments of these names."""
+
+    def rule(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
+        return exchanged(attrs[first], attrs[second], source, outs)
+
+    return rule
+
+
+def last_two(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
+    return exchanged(-2, -1, source, outs) if source.rank >= 2 else identity(attrs, source, outs)
+
+
+def exchanged(first: int, second: int, source: TensorSpec, outs: Outs) -> Row | None:
+    if not source.rank:
+        return identity({}, source, outs)
+    perm = list(range(source.rank))
+    perm[first], perm[second] = perm[second], perm[first]
+    return permuted(perm, source.rank)
+
+
+def reversed_axes(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
+    del attrs, outs
+    return permuted(range(source.rank)[::-1], source.rank)
+
+
+def moved(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
+    if not source.rank:
+        return identity({}, source, outs)
+    places = [[axis % source.rank for axis in listed(attrs[name])] for name in ("source", "destination")]
+    perm = [axis for axis in range(source.rank) if axis not in places[0]]
+    for destination, axis in sorted(zip(places[1], places[0], strict=True)):
+        perm.insert(destination, axis)
+    return permuted(perm, source.rank)
+
+
+def listed(item: int | tuple[int, ...]) -> tuple[int, ...]:
+    return item if isinstance(item, tuple) else (item,)
+
+
+def sliced(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
+    del source, outs
+    start, end = attrs.get("start") or 0, attrs.get("end")
+    return part(attrs.get("dim", 0), start, FAR if end is None else end, attrs.get("step", 1))
+
+
+def narrowed(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
+    size = source.sizes[attrs["dim"]]
+    start = attrs["start"] + (size if attrs["start"] < 0 else 0)
+    return part(attrs["dim"], start, start + outs[0].sizes[attrs["dim"]], 1)
+
+
+def part(axis: int, start: int, end: int, step: int) -> Row:
+    return "Slice", {"starts": (start,), "ends": (end,), "axes": (axis,), "steps": (step,)}
+
+
+def selected(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
+    del outs
+    axis = attrs["dim"] % source.rank
+    return "Select", {"axis": axis, "index": attrs["index"] % source.sizes[axis]}
+
+
+def split(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
+    """`tensor_split` at any places may leave elements out, or give them twice."""
+    axis = attrs.get("dim", 0) % source.rank
+    sizes = tuple(out.sizes[axis] for out in outs)
+    return ("Split", {"axis": axis, "sizes": sizes}) if sum(sizes) == source.sizes[axis] else None
+
+
+def unbound(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
+    del outs
+    return "Unbind", {"axis": attrs.get("dim", 0) % source.rank}
+
+
+def diagonal(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
+    del outs
+    first, second = attrs.get("dim1", 0) % source.rank, attrs.get("dim2", 1) % source.rank
+    return "Diagonal", {"distance": attrs.get("offset", 0), "first": first, "second": second}
+
+
+def unfolded(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
+    del outs
+    if not source.rank:
+        return None
+    return "Unfold", {"axis": attrs["dimension"] % source.rank, "size": attrs["size"], "step": attrs["step"]}
+
+
+FAR = 2**63 - 1
+"""How torch, and ONNX's Slice, write "to the end"."""
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(
+        (
+            "aten.view.default",
+            "aten._unsafe_view.default",
+            "aten.reshape.default",
+            "aten.view_as.default",
+            "aten.reshape_as.default",
+            "aten.flatten.using_ints",
+            "aten.unflatten.int",
+            "aten.ravel.default",
+            "aten.unsqueeze.default",
+            "aten.squeeze.default",
+            "aten.squeeze.dim",
+            "aten.squeeze.dims",
+            "aten.atleast_1d.default",
+            "aten.atleast_2d.default",
+            "aten.atleast_3d.default",
+        ),
+        reshaped,
+    ),
+    **dict.fromkeys(
+        (
+            "aten.clone.default",
+            "aten.detach.default",
+            "aten.alias.default",
+            "aten.positive.default",
+            "aten.lift.default",
+            "aten.lift_fresh_copy.default",
+            "aten._to_copy.default",
+            "aten.to.dtype",
+            "aten.to.device",
+            "aten.to.dtype_layout",
+            "aten.to.other",
+            "aten.type_as.default",
+        ),
+        identity,
+    ),
+    "aten.contiguous.default": contiguous,
+    **dict.fromkeys(
+        ("aten.conj.default", "aten.resolve_conj.default", "aten.resolve_neg.default", "aten.real.default"), real
+    ),
+    **dict.fromkeys(
+        (
+            "aten.dropout.default",
+            "aten.feature_dropout.default",
+            "aten.alpha_dropout.default",
+            "aten.feature_alpha_dropout.default",
+        ),
+        without_dropping,
+    ),
+    **dict.fromkeys(("aten.expand.default", "aten.expand_as.default", "aten.broadcast_to.default"), expanded),
+    "aten.permute.default": permuted_by,
+    "aten.transpose.int": swapped("dim0", "dim1"),
+    "aten.swapaxes.default": swapped("axis0", "axis1"),
+    "aten.swapdims.default": swapped("dim0", "dim1"),
+    "aten.t.default": last_two,
+    "aten.mT.default": last_two,
+    "aten.numpy_T.default": reversed_axes,
+    "aten.movedim.int": moved,
+    "aten.movedim.intlist": moved,
+    "aten.moveaxis.int": moved,
+    "aten.moveaxis.intlist": moved,
+    "aten.slice.Tensor": sliced,
+    "aten.narrow.default": narrowed,
+    "aten.select.int": selected,
+    **dict.fromkeys(
+        (
+            "aten.split.Tensor",
+            "aten.split.sizes",
+            "aten.split_with_sizes.default",
+            "aten.chunk.default",
+            "aten.unsafe_split.Tensor",
+            "aten.unsafe_split_with_sizes.default",
+            "aten.unsafe_chunk.default",
+            "aten.tensor_split.sections",
+            "aten.tensor_split.indices",
+        ),
+        split,
+    ),
+    "aten.unbind.int": unbound,
+    "aten.diagonal.default": diagonal,
+    "aten.unfold.default": unfolded,
+}

@@ -1,0 +1,145 @@
+"""The plain reference beside the planned runtime: a Graph op by op with torch's operators, as eager torch would run it.
+
+No plan, no emitters, no kernels. A value is freed after its last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pipeline.errors import UserMistake
+from pipeline.ir import Graph, Op, Role, Value
+from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.runtime.dtypes import as_tensor, dtype_name
+from pipeline.runtime.words import argument, operator_of, tensors_in
+
+__all__ = ["EagerResult", "Observer", "Own", "run_eager"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+Observer = Callable[[Op, Sequence[torch.Tensor]], None]
+"""Sees every op of the graph itself with its results, in order; ops of bodies are not shown."""
+
+Own = Mapping[str, Callable[[Op, Sequence[torch.Tensor]], Sequence[torch.Tensor]]]
+"""Functions of the caller's for kinds of op: the op and its inputs to its outputs. They go before torch's operators."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagerResult:
+    """Outputs by name, and the values after the run of states and inputs that have an update, by name."""
+
+    outputs: dict[str, torch.Tensor]
+    updates: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def run_eager(
+    graph: Graph, tensors: Tensors, *, check: bool = True, observe: Observer | None = None, own: Own | None = None
+) -> EagerResult:
+    """Run `graph` on inputs and weights by name; a weight that is not given comes from the graph's payloads.
+
+    Named dims are bound to the sizes of the inputs. `check=False` takes tensors of other shapes and dtypes than the
+    declared ones, for graphs whose ops happen to allow it. Nothing that is given is written to.
+
+    Raises:
+        UserMistake: tensors are missing, or are not what the graph declares (all of them in one message).
+        SourceMistake: an operator that torch does not know.
+    """
+    if dim_names(graph):
+        named = {graph.values[vid].name for vid in graph.inputs}
+        graph = bind_dims(graph, dims_of(graph, {name: tensors[name].shape for name in tensors.keys() & named}))
+    slots = dict(_given(graph, tensors, check=check))
+    with torch.no_grad():
+        results, after = _run(graph, slots, own or {}, observe)
+    names = [value.name for value in graph.values]
+    return EagerResult(
+        {names[vid]: tensor for vid, tensor in zip(graph.outputs, results, strict=True)},
+        {names[vid]: tensor for vid, tensor in zip(graph.updates, after, strict=True)},
+    )
+
+
+def _given(graph: Graph, tensors: Tensors, *, check: bool) -> dict[int, torch.Tensor]:
+    found: dict[int, torch.Tensor] = {}
+    wrong = []
+    for value in graph.values:
+        if value.producer is not None:
+            continue
+        tensor = tensors.get(value.name)
+        if tensor is None and value.vid in graph.payloads:
+            tensor = as_tensor(graph.payloads[value.vid].numpy())
+        if tensor is None:
+            if value.users or value.vid in (*graph.inputs, *graph.outputs):
+                wrong.append(f"{value.role} {value.name!r} is not given")
+            continue
+        if check and (problem := _misfit(value, tensor)):
+            wrong.append(problem)
+        found[value.vid] = tensor.detach()
+    if wrong:
+        raise UserMistake(f"graph {graph.name!r} cannot run:\n" + "\n".join(f"  - {problem}" for problem in wrong))
+    return found
+
+
+def _misfit(value: Value, tensor: torch.Tensor) -> str:
+    spec = value.spec
+    if (tuple(tensor.shape), dtype_name(tensor.dtype)) == (spec.sizes, spec.dtype):
+        return ""
+    found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+    return f"{value.role} {value.name!r} is {found}; the graph declares {spec.dtype}{list(spec.shape)}"
+
+
+def _run(
+    graph: Graph, slots: dict[int, torch.Tensor], own: Own, observe: Observer | None = None
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Outputs, and the new values of what is updated. `slots` is emptied as values die."""
+    kept = {*graph.outputs, *graph.updates.values()}
+    for op in graph.ops:
+        results = _call(op, [slots[vid] for vid in op.inputs], own)
+        if observe is not None:
+            observe(op, results)
+        slots.update(zip(op.outputs, results, strict=True))
+        for vid in (*op.inputs, *op.outputs):
+            if vid not in kept and _dies(graph.values[vid], op):
+                slots.pop(vid, None)
+    return [slots[vid] for vid in graph.outputs], [slots[vid] for vid in graph.updates.values()]
+
+
+def _dies(value: Value, op: Op) -> bool:
+    return value.role in (Role.TMP, Role.OUTPUT, Role.INPUT) and (not value.users or value.users[-1] == op.oid)
+
+
+def _call(op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
+    if op.kind in own:
+        return list(own[op.kind](op, ins))
+    bodies = [_function(body, own) for body in op.bodies]
+    given = {name: argument(item, ins, bodies) for name, item in op.attrs.items()}
+    namespace, _, name = op.kind.partition(".")
+    if namespace != "higher_order":
+        return list(tensors_in(_operator(op.kind, given)))
+    if "cond_fn" in given:
+        condition = given["cond_fn"]
+        given["cond_fn"] = lambda *tensors: condition(*tensors)[0]
+    # Torch's own operators of this kind call any function, and none of them has arguments by name.
+    return list(tensors_in(getattr(torch.ops.higher_order, name)(*given.values())))
+
+
+def _operator(kind: str, given: dict[str, Any]) -> Any:
+    """By position up to the first argument that was not given, then by name, as the schema asks."""
+    operator = operator_of(kind)
+    positional: list[Any] = []
+    for parameter in operator._schema.arguments:
+        if parameter.kwarg_only or parameter.name not in given:
+            break
+        positional.append(given.pop(parameter.name))
+    return operator(*positional, **given)
+
+
+def _function(body: Graph, own: Own) -> Callable[..., tuple[torch.Tensor, ...]]:
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        slots = {vid: as_tensor(payload.numpy()) for vid, payload in body.payloads.items()}
+        outputs, _ = _run(body, {**slots, **dict(zip(body.inputs, tensors, strict=True))}, own)
+        return tuple(outputs)
+
+    return run

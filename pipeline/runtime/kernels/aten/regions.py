@@ -1,0 +1,90 @@
+"""Operators with bodies. `attrs["bodies"]` holds their bodies as functions: tensors in, tensors out, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from pipeline.errors import Unsupported
+from pipeline.runtime.kernels.aten.call import arguments
+from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
+
+__all__ = ["higher_order"]
+
+Tensors = Sequence[torch.Tensor]
+Function = Callable[[Tensors], Tensors]
+Given = Mapping[str, Any]
+
+
+def higher_order(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    """Run the operator on what the inputs hold then, and copy its results into `outs`."""
+    name = attrs["op"].partition(".")[2]
+    run = REGIONS.get(name)
+    if run is None:
+        raise Unsupported(f"the higher-order operator {name!r} cannot run; expected one of {', '.join(REGIONS)}")
+    return partial(_launch, run, arguments(attrs["call"], ins, attrs["bodies"]), outs)
+
+
+def _launch(run: Callable[[Given], Tensors], given: Given, outs: Outs) -> None:
+    for result, out in zip(run(given), outs, strict=True):
+        out.copy_(result)
+
+
+def cond(given: Given) -> Tensors:
+    return given["true_fn" if given["pred"] else "false_fn"](given["operands"])
+
+
+def while_loop(given: Given) -> Tensors:
+    carried, more = list(given["carried_inputs"]), given["additional_inputs"]
+    while given["cond_fn"]([*carried, *more])[0]:
+        carried = _kept(given["body_fn"]([*carried, *more]))
+    return carried
+
+
+def scan(given: Given) -> Tensors:
+    """The first results of the body are carried on; the others are stacked."""
+    carried, rows = list(given["init"]), []
+    for at in range(len(given["xs"][0])):
+        results = _kept(given["combine_fn"]([*carried, *(x[at] for x in given["xs"]), *given["additional_inputs"]]))
+        carried, row = results[: len(carried)], results[len(carried) :]
+        rows.append(row)
+    return [*carried, *map(torch.stack, zip(*rows, strict=True))]
+
+
+def mapped(given: Given) -> Tensors:
+    xs, more = given["xs"], given["pos_args"]
+    rows = [_kept(given["f"]([*(x[at] for x in xs), *more])) for at in range(len(xs[0]))]
+    return [*map(torch.stack, zip(*rows, strict=True))]
+
+
+def in_grad_mode(given: Given) -> Tensors:
+    """Nothing here is differentiated, so either mode computes the same."""
+    return given["wrapped_func"](_operands(given))
+
+
+def in_autocast(given: Given) -> Tensors:
+    settings = {name: given[name] for name in ("device_type", "dtype", "enabled", "cache_enabled")}
+    with torch.autocast(**settings):
+        return given["wrapped_func"](_operands(given))
+
+
+def _operands(given: Given) -> Tensors:
+    return [tensor for name, tensor in given.items() if name.startswith("operand_")]
+
+
+def _kept(results: Tensors) -> list[torch.Tensor]:
+    """A body's results lie in its arena, where its next run writes."""
+    return [tensor.clone() for tensor in results]
+
+
+REGIONS: dict[str, Callable[[Given], Tensors]] = {
+    "cond": cond,
+    "while_loop": while_loop,
+    "scan": scan,
+    "map_impl": mapped,
+    "wrap_with_set_grad_enabled": in_grad_mode,
+    "wrap_with_autocast": in_autocast,
+}

@@ -1,0 +1,90 @@
+"""How any operator of torch writes into given storage: by its overload with `out=`, or by a copy of what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from pipeline.runtime.kernels.aten.call import Call, Quick
+from pipeline.runtime.kernels.base import Launch, Outs
+from pipeline.runtime.words import tensors_in
+
+__all__ = ["functional", "made", "written"]
+
+
+def written(call: Call, outs: Outs) -> Launch:
+    """Any operator, written into `outs`."""
+    variant = _out_variant(call.operator)
+    if variant is None or call.kind in FUNCTIONAL:
+        return functional(call, outs)
+    overload, names = variant
+    return partial(overload, *call.args, **call.kwargs, **dict(zip(names, outs, strict=True)))
+
+
+def functional(call: Call, outs: Outs) -> Launch:
+    """What the operator makes is copied into `outs`."""
+    return _copied(partial(call.operator, *call.args, **call.kwargs), outs)
+
+
+def made(function: Callable[..., Any]) -> Quick:
+    """By a function of torch's Python binding with the same arguments and no `out=`."""
+
+    def quick(call: Call, outs: Outs) -> Launch:
+        return _copied(partial(function, *call.args, **call.kwargs), outs)
+
+    return quick
+
+
+def _copied(make: Callable[[], Any], outs: Outs) -> Launch:
+    if len(outs) != 1:
+        return partial(_copy_all, make, outs)
+    (out,) = outs
+    shape, dtype, copy = out.shape, out.dtype, out.copy_
+
+    def launch() -> None:
+        result = make()
+        if type(result) is not torch.Tensor:
+            (result,) = tensors_in(result)
+        if result.shape != shape or result.dtype is not dtype:
+            raise _misfit(result, out)
+        copy(result)
+
+    return launch
+
+
+def _copy_all(make: Callable[[], Any], outs: Outs) -> None:
+    for result, out in zip(tensors_in(make()), outs, strict=True):
+        if result.shape != out.shape or result.dtype is not out.dtype:
+            raise _misfit(result, out)
+        out.copy_(result)
+
+
+def _misfit(result: torch.Tensor, out: torch.Tensor) -> RuntimeError:
+    return RuntimeError(
+        f"it made {result.dtype}{list(result.shape)}, and the graph says {out.dtype}{list(out.shape)}; "
+        "a trace on another device than the CPU may differ there: trace the model on the CPU"
+    )
+
+
+@cache
+def _out_variant(operator: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
+    """The overload with the same arguments and one `out=` for each result, and their names."""
+    wanted = [(item.name, str(item.type)) for item in operator._schema.arguments]
+    if not wanted or any(str(item.type) != "Tensor" for item in operator._schema.returns):
+        return None
+    packet = operator.overloadpacket
+    for name in packet.overloads():
+        overload = getattr(packet, name)
+        items = overload._schema.arguments
+        outs = tuple(item.name for item in items if item.is_out)
+        rest = [(item.name, str(item.type)) for item in items if not item.is_out]
+        if rest == wanted and outs and len(outs) == len(operator._schema.returns):
+            return overload, outs
+    return None
+
+
+FUNCTIONAL: frozenset[str] = frozenset()
+"""Operators whose overload with `out=` does not do the same."""

@@ -1,0 +1,71 @@
+"""Values that live across runs: running statistics, caches. They are copies; what the caller gave is never written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from pipeline.errors import UserMistake
+from pipeline.ir.graph import Role
+from pipeline.planning import ExecutionPlan, FeedEntry
+from pipeline.runtime.dtypes import torch_dtype
+from pipeline.runtime.slots import Feed, bind_feed
+
+__all__ = ["States"]
+
+
+class States:
+    """The states of one plan that its runs change, by vid in `tensors`. They stay at one place."""
+
+    def __init__(self, plan: ExecutionPlan, initial: Mapping[int, torch.Tensor]) -> None:
+        self._plan = plan
+        self._initial = {vid: tensor for vid, tensor in initial.items() if vid in plan.updates}
+        slots = [plan.slots[vid] for vid in plan.updates if plan.slots[vid].role is Role.STATE]
+        self.tensors = {slot.vid: torch.empty(slot.spec.sizes, dtype=torch_dtype(slot.spec.dtype)) for slot in slots}
+        self._vids = {slot.name: slot.vid for slot in slots}
+        self._missing: set[str] = set()
+        self.reset()
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._vids)
+
+    def reset(self) -> None:
+        """Back to what they were loaded with; one that came without a value has none again."""
+        for vid, tensor in self._initial.items():
+            self.tensors[vid].copy_(tensor)
+        self._missing = {name for name, vid in self._vids.items() if vid not in self._initial}
+
+    def give(self, given: Feed) -> None:
+        """Set states by name.
+
+        Raises:
+            UserMistake: no such state, or another shape or dtype.
+        """
+        wanted = tuple(FeedEntry(name, self._plan.slots[vid].spec) for name, vid in self._vids.items() if name in given)
+        for entry, tensor in zip(wanted, bind_feed(wanted, given), strict=True):
+            self.tensors[self._vids[entry.name]].copy_(tensor)
+            self._missing.discard(entry.name)
+
+    def values(self) -> dict[str, torch.Tensor]:
+        """Copies by name, of those that have a value."""
+        return {name: self.tensors[vid].clone() for name, vid in self._vids.items() if name not in self._missing}
+
+    def refuse_missing(self) -> None:
+        """
+        Raises:
+            UserMistake: a state has no value yet.
+        """
+        if self._missing:
+            raise UserMistake(
+                f"states without a value: {', '.join(sorted(self._missing))}; give them when the graph is compiled "
+                "(`weights`), by `give_states`, or once in the feed"
+            )
+
+    def advance(self, slots: Sequence[torch.Tensor]) -> None:
+        """Take on the values of the run that ended. One that shows an old state is read before any is written."""
+        updates = [(vid, self._plan.updates[vid]) for vid in self.tensors]
+        new = [slots[after].clone() if self._plan.root(after) in self.tensors else slots[after] for _, after in updates]
+        for (vid, _), value in zip(updates, new, strict=True):
+            self.tensors[vid].copy_(value)

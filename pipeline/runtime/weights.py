@@ -1,0 +1,56 @@
+"""Stored values as tensors: payloads of the graph, and tensors that are given for them by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from pipeline.errors import SourceMistake
+from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.ir.graph import Graph, Payload, Value
+from pipeline.runtime.dtypes import as_tensor, dtype_name
+
+__all__ = ["Weights", "stored_tensor", "with_weights"]
+
+Weights = Mapping[str, torch.Tensor]
+
+
+def stored_tensor(payload: Payload) -> torch.Tensor:
+    """The payload on the CPU, row after row; its own bytes wherever they lie so already."""
+    if isinstance(payload, TensorPayload):
+        return payload.tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+    return as_tensor(payload.numpy())
+
+
+def with_weights(graph: Graph, weights: Weights) -> Graph:
+    """`graph` with `weights` as payloads; they go by value name, or by any name that the value has in a checkpoint.
+
+    Raises:
+        SourceMistake: names that the graph does not have, or tensors that are not what it declares: all of them.
+    """
+    if not weights:
+        return graph
+    vids = {key: vid for vid, keys in graph.sources.items() for key in keys}
+    vids |= {
+        value.name: value.vid for value in graph.values if value.producer is None and value.vid not in graph.inputs
+    }
+    wrong = [problem for name, tensor in weights.items() if (problem := _wrong(graph, vids, name, tensor))]
+    if wrong:
+        listed = "\n".join(f"  - {problem}" for problem in wrong)
+        raise SourceMistake(f"weights that do not belong to graph {graph.name!r}:\n{listed}")
+    given = {vids[name]: TensorPayload(tensor) for name, tensor in weights.items()}
+    return replace(graph, payloads={**graph.payloads, **given})
+
+
+def _wrong(graph: Graph, vids: Mapping[str, int], name: str, tensor: torch.Tensor) -> str:
+    if name not in vids:
+        close = difflib.get_close_matches(name, vids, n=1)
+        return f"it has no {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+    value: Value = graph.values[vids[name]]
+    if (tuple(tensor.shape), dtype_name(tensor.dtype)) == (value.spec.shape, value.spec.dtype):
+        return ""
+    found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+    return f"{name!r} is {found}; the graph declares {value.spec.dtype}{list(value.spec.shape)}"

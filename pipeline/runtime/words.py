@@ -1,0 +1,68 @@
+"""Attributes of a call as arguments of torch: names become torch's constants, `Use` and `Body` what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pipeline.errors import SourceMistake
+from pipeline.ir import Attr, Body, Use, Word
+
+__all__ = ["argument", "operator_of", "tensors_in"]
+
+
+def argument(item: Attr, tensors: Sequence[torch.Tensor], bodies: Sequence[Any] = ()) -> Any:
+    """`item` as torch takes it; tuples become lists."""
+    match item:
+        case tuple():
+            return [argument(part, tensors, bodies) for part in item]
+        case Use(index):
+            return tensors[index]
+        case Body(index):
+            return bodies[index]
+        case Word(kind, name) if kind in WORDS:
+            return WORDS[kind](name)
+    return item
+
+
+def operator_of(kind: str) -> torch._ops.OpOverload:
+    """The operator called `aten.add.Tensor`, or `mylib.op.default`.
+
+    Raises:
+        SourceMistake: torch has no operator of this name, as when the library that registers it is not imported.
+    """
+    namespace, name, overload = kind.split(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except AttributeError as error:
+        raise SourceMistake(
+            f"torch has no operator {namespace}::{name}.{overload}; import the library that registers it"
+        ) from error
+
+
+def tensors_in(result: Any) -> Iterator[torch.Tensor]:
+    """The tensors among the results of an operator, in order."""
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, list | tuple):
+        for part in result:
+            yield from tensors_in(part)
+
+
+def _device(name: str) -> torch.device:
+    """A graph that was traced on meta runs on the CPU."""
+    return torch.device("cpu" if name.startswith("meta") else name)
+
+
+def _constant(name: str) -> Any:
+    return getattr(torch, name)
+
+
+WORDS: Mapping[str, Callable[[str], Any]] = {
+    "dtype": _constant,
+    "layout": _constant,
+    "memory_format": _constant,
+    "device": _device,
+}

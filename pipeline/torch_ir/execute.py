@@ -1,0 +1,238 @@
+"""Running an IR: everything is checked, then the planned runtime runs it, or the plain reference beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.errors import Unsupported, UserMistake
+from pipeline.importers.from_torch.operators import WHEN_TRAINING
+from pipeline.ir import Graph, Op, Role
+from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.runtime.eager import Observer, run_eager
+from pipeline.torch_ir.call import resolve
+from pipeline.torch_ir.errors import ExecutionError, NoWeights
+from pipeline.torch_ir.feed import Inputs, feed
+from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.planned import Planned
+from pipeline.torch_ir.registry import REGISTERED, Registry
+from pipeline.torch_ir.stored import Bound, absent, bind_stored, misfit
+from pipeline.torch_ir.weights import load_weights
+
+__all__ = ["IRExecutor", "execute_ir"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def execute_ir(
+    ir: IR,
+    inputs: Inputs,
+    weights: Tensors | None = None,
+    weights_path: str | Path | None = None,
+    constants: Tensors | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    strict_sizes: bool = True,
+) -> tuple[torch.Tensor, ...]:
+    """The outputs of one run of `ir`, in the order of `ir.graph_outputs`. See `IRExecutor`.
+
+    Raises:
+        NoWeights: neither weights nor a path to them, for an IR that has some (a ValueError too).
+        ExecutionError: something does not fit the IR; the message lists all of it.
+        WeightLoadError: the file of weights cannot be read.
+    """
+    if weights is None and weights_path is not None:
+        weights = load_weights(weights_path)
+    executor = IRExecutor(ir, weights, constants, strict_sizes=strict_sizes)
+    if weights is None and executor.lacks_weights():
+        raise NoWeights("Either weights or weights_path must be given: the IR holds none")
+    return executor.execute(inputs, kwargs)
+
+
+class IRExecutor:
+    """Runs `ir` on `weights`, by their names in the checkpoint or by those of the placeholders.
+
+    `constants` go before `weights` and before what the IR holds itself. Buffers that the model writes to (a KV cache,
+    running statistics) are kept here from call to call; the caller's tensors are never written to.
+
+    Runs are planned: storage and kernels are settled once for all calls with equal sizes. `planned=False` takes the
+    plain reference, op by op with torch's operators, and so does an IR that was not functionalized or that has ops with
+    an executor of the user's own. `strict_sizes=False` lets inputs have other sizes than the declared ones, on the
+    reference too: right where the ops happen not to care, as with a batch of 2 for a batch of 1.
+    """
+
+    def __init__(
+        self,
+        ir: IR,
+        weights: Tensors | None = None,
+        constants: Tensors | None = None,
+        *,
+        planned: bool = True,
+        strict_sizes: bool = True,
+        registry: Registry = REGISTERED,
+    ) -> None:
+        self.ir = ir
+        self._weights = weights
+        self._constants = dict(constants or {})
+        self._strict_sizes = strict_sizes
+        self._own = registry.own(ir.graph)
+        self.writes = _writes(ir.graph)
+        """Whether ops of the IR write to their arguments, as they do without functionalization."""
+        self._planned = planned and not self._own and not self.writes
+        self._inputs = [ir.graph.values[vid] for vid in ir.graph.inputs]
+        self._dynamic = strict_sizes and bool(dim_names(ir.graph))
+        self._bound: Bound | None = None
+        self._states: dict[str, torch.Tensor] = {}
+        self._updated: dict[str, torch.Tensor] = {}
+        self._engine: Planned | None = None
+        self.not_planned = ""
+        """Why runs are not planned although they were to be, in the words of the runtime."""
+
+    def load_weights(self, path: str | Path) -> None:
+        """Take the weights of a file.
+
+        Raises:
+            WeightLoadError: it cannot be read.
+        """
+        self.load_weights_from_state_dict(load_weights(path))
+
+    def load_weights_from_state_dict(self, state_dict: Tensors) -> None:
+        """Take these weights; what earlier runs have written to buffers is forgotten."""
+        self._weights = state_dict
+        self._bound = self._engine = None
+        self._states = {}
+
+    def lacks_weights(self) -> bool:
+        """Whether no weights were given, and there are some that neither the IR nor `constants` has."""
+        return self._weights is None and bool(self._stored({}).missing)
+
+    def execute(
+        self, inputs: Inputs, kwargs: Mapping[str, Any] | None = None, constants: Tensors | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """The outputs, in the order of `ir.graph_outputs`.
+
+        `inputs` and `kwargs` nest as the model takes them; all tensors in a row do too, or a mapping by input name.
+
+        Raises:
+            ExecutionError: weights were never loaded; or inputs, weights or constants are missing or do not fit. All of
+                it is in one message, before anything runs.
+        """
+        return self.observe(inputs, kwargs, constants, None)
+
+    def observe(
+        self,
+        inputs: Inputs,
+        kwargs: Mapping[str, Any] | None,
+        constants: Tensors | None,
+        observer: Observer | None,
+    ) -> tuple[torch.Tensor, ...]:
+        """`execute`, with each op and its results shown to `observer`; then it is the reference that runs."""
+        if self.lacks_weights() and not constants:
+            raise NoWeights("Weights not loaded: give IRExecutor weights, or call load_weights first")
+        bound, fed = self._checked(inputs, kwargs, constants or {})
+        outputs = None if observer or constants or not self._fits(fed) else self._run_planned(bound, fed)
+        if outputs is None:
+            outputs = self._run_reference(bound, fed, constants or {}, observer)
+        return tuple(outputs[self.ir.graph.values[vid].name] for vid in self.ir.graph.outputs)
+
+    @property
+    def updates(self) -> dict[str, torch.Tensor]:
+        """After a run: the values of buffers and inputs that the model has written to, by name in the graph."""
+        return {**self._updated, **self._states, **(self._engine.states() if self._engine else {})}
+
+    def _fits(self, fed: Tensors) -> bool:
+        """Whether the planned runtime may be asked: it wants the very sizes, and the CPU."""
+        return self._planned and all(
+            not any(misfit("", fed[value.name], value, value.spec.shape)) and fed[value.name].device.type == "cpu"
+            for value in self._inputs
+        )
+
+    def _run_planned(self, bound: Bound, fed: Tensors) -> dict[str, torch.Tensor] | None:
+        """None where the runtime says that it cannot run this graph; it is not asked again then."""
+        if self._engine is None:
+            self._engine = Planned(self.ir.graph, {**bound.tensors, **self._states})
+        try:
+            outputs, self._updated = self._engine.run(fed)
+        except Unsupported as error:
+            self.not_planned, self._planned, self._engine = str(error), False, None
+            return None
+        return outputs
+
+    def _run_reference(
+        self, bound: Bound, fed: Tensors, constants: Tensors, observer: Observer | None
+    ) -> dict[str, torch.Tensor]:
+        if self._engine is not None:
+            self._states = self._engine.states()
+        tensors = {**self._kept(bound, constants), **self._fed(fed)}
+        with torch.no_grad():
+            result = run_eager(self.ir.graph, tensors, check=False, observe=observer, own=self._own)
+        states = {value.name for value in self.ir.graph.with_role(Role.STATE)}
+        self._states |= {name: tensor for name, tensor in result.updates.items() if name in states}
+        self._updated = {name: tensor for name, tensor in result.updates.items() if name not in states}
+        if self._engine is not None:
+            self._engine.give_states(self._states)
+        return {name: self._apart(tensor) for name, tensor in result.outputs.items()}
+
+    def _checked(
+        self, inputs: Inputs, kwargs: Mapping[str, Any] | None, constants: Tensors
+    ) -> tuple[Bound, dict[str, torch.Tensor]]:
+        """Weights and inputs by name, all of which fit."""
+        bound, fed = self._stored(constants), feed(self.ir, inputs, kwargs)
+        missing, wrong = list(bound.missing), [*fed.problems, *bound.wrong]
+        for value in self._inputs:
+            if value.name in fed.tensors:
+                shape = value.spec.shape if self._strict_sizes else ("any",) * fed.tensors[value.name].dim()
+                wrong.extend(misfit(f"input {value.name!r}", fed.tensors[value.name], value, shape))
+            elif not fed.problems:
+                missing.append(absent(self.ir.graph, value))
+        if self._dynamic and not wrong and not missing:
+            wrong.extend(_sizes(self.ir.graph, fed.tensors))
+        if missing or wrong:
+            raise ExecutionError("\n".join([*missing, *wrong, *([bound.hint] if bound.hint else [])]))
+        return bound, fed.tensors
+
+    def _kept(self, bound: Bound, constants: Tensors) -> Tensors:
+        """What is stored, with what earlier runs have made of it; what this call overrides is as the caller has it."""
+        if self.writes and not self._states:
+            self._states = {name: tensor.clone() for name, tensor in bound.tensors.items()}
+        mapping = self.ir.weight_name_mapping if constants else {}
+        states = {name: one for name, one in self._states.items() if not {name, mapping.get(name)} & constants.keys()}
+        return {**bound.tensors, **states}
+
+    def _fed(self, tensors: Tensors) -> Tensors:
+        return {name: tensor.clone() for name, tensor in tensors.items()} if self.writes else tensors
+
+    def _apart(self, output: torch.Tensor) -> torch.Tensor:
+        """A caller who writes to an output must not write to what is kept here."""
+        kept = {tensor.untyped_storage().data_ptr() for tensor in self._states.values()}
+        return output.clone() if output.untyped_storage().data_ptr() in kept else output
+
+    def _stored(self, constants: Tensors) -> Bound:
+        if constants:
+            return bind_stored(self.ir, self._weights or {}, {**self._constants, **constants})
+        if self._bound is None:
+            self._bound = bind_stored(self.ir, self._weights or {}, self._constants)
+        return self._bound
+
+
+def _sizes(graph: Graph, tensors: Tensors) -> Iterator[str]:
+    """What speaks against the sizes of named dims: two of one name, a range or a guard that does not hold."""
+    try:
+        bind_dims(graph, dims_of(graph, {name: tensor.shape for name, tensor in tensors.items()}))
+    except UserMistake as error:
+        yield str(error)
+
+
+def _writes(graph: Graph) -> bool:
+    """Whether some op writes to its arguments: the IR was not functionalized."""
+    return any(_changes(op) or any(map(_writes, op.bodies)) for op in graph.ops)
+
+
+def _changes(op: Op) -> bool:
+    operator = resolve(op.kind)
+    if operator is not None and operator._schema.is_mutable:
+        return True
+    return op.kind in WHEN_TRAINING and (op.attrs.get("training") or op.attrs.get("use_input_stats")) is True

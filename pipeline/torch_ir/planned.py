@@ -1,0 +1,57 @@
+"""An IR on the planned runtime: a program for each set of sizes, all on the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from pipeline.ir import Graph, Role
+from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.runtime import CompiledProgram, compile_graph
+
+__all__ = ["Planned"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Planned:
+    """Compiles when sizes come that it has not met. What is written to states goes from program to program."""
+
+    def __init__(self, graph: Graph, weights: Tensors) -> None:
+        self._graph = graph
+        self._weights = weights
+        self._dynamic = bool(dim_names(graph))
+        self._stateful = bool(graph.with_role(Role.STATE))
+        self._programs: dict[tuple[tuple[str, int], ...], CompiledProgram] = {}
+        self._current: CompiledProgram | None = None
+
+    def run(self, inputs: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Outputs by name, and the values after the run of the inputs that the model writes to.
+
+        Raises:
+            Unsupported: the runtime cannot run this graph; the message says what it lacks.
+            UserMistake: sizes that the graph does not hold for.
+        """
+        program = self._program(inputs)
+        if self._stateful and self._current not in (None, program):
+            program.give_states(self._current.states())  # type: ignore[union-attr]
+        self._current = program
+        return program.run_updating(inputs)
+
+    def states(self) -> dict[str, torch.Tensor]:
+        """Copies of the states as they are; empty before the first run."""
+        return {} if self._current is None else self._current.states()
+
+    def give_states(self, states: Tensors) -> None:
+        if self._current is not None:
+            self._current.give_states(states)
+
+    def _program(self, inputs: Tensors) -> CompiledProgram:
+        shapes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
+        dims = dims_of(self._graph, shapes) if self._dynamic else {}
+        key = tuple(sorted(dims.items()))
+        if key not in self._programs:
+            graph = bind_dims(self._graph, dims) if dims else self._graph
+            self._programs[key] = compile_graph(graph, self._weights)
+        return self._programs[key]

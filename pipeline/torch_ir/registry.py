@@ -1,0 +1,103 @@
+"""Functions of the user's for single kinds of op: how they are written down, and how they are run.
+
+The one table of the process that this package has: `@register_executor("mylib.op")` at the head of a user's file has
+to reach every later call, as in pytorch-ir. Whoever wants none of it gives an executor a `Registry` of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from pipeline.ir import Graph, Op
+from pipeline.runtime.eager import Own
+from pipeline.torch_ir.call import spelled
+from pipeline.torch_ir.errors import ExecutionError
+from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_torch
+
+__all__ = ["REGISTERED", "NodeInfo", "Registry", "list_registered_ops", "register_executor", "register_op"]
+
+Execute = Callable[[list[torch.Tensor], dict[str, Any]], Sequence[torch.Tensor]]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass
+class NodeInfo:
+    """What a function of `register_op` is given: one call, before it is written down."""
+
+    name: str
+    target: Any
+    input_metas: list[TensorMeta] = field(default_factory=list)
+    output_metas: list[TensorMeta] = field(default_factory=list)
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+
+Convert = Callable[[NodeInfo], OpNode]
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """By op type, with its overload or without: `aten.relu.default`, `mylib.op`."""
+
+    executors: dict[str, Execute] = field(default_factory=dict)
+    conversions: dict[str, Convert] = field(default_factory=dict)
+
+    def own(self, graph: Graph) -> Own:
+        """The executors that ops of `graph`, or of their bodies, ask for."""
+        found = {kind: looked_up(self.executors, kind) for kind in _kinds(graph)} if self.executors else {}
+        return {kind: _calling(execute) for kind, execute in found.items() if execute is not None}
+
+
+REGISTERED = Registry()
+
+
+def register_executor(name: str) -> Callable[[F], F]:
+    """Run ops of the type `name` by the function below: `fn(inputs, attrs) -> list of outputs`, in place of torch's."""
+    return _entering(REGISTERED.executors, name)
+
+
+def register_op(name: str) -> Callable[[F], F]:
+    """Write ops of the type `name` down as the function below says: `fn(NodeInfo) -> OpNode`."""
+    return _entering(REGISTERED.conversions, name)
+
+
+def list_registered_ops() -> dict[str, list[str]]:
+    """The op types that have a function of the user's: {"execution": […], "conversion": […]}."""
+    return {"execution": sorted(REGISTERED.executors), "conversion": sorted(REGISTERED.conversions)}
+
+
+T = TypeVar("T")
+
+
+def looked_up(table: Mapping[str, T], kind: str) -> T | None:
+    """The entry of `kind`, or the one of its name without the overload."""
+    return table.get(kind, table.get(kind.rpartition(".")[0]))
+
+
+def _entering(table: dict[str, Any], name: str) -> Callable[[F], F]:
+    def enter(function: F) -> F:
+        table[name] = function
+        return function
+
+    return enter
+
+
+def _calling(execute: Execute) -> Callable[[Op, Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+    def call(op: Op, ins: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        made = execute(list(ins), dict(spelled(op, as_torch)))
+        if not isinstance(made, list | tuple) or len(made) != len(op.outputs):
+            said = f"{len(made)} outputs" if isinstance(made, list | tuple) else f"a {type(made).__name__}"
+            raise ExecutionError(
+                f"node {op.name!r}: the registered executor of {op.kind} gave {said}; "
+                f"expected a list of {len(op.outputs)}"
+            )
+        return made
+
+    return call
+
+
+def _kinds(graph: Graph) -> set[str]:
+    return {op.kind for op in graph.ops}.union(*(_kinds(body) for op in graph.ops for body in op.bodies))

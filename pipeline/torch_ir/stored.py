@@ -1,0 +1,112 @@
+"""Which tensor is which weight: checkpoints name them in their way, an IR by its placeholders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from pipeline.ir import Graph, Role, Value
+from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.nodes import key_of, stored
+
+__all__ = ["Bound", "absent", "bind_stored", "misfit"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Weights by the names of their values in the graph, and what is wrong, a line each.
+
+    `missing` are lines in pytorch-ir's words; `wrong` speak of shapes and dtypes; `hint` may say why many are missing.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    hint: str = ""
+
+    @property
+    def problems(self) -> list[str]:
+        return [*self.missing, *self.wrong, *([self.hint] if self.hint else [])]
+
+
+def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
+    """Find every weight, buffer and constant of `ir`.
+
+    `constants` go before `weights`, and these before what the IR holds itself; both go by the name in the checkpoint,
+    by any other name of a tied weight, or by the placeholder's.
+    """
+    graph = ir.graph
+    bound = Bound()
+    lacking: list[Value] = []
+    for value in stored(graph):
+        names = (*graph.sources.get(value.vid, ()), value.name)
+        tensor = _first(names, (constants, weights, ir.constants))
+        if tensor is None and value.vid not in graph.payloads and _needed(graph, value):
+            lacking.append(value)
+        elif tensor is not None:
+            bound.tensors[value.name] = tensor
+            bound.wrong.extend(misfit(f"{_kind(value)} {key_of(graph, value)!r}", tensor, value, value.spec.shape))
+    bound.wrong.extend(_unknown(graph, constants))
+    bound.missing.extend(absent(graph, value) for value in lacking)
+    return Bound(bound.tensors, bound.missing, bound.wrong, _hint([key_of(graph, value) for value in lacking], weights))
+
+
+def absent(graph: Graph, value: Value) -> str:
+    """pytorch-ir's sentence for a tensor that is not there."""
+    reader = graph.ops[value.users[0]].name if value.users else "output"
+    return f"Weight/input '{value.name}' not found in registry for node '{reader}'."
+
+
+def misfit(what: str, tensor: object, value: Value, shape: Sequence[int | str]) -> Iterator[str]:
+    """How `tensor` differs from what the graph declares for `value`; a size that is still a name fits any."""
+    if not isinstance(tensor, torch.Tensor):
+        yield f"{what}: found a {type(tensor).__name__}, expected a tensor"
+        return
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    sizes = len(shape) == tensor.dim() and all(
+        isinstance(size, str) or size == found for size, found in zip(shape, tensor.shape, strict=True)
+    )
+    if not sizes or dtype != value.spec.dtype:
+        expected = f"{value.spec.dtype}[{', '.join(map(str, value.spec.shape))}]"
+        yield f"{what}: found {dtype}{list(tensor.shape)}, expected {expected}"
+    elif tensor.is_meta:
+        yield f"{what}: found a tensor on meta, which holds no values; expected one with values"
+
+
+def _first(names: Sequence[str], places: Sequence[Tensors]) -> torch.Tensor | None:
+    return next((place[name] for place in places for name in names if name in place), None)
+
+
+def _needed(graph: Graph, value: Value) -> bool:
+    return bool(value.users) or value.vid in graph.outputs or value.vid in graph.updates.values()
+
+
+def _kind(value: Value) -> str:
+    return "constant" if value.role is Role.CONST and value.name.startswith("c_") else "weight"
+
+
+def _unknown(graph: Graph, constants: Tensors) -> Iterator[str]:
+    """An override that nothing reads would be silent otherwise."""
+    known = {name for value in stored(graph) for name in (*graph.sources.get(value.vid, ()), value.name)}
+    for name in constants:
+        if name not in known:
+            yield f"constant {name!r}: the IR has no such constant, buffer or weight"
+
+
+def _hint(missing: Sequence[str], weights: Tensors) -> str:
+    """Said where all that is missing is there under a common prefix, or without one: nothing is renamed by guessing."""
+    if not missing:
+        return ""
+    first = missing[0]
+    for name in weights:
+        prefix = name.removesuffix(first)
+        if name.endswith(f".{first}") and all(prefix + one in weights for one in missing):
+            return f"The weights have them under the prefix {prefix!r}; remove it from their names."
+        prefix = first.removesuffix(name)
+        if first.endswith(f".{name}") and all(one.removeprefix(prefix) in weights for one in missing):
+            return f"The weights have them without the prefix {prefix!r}; add it to their names."
+    return ""

@@ -1,0 +1,108 @@
+"""Two tensors, compared in their own dtype."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from passes.proof.numbers import Tolerance, tolerance_for
+
+__all__ = ["Difference", "_compare_tensors", "compare", "tolerance"]
+
+OWN = {"float32": Tolerance(1e-5, 1e-5)}
+"""As pytorch-ir: the same operators of torch run on both sides, so the order of sums differs in few places."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`max_diff` and `mean_diff` are over elements that are finite on both sides, infinite where that says nothing."""
+
+    is_close: bool
+    max_diff: float
+    mean_diff: float
+    why: str = ""
+
+
+def tolerance(dtype: torch.dtype, rtol: float | None = None, atol: float | None = None) -> Tolerance:
+    """How far an element may be off, |a - b| ≤ atol + rtol·|a|: the caller's, else by dtype as docs/tolerances.md says.
+
+    A dtype that is listed nowhere, an integer or float8, has to be equal.
+    """
+    name = str(dtype).removeprefix("torch.")
+    own = OWN.get(name) or tolerance_for(name)
+    return Tolerance(own.atol if atol is None else atol, own.rtol if rtol is None else rtol)
+
+
+def compare(
+    expected: torch.Tensor, found: torch.Tensor, rtol: float | None = None, atol: float | None = None
+) -> Difference:
+    """`found` against `expected`: shape, dtype and values.
+
+    NaN is equal to NaN, and an infinity to itself, in the same place; elsewhere they are counted in `why`. Integers and
+    bools have to be equal whatever the tolerances.
+    """
+    if expected.shape != found.shape:
+        return _apart(f"shape {list(found.shape)}, expected {list(expected.shape)}")
+    if expected.dtype != found.dtype:
+        return _apart(f"dtype {str(found.dtype)[6:]}, expected {str(expected.dtype)[6:]}")
+    left, right = _wide(expected), _wide(found)
+    if not left.numel():
+        return Difference(True, 0.0, 0.0)
+    if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
+        return _whole(left, right)
+    return _measured(left, right, tolerance(expected.dtype, rtol, atol))
+
+
+def _compare_tensors(
+    original: torch.Tensor, ir_output: torch.Tensor, rtol: float | None = None, atol: float | None = None
+) -> tuple[bool, float, float]:
+    """(is_close, max_diff, mean_diff): `compare` under pytorch-ir's name."""
+    found = compare(original, ir_output, rtol, atol)
+    return found.is_close, found.max_diff, found.mean_diff
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """On the CPU, in a dtype that holds every value of its own and that differences can be computed in."""
+    tensor = tensor.detach().to("cpu")
+    if tensor.dtype.is_complex:
+        return tensor.to(torch.complex128)
+    return tensor.to(torch.float64) if tensor.dtype.is_floating_point else tensor
+
+
+def _whole(left: torch.Tensor, right: torch.Tensor) -> Difference:
+    unequal = left != right
+    count = int(unequal.sum())
+    if not count:
+        return Difference(True, 0.0, 0.0)
+    distance = (left[unequal].double() - right[unequal].double()).abs()
+    # Two large integers may be one apart and the same as doubles; unequal is at least 1.
+    worst, total = max(float(distance.max()), 1.0), max(float(distance.sum()), float(count))
+    return Difference(False, worst, total / left.numel(), f"{count} of {left.numel()} elements differ")
+
+
+def _measured(left: torch.Tensor, right: torch.Tensor, allowed: Tolerance) -> Difference:
+    finite = torch.isfinite(left) & torch.isfinite(right)
+    same = (left == right) | (torch.isnan(left) & torch.isnan(right))
+    odd = int((~finite & ~same).sum())
+    if odd:
+        return _apart(f"{odd} of {left.numel()} elements are NaN or infinite on one side only ({_counts(left, right)})")
+    error = (left[finite] - right[finite]).abs()
+    if not error.numel():
+        return Difference(True, 0.0, 0.0)
+    over = int((error > allowed.atol + allowed.rtol * left[finite].abs()).sum())
+    why = f"{over} of {left.numel()} elements are over atol {allowed.atol:g} + rtol {allowed.rtol:g}" if over else ""
+    return Difference(not over, float(error.max()), float(error.mean()), why)
+
+
+def _counts(left: torch.Tensor, right: torch.Tensor) -> str:
+    sides = (
+        f"{int(torch.isnan(side).sum())} NaN and {int(torch.isinf(side).sum())} infinite {of}"
+        for side, of in ((left, "expected"), (right, "found"))
+    )
+    return ", ".join(sides)
+
+
+def _apart(why: str) -> Difference:
+    return Difference(False, math.inf, math.inf, why)

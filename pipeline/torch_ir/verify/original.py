@@ -1,0 +1,57 @@
+"""The model's own answer, without a trace of it on the model or on the caller's tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from pipeline.export.caches import register_caches
+
+__all__ = ["Answer", "answer_of", "copied", "same_randomness"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model returned, and its buffers and parameters after the run, by name."""
+
+    result: Any
+    stored: dict[str, torch.Tensor]
+
+
+def answer_of(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer:
+    """Run a deep copy of `model`, in the mode that it is in, on copies of the arguments."""
+    register_caches(model)
+    own = copied_model(model)
+    with torch.no_grad(), same_randomness():
+        result = own(*copied(tuple(inputs)), **copied(dict(kwargs)))
+    named = (*own.named_parameters(remove_duplicate=False), *own.named_buffers(remove_duplicate=False))
+    return Answer(result, {name: tensor.detach() for name, tensor in named})
+
+
+def copied_model(model: nn.Module) -> nn.Module:
+    """Buffers, parameters, plain attributes and all; gradients are left behind, and so is what refuses to be copied."""
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        fresh = tensor.detach().clone()
+        memo[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
+    return copy.deepcopy(model, memo)
+
+
+def copied(arguments: Any) -> Any:
+    """The same tree on tensors of its own. A cache becomes another cache, since a model writes into it."""
+    return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, arguments)
+
+
+@contextmanager
+def same_randomness() -> Iterator[None]:
+    """Every run inside draws the same numbers; the caller's generator is as it was afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield

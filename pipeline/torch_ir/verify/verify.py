@@ -1,0 +1,148 @@
+"""Run the model and the IR on the same inputs, and compare all that comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.errors import OnnxlineError
+from pipeline.torch_ir.execute import IRExecutor
+from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.nodes import key_of
+from pipeline.torch_ir.verify.localize import first_divergence
+from pipeline.torch_ir.verify.numbers import Difference, compare
+from pipeline.torch_ir.verify.original import Answer, answer_of, copied, same_randomness
+from pipeline.torch_ir.verify.report import VerificationReport
+from pipeline.torch_ir.verify.trees import Pair, pairs
+from pipeline.torch_ir.weights import load_weights
+
+__all__ = ["IRVerifier", "verify_ir", "verify_ir_with_state_dict"]
+
+Tensors = Mapping[str, torch.Tensor]
+Verdict = tuple[bool, VerificationReport]
+
+
+def verify_ir(
+    ir: IR,
+    weights_path: str | Path,
+    original_model: nn.Module,
+    test_inputs: Sequence[Any],
+    rtol: float | None = None,
+    atol: float | None = None,
+    constants: Tensors | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    localize: bool = False,
+) -> Verdict:
+    """`verify_ir_with_state_dict`, with weights from a file.
+
+    Raises:
+        WeightLoadError: the file cannot be read.
+    """
+    weights = load_weights(weights_path)
+    return IRVerifier(rtol, atol, localize).verify(ir, weights, original_model, test_inputs, constants, kwargs)
+
+
+def verify_ir_with_state_dict(
+    ir: IR,
+    state_dict: Tensors,
+    original_model: nn.Module,
+    test_inputs: Sequence[Any],
+    rtol: float | None = None,
+    atol: float | None = None,
+    constants: Tensors | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    localize: bool = False,
+) -> Verdict:
+    """(whether `ir` computes what `original_model` computes, a report).
+
+    Compared are all tensors of the result, the structure that they are in, and the buffers that the model writes to.
+    The model is run as it is, in train or eval mode, but on a deep copy, and the inputs are copied: nothing of the
+    caller's changes. Tolerances are those of each tensor's dtype (1e-5 for float32) unless they are given; integers and
+    bools have to be equal. `localize` names the first node that differs, where something differs.
+    """
+    return IRVerifier(rtol, atol, localize).verify(ir, state_dict, original_model, test_inputs, constants, kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class IRVerifier:
+    """The settings of verifications. `executor` makes what runs the IR, from (ir, weights, constants)."""
+
+    rtol: float | None = None
+    atol: float | None = None
+    localize: bool = False
+    executor: Callable[[IR, Tensors, Tensors | None], IRExecutor] = IRExecutor
+
+    def verify(
+        self,
+        ir: IR,
+        weights: Tensors,
+        model: nn.Module,
+        inputs: Sequence[Any],
+        constants: Tensors | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Verdict:
+        """See `verify_ir_with_state_dict`."""
+        inputs, kwargs = tuple(inputs), dict(kwargs or {})
+        answer = answer_of(model, inputs, kwargs)
+        executor = self.executor(ir, weights, constants)
+        try:
+            with same_randomness():
+                outputs = executor.execute(copied(inputs), copied(kwargs))
+        except OnnxlineError as error:
+            report = VerificationReport(False, error_message=str(error))
+        else:
+            report = self._judged(
+                [*pairs(answer.result, ir.signature.outputs, outputs), *_stored(ir, answer, executor)]
+            )
+        if self.localize and not report.is_valid:
+            report.first_divergence = first_divergence(
+                self.executor(ir, weights, constants), model, inputs, kwargs, self.rtol, self.atol
+            )
+        return report.is_valid, report
+
+    def _judged(self, found: Sequence[Pair]) -> VerificationReport:
+        details = [detail for index, pair in enumerate(found) if (detail := self._detail(index, pair)) is not None]
+        wrong = [f"{one['path'] or 'the result'}: {one['reason']}" for one in details if not one["is_close"]]
+        return VerificationReport(
+            is_valid=not wrong,
+            max_diff=max((one["max_diff"] for one in details), default=0.0),
+            mean_diff=max((one["mean_diff"] for one in details), default=0.0),
+            num_outputs=sum(isinstance(pair.found, torch.Tensor) for pair in found),
+            output_details=details,
+            error_message="; ".join(wrong) or None,
+        )
+
+    def _detail(self, index: int, pair: Pair) -> dict[str, Any] | None:
+        """None of a constant that is the same on both sides."""
+        if not isinstance(pair.expected, torch.Tensor) or not isinstance(pair.found, torch.Tensor):
+            if not pair.why:
+                return None
+            found, shape, dtype = Difference(False, float("inf"), float("inf"), pair.why), (), ""
+        else:
+            found = compare(pair.expected, pair.found, self.rtol, self.atol)
+            shape, dtype = tuple(pair.expected.shape), str(pair.expected.dtype).removeprefix("torch.")
+        return {
+            "index": index,
+            "path": pair.path,
+            "shape": shape,
+            "dtype": dtype,
+            "is_close": found.is_close,
+            "max_diff": found.max_diff,
+            "mean_diff": found.mean_diff,
+            "reason": found.why,
+        }
+
+
+def _stored(ir: IR, answer: Answer, executor: IRExecutor) -> Iterator[Pair]:
+    """What the model has written to its buffers, and what the IR says that it does."""
+    graph = ir.graph
+    for vid in graph.updates:
+        value = graph.values[vid]
+        expected = answer.stored.get(key_of(graph, value)) if vid in graph.sources else None
+        if expected is not None:
+            yield Pair(f"buffer {key_of(graph, value)}", expected, executor.updates[value.name])
