@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.importers.from_torch.stamp.meta import MetaResults
 
 __all__ = ["Event", "Recorder", "Ref"]
 
@@ -39,9 +40,10 @@ class Event:
 
 
 class Recorder:
-    """A context: while it is entered, calls are added to `events`."""
+    """A context: while it is entered, calls are added to `events`. `results` makes those of operators on meta."""
 
-    def __init__(self) -> None:
+    def __init__(self, results: MetaResults | None) -> None:
+        self._results = results
         self.events: list[Event] = []
         self._refs: dict[int, Ref] = {}
         self._alive: list[Any] = []
@@ -59,13 +61,18 @@ class Recorder:
         """Where `tensor` comes from, where that was seen."""
         return self._refs.get(id(tensor))
 
-    def call(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], writes: bool) -> Any:
-        """Call it, and write it down. What it `writes` into counts as made by it."""
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], operator: bool) -> Any:
+        """Call it, and write it down. What an operator writes into counts as made by it."""
         number = len(self.events)
-        refs: list[Ref] = []
-        form = (self._form(args, refs, number), self._form(dict(kwargs), refs, number))
+        tensors: list[torch.Tensor] = []
+        form = self._form(args, tensors), self._form(dict(kwargs), tensors)
+        refs = [self._ref(tensor, number, index) for index, tensor in enumerate(tensors)]
         self.events.append(Event(function, form, tuple(refs)))
-        result = function(*args, **kwargs)
+        if operator and self._results is not None:
+            result = self._results.call(function, form, tensors, args, kwargs)
+        else:
+            result = function(*args, **kwargs)
+        writes = operator and function._schema.is_mutable
         parts = result if isinstance(result, list | tuple) else (result,)
         for index, part in enumerate(parts):
             if isinstance(part, torch.Tensor) and (writes or id(part) not in self._refs):
@@ -77,27 +84,29 @@ class Recorder:
         self._refs[id(tensor)] = ref
         self._alive.append(tensor)
 
-    def _form(self, item: Any, refs: list[Ref], number: int) -> Any:
+    def _form(self, item: Any, tensors: list[torch.Tensor]) -> Any:
         kind = type(item)
         if isinstance(item, torch.Tensor):
-            refs.append(self._refs.get(id(item)) or self._find(item, number, len(refs)))
+            tensors.append(item)
             return TENSOR
         if kind in BY_VALUE:
             return item
         if kind in NUMBERS:
             return kind, repr(item)  # 1, 1.0 and True are not the same argument, and nan is
         if kind in SERIES or isinstance(item, tuple):
-            return kind, *(self._form(part, refs, number) for part in item)
+            return kind, *(self._form(part, tensors) for part in item)
         if kind is dict:
-            return kind, *((key, self._form(part, refs, number)) for key, part in item.items())
+            return kind, *((key, self._form(part, tensors)) for key, part in item.items())
         if kind is slice:
-            return kind, *(self._form(part, refs, number) for part in (item.start, item.stop, item.step))
+            return kind, *(self._form(part, tensors) for part in (item.start, item.stop, item.step))
         self._alive.append(item)
         return kind, id(item)
 
-    def _find(self, tensor: torch.Tensor, number: int, index: int) -> Ref:
-        ref = "found", number, index, _facts(tensor)
-        self.know(tensor, ref)
+    def _ref(self, tensor: torch.Tensor, number: int, index: int) -> Ref:
+        ref = self._refs.get(id(tensor))
+        if ref is None:
+            ref = "found", number, index, _facts(tensor)
+            self.know(tensor, ref)
         return ref
 
 
@@ -109,7 +118,7 @@ class _Functions(TorchFunctionMode):
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._recorder.call(func, args, kwargs or {}, writes=False)
+        return self._recorder.call(func, args, kwargs or {}, operator=False)
 
 
 class _Operators(TorchDispatchMode):
@@ -120,8 +129,7 @@ class _Operators(TorchDispatchMode):
         self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema = getattr(func, "_schema", None)
-        return self._recorder.call(func, args, kwargs or {}, writes=bool(schema and schema.is_mutable))
+        return self._recorder.call(func, args, kwargs or {}, operator=True)
 
 
 def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:

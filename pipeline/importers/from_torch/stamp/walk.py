@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils import _pytree as pytree
 
 from pipeline.importers.from_torch.stamp.call import Call
+from pipeline.importers.from_torch.stamp.meta import MetaResults
 from pipeline.importers.from_torch.stamp.record import Event, Recorder, Ref
 
 __all__ = ["Unsuited", "Walk", "walk"]
@@ -52,7 +53,7 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Walk
         on_meta = all(tensor.is_meta for tensor in (*given.values(), *(tensor for _, tensor in stored)))
         mode = None if on_meta else stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         tensors = {key: _blank(tensor, mode) for key, tensor in given.items()}
-        recorder = Recorder()
+        recorder = Recorder(MetaResults() if mode is None else None)
         for name, tensor in stored:  # of several names the last stays, as in torch.export
             recorder.know(tensor, ("stored", name))
         for key, tensor in tensors.items():
