@@ -52,7 +52,7 @@ def _extract(given: argparse.Namespace) -> None:
 
 
 def _verify(given: argparse.Namespace) -> None:
-    config = shrunk(_config(given.config), layers=given.layers or 3)
+    config = shrunk(_config(given.config), layers=given.layers or 4)
     from kimi_k25_text_local.check import STEPS, TOLERANCE, check_saved_graphs
     from kimi_k25_text_local.graphs import GraphFiles
 

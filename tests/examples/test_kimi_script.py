@@ -13,12 +13,12 @@ NAMES = {f"kimi_k25_text_{one}.json" for one in ("prefill_ir", "decode_ir", "kv_
 
 
 def test_verify_runs_the_saved_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("pipeline.torch_ir")
-    assert script.main(["--output-dir", str(tmp_path / "out"), "--verify", "--layers", "2"]) == 0
+    """Four layers: a dense one, two that are traced, and one that is stamped."""
+    assert script.main(["--output-dir", str(tmp_path / "out"), "--verify", "--layers", "4"]) == 0
     assert "every token is the eager model's" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "out").iterdir()} == NAMES
     mapping = json.loads((tmp_path / "out" / "kimi_k25_text_kv_mapping.json").read_text())
-    assert [row["layer"] for row in mapping["layers"]] == [0, 1]
+    assert [row["layer"] for row in mapping["layers"]] == [0, 1, 2, 3]
     decode = json.loads((tmp_path / "out" / "kimi_k25_text_decode_ir.json").read_text())
     assert decode["model_name"] == "KimiK25_Text_Decode"
     ops = {name: node["op_type"] for node in decode["nodes"] for name in (one["name"] for one in node["outputs"])}
@@ -28,7 +28,6 @@ def test_verify_runs_the_saved_files(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_verify_fails_when_a_state_goes_to_the_wrong_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("pipeline.torch_ir")
     from pipeline.export.static_cache import layers
 
     monkeypatch.setattr(layers.FixedLayer, "update", layers.FreshLayer.update)  # the new states alone, no cache

@@ -48,6 +48,8 @@ class TracedWhole:
     """Nothing was repeated: the model has to be traced whole, and `reason` says why, as a sentence."""
 
     reason: str
+    run: Run | None = None
+    """What looked like equal layers; None where nothing did."""
 
 
 def stamped(
@@ -79,7 +81,7 @@ def stamped(
         outputs = alike_around(run, whole, short.walk, proof)
         graph = whole_graph(run, traced, short.call, Called(module, call, *told), proof, outputs)
     except Unsuited as reason:
-        return TracedWhole(f"{type(module).__name__} is traced whole: {reason}.")
+        return TracedWhole(f"{type(module).__name__} is traced whole: {reason}.", run)
     return Stamped(graph, run, Ends(*call.flat()), Ends(*whole.result))
 
 

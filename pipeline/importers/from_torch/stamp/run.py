@@ -59,7 +59,7 @@ def longest_run(module: nn.Module) -> Run | None:
 
 
 def _outermost(module: nn.Module, path: str) -> Iterator[tuple[str, list[nn.Module]]]:
-    if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > TRACED:
+    if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
         yield path, list(module)
         return
     for name, child in module.named_children():
