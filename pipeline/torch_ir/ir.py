@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 
+from pipeline.export.collector import collector_paused
 from pipeline.ir import Graph
 from pipeline.torch_ir import document, files
 from pipeline.torch_ir.constants import THRESHOLD, Beside, raw_bytes, read_constant, write_constant
@@ -74,6 +75,7 @@ class IR:
         return made
 
     @property
+    @collector_paused()
     def graph(self) -> Graph:
         """The static IR proper: values, ops, updates of states, named dims."""
         if self._graph is None:
@@ -115,6 +117,7 @@ class IR:
         """
         return cls._of_written(data, {})
 
+    @collector_paused()
     def save(self, path: str | Path, *, threshold: int = THRESHOLD) -> None:
         """Write the IR as JSON, at once; `m.json.zst` is packed. Constants over `threshold` bytes lie in a file beside.
 
@@ -133,6 +136,7 @@ class IR:
                 old.unlink(missing_ok=True)
 
     @classmethod
+    @collector_paused()
     def load(cls, path: str | Path) -> IR:
         """The IR of a file of `save`, or of pytorch-ir.
 
