@@ -22,10 +22,25 @@ def with_kernels(graph: Graph, emitters: Mapping[str, Emitter] = EMITTERS) -> Gr
 
     def fixed(op: Op) -> Op:
         emitter = emitter_of(op.kind, emitters)
-        if op.kernel is not None or emitter is None:
+        if op.kernel is not None or emitter is None or _reads_storage(graph, op):
             return op
         inputs = [graph.values[vid].spec for vid in op.inputs]
         outputs = [graph.values[vid].spec for vid in op.outputs]
         return replace(op, kernel=emitter(op.attrs, inputs, outputs))
 
     return replace(graph, ops=tuple(fixed(op) for op in graph.ops))
+
+
+def _reads_storage(graph: Graph, op: Op) -> bool:
+    """An `as_strided` of a value that did not begin its storage, row after row: a plan lays it out otherwise."""
+    if op.kind != "aten.as_strided.default":
+        return False
+    source = graph.values[op.inputs[0]]
+    maker = "" if source.producer is None else graph.ops[source.producer].kind
+    return source.strides is not None or maker in CUTS
+
+
+CUTS = frozenset(
+    {"aten.slice.Tensor", "aten.select.int", "aten.narrow.default", "aten.split.Tensor", "aten.unbind.int"}
+)
+"""Views that may begin in the midst of a storage."""

@@ -14,7 +14,8 @@ __all__ = ["Lifetime", "lifetimes"]
 @dataclass(frozen=True, slots=True)
 class Lifetime:
     """Indices of calls. `first` is -1 for a value that exists before the first call; `last` is the number of calls
-    for a graph output or the new value of a state, which outlive them all. A value that nobody reads lives while its call runs."""
+    for a graph output or the new value of a state, which outlive them all. A value that nobody reads lives while its
+    call runs."""
 
     first: int
     last: int

@@ -121,7 +121,7 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
 
 
 def _plan_of_body(body: Graph) -> ExecutionPlan:
-    body = with_kernels(body)
+    body = with_kernels(body)  # in the order of the trace already, as its graph is
     return make_plan(body, lower(body))
 
 

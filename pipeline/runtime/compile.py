@@ -8,8 +8,10 @@ import torch
 
 from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
+from pipeline.lowering.aten import in_traced_order
 from pipeline.planning import ExecutionPlan, FeedSignature, check_plan, make_plan
 from pipeline.runtime.executor import Executor
+from pipeline.runtime.fold import folded
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.weights import Weights, with_weights
 
@@ -38,7 +40,7 @@ class CompiledProgram:
         return self.executor.run(feed, copy=copy)
 
     def run_updating(self, feed: Feed) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Outputs as `run` gives them, and {updated input: its value after the run}; the caller's own stay as they are."""
+        """Outputs as `run` gives them, and {updated input: its value after the run}; the caller's tensors stay."""
         return self.executor.run_updating(feed)
 
     def states(self) -> dict[str, torch.Tensor]:
@@ -70,7 +72,7 @@ def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgr
         SourceMistake: a weight does not fit its declaration.
         InternalError: the plan did not pass its checker.
     """
-    graph = with_kernels(with_weights(graph, weights or {}))
+    graph = with_kernels(in_traced_order(folded(with_weights(graph, weights or {}))))
     plan = make_plan(graph, lower(graph))
     check_plan(plan)
     return CompiledProgram(plan, _executor(plan, graph))

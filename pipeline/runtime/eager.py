@@ -17,7 +17,7 @@ from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime.dtypes import as_tensor, dtype_name
 from pipeline.runtime.words import argument, operator_of, tensors_in
 
-__all__ = ["EagerResult", "Observer", "Own", "run_eager"]
+__all__ = ["EagerResult", "Observer", "Own", "apply", "run_eager"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -96,7 +96,7 @@ def _run(
     """Outputs, and the new values of what is updated. `slots` is emptied as values die."""
     kept = {*graph.outputs, *graph.updates.values()}
     for op in graph.ops:
-        results = _call(op, [slots[vid] for vid in op.inputs], own)
+        results = apply(op, [slots[vid] for vid in op.inputs], own)
         if observe is not None:
             observe(op, results)
         slots.update(zip(op.outputs, results, strict=True))
@@ -110,10 +110,11 @@ def _dies(value: Value, op: Op) -> bool:
     return value.role in (Role.TMP, Role.OUTPUT, Role.INPUT) and (not value.users or value.users[-1] == op.oid)
 
 
-def _call(op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
-    if op.kind in own:
+def apply(op: Op, ins: Sequence[torch.Tensor], own: Own | None = None) -> list[torch.Tensor]:
+    """The results of one op."""
+    if own and op.kind in own:
         return list(own[op.kind](op, ins))
-    bodies = [_function(body, own) for body in op.bodies]
+    bodies = [_function(body, own or {}) for body in op.bodies]
     given = {name: argument(item, ins, bodies) for name, item in op.attrs.items()}
     namespace, _, name = op.kind.partition(".")
     if namespace != "higher_order":

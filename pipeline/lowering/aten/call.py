@@ -13,6 +13,7 @@ from functools import partial
 from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import Attr, KernelSpec
 from pipeline.ir.json_attr import write_attr
+from pipeline.lowering.aten.order import ORDERS
 from pipeline.lowering.aten.shape import as_view
 from pipeline.lowering.emitter import Specs, emitter
 from pipeline.lowering.kinds import Kind
@@ -37,13 +38,15 @@ def _emit(kind: str, attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> Kern
     view = as_view(kind, attrs, ins, outs)
     if view is not None:
         return view
-    call = json.dumps({name: write_attr(item) for name, item in attrs.items()}, separators=(",", ":"))
-    row = "HigherOrder" if kind.startswith(HIGHER_ORDER) else "Aten"
-    return EMITTERS[row]({"op": kind, "call": call}, ins, outs)
+    call = {name: write_attr(item) for name, item in attrs.items() if name != ORDERS}
+    found: dict[str, Attr] = {"op": kind, "call": json.dumps(call, separators=(",", ":"))}
+    if kind.startswith(HIGHER_ORDER):
+        return EMITTERS["HigherOrder"](found, ins, outs)
+    return EMITTERS["Aten"]({**found, "orders": json.dumps(attrs.get(ORDERS, ()))}, ins, outs)
 
 
 EMITTERS: dict[str, Emitter] = {
-    "Aten": emitter(Kind.Aten, "op=s,call=s", inputs=(0, None), outputs=(0, None)),
+    "Aten": emitter(Kind.Aten, "op=s,call=s,orders=s", inputs=(0, None), outputs=(0, None)),
     "HigherOrder": emitter(Kind.HigherOrder, "op=s,call=s", inputs=(0, None), outputs=(0, None)),
 }
 

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from itertools import zip_longest
 
 from pipeline.lowering import Kind
 from pipeline.lowering.emitters import join
@@ -24,6 +26,7 @@ QUICK: Mapping[str, Quick] = join(family.QUICK for family in (elementwise, linea
 def aten(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """Under autocast torch picks the dtypes of an operator only when it makes its result itself."""
     call = read(attrs, ins)
+    outs = [out.permute(order) if order else out for out, order in zip_longest(outs, json.loads(attrs["orders"]))]
     if attrs.get("functional"):
         return functional(call, outs)
     quick = QUICK.get(call.kind)

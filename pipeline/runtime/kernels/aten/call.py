@@ -15,7 +15,7 @@ from pipeline.ir.json_attr import read_attr
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.words import argument, operator_of
 
-__all__ = ["Call", "Quick", "arguments", "into", "read"]
+__all__ = ["Call", "Quick", "arguments", "into", "pure_operator", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,7 @@ def read(attrs: Attrs, ins: Ins) -> Call:
         SourceMistake: torch does not know the operator.
         Unsupported: it writes to its arguments.
     """
-    operator = operator_of(attrs["op"])
-    if operator._schema.is_mutable:
-        raise Unsupported(
-            f"{attrs['op']} writes to its arguments, and a plan holds values: import the program that "
-            "pipeline.importers.from_torch.functional gives"
-        )
+    operator = pure_operator(attrs["op"])
     given = arguments(attrs["call"], ins)
     rest = dict(given)
     args = []
@@ -55,6 +50,22 @@ def read(attrs: Attrs, ins: Ins) -> Call:
             break
         args.append(rest.pop(parameter.name))
     return Call(attrs["op"], operator, given, args, rest)
+
+
+def pure_operator(kind: str) -> torch._ops.OpOverload:
+    """The operator of this name, if it makes values and writes none.
+
+    Raises:
+        SourceMistake: torch does not know the operator.
+        Unsupported: it writes to its arguments.
+    """
+    operator = operator_of(kind)
+    if operator._schema.is_mutable:
+        raise Unsupported(
+            f"{kind} writes to its arguments, and a plan holds values: import the program that "
+            "pipeline.importers.from_torch.functional gives"
+        )
+    return operator
 
 
 def arguments(text: str, ins: Ins, bodies: Sequence[Any] = ()) -> dict[str, Any]:

@@ -15,7 +15,7 @@ __all__ = ["QUICK"]
 def embedding(call: Call, outs: Outs) -> Launch | None:
     """Rows of the table, picked into the result at once, as torch itself picks them."""
     table, indices = call.args[:2]
-    if not indices.is_contiguous() or not outs[0].numel() or table.dim() != 2:
+    if not (indices.is_contiguous() and outs[0].is_contiguous() and outs[0].numel() and table.dim() == 2):
         return None
     return partial(torch.index_select, table, 0, indices.view(-1), out=outs[0].view(-1, table.shape[1]))
 

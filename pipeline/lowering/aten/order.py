@@ -1,0 +1,78 @@
+"""Results in the order that they had in the trace: what torch's attention makes lies head by head within each token.
+
+A plan keeps values row after row. So a result whose traced strides are those of a transposed tensor becomes two ops:
+the operator itself, whose result has its axes in the order of memory, and a Transpose of it, which costs nothing. Then
+the operator writes as it writes in eager torch, what reads it finds the strides that it finds there, and a reshape that
+is a view there is one here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pipeline.ir.assemble import Facts, Stub, assemble
+from pipeline.ir.attr import Attr
+from pipeline.ir.graph import Graph, Op, Role, Value
+from pipeline.ir.spec import TensorSpec
+from pipeline.lowering.aten.shape import as_view
+
+__all__ = ["ORDERS", "in_traced_order"]
+
+ORDERS = "orders of axes"
+"""An attribute that no operator has: for each result the permutation that makes it of what is stored, or none."""
+
+
+def in_traced_order(graph: Graph) -> Graph:
+    """The same values under the same vids; the stored ones come after them. Bodies are rewritten too."""
+    stubs = [Stub(value.name, value.spec, value.role, value.strides) for value in graph.values]
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = replace(op, bodies=tuple(map(in_traced_order, op.bodies)))
+        outs = [graph.values[vid] for vid in op.outputs]
+        orders = [_memory_order(out) for out in outs] if _is_computed(graph, op, outs) else []
+        if not any(orders):
+            ops.append(replace(op, oid=len(ops)))
+            continue
+        stored = [_stored(stubs, vid, order) if order else vid for vid, order in zip(op.outputs, orders, strict=True)]
+        back = tuple(() if order is None else _inverse(order) for order in orders)
+        attrs: dict[str, Attr] = {**op.attrs, ORDERS: back}
+        ops.append(replace(op, oid=len(ops), outputs=tuple(stored), attrs=attrs))
+        for made, vid, perm in zip(stored, op.outputs, back, strict=True):
+            if made != vid:
+                ops.append(Op(len(ops), "Transpose", (made,), (vid,), {"perm": perm}, name=op.name, origin=op.origin))
+    payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
+    facts = Facts(graph.updates, graph.sources, graph.dims, graph.guards)
+    return assemble(graph.name, stubs, ops, graph.inputs, graph.outputs, payloads, facts=facts)
+
+
+def _is_computed(graph: Graph, op: Op, outs: Sequence[Value]) -> bool:
+    """Views have no storage of their own to put in order."""
+    if not op.kind.startswith("aten.") or not all(out.spec.is_static for out in outs):
+        return False
+    return as_view(op.kind, op.attrs, [graph.values[vid].spec for vid in op.inputs], [out.spec for out in outs]) is None
+
+
+def _memory_order(value: Value) -> tuple[int, ...] | None:
+    """The axes of `value`, outermost in memory first, where that is another order and leaves no gaps."""
+    if value.strides is None or not value.spec.is_static or not value.spec.numel:
+        return None
+    sizes, strides = value.spec.sizes, value.strides
+    order = sorted(range(len(sizes)), key=lambda axis: (-int(strides[axis]), axis))
+    step = 1
+    for axis in reversed(order):
+        if sizes[axis] != 1 and strides[axis] != step:
+            return None
+        step *= sizes[axis]
+    return None if order == list(range(len(sizes))) else tuple(order)
+
+
+def _stored(stubs: list[Stub], vid: int, order: Sequence[int]) -> int:
+    stub = stubs[vid]
+    spec = TensorSpec(tuple(stub.spec.shape[axis] for axis in order), stub.spec.dtype, stub.spec.device)
+    stubs.append(Stub(f"{stub.name} as stored", spec, Role.TMP))
+    return len(stubs) - 1
+
+
+def _inverse(order: Sequence[int]) -> tuple[int, ...]:
+    return tuple(order.index(axis) for axis in range(len(order)))

@@ -1,0 +1,66 @@
+"""What follows from constants alone is computed when the graph is compiled: positions, masks, tables of angles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.ir import Graph, Op, Role
+from pipeline.ir.assemble import Facts, Stub, assemble
+from pipeline.lowering.aten import is_call
+from pipeline.runtime.eager import apply
+from pipeline.runtime.kernels.aten.call import pure_operator
+from pipeline.runtime.weights import stored_tensor
+
+__all__ = ["folded"]
+
+LARGEST = 2**24
+"""Bytes of one folded result; a larger one costs more memory than it saves time."""
+
+
+def folded(graph: Graph) -> Graph:
+    """`graph` without torch's operators that depend on constants only; their results are constants now, vids stay.
+
+    Random numbers are drawn at each run, and weights are not folded: results of theirs would double their memory.
+
+    Raises:
+        SourceMistake: an operator that torch does not know.
+        Unsupported: an operator that writes to its arguments.
+    """
+    known: dict[int, torch.Tensor] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        operator = pure_operator(op.kind) if is_call(op.kind) and not op.bodies else None
+        if operator is None or not _is_constant(graph, op, operator, known):
+            ops.append(replace(op, oid=len(ops)))
+            continue
+        ins = [known[vid] if vid in known else stored_tensor(graph.payloads[vid]) for vid in op.inputs]
+        with torch.no_grad():
+            known.update(zip(op.outputs, apply(op, ins), strict=True))
+    return _with_constants(graph, ops, known) if known else graph
+
+
+def _is_constant(graph: Graph, op: Op, operator: torch._ops.OpOverload, known: dict[int, torch.Tensor]) -> bool:
+    specs = [graph.values[vid].spec for vid in op.outputs]
+    if any(not spec.is_static or spec.nbytes > LARGEST for spec in specs):
+        return False
+    if any(vid not in known and not _is_stored(graph, vid) for vid in op.inputs):
+        return False
+    return torch.Tag.nondeterministic_seeded not in operator.tags
+
+
+def _is_stored(graph: Graph, vid: int) -> bool:
+    return graph.values[vid].role is Role.CONST and vid in graph.payloads
+
+
+def _with_constants(graph: Graph, ops: list[Op], known: dict[int, torch.Tensor]) -> Graph:
+    stubs = [
+        Stub(value.name, value.spec, Role.CONST if value.vid in known else value.role, value.strides)
+        for value in graph.values
+    ]
+    payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
+    payloads |= {graph.values[vid].name: TensorPayload(tensor) for vid, tensor in known.items()}
+    facts = Facts(graph.updates, graph.sources, graph.dims, graph.guards)
+    return assemble(graph.name, stubs, ops, graph.inputs, graph.outputs, payloads, facts=facts)

@@ -1,0 +1,122 @@
+"""Values that a run changes: they live with the program, and the caller's tensors stay as they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.errors import SourceMistake, UserMistake
+from pipeline.runtime import compile_graph
+from pipeline.runtime.eager import run_eager
+from tests.aten.programs import compiled, feed_of, graph_of
+
+
+class Swap(torch.nn.Module):
+    """Each buffer takes the old value of the other; the output shows an old one."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.tensor([1.0, 2.0]))
+        self.register_buffer("b", torch.tensor([10.0, 20.0]))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        old = self.a.clone()
+        self.a.copy_(self.b)
+        self.b.copy_(old)
+        return old, self.a + x
+
+
+class Cache(torch.nn.Module):
+    keys: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(4, 2))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        self.keys.index_copy_(0, at, x)
+        self.keys[3:] = x * 2
+        return self.keys.sum(0)
+
+
+def test_two_states_change_places() -> None:
+    module, x = Swap(), torch.ones(2)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    program, feed = compiled(module, [x])
+    for copy in (True, False):
+        program.reset_states()
+        old, total = program.run(feed, copy=copy).values()
+        assert (old.tolist(), total.tolist()) == ([1.0, 2.0], [11.0, 21.0])
+        assert {name: tensor.tolist() for name, tensor in program.states().items()} == {
+            "b_a": [10.0, 20.0],
+            "b_b": [1.0, 2.0],
+        }
+    assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_a_cache_is_written_as_torch_writes_it() -> None:
+    module, given = Cache(), Cache()
+    program, _ = compiled(given, [torch.ones(1, 2), torch.tensor([0])])
+    for step in range(3):
+        inputs = [torch.full((1, 2), step + 1.0), torch.tensor([step])]
+        (found,) = program.run(dict(zip(("x", "at"), inputs, strict=True))).values()
+        assert torch.equal(found, module(*inputs))
+    assert torch.equal(program.states()["b_keys"], module.keys)
+    assert not given.keys.any()
+
+
+def test_norms_in_train_mode_move_their_statistics() -> None:
+    torch.manual_seed(0)
+    module, x = torch.nn.BatchNorm1d(3).train(), torch.randn(5, 3)
+    program, feed = compiled(module, [x])
+    found = next(iter(program.run(feed).values()))
+    torch.testing.assert_close(found, module(x))
+    torch.testing.assert_close(program.states()["b_running_var"], module.running_var)
+    assert program.states()["b_num_batches_tracked"].item() == 1
+
+
+def test_states_come_once() -> None:
+    graph = graph_of(Swap(), [torch.ones(2)])
+    program, feed = compile_graph(graph), feed_of(graph, [torch.ones(2)])
+    assert [entry.name for entry in program.feed_signature] == ["x"]
+    with pytest.raises(UserMistake, match="states without a value: b_a, b_b"):
+        program.run(feed)
+    program.give_states({"b_a": torch.zeros(2)})
+    program.run({**feed, "b_b": torch.ones(2)})
+    assert program.states()["b_a"].tolist() == [1.0, 1.0]
+    program.run(feed)
+    assert program.states()["b_a"].tolist() == [0.0, 0.0]
+
+
+def test_an_updated_input_is_told_and_not_touched() -> None:
+    class Add(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.add_(1)
+            return x * 2
+
+    x = torch.zeros(2)
+    graph = graph_of(Add(), [x.clone()])
+    outputs, updates = compile_graph(graph).run_updating({"x": x})
+    assert ([tensor.tolist() for tensor in outputs.values()], updates["x"].tolist()) == ([[2.0, 2.0]], [1.0, 1.0])
+    assert run_eager(graph, {"x": x}).updates["x"].tolist() == [1.0, 1.0]
+    assert x.tolist() == [0.0, 0.0]
+
+
+def test_weights_are_bound_where_they_lie() -> None:
+    layer = torch.nn.Linear(2, 2, bias=False)
+    program, feed = compiled(layer, [torch.ones(1, 2)])
+    assert [entry.name for entry in program.feed_signature] == ["input"]
+    with torch.no_grad():
+        layer.weight.fill_(3)
+    assert next(iter(program.run(feed).values())).tolist() == [[6.0, 6.0]]
+
+
+def test_weights_that_do_not_belong_are_all_named() -> None:
+    graph = graph_of(torch.nn.Linear(2, 2), [torch.ones(1, 2)])
+    with pytest.raises(SourceMistake) as error:
+        compile_graph(graph, {"weight": torch.ones(3), "bais": torch.ones(2)})
+    assert "'weight' is float32[3]; the graph declares float32[2, 2]" in str(error.value)
+    assert "it has no 'bais'; did you mean 'bias'?" in str(error.value)
