@@ -111,11 +111,37 @@ def test_states_live_in_the_executor(functionalize: bool, planned: bool) -> None
         expected = model(*given, **kwargs)
         assert torch.equal(total, expected["sum"])
         assert torch.equal(rows, expected["more"][1])
-    rows.fill_(9)  # an output is the caller's
     assert torch.equal(executor.updates["b_rows"], model.rows)
     assert not state["rows"].any()
     executor.load_weights_from_state_dict(state)
     assert executor.execute(*cache_call(0))[1].count_nonzero() == 3
+
+
+class Count(nn.Module):
+    """Gives back the very buffer that it writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows.add_(x.sum(0))
+        return self.rows
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+@pytest.mark.parametrize("planned", [True, False])
+def test_states_go_from_size_to_size_and_outputs_are_apart(functionalize: bool, planned: bool) -> None:
+    rows = torch.export.Dim("rows", min=2, max=9)
+    ir = extract_ir(
+        Count(), (torch.ones(3, 2),), strict=False, dynamic_shapes=({0: rows},), functionalize=functionalize
+    )
+    executor = IRExecutor(ir, {"rows": torch.zeros(2)}, planned=planned)
+    for size, expected in ((3, 3.0), (5, 8.0), (3, 11.0)):
+        (found,) = executor.execute((torch.ones(size, 2),))
+        assert found.tolist() == [expected, expected]
+        found.fill_(-1)  # an output is the caller's
+    assert executor.execute((torch.ones(2, 2),), constants={"rows": torch.zeros(2)})[0].tolist() == [2.0, 2.0]
 
 
 def test_an_input_that_the_model_writes_to_stays_as_it_is() -> None:
