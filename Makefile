@@ -16,7 +16,7 @@ test: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 bench: .venv/run
 	$(BIN)/python -m benchmarks.run_vs_bare

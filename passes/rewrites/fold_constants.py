@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import networkx
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto
@@ -115,6 +114,8 @@ def _foldable(proto: onnx.ModelProto, excluded: set[str]) -> list[NodeProto]:
 
 def _groups(nodes: Sequence[NodeProto]) -> list[list[NodeProto]]:
     """`nodes` in groups that share no computed value, each in graph order: one is computed at a time."""
+    import networkx  # here, since every worker and every command would wait a seventh of a second for it
+
     graph = networkx.Graph()
     graph.add_nodes_from(range(len(nodes)))
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}

@@ -110,11 +110,11 @@ def _dies(value: Value, op: Op) -> bool:
     return value.role in (Role.TMP, Role.OUTPUT, Role.INPUT) and (not value.users or value.users[-1] == op.oid)
 
 
-def apply(op: Op, ins: Sequence[torch.Tensor], own: Own | None = None) -> list[torch.Tensor]:
+def apply(op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
     """The results of one op."""
-    if own and op.kind in own:
+    if op.kind in own:
         return list(own[op.kind](op, ins))
-    bodies = [_function(body, own or {}) for body in op.bodies]
+    bodies = [_function(body, own) for body in op.bodies]
     given = {name: argument(item, ins, bodies) for name, item in op.attrs.items()}
     namespace, _, name = op.kind.partition(".")
     if namespace != "higher_order":

@@ -46,8 +46,8 @@ class Executor:
     """Owns the arena of one plan. Not for two threads at once: they would share the arena.
 
     A step becomes a launch, a callable without arguments, when the storage of its operands is known: nearly all of them
-    here. What reads the caller's inputs is bound at each run, which costs less than a copy of the inputs into buffers
-    of our own would, and lets go of them afterwards. Weights that come with the feed stay bound until others come.
+    here. What reads the caller's inputs is bound at each run, since a copy into buffers of our own would cost a second
+    KV cache where one is fed, and lets go of them afterwards. Fed weights stay bound until others come.
 
     `bodies` are the executors of the bodies of higher-order calls, by the index of the call. `functional`: operators of
     torch make their results themselves, as autocast asks; these are copied into their places.
@@ -145,7 +145,7 @@ class Executor:
     def _launch(self) -> None:
         at, launches = 0, self._launches
         try:
-            # Leaner than no_grad at each call. Nothing is made here that outlives the loop.
+            # Nothing is made here that outlives the loop, so no inference tensor reaches the caller.
             with torch.inference_mode():
                 for at in range(len(launches)):
                     launches[at]()

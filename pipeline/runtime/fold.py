@@ -38,7 +38,7 @@ def folded(graph: Graph) -> Graph:
             continue
         ins = [known[vid] if vid in known else stored_tensor(graph.payloads[vid]) for vid in op.inputs]
         with torch.no_grad():
-            known.update(zip(op.outputs, apply(op, ins), strict=True))
+            known.update(zip(op.outputs, apply(op, ins, {}), strict=True))
     return _with_constants(graph, ops, known) if known else graph
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import Unsupported, UserMistake
-from pipeline.importers.from_torch.functional import WHEN_TRAINING
+from pipeline.importers.from_torch.operators import WHEN_TRAINING
 from pipeline.ir import Graph, Op, Role
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime.eager import Observer, run_eager

@@ -13,16 +13,19 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from pipeline.errors import Unsupported
 from pipeline.export.caches import register_caches
+from pipeline.export.collector import collector_paused
 from pipeline.importers.from_torch import from_torch, functional
 from pipeline.importers.from_torch.payload import TensorPayload
-from pipeline.ir import Graph
+from pipeline.importers.from_torch.stamp import Ends, TracedWhole, stamped
+from pipeline.ir import Graph, Role
+from pipeline.torch_ir.buffers import recomputed
 from pipeline.torch_ir.convert import converted
 from pipeline.torch_ir.errors import ConversionError, ExportError
 from pipeline.torch_ir.ir import IR, Signature
-from pipeline.torch_ir.meta import is_meta_tensor, validate_inputs_meta, validate_meta_device
+from pipeline.torch_ir.meta import validate_inputs_meta, validate_meta_device
 from pipeline.torch_ir.names import dim_names, tied_names
 from pipeline.torch_ir.registry import REGISTERED
-from pipeline.torch_ir.tree import Leaf, tree_of
+from pipeline.torch_ir.tree import Leaf, Tree, tree_of
 
 __all__ = ["convert_exported_program", "export_model", "extract_ir"]
 
@@ -36,24 +39,52 @@ def extract_ir(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     functionalize: bool = True,
+    stamp: bool = False,
 ) -> IR:
     """The IR of `model`, traced with `example_inputs` and `kwargs` (of which only shapes, dtypes and devices count).
 
     `strict` asks for a model and inputs on the meta device, so that no weight can have been loaded. `dynamic_shapes` is
-    torch.export's: dims that have names. Ops that write become values, unless `functionalize` is False.
+    torch.export's: dims that have names. Ops that write become values, unless `functionalize` is False. With `stamp`
+    only the first two of a run of equal layers are traced, and the graph is the same; where that cannot be proven, a
+    warning says why, and the model is traced whole.
 
     Raises:
         ExportError: torch.export does not take the model, or something is not on meta as `strict` asks.
         ConversionError: the program holds something that the IR cannot; the message names the node and its line.
     """
-    program = export_model(model, example_inputs, kwargs=kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
-    return convert_exported_program(
-        program,
-        model_name=model_name or type(model).__name__,
-        functionalize=functionalize,
-        dims=dim_names(program, dynamic_shapes),
-        tied=tied_names(model),
-    )
+    args, named = tuple(example_inputs), dict(kwargs or {})
+    name = model_name or type(model).__name__
+    if strict:
+        validate_meta_device(model)
+        validate_inputs_meta((args, named))
+    with collector_paused():
+        known = {"tied": tied_names(model), "constants": recomputed(model)}
+        if stamp and dynamic_shapes is None and (ir := _stamped(model, args, named, name, functionalize, known)):
+            return ir
+        program = export_model(model, args, kwargs=named, dynamic_shapes=dynamic_shapes, strict=False)
+        dims = dim_names(program, dynamic_shapes)
+        return convert_exported_program(program, name, functionalize=functionalize, dims=dims, **known)
+
+
+def _stamped(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    functionalize: bool,
+    known: Mapping[str, Any],
+) -> IR | None:
+    """The IR of which only a part was traced; None, and a warning that says why, where that cannot be."""
+
+    def trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+        return _graph(export_model(module, args, kwargs=kwargs, strict=False), name, functionalize, {}, **known)
+
+    found = stamped(model, args, kwargs, trace, **known)
+    if isinstance(found, TracedWhole):
+        warnings.warn(found.reason, stacklevel=3)
+        return None
+    signature = Signature(_tree(found.inputs), _tree(found.outputs))
+    return _ir(found.graph, signature)
 
 
 def export_model(
@@ -92,20 +123,38 @@ def convert_exported_program(
     functionalize: bool = True,
     dims: Mapping[str, str] | None = None,
     tied: Mapping[str, Sequence[str]] | None = None,
+    constants: Mapping[str, torch.Tensor] | None = None,
 ) -> IR:
-    """The IR of a program of torch.export. `dims` names its symbols {"s77": "batch"}, `tied` further names of weights.
+    """The IR of a program of torch.export.
+
+    `dims` names its symbols {"s77": "batch"}, `tied` further names of weights, `constants` what it lacks on meta.
 
     Raises:
         ConversionError: the program holds something that the IR cannot; the message names the node and its line.
     """
     del strict  # kept for its users: there is one way to convert, and it leaves nothing out
+    graph = _graph(exported, model_name, functionalize, dims or {}, tied, constants)
+    return _ir(graph, _signature(exported))
+
+
+def _graph(
+    program: ExportedProgram,
+    name: str,
+    functionalize: bool,
+    dims: Mapping[str, str],
+    tied: Mapping[str, Sequence[str]] | None,
+    constants: Mapping[str, torch.Tensor] | None,
+) -> Graph:
     try:
-        program = functional(exported) if functionalize else exported
-        graph = from_torch(program, model_name, dims=dims, tied=tied)
+        program = functional(program) if functionalize else program
+        return from_torch(program, name, dims=dims, tied=tied, constants=constants)
     except Unsupported as error:
         raise ConversionError(str(error)) from error
-    _warn_of_meta(program)
-    return IR.of(converted(graph, REGISTERED), _constants(graph), _signature(program))
+
+
+def _ir(graph: Graph, signature: Signature) -> IR:
+    _warn_of_meta(graph)
+    return IR.of(converted(graph, REGISTERED), _constants(graph), signature)
 
 
 def _constants(graph: Graph) -> dict[str, torch.Tensor]:
@@ -116,12 +165,9 @@ def _constants(graph: Graph) -> dict[str, torch.Tensor]:
     }
 
 
-def _warn_of_meta(program: ExportedProgram) -> None:
-    names = [
-        spec.target
-        for spec in program.graph_signature.input_specs
-        if spec.kind is InputKind.CONSTANT_TENSOR and is_meta_tensor(program.constants.get(spec.target or ""))
-    ]
+def _warn_of_meta(graph: Graph) -> None:
+    lifted = [value for value in graph.with_role(Role.CONST) if value.name.startswith("c_")]
+    names = [graph.sources[value.vid][0] for value in lifted if value.vid not in graph.payloads]
     if names:
         warnings.warn(
             f"Skipping {len(names)} meta-device constant(s) (shape/dtype already in weights): {names}", stacklevel=4
@@ -150,3 +196,10 @@ def _ends(specs: Sequence[Any]) -> list[Leaf]:
         else:
             ends.append(Leaf(None, getattr(spec.arg, "value", None)))
     return ends
+
+
+def _tree(ends: Ends) -> Tree:
+    """The same for what stamping tells: tensors without numbers stand for those of the graph."""
+    count = iter(range(len(ends.leaves)))
+    leaves = [Leaf(next(count)) if isinstance(leaf, torch.Tensor) else Leaf(None, leaf) for leaf in ends.leaves]
+    return tree_of(ends.spec, leaves)

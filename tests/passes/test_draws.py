@@ -11,6 +11,7 @@ import pytest
 
 import passes
 from passes import ModelMistake, Status
+from passes.base import Workbench
 from passes.optimize import draw_feeds, open_dims, second_sizes
 from tests.passes.models import detached
 
@@ -61,23 +62,25 @@ def test_dims_of_one_name_are_drawn_alike() -> None:
     ("text", "status"), [(SHAPED, Status.REVERTED), (SQUARE, Status.REVERTED), (FIXED, Status.RAN)]
 )
 def test_a_size_that_became_a_constant_is_seen_where_the_model_has_another(
-    text: str, status: Status, fold: str
+    text: str, status: Status, fold: str, bench: Workbench
 ) -> None:
     """The second runs on squares alone, and the third at 2 alone."""
     to = [2] if text is FIXED else [2, 2]
-    run = passes.optimize(onnx.parser.parse_model(text), recipe=[{fold: {"to": to}}])
+    run = passes.optimize(onnx.parser.parse_model(text), recipe=[{fold: {"to": to}}], bench=bench)
     assert run.rows[0].status is status
 
 
-def test_inputs_of_ones_own_are_the_only_ones(fold: str) -> None:
+def test_inputs_of_ones_own_are_the_only_ones(fold: str, bench: Workbench) -> None:
     feeds = [{"x": np.ones((2, 2), np.float32)}]
-    run = passes.optimize(onnx.parser.parse_model(SHAPED), recipe=[{fold: {"to": [2, 2]}}], feeds=feeds)
+    run = passes.optimize(onnx.parser.parse_model(SHAPED), recipe=[{fold: {"to": [2, 2]}}], feeds=feeds, bench=bench)
     assert run.rows[0].status is Status.RAN
 
 
-def test_a_model_that_runs_at_no_size_is_a_mistake() -> None:
+def test_a_model_that_runs_at_no_size_is_a_mistake(bench: Workbench) -> None:
     with pytest.raises(ModelMistake, match="the model does not run as it is"):
-        passes.optimize(onnx.parser.parse_model(NEVER), recipe=[{"onnxsim": {"skip_shape_inference": True}}])
+        passes.optimize(
+            onnx.parser.parse_model(NEVER), recipe=[{"onnxsim": {"skip_shape_inference": True}}], bench=bench
+        )
 
 
 @pytest.mark.parametrize("text", [SHAPED, SQUARE, FIXED])

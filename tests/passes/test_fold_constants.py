@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import pytest
 
-from passes.bench import open_bench
+from passes.base import Workbench
 from passes.model.sessions import Session
 from passes.model.weights import attach
 from passes.rewrites.fold_constants import FoldConstants
 from tests.passes.models import detached, matrix, model_of
 
+Fold = Callable[..., onnx.ModelProto]
 
-def folded(model: onnx.ModelProto, **options: int) -> onnx.ModelProto:
-    with open_bench() as bench:
+
+@pytest.fixture
+def folded(bench: Workbench) -> Fold:
+    def fold(model: onnx.ModelProto, **options: int) -> onnx.ModelProto:
         return attach(FoldConstants(**options).apply(detached(model), bench))
+
+    return fold
 
 
 def body(model: onnx.ModelProto) -> list[str]:
@@ -54,7 +61,7 @@ PICTURES = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_before_and_after(name: str) -> None:
+def test_before_and_after(name: str, folded: Fold) -> None:
     text, expected = PICTURES[name]
     model = model_of(text, w=matrix(4, 8, 0))
     after = folded(model)
@@ -64,7 +71,7 @@ def test_before_and_after(name: str) -> None:
     assert {t.name for t in folded(after).graph.initializer} == {t.name for t in after.graph.initializer}
 
 
-def test_numbers_are_those_of_the_model_before() -> None:
+def test_numbers_are_those_of_the_model_before(folded: Fold) -> None:
     text, _ = PICTURES["a chain, of which only the end is read"]
     model = model_of(text, w=matrix(4, 8, 0))
     feeds = {"x": matrix(2, 8, 1)}
@@ -72,7 +79,7 @@ def test_numbers_are_those_of_the_model_before() -> None:
     np.testing.assert_array_equal(before, after)
 
 
-def test_a_tiny_expand_does_not_become_megabytes() -> None:
+def test_a_tiny_expand_does_not_become_megabytes(folded: Fold) -> None:
     text = """
     g (float[1024, 512] x) => (float[1024, 512] y) {
         shape = Constant <value_ints = [1024, 512]> ()
@@ -86,7 +93,7 @@ def test_a_tiny_expand_does_not_become_megabytes() -> None:
     assert body(folded(model_of(text), grow_limit=2**22)) == ["y = Mul (x, wide)"]
 
 
-def test_before_ir_version_4_an_initializer_has_to_be_an_input_too() -> None:
+def test_before_ir_version_4_an_initializer_has_to_be_an_input_too(folded: Fold) -> None:
     """The checker refuses it otherwise; constants are nodes there, since an initializer may be overridden."""
     source = model_of("g (float[2] x) => (float[2] y) { c = Constant <value_floats = [1.0, 2.0]> () y = Add (x, c) }")
     source.ir_version = 3
@@ -96,7 +103,7 @@ def test_before_ir_version_4_an_initializer_has_to_be_an_input_too() -> None:
     onnx.checker.check_model(made, full_check=True)
 
 
-def test_an_ir_version_that_onnxruntime_does_not_know_yet_is_no_matter() -> None:
+def test_an_ir_version_that_onnxruntime_does_not_know_yet_is_no_matter(folded: Fold) -> None:
     source = model_of("g (float[2, 8] x) => (float[2, 8] y) { n = Neg (w) y = Add (x, n) }", w=matrix(2, 8, 0))
     source.ir_version = onnx.IR_VERSION
     assert body(folded(source)) == ["y = Add (x, n)"]

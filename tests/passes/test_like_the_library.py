@@ -11,6 +11,7 @@ import onnxoptimizer
 import pytest
 
 import passes
+from passes.base import Workbench
 from passes.catalog.picture import picture_of, read_picture
 from passes.result import Status
 from tests.passes.models import attention, biased_attention, model_of
@@ -41,18 +42,18 @@ def models() -> Iterator[tuple[str, onnx.ModelProto]]:
 
 
 @pytest.mark.parametrize("model", [pytest.param(model, id=name) for name, model in models()])
-def test_the_runner_leaves_what_the_library_leaves(model: onnx.ModelProto) -> None:
+def test_the_runner_leaves_what_the_library_leaves(model: onnx.ModelProto, bench: Workbench) -> None:
     expected = model
     for one in NAMES:
         expected = onnxoptimizer.optimize(expected, [one])
-    run = passes.optimize(model, recipe=NAMES, watch=False)
+    run = passes.optimize(model, recipe=NAMES, watch=False, bench=bench)
     assert [row.reason for row in run.rows if row.status is not Status.RAN] == []
     ops = Counter(node.op_type for node in run.model.proto.graph.node)
     assert ops == Counter(node.op_type for node in expected.graph.node)
 
 
-def test_of_equal_operators_one_is_left() -> None:
-    run = passes.optimize(model_of(TWICE, w=np.arange(8, dtype=np.float32)), recipe=NAMES)
+def test_of_equal_operators_one_is_left(bench: Workbench) -> None:
+    run = passes.optimize(model_of(TWICE, w=np.arange(8, dtype=np.float32)), recipe=NAMES, bench=bench)
     rows = {row.name: row for row in run.rows if row.changed}
     assert "eliminate_common_subexpression" in rows
     assert rows["eliminate_deadend"].diff == {"Neg": -1, "Add": -1}

@@ -11,6 +11,8 @@ import pytest
 
 import passes
 from passes import PassRun, PolicyMistake, Status
+from passes.base import Workbench
+from passes.bench import open_bench
 from passes.recipe import names_of, steps_of
 from passes.userland import code_digest
 from pipeline.config import RunConfig
@@ -117,16 +119,16 @@ def mine(tmp_path: Path) -> str:
     return str(path)
 
 
-def run(*recipe, keep: tuple[str, ...] = ()) -> PassRun:
-    return passes.optimize(attention(), recipe=recipe, keep=keep)
+def run(bench: Workbench, *recipe) -> PassRun:
+    return passes.optimize(attention(), recipe=recipe, bench=bench)
 
 
 def ops(done: PassRun) -> Counter[str]:
     return Counter(node.op_type for node in done.model.proto.graph.node)
 
 
-def test_a_class_with_options_reads_the_structure(mine: str) -> None:
-    done = run(f"{mine}:Double", {f"{mine}:Named": {"times": 2}})
+def test_a_class_with_options_reads_the_structure(mine: str, bench: Workbench) -> None:
+    done = run(bench, f"{mine}:Double", {f"{mine}:Named": {"times": 2}})
     assert [(one.name, one.source, one.status) for one in done.rows] == [
         ("Double", "user", Status.RAN),
         ("twofold", "user", Status.RAN),
@@ -136,47 +138,47 @@ def test_a_class_with_options_reads_the_structure(mine: str) -> None:
     onnx.checker.check_model(passes.model.weights.attach(done.model))
 
 
-def test_a_function_is_proven_and_reverted(mine: str) -> None:
-    done = run({f"{mine}:scale": {"by": 2.0}}, f"{mine}:scale", {f"{mine}:scaling": {"by": 3.0}}, f"{mine}:same")
+def test_a_function_is_proven_and_reverted(mine: str, bench: Workbench) -> None:
+    done = run(bench, {f"{mine}:scale": {"by": 2.0}}, f"{mine}:scale", {f"{mine}:scaling": {"by": 3.0}}, f"{mine}:same")
     assert [one.status for one in done.rows] == [Status.REVERTED, Status.RAN, Status.REVERTED, Status.RAN]
     assert not done.rows[1].changed
     assert "max abs error" in done.rows[0].reason
 
 
-def test_structure_gets_stand_ins_and_values_the_weights(mine: str) -> None:
+def test_structure_gets_stand_ins_and_values_the_weights(mine: str, bench: Workbench) -> None:
     told = {}
     for name in ("sizes", "sizes_of_stand_ins"):
-        proto = run(f"{mine}:{name}").model.proto
+        proto = run(bench, f"{mine}:{name}").model.proto
         told[name] = {entry.key: int(entry.value) for entry in proto.metadata_props}["wq"]
     assert told == {"sizes": 4 * 32 * 32, "sizes_of_stand_ins": 0}
 
 
-def test_an_error_or_a_crash_costs_the_step_and_not_the_run(mine: str) -> None:
-    done = run(f"{mine}:nothing", f"{mine}:abort", f"{mine}:Double")
+def test_an_error_or_a_crash_costs_the_step_and_not_the_run(mine: str, bench: Workbench) -> None:
+    done = run(bench, f"{mine}:nothing", f"{mine}:abort", f"{mine}:Double")
     assert [one.status for one in done.rows] == [Status.FAILED, Status.CRASHED, Status.RAN]
     assert "returned NoneType; expected an onnx.ModelProto" in done.rows[0].reason
     assert "SIGABRT" in done.rows[1].reason
     assert ops(done)["Relu"] == 2
 
 
-def test_an_error_without_words_is_no_success(tmp_path: Path) -> None:
+def test_an_error_without_words_is_no_success(tmp_path: Path, bench: Workbench) -> None:
     (tmp_path / "own.py").write_text("import passes\n\ndef fail(model):\n    raise passes.PassError\n")
-    row = passes.optimize(attention(), recipe=[f"{tmp_path}/own.py:fail"]).rows[0]
+    row = passes.optimize(attention(), recipe=[f"{tmp_path}/own.py:fail"], bench=bench).rows[0]
     assert (row.status, row.reason) == (Status.FAILED, "StepFailed")
 
 
-def test_a_full_step_is_given_the_bench(mine: str) -> None:
-    done = run(f"{mine}:WithBench")
+def test_a_full_step_is_given_the_bench(mine: str, bench: Workbench) -> None:
+    done = run(bench, f"{mine}:WithBench")
     assert [(one.name, one.source, one.changed) for one in done.rows] == [("with_bench", "mine", True)]
 
 
-def test_a_function_of_any_module_is_a_pass() -> None:
-    done = run("onnx.shape_inference:infer_shapes")
+def test_a_function_of_any_module_is_a_pass(bench: Workbench) -> None:
+    done = run(bench, "onnx.shape_inference:infer_shapes")
     assert (done.rows[0].name, done.rows[0].status) == ("infer_shapes", Status.RAN)
 
 
-def test_it_can_be_skipped_by_its_name(mine: str) -> None:
-    done = passes.optimize(attention(), recipe=[f"{mine}:Named", "nop"], skip=["twofold"])
+def test_it_can_be_skipped_by_its_name(mine: str, bench: Workbench) -> None:
+    done = passes.optimize(attention(), recipe=[f"{mine}:Named", "nop"], skip=["twofold"], bench=bench)
     assert [one.status for one in done.rows] == [Status.SKIPPED, Status.RAN]
 
 
@@ -214,14 +216,15 @@ def test_a_package_announces_a_pass(mine: str, monkeypatch: pytest.MonkeyPatch) 
         "[onnxline.passes]\ntwice = mine:Double\nnop = mine:abort\n", encoding="utf-8"
     )
     monkeypatch.syspath_prepend(folder)
-    done = run({"twice": {"times": 2}}, "nop")
+    with open_bench() as bench:  # its worker has the path as it is now
+        done = run(bench, {"twice": {"times": 2}}, "nop")
     assert [(one.name, one.source, one.status) for one in done.rows] == [
         ("twice", "their-passes", Status.RAN),
         ("nop", "onnxoptimizer", Status.RAN),
     ], "a name that onnxline has is never taken from a package"
     assert ops(done)["Relu"] == 3
     with pytest.raises(PolicyMistake, match=r"no pass named 'twise'; did you mean 'twice'\?"):
-        run("twise")
+        steps_of(["twise"])
 
 
 def test_the_digest_of_the_code_follows_what_it_imports(mine: str) -> None:
@@ -244,20 +247,22 @@ g (float[2, 8, 16] q, float[2, 16, 8] k) => (float[2, 8, 8] y) {
 """
 
 
-def test_the_examples() -> None:
+def test_the_examples(bench: Workbench) -> None:
     config = RunConfig.from_yaml(EXAMPLES.parent / "configs" / "own_pass.yaml")
-    done = passes.optimize(EXAMPLES / "attention.onnx", recipe=config.passes.recipe, keep=config.passes.keep)
+    done = passes.optimize(
+        EXAMPLES / "attention.onnx", recipe=config.passes.recipe, keep=config.passes.keep, bench=bench
+    )
     statuses = {one.name: one.status for one in done.rows}
     assert statuses == {"scale_query": Status.RAN, "fold_scale": Status.REVERTED, "onnxsim": Status.RAN}
     assert [(one.kept, one.broken_by) for one in done.structures] == [(True, "fold_scale")]
-    freely = passes.optimize(EXAMPLES / "attention.onnx", recipe=config.passes.recipe[:2])
+    freely = passes.optimize(EXAMPLES / "attention.onnx", recipe=config.passes.recipe[:2], bench=bench)
     assert [one.status for one in freely.rows] == [Status.RAN, Status.RAN]
     assert (ops(freely)["Mul"], freely.structures[0].broken_by) == (0, "fold_scale")
 
 
-def test_the_example_class_is_what_it_says() -> None:
+def test_the_example_class_is_what_it_says(bench: Workbench) -> None:
     model = model_of(BEFORE, s=np.float32(0.25))
-    done = passes.optimize(model, recipe=[f"{EXAMPLES / 'own_pass.py'}:ScaleQuery"] * 2)
+    done = passes.optimize(model, recipe=[f"{EXAMPLES / 'own_pass.py'}:ScaleQuery"] * 2, bench=bench)
     assert [(node.op_type, *node.input) for node in done.model.proto.graph.node] == [
         ("Mul", "q", "s"),
         ("MatMul", "y_query", "k"),

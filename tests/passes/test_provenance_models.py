@@ -14,6 +14,7 @@ from onnx import ModelProto, NodeProto, helper
 
 import passes
 from passes import PassRun, Status
+from passes.base import Workbench
 from passes.model.weights import attach, read_model
 from passes.optimize import draw_feeds
 from passes.provenance import carry, marks_of, place_of
@@ -47,8 +48,8 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="module")
-def optimized(exported: Path) -> PassRun:
-    return passes.optimize(exported, recipe=["default", "onnxsim"])
+def optimized(exported: Path, bench: Workbench) -> PassRun:
+    return passes.optimize(exported, recipe=["default", "onnxsim"], bench=bench)
 
 
 def test_every_node_of_the_final_model_answers(exported: Path, optimized: PassRun) -> None:

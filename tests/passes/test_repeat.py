@@ -11,7 +11,6 @@ import pytest
 import passes
 from passes import PolicyMistake
 from passes.base import Repeat, Workbench
-from passes.bench import open_bench
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.policy import Policy
@@ -33,16 +32,16 @@ g (float[2, 8] x) => (float[2, 8] y) {
 STEPS = ["fuse_consecutive_transposes", "eliminate_nop_transpose", "eliminate_nop_with_unit", "eliminate_deadend"]
 
 
-def run(recipe: list) -> passes.PassRun:
-    return passes.optimize(model_of(CHAIN, zero=np.zeros(8, np.float32)), recipe=recipe)
+def run(recipe: list, bench: Workbench) -> passes.PassRun:
+    return passes.optimize(model_of(CHAIN, zero=np.zeros(8, np.float32)), recipe=recipe, bench=bench)
 
 
 def ops(of: passes.PassRun) -> list[str]:
     return [node.op_type for node in of.model.proto.graph.node]
 
 
-def test_turns_go_on_until_one_changes_nothing() -> None:
-    result = run([{"sequence": {"steps": STEPS, "repeat": "until-stable"}}])
+def test_turns_go_on_until_one_changes_nothing(bench: Workbench) -> None:
+    result = run([{"sequence": {"steps": STEPS, "repeat": "until-stable"}}], bench)
     assert ops(result) == ["Relu"]
     turns = max(row.turn for row in result.rows)
     assert turns > 1
@@ -51,15 +50,15 @@ def test_turns_go_on_until_one_changes_nothing() -> None:
     assert all(any(row.changed for row in result.rows if row.turn == turn) for turn in range(1, turns))
 
 
-def test_a_step_alone_may_repeat() -> None:
-    result = run([{"fuse_consecutive_transposes": {"repeat": "until-stable"}}])
+def test_a_step_alone_may_repeat(bench: Workbench) -> None:
+    result = run([{"fuse_consecutive_transposes": {"repeat": "until-stable"}}], bench)
     assert [row.turn for row in result.rows] == list(range(1, len(result.rows) + 1))
     assert not result.rows[-1].changed
     assert result.rows[-1].reason == ""
 
 
-def test_without_repeat_every_step_runs_once() -> None:
-    assert [row.turn for row in run(STEPS).rows] == [1] * len(STEPS)
+def test_without_repeat_every_step_runs_once(bench: Workbench) -> None:
+    assert [row.turn for row in run(STEPS, bench).rows] == [1] * len(STEPS)
 
 
 def test_default_may_repeat_too() -> None:
@@ -68,8 +67,8 @@ def test_default_may_repeat_too() -> None:
     assert len(item.steps) == len(steps_of(["default"]))
 
 
-def test_a_row_tells_which_ops_are_more_or_fewer() -> None:
-    unlinked, removed = run(["eliminate_nop_with_unit", "eliminate_deadend"]).rows
+def test_a_row_tells_which_ops_are_more_or_fewer(bench: Workbench) -> None:
+    unlinked, removed = run(["eliminate_nop_with_unit", "eliminate_deadend"], bench).rows
     assert (unlinked.changed, unlinked.diff) == (True, {}), "it leaves the dead Add where it is"
     assert (removed.changed, removed.diff) == (True, {"Add": -1})
 
@@ -109,11 +108,10 @@ class Toggle:
         return model.with_proto(proto)
 
 
-def test_a_sequence_that_never_settles_ends() -> None:
+def test_a_sequence_that_never_settles_ends(bench: Workbench) -> None:
     model = detached(model_of(CHAIN, zero=np.zeros(8, np.float32)))
-    with open_bench() as bench:
-        prover = Prover.of_itself([draw_feeds(model, 0)], bench)
-        result = run_passes(model, [Repeat((Toggle(),), limit=4)], Policy(), prover, bench)
+    prover = Prover.of_itself([draw_feeds(model, 0)], bench)
+    result = run_passes(model, [Repeat((Toggle(),), limit=4)], Policy(), prover, bench)
     turns = [(row.turn, row.diff) for row in result.rows]
     assert turns == [(1, {"Neg": 1}), (2, {"Neg": -1}), (3, {"Neg": 1}), (4, {"Neg": -1})]
     assert [row.reason for row in result.rows] == ["", "", "", "not stable after 4 turns"]

@@ -10,7 +10,6 @@ import onnx
 import passes
 from passes import Status
 from passes.base import Workbench
-from passes.bench import open_bench
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.policy import Policy
@@ -37,11 +36,10 @@ class DiesOfSoftmax:
         return model
 
 
-def test_a_crash_leaves_the_smallest_model_on_which_it_comes_again(tmp_path: Path) -> None:
+def test_a_crash_leaves_the_smallest_model_on_which_it_comes_again(tmp_path: Path, bench: Workbench) -> None:
     model = detached(attention())
-    with open_bench() as bench:
-        prover = Prover.of_itself([draw_feeds(model, 0)], bench)
-        run = run_passes(model, [DiesOfSoftmax()], Policy(), prover, bench, reproducers=tmp_path)
+    prover = Prover.of_itself([draw_feeds(model, 0)], bench)
+    run = run_passes(model, [DiesOfSoftmax()], Policy(), prover, bench, reproducers=tmp_path)
     (row,) = run.rows
     assert (row.status, row.reproducer) == (Status.CRASHED, "dies.onnx")
     assert "SIGABRT" in row.reason
@@ -51,7 +49,7 @@ def test_a_crash_leaves_the_smallest_model_on_which_it_comes_again(tmp_path: Pat
     assert len(run.model.proto.graph.node) == len(attention().graph.node), "the model is the one from before"
 
 
-def test_a_real_crash_of_onnxoptimizer(tmp_path: Path) -> None:
+def test_a_real_crash_of_onnxoptimizer(tmp_path: Path, bench: Workbench) -> None:
     """fuse_qkv aborts with an assertion when Q, K and V read a graph input; what else is in the model is left out."""
     text = """
     g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
@@ -67,7 +65,7 @@ def test_a_real_crash_of_onnxoptimizer(tmp_path: Path) -> None:
     }
     """
     model = model_of(text, **{name: matrix(32, 32, seed) for seed, name in enumerate(("wq", "wk", "wv"))})
-    run = passes.optimize(model, recipe=["fuse_qkv"], reproducers=tmp_path)
+    run = passes.optimize(model, recipe=["fuse_qkv"], reproducers=tmp_path, bench=bench)
     (row,) = run.rows
     if row.status is Status.CRASHED:
         assert ops(onnx.load(tmp_path / row.reproducer)) == ["MatMul", "MatMul", "MatMul"]
@@ -75,8 +73,8 @@ def test_a_real_crash_of_onnxoptimizer(tmp_path: Path) -> None:
         assert row.status is Status.FAILED and row.reason
 
 
-def test_nothing_is_written_when_nothing_breaks_down(tmp_path: Path) -> None:
-    passes.optimize(attention(), recipe=["default"], reproducers=tmp_path / "none")
+def test_nothing_is_written_when_nothing_breaks_down(tmp_path: Path, bench: Workbench) -> None:
+    passes.optimize(attention(), recipe=["default"], reproducers=tmp_path / "none", bench=bench)
     assert not (tmp_path / "none").exists()
 
 

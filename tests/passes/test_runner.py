@@ -15,7 +15,6 @@ from onnx import numpy_helper
 import passes
 from passes import PolicyMistake, Status
 from passes.base import Step, Workbench
-from passes.bench import open_bench
 from passes.errors import StepFailed
 from passes.isolate import Worker
 from passes.model.canonical import Reading
@@ -37,15 +36,15 @@ def row(run: PassRun, name: str) -> passes.PassRow:
     return next(one for one in run.rows if one.name == name)
 
 
-def test_without_a_policy_onnxoptimizer_merges_and_is_named() -> None:
-    run = passes.optimize(attention(), recipe=["fuse_qkv"])
+def test_without_a_policy_onnxoptimizer_merges_and_is_named(bench: Workbench) -> None:
+    run = passes.optimize(attention(), recipe=["fuse_qkv"], bench=bench)
     (verdict,) = run.structures
     assert (verdict.kept, verdict.broken_by) == (False, "fuse_qkv")
     assert ops(run)["Split"] == 1
 
 
-def test_without_a_policy_the_guilty_inner_pass_of_onnxsim_is_named() -> None:
-    run = passes.optimize(attention(), recipe=["onnxsim"])
+def test_without_a_policy_the_guilty_inner_pass_of_onnxsim_is_named(bench: Workbench) -> None:
+    run = passes.optimize(attention(), recipe=["onnxsim"], bench=bench)
     (verdict,) = run.structures
     assert not verdict.kept
     assert verdict.broken_by in ("onnxsim/fuse_qkv", "onnxsim/fuse_attention")
@@ -53,8 +52,8 @@ def test_without_a_policy_the_guilty_inner_pass_of_onnxsim_is_named() -> None:
 
 
 @pytest.mark.parametrize("recipe", [["fuse_qkv"], ["onnxsim"], ["default", "onnxsim"]], ids=str)
-def test_keep_pins_so_that_nothing_is_merged(recipe: list[str]) -> None:
-    run = passes.optimize(attention(), recipe=recipe, keep=["qkv"])
+def test_keep_pins_so_that_nothing_is_merged(recipe: list[str], bench: Workbench) -> None:
+    run = passes.optimize(attention(), recipe=recipe, keep=["qkv"], bench=bench)
     (verdict,) = run.structures
     assert (verdict.kept, verdict.broken_by) == (True, None)
     assert run.power.margin > 1
@@ -66,10 +65,10 @@ def test_keep_pins_so_that_nothing_is_merged(recipe: list[str]) -> None:
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_keep_is_cheap(make) -> None:
+def test_keep_is_cheap(make, bench: Workbench) -> None:
     """At most two nodes more than when only the passes that merge are skipped by name."""
-    kept = passes.optimize(make(), recipe=["onnxsim"], keep=["qkv"])
-    by_name = passes.optimize(make(), recipe=["onnxsim"], skip=["fuse_qkv", "fuse_attention"], watch=False)
+    kept = passes.optimize(make(), recipe=["onnxsim"], keep=["qkv"], bench=bench)
+    by_name = passes.optimize(make(), recipe=["onnxsim"], skip=["fuse_qkv", "fuse_attention"], watch=False, bench=bench)
     assert by_name.structures[0].kept
     assert ops(kept).total() <= ops(by_name).total() + 2
 
@@ -77,21 +76,21 @@ def test_keep_is_cheap(make) -> None:
 @pytest.mark.parametrize(
     ("recipe", "merging"), [("onnxsim", ["fuse_qkv", "fuse_attention"]), ("onnxslim", ["FusionGemmMul"])]
 )
-def test_keep_costs_no_gemm_between_reshapes(recipe: str, merging: list[str]) -> None:
+def test_keep_costs_no_gemm_between_reshapes(recipe: str, merging: list[str], bench: Workbench) -> None:
     """Of rank 3, a product and its bias become a Gemm between two reshapes, which the reshapes around it take in. A pin
     in front of those would keep it from that; and behind them onnxsim would merge."""
     if recipe == "onnxslim":
         pytest.importorskip("onnxslim")
-    kept = passes.optimize(biased_attention(), recipe=[recipe], keep=["qkv"])
-    by_name = passes.optimize(biased_attention(), recipe=[recipe], skip=merging, watch=False)
+    kept = passes.optimize(biased_attention(), recipe=[recipe], keep=["qkv"], bench=bench)
+    by_name = passes.optimize(biased_attention(), recipe=[recipe], skip=merging, watch=False, bench=bench)
     assert (kept.structures[0].kept, by_name.structures[0].kept) == (True, True)
     assert not kept.reverted
     assert ops(kept)["Gemm"] >= 3
     assert ops(kept) == ops(by_name)
 
 
-def test_skip_alone_watches_and_reverts_whoever_merges_under_another_name() -> None:
-    run = passes.optimize(biased_attention(), recipe=["default", "onnxsim"], skip=["fuse_qkv"])
+def test_skip_alone_watches_and_reverts_whoever_merges_under_another_name(bench: Workbench) -> None:
+    run = passes.optimize(biased_attention(), recipe=["default", "onnxsim"], skip=["fuse_qkv"], bench=bench)
     (verdict,) = run.structures
     assert verdict.kept
     assert verdict.broken_by == "onnxsim/fuse_attention"
@@ -101,14 +100,14 @@ def test_skip_alone_watches_and_reverts_whoever_merges_under_another_name() -> N
     assert row(run, "onnxsim").changed, "the rest of the step stands"
 
 
-def test_watch_can_be_opted_out_of() -> None:
-    run = passes.optimize(biased_attention(), recipe=["onnxsim"], skip=["fuse_qkv"], watch=False)
+def test_watch_can_be_opted_out_of(bench: Workbench) -> None:
+    run = passes.optimize(biased_attention(), recipe=["onnxsim"], skip=["fuse_qkv"], watch=False, bench=bench)
     assert [verdict.kept for verdict in run.structures] == [False]
 
 
 @pytest.mark.parametrize("entry", ["fusions", "fuse_q*"])
-def test_skip_takes_groups_and_globs(entry: str) -> None:
-    run = passes.optimize(attention(), recipe=["fuse_qkv"], skip=[entry])
+def test_skip_takes_groups_and_globs(entry: str, bench: Workbench) -> None:
+    run = passes.optimize(attention(), recipe=["fuse_qkv"], skip=[entry], bench=bench)
     assert row(run, "fuse_qkv").reason == f"skip: {entry} names fuse_qkv"
 
 
@@ -135,21 +134,21 @@ def test_skip_takes_groups_and_globs(entry: str) -> None:
         ({"recipe": [{"fold_constants": {"limit": 1}}]}, "pass 'fold_constants' does not take these options"),
     ],
 )
-def test_a_wrong_name_is_a_mistake_that_names_the_nearest(settings: dict, words: str) -> None:
+def test_a_wrong_name_is_a_mistake_that_names_the_nearest(settings: dict, words: str, bench: Workbench) -> None:
     with pytest.raises(PolicyMistake, match=words):
-        passes.optimize(attention(), **{"recipe": ["nop"], **settings})
+        passes.optimize(attention(), **{"recipe": ["nop"], **settings}, bench=bench)
 
 
-def test_a_keep_that_matches_nothing_says_what_is_there() -> None:
+def test_a_keep_that_matches_nothing_says_what_is_there(bench: Workbench) -> None:
     with pytest.raises(PolicyMistake, match=r"keep: qkv matches nothing .* are one matrix in the source already: w"):
-        passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv"])
+        passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv"], bench=bench)
 
 
-def test_an_optional_keep_may_match_nothing() -> None:
-    assert passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv?"]).structures == ()
+def test_an_optional_keep_may_match_nothing(bench: Workbench) -> None:
+    assert passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv?"], bench=bench).structures == ()
 
 
-def test_fuse_qkv_on_a_shared_graph_input_aborts_and_costs_one_step() -> None:
+def test_fuse_qkv_on_a_shared_graph_input_aborts_and_costs_one_step(bench: Workbench) -> None:
     text = """
     g (float[2, 8, 32] x) => (float[2, 8, 32] q, float[2, 8, 32] k, float[2, 8, 32] v) {
         q0 = MatMul (x, wq)
@@ -161,7 +160,7 @@ def test_fuse_qkv_on_a_shared_graph_input_aborts_and_costs_one_step() -> None:
     }
     """
     model = model_of(text, **{name: matrix(32, 32, seed) for seed, name in enumerate(("wq", "wk", "wv"))})
-    run = passes.optimize(model, recipe=["fuse_qkv", "nop"])
+    run = passes.optimize(model, recipe=["fuse_qkv", "nop"], bench=bench)
     assert row(run, "fuse_qkv").status in (Status.FAILED, Status.CRASHED)
     assert row(run, "fuse_qkv").reason
     assert row(run, "nop").status is Status.RAN
@@ -199,15 +198,14 @@ class Harmful:
         return replace(self, left_out=(*self.left_out, *names))
 
 
-def run_steps(*steps: Step) -> PassRun:
+def run_step(step: Step, bench: Workbench) -> PassRun:
     model = detached(attention())
-    with open_bench() as bench:
-        prover = Prover.of_itself([draw_feeds(model, 0)], bench)
-        return run_passes(model, steps, Policy(), prover, bench)
+    prover = Prover.of_itself([draw_feeds(model, 0)], bench)
+    return run_passes(model, [step], Policy(), prover, bench)
 
 
-def test_a_step_with_wrong_numbers_is_narrowed_and_the_rest_of_it_stands() -> None:
-    run = run_steps(Harmful())
+def test_a_step_with_wrong_numbers_is_narrowed_and_the_rest_of_it_stands(bench: Workbench) -> None:
+    run = run_step(Harmful(), bench)
     assert [(one.name, one.status) for one in run.rows] == [
         ("harmful/bad", Status.REVERTED),
         ("harmful", Status.RAN),
@@ -231,8 +229,8 @@ class TwiceHarmful(Harmful):
         return ("worse", "good", "bad")
 
 
-def test_two_inner_passes_that_do_the_same_harm_are_both_taken_out() -> None:
-    run = run_steps(TwiceHarmful())
+def test_two_inner_passes_that_do_the_same_harm_are_both_taken_out(bench: Workbench) -> None:
+    run = run_step(TwiceHarmful(), bench)
     assert {(one.name, one.status) for one in run.rows} == {
         ("twice/worse", Status.REVERTED),
         ("twice/bad", Status.REVERTED),
@@ -241,13 +239,13 @@ def test_two_inner_passes_that_do_the_same_harm_are_both_taken_out() -> None:
 
 
 @pytest.mark.parametrize("shared", ["wq", "all"])
-def test_tied_projections_are_kept_too(shared: str) -> None:
+def test_tied_projections_are_kept_too(shared: str, bench: Workbench) -> None:
     model = attention()
     arrays = {tensor.name: tensor for tensor in model.graph.initializer}
     for name in ("wk", "wv") if shared == "all" else ("wk",):
         arrays[name].CopyFrom(numpy_helper.from_array(numpy_helper.to_array(arrays["wq"]), name))
     for policy in ({"skip": ["fuse_qkv"]}, {"keep": ["qkv"]}):
-        run = passes.optimize(model, recipe=["default", "onnxsim"], **policy)
+        run = passes.optimize(model, recipe=["default", "onnxsim"], **policy, bench=bench)
         assert [verdict.kept for verdict in run.structures] == [True], policy
 
 
@@ -257,29 +255,29 @@ def test_a_time_limit_costs_a_step_and_not_the_run() -> None:
     assert run.rows[-1].status is Status.RAN
 
 
-def test_metadata_is_carried_and_authors_are_named() -> None:
+def test_metadata_is_carried_and_authors_are_named(bench: Workbench) -> None:
     model = attention()
     for node in model.graph.node:
         node.name = f"node_{node.output[0]}"
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'block', 'call']")
-    run = passes.optimize(model, recipe=["fuse_qkv", "eliminate_deadend"])
+    run = passes.optimize(model, recipe=["fuse_qkv", "eliminate_deadend"], bench=bench)
     told = {node.op_type: {e.key: e.value for e in node.metadata_props} for node in run.model.proto.graph.node}
     assert told["Softmax"] == {"pkg.torch.onnx.name_scopes": "['', 'block', 'call']"}
     assert told["Split"]["onnxline.pass"] == "fuse_qkv"
 
 
-def test_a_pass_that_does_nothing_has_not_changed_the_model() -> None:
-    run = passes.optimize(attention(), recipe=["nop", "eliminate_identity"])
+def test_a_pass_that_does_nothing_has_not_changed_the_model(bench: Workbench) -> None:
+    run = passes.optimize(attention(), recipe=["nop", "eliminate_identity"], bench=bench)
     assert [(one.status, one.changed) for one in run.rows] == [(Status.RAN, False)] * 2
 
 
-def test_unchanged_outputs_are_the_reference_for_every_change() -> None:
-    run = passes.optimize(attention(), recipe=["fold_constants", "infer_shapes", "onnxscript", "default"])
+def test_unchanged_outputs_are_the_reference_for_every_change(bench: Workbench) -> None:
+    run = passes.optimize(attention(), recipe=["fold_constants", "infer_shapes", "onnxscript", "default"], bench=bench)
     assert all(one.status is Status.RAN for one in run.rows), [one for one in run.rows if one.reason]
     assert all(errors.ok for one in run.rows for errors in one.errors.values())
 
 
-def test_keep_is_cheap_beside_a_fourth_reader_of_the_input() -> None:
+def test_keep_is_cheap_beside_a_fourth_reader_of_the_input(bench: Workbench) -> None:
     """As in a parallel block: with rank 2 inputs, product and bias may become a Gemm, and pins must not cost that."""
     text = """
     g (float[8, 32] x) => (float[8, 32] y) {
@@ -304,8 +302,8 @@ def test_keep_is_cheap_beside_a_fourth_reader_of_the_input() -> None:
     model = model_of(text, **weights, **biases)
     by_name = {"onnxsim": ["fuse_qkv", "fuse_attention"], "default": ["fuse_qkv"]}
     for recipe, skip in by_name.items():
-        kept = passes.optimize(model, recipe=[recipe], keep=["qkv"])
-        free = passes.optimize(model, recipe=[recipe], skip=skip, watch=False)
+        kept = passes.optimize(model, recipe=[recipe], keep=["qkv"], bench=bench)
+        free = passes.optimize(model, recipe=[recipe], skip=skip, watch=False, bench=bench)
         assert (kept.structures[0].kept, free.structures[0].kept) == (True, True)
         assert ops(kept) == ops(free)
 
@@ -324,8 +322,8 @@ class TooNew:
         return model.with_proto(proto)
 
 
-def test_a_step_that_makes_an_invalid_model_is_reverted() -> None:
-    (row,) = run_steps(TooNew()).rows
+def test_a_step_that_makes_an_invalid_model_is_reverted(bench: Workbench) -> None:
+    (row,) = run_step(TooNew(), bench).rows
     assert row.status is Status.REVERTED
     assert row.reason.startswith("makes a model that is not valid ONNX: No Op registered for NoSuchOperator")
 
@@ -360,17 +358,16 @@ class Suspicious(Prover):
         return super().run(model, reading, hold=hold)
 
 
-def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found() -> None:
+def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found(bench: Workbench) -> None:
     text = "g (float[2] x) => (float[2] y) { a = Identity (x) b = Identity (a) c = Identity (b) y = Neg (c) }"
     model = detached(model_of(text))
-    with open_bench() as bench:
-        prover = Suspicious.of_itself([draw_feeds(model, 0)], bench)
-        shown: dict[int, tuple[PassRow, int, int]] = {}
+    prover = Suspicious.of_itself([draw_feeds(model, 0)], bench)
+    shown: dict[int, tuple[PassRow, int, int]] = {}
 
-        def note(place: int, row: PassRow, before: Subject, after: Subject) -> None:
-            shown[place] = (row, before.size[0], after.size[0])
+    def note(place: int, row: PassRow, before: Subject, after: Subject) -> None:
+        shown[place] = (row, before.size[0], after.size[0])
 
-        run = run_passes(model, [Without("a"), Without("b"), Without("c")], Policy(), prover, bench, changed=note)
+    run = run_passes(model, [Without("a"), Without("b"), Without("c")], Policy(), prover, bench, changed=note)
     assert [(row.name, row.status, row.reason) for row in run.rows] == [
         ("without_a", Status.RAN, ""),
         ("without_b", Status.REVERTED, "run as a whole: there is no b"),
@@ -393,13 +390,13 @@ g (bool c, float[4, 4] x) => (float[4, 4] y) {
 """
 
 
-def test_a_kept_weight_may_be_read_in_a_branch_too() -> None:
-    run = passes.optimize(model_of(INNER, w=matrix(4, 4, 0)), recipe=["default"], keep=["op:Add"])
+def test_a_kept_weight_may_be_read_in_a_branch_too(bench: Workbench) -> None:
+    run = passes.optimize(model_of(INNER, w=matrix(4, 4, 0)), recipe=["default"], keep=["op:Add"], bench=bench)
     assert all(one.kept for one in run.structures)
     assert run.power.margin > 1
 
 
-def test_a_skipped_pass_is_not_tried_in_advance_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_skipped_pass_is_not_tried_in_advance_either(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
     """It may be skipped because it never ends, or brings its process down."""
     asked: list[str] = []
     post = Worker.post
@@ -409,6 +406,6 @@ def test_a_skipped_pass_is_not_tried_in_advance_either(monkeypatch: pytest.Monke
         return post(worker, function, **arguments)
 
     monkeypatch.setattr(Worker, "post", noted)
-    passes.optimize(attention(), recipe=["default"], skip=["fuse_qkv"])
+    passes.optimize(attention(), recipe=["default"], skip=["fuse_qkv"], bench=bench)
     assert "eliminate_deadend" in asked
     assert "fuse_qkv" not in asked

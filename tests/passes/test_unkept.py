@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from passes.base import flat
-from passes.bench import open_bench
+from passes.base import Workbench, flat
 from passes.policy import Policy, with_skips
 from passes.provenance import heirs_of
 from passes.recipe import steps_of
@@ -16,15 +15,14 @@ from passes.unkept import part_of, without_keep
 from tests.passes.models import attention, detached, model_of
 
 
-def unkept(kind: str, recipe: list[str], skip: tuple[str, ...] = ()):
+def unkept(bench: Workbench, kind: str, recipe: list[str], skip: tuple[str, ...] = ()):
     """The author, and what stands for the structure then."""
     view = GraphView(detached(attention()))
     structure = structure_of(kind)
     assert structure is not None
     (instance,) = structure.find(view.model).instances
-    with open_bench() as bench:
-        steps = [with_skips(step, Policy(skip), bench) for step in flat(steps_of(recipe))]
-        found = without_keep(instance, view, steps, bench)
+    steps = [with_skips(step, Policy(skip), bench) for step in flat(steps_of(recipe))]
+    found = without_keep(instance, view, steps, bench)
     if found is None:
         return None
     after = GraphView(found.model)
@@ -39,14 +37,16 @@ def unkept(kind: str, recipe: list[str], skip: tuple[str, ...] = ()):
         (["onnxsim"], ("fuse_qkv",), "onnxsim/fuse_attention", ["Attention"]),
     ],
 )
-def test_who_merges_q_k_and_v(recipe: list[str], skip: tuple[str, ...], author: str, first: list[str]) -> None:
-    found = unkept("qkv", recipe, skip)
+def test_who_merges_q_k_and_v(
+    recipe: list[str], skip: tuple[str, ...], author: str, first: list[str], bench: Workbench
+) -> None:
+    found = unkept(bench, "qkv", recipe, skip)
     assert found is not None
     assert (found[0], found[1][: len(first)]) == (author, first)
 
 
-def test_where_nothing_destroys_it() -> None:
-    assert unkept("qkv", ["eliminate_identity"]) is None
+def test_where_nothing_destroys_it(bench: Workbench) -> None:
+    assert unkept(bench, "qkv", ["eliminate_identity"]) is None
 
 
 def test_the_part_is_no_more_than_the_structure() -> None:

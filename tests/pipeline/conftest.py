@@ -1,19 +1,54 @@
 from __future__ import annotations
 
+import importlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-FACTORIES = Path(__file__).with_name("factories.py")
+from passes.base import Workbench
+
+FACTORIES = Path(__file__).parent / "models" / "factories.py"
+"""Alone in its folder: what is loaded from beside a factory counts as a part of it."""
+
+OPENS = ("stages.export", "stages.optimize", "commands.audit", "commands.bisect", "commands.diff", "commands.passes")
+"""The modules of `pipeline` that open a bench."""
 
 
-@pytest.fixture
-def config_file(tmp_path: Path):
-    """Writes a configuration of the small attention block, with changes; returns its path."""
+@pytest.fixture(autouse=True, scope="module")
+def running_workers(bench: Workbench) -> Iterator[None]:
+    """Runs and commands in this process get a bench of their own, but with workers that run already: to start them
+    would be most of the time of most tests. Commands in a process of their own start theirs."""
 
-    def write(name: str = "block", factory: str = "attention", **sections: Any) -> Path:
+    @contextmanager
+    def lend(
+        timeout_s: float = 600.0, memory_gib: float | None = None, folder: Path | None = None
+    ) -> Iterator[Workbench]:
+        assert memory_gib is None, "workers that run already cannot be given another limit"
+        limits = bench.worker.timeout_s, bench.proofs.timeout_s
+        bench.worker.timeout_s, bench.proofs.timeout_s = timeout_s, max(timeout_s, limits[1])
+        try:
+            with tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place:
+                yield Workbench(bench.worker, Path(place).resolve(), bench.proofs)
+        finally:
+            bench.worker.timeout_s, bench.proofs.timeout_s = limits
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in OPENS:
+            patch.setattr(importlib.import_module(f"pipeline.{name}"), "open_bench", lend)
+        yield
+
+
+@pytest.fixture(scope="session")
+def config_in():
+    """Writes a configuration of the small attention block into a folder, with changes; returns its path."""
+
+    def write(folder: Path, name: str = "block", factory: str = "attention", **sections: Any) -> Path:
         data: dict[str, Any] = {
             "name": name,
             "model": {
@@ -28,8 +63,14 @@ def config_file(tmp_path: Path):
         inputs = data["model"]["inputs"]
         if "shape" not in inputs.get("x", {"shape": ()}):
             inputs["x"] = {"shape": [2, 8, 32], **inputs["x"]}
-        path = tmp_path / f"{name}.yaml"
+        path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(data, sort_keys=False))
         return path
 
     return write
+
+
+@pytest.fixture
+def config_file(config_in, tmp_path: Path):
+    """The same, into `tmp_path`."""
+    return partial(config_in, tmp_path)

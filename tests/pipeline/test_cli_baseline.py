@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,14 +21,22 @@ def ask(*words: str | Path) -> Result:
     return CliRunner().invoke(app, ["baseline", *map(str, words)])
 
 
-@pytest.fixture
-def accepted(config_file, tmp_path: Path) -> tuple[Path, Path]:
-    """A configuration with its baseline, and the folder of its runs."""
-    config, out = config_file(passes={"recipe": ["default", "onnxsim"]}), tmp_path / "out"
-    result = ask("accept", config, "--out", out)
+@pytest.fixture(scope="module")
+def first(config_in, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a configuration, its baseline, and the folder of its runs."""
+    folder = tmp_path_factory.mktemp("accepted")
+    config = config_in(folder, passes={"recipe": ["default", "onnxsim"]})
+    result = ask("accept", config, "--out", folder / "out")
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1] == f"written to {config.with_suffix('.baseline')}"
-    return config, out
+    return folder
+
+
+@pytest.fixture
+def accepted(first: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A configuration with its baseline, and the folder of its runs; for one test to change."""
+    shutil.copytree(first, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "block.yaml", tmp_path / "out"
 
 
 def test_what_was_accepted_passes_the_check(accepted, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import onnx
@@ -23,10 +24,32 @@ def run(path: Path, out: Path, *overrides: str) -> tuple[RunResult, list[Event]]
     return Pipeline(RunConfig.from_yaml(path, overrides), out, events.append).run(), events
 
 
-def test_the_whole_journey(config_file, tmp_path: Path) -> None:
-    result, events = run(config_file(passes={"keep": ["qkv"]}), tmp_path / "out")
+@pytest.fixture(scope="module")
+def journey(config_in, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunResult, list[Event]]:
+    """A run that keeps Q, K and V; to be read."""
+    folder = tmp_path_factory.mktemp("journey")
+    return run(config_in(folder, passes={"keep": ["qkv"]}), folder / "out")
 
-    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_file()} == ARTIFACTS
+
+@pytest.fixture(scope="module")
+def first(config_in, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a configuration, and what came out of it."""
+    folder = tmp_path_factory.mktemp("first")
+    run(config_in(folder, passes={"recipe": ["default"]}), folder / "out")
+    return folder
+
+
+@pytest.fixture
+def ran(first: Path, tmp_path: Path) -> Path:
+    """The configuration of a run whose artifacts lie in `out`; for one test to change."""
+    shutil.copytree(first, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "block.yaml"
+
+
+def test_the_whole_journey(journey: tuple[RunResult, list[Event]]) -> None:
+    result, events = journey
+
+    assert {path.name for path in result.model.parent.iterdir() if path.is_file()} == ARTIFACTS
     ended = [event.name for event in events if isinstance(event, StageEnded)]
     assert ended == ["source", "reference", "export", "passes", "runtime"]
     assert [(one.kept, one.broken_by) for one in result.structures] == [(True, None)]
@@ -36,9 +59,8 @@ def test_the_whole_journey(config_file, tmp_path: Path) -> None:
     onnxruntime.InferenceSession(str(result.model), providers=["CPUExecutionProvider"])
 
 
-def test_the_report_keeps_its_promised_keys(config_file, tmp_path: Path) -> None:
-    run(config_file(passes={"keep": ["qkv"]}), tmp_path / "out")
-    report = json.loads((tmp_path / "out/report.json").read_text(), parse_constant=pytest.fail)
+def test_the_report_keeps_its_promised_keys(journey: tuple[RunResult, list[Event]]) -> None:
+    report = json.loads(journey[0].model.with_name("report.json").read_text(), parse_constant=pytest.fail)
     step = next(entry for entry in report["passes"] if entry["name"] == "onnxsim")
     assert {"name", "source", "status", "reason", "nodes_before", "nodes_after", "seconds", "changed"} <= set(step)
     (errors,) = step["errors"].values()
@@ -49,20 +71,17 @@ def test_the_report_keeps_its_promised_keys(config_file, tmp_path: Path) -> None
     assert (report["format_version"], report["exit_code"], report["failure"]) == (1, 0, "")
 
 
-def test_the_ir_knows_what_is_a_parameter(config_file, tmp_path: Path) -> None:
-    result, _ = run(config_file(passes={"keep": ["qkv"]}), tmp_path / "out")
+def test_the_ir_knows_what_is_a_parameter(journey: tuple[RunResult, list[Event]]) -> None:
+    result, _ = journey
     params = result.graph.with_role(Role.PARAM)
     assert sorted(value.spec.shape for value in params) == [(32,)] * 4 + [(32, 32)] * 4
-    text = (tmp_path / "out/ir.txt").read_text()
+    text = result.model.with_name("ir.txt").read_text()
     assert to_text(from_text(text)) == text
 
 
-def test_trainable_globs_make_params_of_an_onnx_source(config_file, tmp_path: Path) -> None:
-    first, _ = run(config_file(passes={"recipe": ["default"]}), tmp_path / "first")
-    path = tmp_path / "file.yaml"
-    path.write_text(
-        yaml.safe_dump({"model": {"onnx": str(first.model), "trainable": ["q.*"]}, "passes": {"recipe": []}})
-    )
+def test_trainable_globs_make_params_of_an_onnx_source(first: Path, tmp_path: Path) -> None:
+    model, path = first / "out/model.onnx", tmp_path / "file.yaml"
+    path.write_text(yaml.safe_dump({"model": {"onnx": str(model), "trainable": ["q.*"]}, "passes": {"recipe": []}}))
     result, _ = run(path, tmp_path / "second")
     assert result.export.origin == "onnx"
     assert {value.name for value in result.graph.with_role(Role.PARAM)} == {"q.weight", "q.bias"}
@@ -91,10 +110,8 @@ def test_a_second_run_does_nothing_again(config_file, tmp_path: Path) -> None:
         ("verify.seed=3", ()),
     ],
 )
-def test_what_depends_on_a_change_is_done_again(config_file, tmp_path: Path, override: str, again) -> None:
-    path = config_file(passes={"recipe": ["default"]})
-    run(path, tmp_path / "out")
-    result, _ = run(path, tmp_path / "out", override)
+def test_what_depends_on_a_change_is_done_again(ran: Path, override: str, again) -> None:
+    result, _ = run(ran, ran.with_name("out"), override)
     assert result.cached == again
 
 
@@ -131,20 +148,18 @@ def test_a_dtype_that_onnxruntime_cannot_run_is_said_so(config_file, tmp_path: P
         run(config_file(factory="half", model={"inputs": {"x": {"dtype": "bfloat16"}}}), tmp_path / "out")
 
 
-def test_a_model_that_somebody_touched_is_made_again(config_file, tmp_path: Path) -> None:
-    path = config_file(passes={"recipe": ["default"]})
-    first, _ = run(path, tmp_path / "out")
-    good = first.model.read_bytes()
-    first.model.write_bytes(b"not a model")
-    second, _ = run(path, tmp_path / "out")
+def test_a_model_that_somebody_touched_is_made_again(ran: Path) -> None:
+    model = ran.with_name("out") / "model.onnx"
+    good = model.read_bytes()
+    model.write_bytes(b"not a model")
+    second, _ = run(ran, ran.with_name("out"))
     assert second.cached == ("export",)
     assert second.model.read_bytes() == good
 
 
-def test_the_resolved_configuration_runs_to_the_same_model(config_file, tmp_path: Path) -> None:
-    first, _ = run(config_file(passes={"recipe": ["default"]}), tmp_path / "out")
-    second, _ = run(tmp_path / "out/run.yaml", tmp_path / "again")
-    assert second.model.read_bytes() == first.model.read_bytes()
+def test_the_resolved_configuration_runs_to_the_same_model(first: Path, tmp_path: Path) -> None:
+    second, _ = run(first / "out/run.yaml", tmp_path / "again")
+    assert second.model.read_bytes() == (first / "out/model.onnx").read_bytes()
 
 
 def test_named_dims_are_verified_at_several_sizes(config_file, tmp_path: Path) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Node
 
 from pipeline.errors import Unsupported
+from pipeline.importers.from_torch.operators import Operator
 from pipeline.ir import Attr, Body, Graph, Use, Word
 
 __all__ = ["Arguments", "Meaning", "Number", "Several"]
@@ -42,17 +42,19 @@ class Arguments:
         self.bodies: list[Graph] = []
         self._meaning = meaning
 
-    def read(self, node: Node) -> dict[str, Attr]:
+    def read(self, node: Node, operator: Operator) -> dict[str, Attr]:
         """The arguments of `node` by name, in the order of the schema; None where that is the default is left out.
 
         Raises:
             Unsupported: an argument that the IR cannot hold.
         """
-        names, may_be_none = signature(node.target, len(node.args))
+        names, optional = operator.arguments, operator.optional
         given = dict(zip(names, node.args, strict=False))
+        for index, operand in enumerate(node.args[len(names) :]):
+            given[f"operand_{index}"] = operand
         if node.kwargs:
             given |= {name: node.kwargs[name] for name in names if name in node.kwargs}
-        return {name: self._item(item) for name, item in given.items() if item is not None or name not in may_be_none}
+        return {name: self._item(item) for name, item in given.items() if item is not None or name not in optional}
 
     def _item(self, item: Any) -> Attr:
         kind = type(item)
@@ -79,20 +81,6 @@ class Arguments:
         return meaning.item if isinstance(meaning, Number) else None
 
 
-@cache
-def signature(target: Any, count: int) -> tuple[Sequence[str], frozenset[str]]:
-    """The names of the arguments of `target` by position, and which of them are None unless given.
-
-    A higher-order op has no schema, so its names are here.
-    """
-    schema = getattr(target, "_schema", None)
-    if schema is None:
-        known = HIGHER_ORDER.get(target.name(), ())
-        return (*known, *(f"operand_{index}" for index in range(count - len(known)))), frozenset()
-    absent = (one.name for one in schema.arguments if one.has_default_value() and one.default_value is None)
-    return tuple(one.name for one in schema.arguments), frozenset(absent)
-
-
 AS_THEY_ARE = frozenset({bool, int, float, complex, str, type(None)})
 
 WORDS = (
@@ -101,14 +89,3 @@ WORDS = (
     (torch.layout, "layout"),
     (torch.memory_format, "memory_format"),
 )
-
-HIGHER_ORDER: dict[str, tuple[str, ...]] = {
-    "cond": ("pred", "true_fn", "false_fn", "operands"),
-    "while_loop": ("cond_fn", "body_fn", "carried_inputs", "additional_inputs"),
-    "scan": ("combine_fn", "init", "xs", "additional_inputs"),
-    "associative_scan": ("combine_fn", "xs", "additional_inputs"),
-    "map_impl": ("f", "xs", "pos_args"),
-    "wrap_with_set_grad_enabled": ("enable_grad", "wrapped_func"),
-    "wrap_with_autocast": ("device_type", "dtype", "enabled", "cache_enabled", "wrapped_func"),
-}
-"""Arguments of torch's higher-order operators, as their `__call__` names them (torch 2.13)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,11 +19,15 @@ UNBOUNDED = 2**62
 
 
 def ranges(program: ExportedProgram, dims: Mapping[str, str]) -> dict[str, DimRange]:
-    """{name: the sizes that the program was traced for}; `dims` renames symbols."""
+    """{name: the sizes that the program was traced for}; `dims` renames symbols.
+
+    Functionalizing leaves ranges of symbols that are nowhere in the program; those of the inputs are what counts.
+    """
     found = {}
+    known = {str(symbol) for size in _named_sizes(program) for symbol in size.node.expr.free_symbols}
     for symbol, span in program.range_constraints.items():
         name = str(symbol)
-        if SYMBOL.fullmatch(name) and not name.startswith("u"):
+        if name in known:
             most = int(span.upper) if span.upper.is_finite and span.upper < UNBOUNDED else None
             found[dims.get(name, name)] = DimRange(int(span.lower), most)
     return found
@@ -41,9 +45,13 @@ def guards(program: ExportedProgram, dims: Mapping[str, str]) -> tuple[str, ...]
 
 def _environment(program: ExportedProgram) -> Any:
     """What torch knows of its symbols; None where every size is a number."""
+    return next((size.node.shape_env for size in _named_sizes(program)), None)
+
+
+def _named_sizes(program: ExportedProgram) -> Iterator[torch.SymInt]:
+    """Sizes of the inputs that are no numbers."""
     for node in program.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         for size in value.shape if isinstance(value, torch.Tensor) else ():
             if isinstance(size, torch.SymInt):
-                return size.node.shape_env
-    return None
+                yield size

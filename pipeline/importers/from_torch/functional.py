@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import BuiltinFunctionType
+
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from pipeline.importers.from_torch.region import SAME
+from pipeline.importers.from_torch.operators import WHEN_TRAINING, operator_of
 
-__all__ = ["WHEN_TRAINING", "functional", "mutates"]
+__all__ = ["functional", "mutates"]
 
 
 def mutates(program: ExportedProgram) -> bool:
@@ -17,7 +19,7 @@ def mutates(program: ExportedProgram) -> bool:
         for module in program.graph_module.modules()
         if isinstance(module, GraphModule)
         for node in module.graph.nodes
-        if node.op == "call_function"
+        if node.op == "call_function" and not isinstance(node.target, BuiltinFunctionType)
     )
 
 
@@ -32,15 +34,9 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 
 def writes(node: Node) -> bool:
     """Whether this call changes one of its arguments."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or str(node.target) in SAME:
-        return False
-    return schema.is_mutable or (str(node.target) in WHEN_TRAINING and trains(*node.args[3:6]))
+    operator = operator_of(node.target)
+    return operator.writes or (operator.kind in WHEN_TRAINING and trains(*node.args[3:6]))
 
 
 def trains(mean: object, variance: object, training: object) -> bool:
     return bool(training) and (mean is not None or variance is not None)
-
-
-WHEN_TRAINING = frozenset({"aten.batch_norm.default", "aten.instance_norm.default"})
-"""They write to their running statistics when they train, which their schema does not say."""

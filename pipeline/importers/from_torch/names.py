@@ -10,12 +10,18 @@ import builtins
 import keyword
 from collections.abc import Iterable
 
-__all__ = ["Names"]
+__all__ = ["Names", "base_name"]
 
 RESERVED = frozenset(
     {*dir(builtins), *keyword.kwlist, "inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree"}
 )
 """What torch.fx never uses as a name by itself, since its generated code has another meaning for it."""
+
+
+def base_name(kind: str) -> str:
+    """What an op of this kind is called: `linear` of aten.linear.default, `cond` of higher_order.cond."""
+    parts = kind.split(".")
+    return parts[-1] if parts[0] == "higher_order" else parts[-2]
 
 
 class Names:

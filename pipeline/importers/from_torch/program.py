@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -22,19 +23,24 @@ Tied = Mapping[str, Sequence[str]]
 
 
 def from_torch(
-    program: ExportedProgram, name: str = "", *, dims: Mapping[str, str] | None = None, tied: Tied | None = None
+    program: ExportedProgram,
+    name: str = "",
+    *,
+    dims: Mapping[str, str] | None = None,
+    tied: Tied | None = None,
+    constants: Mapping[str, torch.Tensor] | None = None,
 ) -> Graph:
     """The Graph of `program`, op for op; op kinds are aten's (`aten.linear.default`).
 
     Params, buffers and lifted constants keep torch's placeholder names (`p_fc_weight`), and have their names in a
     checkpoint in `sources`; `tied` adds further names {"lm_head.weight": ["model.embed_tokens.weight"]}. Values that
-    only the program has (lifted constants, non-persistent buffers) come as payloads, unless they are on meta. `dims`
-    names torch's symbols: {"s77": "batch"}.
+    only the program has (lifted constants, non-persistent buffers) come as payloads, unless they are on meta and not
+    among `constants` {name: value}. `dims` names torch's symbols: {"s77": "batch"}.
 
     Raises:
         Unsupported: something that the IR cannot hold; the message names the node, its module and its line.
     """
-    dims = dims or {}
+    dims, known = dims or {}, {**program.constants, **(constants or {})}
     region = Region(program.graph_module, Tensors(dims))
     changed = {spec.target for spec in program.graph_signature.output_specs if spec.kind in UPDATES}
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
@@ -47,7 +53,7 @@ def from_torch(
             _refuse_objects(spec)
             region.declare_number(node)
             continue
-        vid = region.declare(node, _role(spec, changed), _payload(program, spec))
+        vid = region.declare(node, _role(spec, changed), _payload(spec, known))
         if spec.kind is InputKind.USER_INPUT:
             inputs.append(vid)
         key = spec.target or node.name
@@ -89,10 +95,10 @@ def _role(spec: InputSpec, changed: set[str | None]) -> Role:
     return Role.PARAM if spec.kind is InputKind.PARAMETER else Role.CONST
 
 
-def _payload(program: ExportedProgram, spec: InputSpec) -> Payload | None:
+def _payload(spec: InputSpec, known: Mapping[str, Any]) -> Payload | None:
     """What no checkpoint has: lifted constants and non-persistent buffers."""
     lifted = spec.kind is InputKind.CONSTANT_TENSOR or (spec.kind is InputKind.BUFFER and spec.persistent is False)
-    held = program.constants.get(spec.target or "") if lifted else None
+    held = known.get(spec.target or "") if lifted else None
     return TensorPayload(held) if isinstance(held, torch.Tensor) and not held.is_meta else None
 
 

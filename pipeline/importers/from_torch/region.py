@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
+from operator import attrgetter, getitem
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.arguments import Arguments, Meaning, Number, Several
 from pipeline.importers.from_torch.names import Names
+from pipeline.importers.from_torch.operators import operator_of
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.importers.from_torch.place import line_of, module_of
 from pipeline.importers.from_torch.tensors import Tensors
@@ -69,24 +70,24 @@ class Region:
     def _call(self, node: Node) -> Meaning:
         target: Any = node.target
         value = node.meta.get("val")
-        if target is operator.getitem and isinstance(source := self._meanings[node.args[0]], Several):  # type: ignore[index]
+        if target is getitem and isinstance(source := self._meanings[node.args[0]], Several):  # type: ignore[index]
             vid = source.vids[node.args[1]]  # type: ignore[index]
             return Number(None) if vid is None else vid
-        if str(target) in NOTHING:
-            return Number(None)
-        if str(target) in SAME:
-            return self.meaning(node.args[0])
         if isinstance(value, NUMBERS):
             return self._number(value)
+        operator = operator_of(target)
+        if operator.nothing:
+            return Number(None)
+        if operator.same:
+            return self.meaning(node.args[0])
         arguments = Arguments(self.meaning)
-        attrs = arguments.read(node)
-        name = self._names.new(base_name(target))
+        attrs = arguments.read(node, operator)
+        name = self._names.new(operator.base)
         outputs, meaning = self._results(name, value)
-        kind = str(target) if isinstance(target, torch._ops.OpOverload) else f"higher_order.{target.name()}"
         self._ops.append(
             Op(
                 oid=len(self._ops),
-                kind=kind,
+                kind=operator.kind,
                 inputs=tuple(arguments.inputs),
                 outputs=outputs,
                 attrs=attrs,
@@ -112,7 +113,7 @@ class Region:
 
     def _attribute(self, node: Node) -> Meaning:
         """A body, or a tensor that torch keeps beside the graph."""
-        held = operator.attrgetter(str(node.target))(self._module)
+        held = attrgetter(str(node.target))(self._module)
         if isinstance(held, GraphModule):
             return self._body(held, str(node.target))
         if not isinstance(held, torch.Tensor):
@@ -143,25 +144,6 @@ class Region:
         return len(self._stubs) - 1
 
 
-def base_name(target: Any) -> str:
-    """`linear` of aten.linear.default."""
-    return target._schema.name.rpartition("::")[2] if hasattr(target, "_schema") else target.name()
-
-
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 NUMBERS = (*SYMBOLIC, int, float, bool)
-
-NOTHING = frozenset(
-    {
-        "aten._assert_tensor_metadata.default",
-        "aten._assert_async.msg",
-        "aten._assert_scalar.default",
-        "aten.sym_constrain_range.default",
-        "aten.sym_constrain_range_for_size.default",
-    }
-)
-"""They look, and make nothing. What they look for is settled by the static shapes and dtypes."""
-
-SAME = frozenset({"aten.detach_.default", "aten.lift_fresh.default"})
-"""Their result is their argument: what they change is for autograd."""

@@ -18,7 +18,7 @@ __all__ = ["KERNELS"]
 aten = torch.ops.aten
 
 GELU: Any = functional.gelu
-"""A builtin with `out=`, of which its stub does not know; it is called in a third of the time of `aten.gelu.out`."""
+"""A builtin with `out=`, of which its stub does not know."""
 
 SOFTPLUS_LINEAR_FROM = 50.0
 """log(1 + exp(x)) and x are the same float64 from here on; torch's own default of 20 is right for float32 only."""

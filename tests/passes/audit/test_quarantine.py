@@ -10,6 +10,7 @@ import pytest
 import passes
 from passes.audited import Finding, table_of, table_text
 from passes.audited.quarantine import check_quarantine, quarantined, quarantines
+from passes.base import Workbench
 from passes.errors import PolicyMistake
 from passes.groups import groups_of
 from passes.policy import Policy
@@ -38,8 +39,10 @@ def test_what_our_tables_say() -> None:
     assert quarantined("fusions") == frozenset()
 
 
-def test_a_run_without_the_unsafe_ones() -> None:
-    run = passes.optimize(attention(), recipe=["eliminate_shape_op", "eliminate_identity"], skip=["unsafe"])
+def test_a_run_without_the_unsafe_ones(bench: Workbench) -> None:
+    run = passes.optimize(
+        attention(), recipe=["eliminate_shape_op", "eliminate_identity"], skip=["unsafe"], bench=bench
+    )
     assert [(row.name, row.status, row.reason) for row in run.rows] == [
         ("eliminate_shape_op", Status.SKIPPED, "skip: unsafe names eliminate_shape_op"),
         ("eliminate_identity", Status.RAN, ""),

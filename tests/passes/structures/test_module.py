@@ -7,6 +7,7 @@ import pytest
 
 import passes
 from passes import PolicyMistake, Status
+from passes.base import Workbench
 from passes.model.reads import live_nodes
 from tests.passes.structures.pictures import drawn, found, lost
 
@@ -107,7 +108,7 @@ def test_the_values_at_a_boundary_may_be_gone_as_long_as_they_are_read() -> None
     assert lost("module:layer.dense", instances, drawn(gemm)) == {}
 
 
-def test_a_fusion_across_the_boundary_does_not_happen() -> None:
+def test_a_fusion_across_the_boundary_does_not_happen(bench: Workbench) -> None:
     """Gemm would take in the matrix of one module and the bias of another."""
     text = """
     g (float[4, 8] x) => (float[4, 8] y) <float[8, 8] w, float[8] b> {
@@ -116,8 +117,8 @@ def test_a_fusion_across_the_boundary_does_not_happen() -> None:
         y = Add (f, b)
     }"""
     model = with_modules(drawn(text))
-    fused = passes.optimize(model, recipe=["fuse_matmul_add_bias_into_gemm"])
-    kept = passes.optimize(model, recipe=["fuse_matmul_add_bias_into_gemm"], keep=["module:layer.dense"])
+    fused = passes.optimize(model, recipe=["fuse_matmul_add_bias_into_gemm"], bench=bench)
+    kept = passes.optimize(model, recipe=["fuse_matmul_add_bias_into_gemm"], keep=["module:layer.dense"], bench=bench)
     assert [node.op_type for node in live_nodes(fused.model.proto.graph)] == ["Gemm", "Relu"]
     assert [node.op_type for node in live_nodes(kept.model.proto.graph)] == ["Add", "MatMul", "Relu"]
     assert [(one.name, one.kept) for one in kept.structures] == [("layer.dense", True)]
@@ -131,11 +132,11 @@ def test_a_fusion_across_the_boundary_does_not_happen() -> None:
         ("module:layer.drop", "which has such a module, but it computes nothing from data"),
     ],
 )
-def test_a_choice_of_nothing_says_what_is_there(entry: str, words: str) -> None:
+def test_a_choice_of_nothing_says_what_is_there(entry: str, words: str, bench: Workbench) -> None:
     with pytest.raises(PolicyMistake, match=f"keep: {entry} matches nothing in this model, {words}"):
-        passes.optimize(with_modules(drawn(TEXT)), recipe=["nop"], keep=[entry])
+        passes.optimize(with_modules(drawn(TEXT)), recipe=["nop"], keep=[entry], bench=bench)
 
 
-def test_a_model_without_module_paths_says_so() -> None:
+def test_a_model_without_module_paths_says_so(bench: Workbench) -> None:
     with pytest.raises(PolicyMistake, match=r"no torch module paths \(torch's exporter writes them with dynamo=True"):
-        passes.optimize(drawn(TEXT), recipe=["nop"], keep=["module:*"])
+        passes.optimize(drawn(TEXT), recipe=["nop"], keep=["module:*"], bench=bench)

@@ -1,4 +1,4 @@
-"""What many tests of passes need."""
+"""What many tests of passes and of whole runs need."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from passes.base import Workbench
 from passes.bench import open_bench
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def bench() -> Iterator[Workbench]:
-    """Workers and a folder, for all tests of a file."""
+    """Workers and a folder, for all tests: they take seconds to start. A worker that dies is replaced."""
     with open_bench() as opened:
         yield opened

@@ -1,0 +1,94 @@
+"""Text-only Kimi-K2.5, 1.03 T parameters, as two static graphs and a mapping, without a byte of its weights.
+
+    python examples/extract_kimi_k25_text_ir.py --output-dir out/kimi
+    python examples/extract_kimi_k25_text_ir.py --output-dir out/kimi --verify
+
+The first writes the graphs of prefill and decode. The second does so for a small config, and runs what it has written:
+prefill and 16 steps of decode have to give the tokens of the eager model. After seed document 000.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from kimi_k25_text_local import KimiK25TextForCausalLM, KimiTextConfig, shrunk
+from pipeline.errors import OnnxlineError, UserMistake
+from pipeline.export.static_cache import CacheSizes
+
+MODEL: Final = "moonshotai/Kimi-K2.5"
+CONFIG: Final = Path(__file__).with_name("kimi_k25_text_local") / "config.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 `--verify` failed, 2 a mistake in what was given, 3 a bug of ours."""
+    given = _parser().parse_args(arguments)
+    try:
+        given.output_dir.mkdir(parents=True, exist_ok=True)
+        (_verify if given.verify else _extract)(given)
+    except OnnxlineError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+def _extract(given: argparse.Namespace) -> None:
+    config = _config(given.config)
+    from kimi_k25_text_local.graphs import GraphFiles  # after a mistake in the config: it loads the whole of the IR
+
+    if given.layers is not None:
+        config = replace(config, num_hidden_layers=given.layers)
+    start = time.perf_counter()
+    files = GraphFiles(given.output_dir)
+    files.write(KimiK25TextForCausalLM(config), CacheSizes(given.prefill_len, given.max_cache_len))
+    _say(f"{config.num_hidden_layers} layers in {time.perf_counter() - start:.1f} s:")
+    for path in (files.prefill, files.decode, files.mapping):
+        _say(f"  {path}  {path.stat().st_size / 1e6:.1f} MB")
+
+
+def _verify(given: argparse.Namespace) -> None:
+    config = shrunk(_config(given.config), layers=given.layers or 3)
+    from kimi_k25_text_local.check import STEPS, TOLERANCE, check_saved_graphs
+    from kimi_k25_text_local.graphs import GraphFiles
+
+    difference = check_saved_graphs(config, GraphFiles(given.output_dir))
+    _say(f"prefill and {STEPS} steps of decode from {given.output_dir}: every token is the eager model's")
+    _say(f"logits differ by {difference:.1e} of the largest one; allowed {TOLERANCE:.0e}")
+
+
+def _config(given: str) -> KimiTextConfig:
+    if given != "hub":
+        return KimiTextConfig.from_json(Path(given))
+    from transformers import AutoConfig
+
+    try:
+        whole = AutoConfig.from_pretrained(MODEL, trust_remote_code=True)
+    except OSError as error:
+        raise UserMistake(f"--config hub: {MODEL} cannot be had: {error}; leave --config out for {CONFIG}") from error
+    return KimiTextConfig.from_mapping(whole.text_config.to_dict())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--output-dir", type=Path, required=True, help="where the three files go")
+    parser.add_argument("--config", default=str(CONFIG), help="a text_config as JSON, or 'hub' (default: %(default)s)")
+    parser.add_argument("--prefill-len", type=int, default=128, help="tokens that prefill takes (default: 128)")
+    parser.add_argument(
+        "--max-cache-len", type=int, default=2048, help="tokens that decode's caches hold (default: 2048)"
+    )
+    parser.add_argument("--layers", type=int, help="fewer layers, to try something")
+    parser.add_argument("--verify", action="store_true", help="a small config instead, extracted, saved, read and run")
+    return parser
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""The numbers that shape the model, checked: what this code does not compute is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.errors import UserMistake
+
+__all__ = ["KimiTextConfig", "YarnConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YarnConfig:
+    """How rotary positions are stretched from `original_max_position_embeddings` by `factor`."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiTextConfig:
+    """The fields of the checkpoint's `text_config` that the text model needs, under the names that they have there."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    n_shared_experts: int
+    n_routed_experts: int
+    num_experts_per_tok: int
+    first_k_dense_replace: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    yarn: YarnConfig
+    dtype: torch.dtype
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of a query and of a key: the part without positions, then the rotated one."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @staticmethod
+    def from_mapping(values: Mapping[str, Any]) -> KimiTextConfig:
+        """From the JSON of a `text_config`, or from `to_dict()` of a transformers config.
+
+        Raises:
+            UserMistake: a value is missing, or asks for something that this model does not compute.
+        """
+        _check_computed(values)
+        # transformers 5 moves `rope_scaling` and `rope_theta` into `rope_parameters`.
+        rope = {**values, **(values.get("rope_parameters") or values.get("rope_scaling") or {})}
+        dtype = str(values.get("dtype") or values.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+        plain = {**values, "rope_theta": rope.get("rope_theta"), "dtype": getattr(torch, dtype, None)}
+        return KimiTextConfig(**_picked(KimiTextConfig, {**plain, "yarn": YarnConfig(**_picked(YarnConfig, rope))}))
+
+    @staticmethod
+    def from_json(path: Path) -> KimiTextConfig:
+        """
+        Raises:
+            UserMistake: there is no such file, it is no JSON object, or as `from_mapping`.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserMistake(f"{path} cannot be read as the JSON of a text_config: {error}") from error
+        return KimiTextConfig.from_mapping(values)
+
+
+def _picked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the dataclass's fields; a default stands in for an absent one or for null."""
+    found = {one.name: values[one.name] for one in fields(kind) if values.get(one.name) is not None}
+    missing = [one.name for one in fields(kind) if one.name not in found and one.default is MISSING]
+    if missing:
+        raise UserMistake(f"the text config has no {', '.join(missing)}; expected a config of Kimi-K2.5's text model")
+    return found
+
+
+def _check_computed(values: Mapping[str, Any]) -> None:
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    found = {**values, "rope type": rope.get("type") or rope.get("rope_type")}
+    given = {key: found[key] for key in COMPUTED if found.get(key) is not None}
+    other = [f"{key} = {one!r} (computed: {COMPUTED[key]!r})" for key, one in given.items() if one != COMPUTED[key]]
+    if other:
+        raise UserMistake(f"the text config asks for what this model does not compute: {'; '.join(other)}")
+
+
+COMPUTED = {
+    "rope type": "yarn",
+    "hidden_act": "silu",
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_layer_freq": 1,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}

@@ -1,0 +1,79 @@
+"""The two graphs as files: written with `extract_ir`, read and run with `load_ir` and `execute_ir`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.export.static_cache import (
+    CacheSizes,
+    CacheSpec,
+    Decode,
+    KVMapping,
+    Prefill,
+    Program,
+    decode_inputs,
+    kv_mapping,
+    prefill_inputs,
+    save_kv_mapping,
+)
+from pipeline.torch_ir import IR, execute_ir, extract_ir, load_ir
+
+__all__ = ["GraphFiles"]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFiles:
+    """prefill, decode and the mapping between their caches, in one folder. Source of the names: seed document 000."""
+
+    folder: Path
+
+    @property
+    def prefill(self) -> Path:
+        return self.folder / "kimi_k25_text_prefill_ir.json"
+
+    @property
+    def decode(self) -> Path:
+        return self.folder / "kimi_k25_text_decode_ir.json"
+
+    @property
+    def mapping(self) -> Path:
+        return self.folder / "kimi_k25_text_kv_mapping.json"
+
+    def write(self, model: nn.Module, sizes: CacheSizes) -> None:
+        """Extract both graphs of a model on meta, and save them and the mapping, which goes last.
+
+        Raises:
+            UserMistake: the model cannot be split into prefill and decode.
+        """
+        first = _written(Prefill(model), prefill_inputs(sizes), "KimiK25_Text_Prefill", self.prefill)
+        caches = [CacheSpec.of(one.shape, getattr(torch, one.dtype)) for one in first.graph_outputs[1:]]
+        second = _written(Decode(model), decode_inputs(caches, sizes), "KimiK25_Text_Decode", self.decode)
+        names = (
+            [one.name for one in side] for side in (first.graph_outputs, second.graph_inputs, second.graph_outputs)
+        )
+        save_kv_mapping(kv_mapping(*names), self.mapping)
+
+    def read(self, weights: Mapping[str, Tensor]) -> tuple[Program, Program, KVMapping]:
+        """Both programs from the files, running with these weights, and the mapping."""
+        mapping = json.loads(self.mapping.read_text(encoding="utf-8"))
+        return _read(self.prefill, weights), _read(self.decode, weights), mapping
+
+
+def _written(wrapper: nn.Module, inputs: tuple[Tensor, ...], name: str, path: Path) -> IR:
+    # Without gradients: with them, layers that turn them off would become regions of the graph.
+    with torch.no_grad():
+        ir = extract_ir(wrapper, inputs, model_name=name, stamp=True)
+    ir.save(path)
+    return ir
+
+
+def _read(path: Path, weights: Mapping[str, Tensor]) -> Program:
+    ir = load_ir(path)
+    inputs, outputs = (tuple(one.name for one in side) for side in (ir.graph_inputs, ir.graph_outputs))
+    return Program(lambda *tensors: execute_ir(ir, tensors, weights=dict(weights)), inputs, outputs)

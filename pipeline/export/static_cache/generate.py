@@ -1,0 +1,105 @@
+"""Run a pair of programs as a host would: prefill, copy into fixed caches, then token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import UserMistake
+from pipeline.export.static_cache.inputs import CacheSizes
+from pipeline.export.static_cache.mapping import KVMapping
+from pipeline.export.static_cache.masks import causal_mask
+
+__all__ = ["Generated", "Program", "generate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Anything that runs one of the two graphs: a module, an exported program, an IR, an ONNX session.
+
+    run: takes the tensors in the order of `inputs`, returns them in the order of `outputs`, logits first.
+    """
+
+    run: Callable[..., Sequence[Tensor]]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __call__(self, feed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors by name, in and out. A name of `feed` that the graph does not take is left out."""
+        results = self.run(*(feed[name] for name in self.inputs))
+        return dict(zip(self.outputs, results, strict=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generated:
+    """tokens: int64 (steps + 1,), greedy. logits: (steps + 1, vocabulary), which each token was chosen from."""
+
+    tokens: Tensor
+    logits: Tensor
+
+
+@torch.no_grad()
+def generate(
+    prefill: Program, decode: Program, mapping: KVMapping, prompt: Tensor, steps: int, sizes: CacheSizes
+) -> Generated:
+    """Greedy: one token from prefill, then `steps` more from decode.
+
+    A prompt shorter than `prefill_len` is filled up on the right: the mask hides the rest, and decode overwrites it.
+
+    Args:
+        prompt: int64 (1, length), on the device that the programs run on.
+
+    Raises:
+        UserMistake: the prompt is longer than prefill takes, or prompt and steps do not fit into the caches.
+    """
+    length = prompt.shape[1]
+    if not 0 < length <= sizes.prefill_len or length + steps > sizes.max_cache_len:
+        raise UserMistake(
+            f"a prompt of {length} tokens and {steps} steps; expected 1 to {sizes.prefill_len} tokens, and with the "
+            f"steps no more than {sizes.max_cache_len}"
+        )
+    found = prefill(_prefill_feed(prompt, sizes))
+    caches = _fixed_caches(found, mapping, sizes)
+    logits = [found[prefill.outputs[0]][0, length - 1]]
+    for position in range(length, length + steps):
+        found = decode({**_decode_feed(logits[-1].argmax(), position, sizes), **caches})
+        caches = {row[f"decode_{side}_input"]: found[row[f"decode_{side}_output"]] for row, side in _tensors(mapping)}
+        logits.append(found[decode.outputs[0]][0, -1])
+    chosen = torch.stack(logits)
+    return Generated(chosen.argmax(dim=-1), chosen)
+
+
+def _prefill_feed(prompt: Tensor, sizes: CacheSizes) -> dict[str, Tensor]:
+    positions = torch.arange(sizes.prefill_len, device=prompt.device)
+    return {
+        "input_ids": torch.nn.functional.pad(prompt, (0, sizes.prefill_len - prompt.shape[1])),
+        "attention_mask": causal_mask(positions, sizes.prefill_len),
+        "position_ids": positions.unsqueeze(0),
+    }
+
+
+def _decode_feed(token: Tensor, position: int, sizes: CacheSizes) -> dict[str, Tensor]:
+    positions = torch.full((1,), position, device=token.device)
+    return {
+        "input_ids": token.reshape(1, 1),
+        "attention_mask": causal_mask(positions, sizes.max_cache_len),
+        "position_ids": positions.unsqueeze(0),
+        "cache_position": positions,
+    }
+
+
+def _fixed_caches(found: Mapping[str, Tensor], mapping: KVMapping, sizes: CacheSizes) -> dict[str, Tensor]:
+    """What prefill returned, at the beginning of caches that are zero otherwise."""
+    spare = (0, 0, 0, sizes.max_cache_len - sizes.prefill_len)
+    return {
+        row[f"decode_{side}_input"]: torch.nn.functional.pad(found[row[f"prefill_{side}_output"]], spare)
+        for row, side in _tensors(mapping)
+    }
+
+
+def _tensors(mapping: KVMapping) -> list[tuple[Mapping[str, Any], str]]:
+    return [(row, side) for row in mapping["layers"] for side in ("key", "value")]

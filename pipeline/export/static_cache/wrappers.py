@@ -1,0 +1,108 @@
+"""The two graphs of a causal LM, as modules with flat tensors in and out. Source: seed document 000."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import Cache
+
+from pipeline.export.static_cache.layers import FixedLayer, FreshLayer
+from pipeline.export.static_cache.masks import mask_for_model
+from pipeline.export.static_cache.suited import check_model, check_updates
+
+__all__ = ["Decode", "Prefill"]
+
+
+class _Wrapper(nn.Module):
+    """Holds a model's children and parameters as its own, so that no name gets a prefix."""
+
+    wrapped: list[nn.Module]
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        check_model(model)
+        object.__setattr__(self, "wrapped", [model])  # in a list, where torch does not look for modules
+        for name, child in model.named_children():
+            self.add_module(name, child)
+        for name, parameter in model.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in model.named_buffers(recurse=False):
+            self.register_buffer(name, buffer, persistent=name not in model._non_persistent_buffers_set)
+        self.training = False  # as the model; .eval() would visit each of a large model's modules
+
+    def _run(self, cache: Cache, ids: Tensor, mask: Tensor, positions: Tensor, **named: Tensor) -> tuple[Tensor, ...]:
+        (model,) = self.wrapped
+        result = model.forward(  # not `model(…)`: the tracer would look for the model among the wrapper's modules
+            input_ids=ids,
+            attention_mask=mask_for_model(mask, positions, model),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            **named,
+        )
+        check_updates(cache, model)
+        layers: list[Any] = cache.layers
+        return (result.logits, *(state for layer in layers for state in (layer.keys, layer.values)))
+
+
+class Prefill(_Wrapper):
+    """The prompt in one go: logits of every position, then K and V of every layer.
+
+    Args:
+        model: any causal LM whose forward takes `past_key_values` with transformers' `Cache` interface and returns an
+            object with `.logits`. It is not copied, and its parameters keep their names: a checkpoint of the model is
+            one of the wrapper.
+
+    Raises:
+        UserMistake: the model cannot be split like this; the message says why.
+    """
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
+        """
+        Args:
+            input_ids, position_ids: int64 (1, length).
+            attention_mask: float32 (1, 1, length, length), additive; see `causal_mask`.
+
+        Returns:
+            logits (1, length, vocabulary), then k0, v0, k1, v1, …, each (1, heads, length, width) as the model
+            caches it: after rotation, before heads are repeated.
+        """
+        cache = Cache(layer_class_to_replicate=FreshLayer)
+        return self._run(cache, input_ids, attention_mask, position_ids)
+
+
+class Decode(_Wrapper):
+    """One more token, or a few: reads caches of fixed length, returns them with the new states written in.
+
+    Args and Raises: as `Prefill`.
+    """
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        position_ids: Tensor,
+        cache_position: Tensor,
+        *past_kv_flat: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """
+        Args:
+            input_ids, position_ids: int64 (1, new tokens).
+            attention_mask: float32 (1, 1, new tokens, max_cache_len), additive; hides what is not yet written.
+            cache_position: int64 (new tokens,), where in the caches the new states go.
+            past_kv_flat: k0, v0, k1, v1, …, each (1, heads, max_cache_len, width).
+
+        Returns:
+            logits (1, new tokens, vocabulary), then the caches in the order in which they came.
+        """
+        pairs = zip(past_kv_flat[::2], past_kv_flat[1::2], strict=True)
+        cache = Cache(layers=[FixedLayer(keys, values, cache_position) for keys, values in pairs])
+        # Until transformers 5.2 a model makes `cache_position` of the cache's length if it is not given one.
+        named = {"cache_position": cache_position} if _takes(self.wrapped[0], "cache_position") else {}
+        return self._run(cache, input_ids, attention_mask, position_ids, **named)
+
+
+def _takes(model: nn.Module, argument: str) -> bool:
+    return argument in inspect.signature(model.forward).parameters

@@ -1,0 +1,77 @@
+"""What is known of an operator before any call of it: its name, the names of its arguments, what it does to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pipeline.importers.from_torch.names import base_name
+
+__all__ = ["WHEN_TRAINING", "Operator", "operator_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of torch."""
+
+    kind: str
+    """`aten.linear.default`, or `higher_order.cond`."""
+    base: str
+    """What a node of it is called: `linear`."""
+    arguments: tuple[str, ...]
+    """The names of its arguments by position; what a higher-order operator is given beyond them are operands."""
+    optional: frozenset[str]
+    """Arguments that are None unless they are given."""
+    nothing: bool = False
+    """It looks, and makes nothing. What it looks for is settled by the static shapes and dtypes."""
+    same: bool = False
+    """Its result is its first argument: what it changes is for autograd."""
+    writes: bool = False
+    """It writes to one of its arguments."""
+
+
+@cache
+def operator_of(target: Any) -> Operator:
+    """The Operator of a node's target; a higher-order one has no schema, so its arguments are listed here."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        name = target.name()
+        return Operator(f"higher_order.{name}", name, HIGHER_ORDER.get(name, ()), frozenset())
+    kind = str(target)
+    return Operator(
+        kind,
+        base_name(kind),
+        tuple(one.name for one in schema.arguments),
+        frozenset(one.name for one in schema.arguments if one.has_default_value() and one.default_value is None),
+        kind in NOTHING,
+        kind in SAME,
+        kind not in SAME and schema.is_mutable,
+    )
+
+
+HIGHER_ORDER: dict[str, tuple[str, ...]] = {
+    "cond": ("pred", "true_fn", "false_fn", "operands"),
+    "while_loop": ("cond_fn", "body_fn", "carried_inputs", "additional_inputs"),
+    "scan": ("combine_fn", "init", "xs", "additional_inputs"),
+    "associative_scan": ("combine_fn", "xs", "additional_inputs"),
+    "map_impl": ("f", "xs", "pos_args"),
+    "wrap_with_set_grad_enabled": ("enable_grad", "wrapped_func"),
+    "wrap_with_autocast": ("device_type", "dtype", "enabled", "cache_enabled", "wrapped_func"),
+}
+"""Arguments of torch's higher-order operators, as their `__call__` names them (torch 2.13)."""
+
+NOTHING = frozenset(
+    {
+        "aten._assert_tensor_metadata.default",
+        "aten._assert_async.msg",
+        "aten._assert_scalar.default",
+        "aten.sym_constrain_range.default",
+        "aten.sym_constrain_range_for_size.default",
+    }
+)
+
+SAME = frozenset({"aten.detach_.default", "aten.lift_fresh.default"})
+
+WHEN_TRAINING = frozenset({"aten.batch_norm.default", "aten.instance_norm.default"})
+"""They write to their running statistics when they train, which their schema does not say."""

@@ -1,0 +1,53 @@
+"""Which ops of the shortened graph are the first unit, the second, and what stands around."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.importers.from_torch.stamp.run import Run
+from pipeline.importers.from_torch.stamp.walk import Unsuited
+from pipeline.ir import Graph, Op
+
+__all__ = ["Blocks", "blocks_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """`second` are the oids of the unit that is repeated, those between both units too."""
+
+    second: range
+    heirs: Mapping[int, int]
+    """{vid that the first unit makes: vid that the second makes in its place}"""
+
+
+def blocks_of(run: Run, graph: Graph) -> Blocks:
+    """
+    Raises:
+        Unsuited: the ops of both units are mixed, or are not the same.
+    """
+    if any(op.bodies for op in graph.ops):
+        raise Unsuited("it has regions with bodies (cond, autocast, no_grad), whose names torch counts by itself")
+    units = {op.oid: place[0] for op in graph.ops if (place := run.locate(op.origin)) is not None}
+    first, second = ([oid for oid, unit in units.items() if unit == wanted] for wanted in (0, 1))
+    if not first or not second:
+        raise Unsuited("torch does not say which ops belong to which layer")
+    if first[-1] > second[0]:
+        raise Unsuited("the ops of two layers are mixed")
+    block = range(first[-1] + 1, second[-1] + 1)
+    own = graph.ops[first[0] : first[-1] + 1]
+    return Blocks(block, _heirs(graph, own, graph.ops[block.stop - len(own) : block.stop]))
+
+
+def _heirs(graph: Graph, first: tuple[Op, ...], second: tuple[Op, ...]) -> dict[int, int]:
+    heirs: dict[int, int] = {}
+    for one, other in zip(first, second, strict=True):
+        if _look(graph, one) != _look(graph, other):
+            raise Unsuited(f"the first two layers are not traced alike: {one.name!r} and {other.name!r} differ")
+        heirs.update(zip(one.outputs, other.outputs, strict=True))
+    return heirs
+
+
+def _look(graph: Graph, op: Op) -> tuple[object, ...]:
+    made = [graph.values[vid] for vid in op.outputs]
+    return op.kind, op.attrs, op.line, [(value.spec, value.strides) for value in made]

@@ -1,0 +1,155 @@
+"""The way in: a module and a function that traces → the Graph of the whole, of which only a part was traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from pipeline.importers.from_torch.stamp.assembled import Called, whole_graph
+from pipeline.importers.from_torch.stamp.call import Call
+from pipeline.importers.from_torch.stamp.proof import Proof, alike_around, alike_units
+from pipeline.importers.from_torch.stamp.record import Event
+from pipeline.importers.from_torch.stamp.run import TRACED, Run, longest_run
+from pipeline.importers.from_torch.stamp.shorten import shortened
+from pipeline.importers.from_torch.stamp.walk import Unsuited, Walk, walk
+from pipeline.ir import Graph
+
+__all__ = ["Ends", "Stamped", "TracedWhole", "stamped"]
+
+Trace: TypeAlias = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Graph]
+"""Exports a module and reads the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What goes in, or comes out: leaves and their arrangement as torch's pytree has them."""
+
+    leaves: tuple[Any, ...]
+    spec: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """`graph` of the whole model; `run` tells which layers were not traced."""
+
+    graph: Graph
+    run: Run
+    inputs: Ends
+    outputs: Ends
+    """The tensors among them stand for the graph's inputs and outputs, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedWhole:
+    """Nothing was repeated: the model has to be traced whole, and `reason` says why, as a sentence."""
+
+    reason: str
+
+
+def stamped(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    trace: Trace,
+    *,
+    tied: Mapping[str, Sequence[str]] | None = None,
+    constants: Mapping[str, torch.Tensor] | None = None,
+) -> Stamped | TracedWhole:
+    """Trace two of the equal layers of `module`, and repeat the second.
+
+    The Graph is the one that `trace(module, args, kwargs)` gives; that it is follows from a run without numbers of the
+    whole model, in which each layer has to do the same as the traced one. `module` is not changed. Sizes are numbers:
+    a trace with named dims is not repeated. `tied` and `constants` are from_torch's, for the whole model.
+    """
+    run = longest_run(module)
+    if run is None:
+        return TracedWhole(f"{type(module).__name__} has no list of more than {TRACED} layers that look the same.")
+    call = Call.of(args, kwargs)
+    try:
+        whole = walk(module, call, _layers(module, run))
+        proof = alike_units(run, whole)
+        short = _shortened(run, Walked(module, call, whole), proof)
+        traced = _traced(trace, short)
+        told = tied or {}, constants or {}
+        _check(replace(run, count=TRACED), traced, short.walk, Called(short.module, short.call, *told))
+        outputs = alike_around(run, whole, short.walk, proof)
+        graph = whole_graph(run, traced, short.call, Called(module, call, *told), proof, outputs)
+    except Unsuited as reason:
+        return TracedWhole(f"{type(module).__name__} is traced whole: {reason}.")
+    return Stamped(graph, run, Ends(*call.flat()), Ends(*whole.result))
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """A module, its call, and what happened in it."""
+
+    module: nn.Module
+    call: Call
+    walk: Walk
+
+
+def _layers(module: nn.Module, run: Run) -> dict[str, nn.Module]:
+    paths = [run.layer(unit, offset) for unit in range(run.count) for offset in range(run.period)]
+    return {path: module.get_submodule(path) for path in paths}
+
+
+def _shortened(run: Run, whole: Walked, proof: Proof) -> Walked:
+    """The first shortened model that does around its layers what the whole one does around all of its own."""
+    parts = [whole.call]
+    if spare := _spare(run, whole, proof):
+        parts.append(whole.call.without(spare))
+    reasons: list[Unsuited] = []
+    for counts in (False, True):
+        for part in parts:
+            try:
+                return _tried(run, whole, proof, part, counts)
+            except Unsuited as reason:
+                reasons.append(reason)
+    raise reasons[0]
+
+
+def _tried(run: Run, whole: Walked, proof: Proof, part: Call, counts: bool) -> Walked:
+    try:
+        module = shortened(whole.module, run, counts=counts)
+    except Exception as error:
+        raise Unsuited(f"no copy of it can be made: {type(error).__name__}: {error}") from error
+    found = walk(module, part, _layers(module, replace(run, count=TRACED)))
+    alike_around(run, whole.walk, found, proof)
+    return Walked(module, part, found)
+
+
+def _spare(run: Run, whole: Walked, proof: Proof) -> set[int]:
+    """Keys of inputs that only units without a trace read, and that the call can be made without."""
+    later = range(proof.frames[TRACED - 1][1].start, proof.frames[-1][1].stop)
+    events = whole.walk.events
+    inside = _inputs_of(events[later.start : later.stop])
+    around = _inputs_of((*events[: later.start], *events[later.stop :]))
+    return whole.call.spare(whole.module).keys() & (inside - around)
+
+
+def _inputs_of(events: Sequence[Event]) -> set[int]:
+    return {ref[1] for event in events for ref in event.refs if ref[0] == "given"}
+
+
+def _traced(trace: Trace, short: Walked) -> Graph:
+    try:
+        graph = trace(short.module, *short.call.renewed(short.call.tensors()))
+    except Exception as error:
+        raise Unsuited(f"its shortened copy cannot be traced: {type(error).__name__}: {error}") from error
+    if graph.dims:
+        raise Unsuited(f"its dims {', '.join(graph.dims)} have no fixed size, as the run without numbers has")
+    if len(graph.outputs) != sum(ref is not None for ref in short.walk.outputs):
+        raise Unsuited("torch gives back other tensors than the model does")
+    return graph
+
+
+def _check(run: Run, traced: Graph, walk: Walk, short: Called) -> None:
+    """Written by the same rules, the graph of two units has to be the one that was traced."""
+    proof = alike_units(run, walk)
+    again = whole_graph(run, traced, short.call, short, proof, alike_around(run, walk, walk, proof))
+    if replace(again, payloads={}) != replace(traced, payloads={}):
+        raise Unsuited("torch orders or names things in a way that is not known here")

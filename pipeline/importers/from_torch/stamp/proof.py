@@ -1,0 +1,193 @@
+"""Whether every unit of the run does as the traced one does, and the whole model as the shortened one around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+from typing import Any, TypeAlias
+
+from pipeline.importers.from_torch.stamp.record import Event, Ref
+from pipeline.importers.from_torch.stamp.run import TRACED, Run
+from pipeline.importers.from_torch.stamp.walk import Unsuited, Walk
+
+__all__ = ["Kept", "Leaving", "Proof", "Repeated", "alike_around", "alike_units"]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The output that is in `unit` what the shortened model's output at `place` is in its last unit."""
+
+    place: int
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The output that is the shortened model's at `place`; it is made outside of the run, or in its first unit."""
+
+    place: int
+
+
+Leaving: TypeAlias = Repeated | Kept | Ref
+"""An output of the whole model; as a Ref it is ("stored", name) or ("given", key), as it is after the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """That the units from 1 on do the same."""
+
+    inputs: tuple[Mapping[int, int], ...]
+    """For each of them {key of an input that unit 1 reads: the key of what this one reads in its place}."""
+    frames: tuple[Frame, ...]
+    """For each of them where it is in the walk."""
+
+
+Frame: TypeAlias = tuple[int, range, range]
+"""Unit, its events and those of the unit before: what makes a Ref of one unit comparable with one of another."""
+
+
+def alike_units(run: Run, whole: Walk) -> Proof:
+    """
+    Raises:
+        Unsuited: a unit does something else than unit 1.
+    """
+    units = [_unit(run, whole, unit) for unit in range(run.count)]
+    if any(before.stop > after.start for before, after in pairwise(units)):
+        raise Unsuited(f"the layers of {run.path} are not called one after the other")
+    frames = tuple((unit, _with_gap(units, unit), _with_gap(units, unit - 1)) for unit in range(1, run.count))
+    _alike_first(run, whole, units, frames[0])
+    return Proof(_alike_inputs(run, whole, frames), frames)
+
+
+def alike_around(run: Run, whole: Walk, short: Walk, proof: Proof) -> tuple[Leaving, ...]:
+    """What the whole model's outputs are, in terms of the shortened one.
+
+    Raises:
+        Unsuited: before the units, or after them, the shortened model does something else.
+    """
+    first, last = proof.frames[0], proof.frames[-1]
+    where = f"with {TRACED * run.period} layers in place of {run.count * run.period} the model does something else"
+    second = first[1].stop
+    _expect_equal(list(whole.events[:second]), iter(short.events[:second]), f"{where} up to {run.layer(1, 0)}")
+    ending = [_relative(run, event, last) for event in whole.events[last[1].stop :]]
+    shorter = (_relative(run, event, first) for event in short.events[second:])
+    _expect_equal(ending, shorter, f"{where} after the layers")
+    return tuple(_leaving(whole, short, proof.frames))
+
+
+def _unit(run: Run, walk: Walk, unit: int) -> range:
+    spans = [walk.spans[run.layer(unit, offset)] for offset in range(run.period)]
+    if any(before[1] > after[0] for before, after in pairwise(spans)):
+        raise Unsuited(f"the layers of {run.path} are not called one after the other")
+    return range(spans[0][0], spans[-1][1])
+
+
+def _with_gap(units: list[range], unit: int) -> range:
+    """A unit begins where the one before ended: what is called between two layers belongs to the later one."""
+    return range(units[unit - 1].stop, units[unit].stop) if unit else units[0]
+
+
+def _alike_inputs(run: Run, walk: Walk, frames: Sequence[Frame]) -> tuple[Mapping[int, int], ...]:
+    model = [_relative(run, event, frames[0]) for event in _of(walk, frames[0])]
+    order = _inputs_read(walk, frames[0])
+    found = []
+    for frame in frames:
+        where = f"{run.layer(frame[0], 0)} does not do as {run.layer(frames[0][0], 0)} does"
+        reads = _inputs_read(walk, frame)
+        if len(reads) != len(order):
+            raise Unsuited(f"{where}: it reads {len(reads)} of the model's inputs, that one {len(order)}")
+        renamed = dict(zip(reads, order, strict=True))
+        _expect_equal(model, (_relative(run, event, frame, renamed) for event in _of(walk, frame)), where)
+        found.append(dict(zip(order, reads, strict=True)))
+    return tuple(found)
+
+
+def _alike_first(run: Run, walk: Walk, units: list[range], second: Frame) -> None:
+    """The first unit makes the same calls, though on what stands before the run: so its results have a counterpart."""
+    first = [_bare(event) for event in walk.events[units[0].start : units[0].stop]]
+    other = [_bare(event) for event in walk.events[second[1].stop - len(first) : second[1].stop]]
+    _expect_equal(other, iter(first), f"{run.layer(0, 0)} does not do as {run.layer(1, 0)} does")
+
+
+def _leaving(whole: Walk, short: Walk, frames: Sequence[Frame]) -> Iterator[Leaving]:
+    places = {}
+    for place, ref in enumerate(ref for ref in short.outputs if ref is not None):
+        places.setdefault(_seat(ref, frames[:1]), place)
+    for ref in whole.outputs:
+        if ref is None:
+            continue
+        if ref[0] in ("given", "stored"):
+            yield ref
+            continue
+        unit, *seat = _seat(ref, frames)
+        place = places.get((None if unit is None else 1, *seat))
+        if place is None:
+            raise Unsuited("the shortened model does not give back what this one does")
+        yield Kept(place) if unit is None else Repeated(place, unit)
+
+
+def _seat(ref: Ref, frames: Sequence[Frame]) -> tuple[Any, ...]:
+    """(unit, and where in it), or None and where around the run. The events of the first unit are the same in both."""
+    kind, number, *rest = ref
+    if kind in ("given", "stored") or number < frames[0][1].start:
+        return None, *ref
+    for unit, events, _ in frames:
+        if number in events:
+            return unit, kind, number - events.stop, *rest
+    return None, kind, "after", number - frames[-1][1].stop, *rest
+
+
+def _of(walk: Walk, frame: Frame) -> tuple[Event, ...]:
+    return walk.events[frame[1].start : frame[1].stop]
+
+
+def _bare(event: Event) -> Event:
+    return Event(event.function, event.form, ())
+
+
+def _inputs_read(walk: Walk, frame: Frame) -> list[int]:
+    """In the order in which they are read first."""
+    return list(dict.fromkeys(ref[1] for event in _of(walk, frame) for ref in event.refs if ref[0] == "given"))
+
+
+def _relative(run: Run, event: Event, frame: Frame, renamed: Mapping[int, int] | None = None) -> Event:
+    return Event(event.function, event.form, tuple(_seen_from(run, ref, frame, renamed or {}) for ref in event.refs))
+
+
+def _seen_from(run: Run, ref: Ref, frame: Frame, renamed: Mapping[int, int]) -> Ref:
+    """`ref` without the numbers that count units; as it is where it points to neither this unit nor the one before."""
+    unit, own, before = frame
+    if ref[0] == "stored":
+        place = run.locate(ref[1])
+        return ("stored", *place[1:]) if place is not None and place[0] == unit else ref
+    if ref[0] == "given":
+        return "given", renamed.get(ref[1], ref[1])
+    kind, number, *rest = ref
+    if number >= own.start:
+        return kind, "own", number - own.stop, *rest
+    return (kind, "before", number - before.stop, *rest) if number in before else ref
+
+
+def _expect_equal(model: list[Event], events: Iterator[Event], where: str) -> None:
+    for expected, found in zip_longest(model, events):
+        if expected != found:
+            raise Unsuited(f"{where}: {_told(found)}, not {_told(expected)}")
+
+
+def _told(event: Event | None) -> str:
+    if event is None:
+        return "it ends"
+    sources = ", ".join(" ".join(map(str, ref[:3])) for ref in event.refs[:4])
+    args, kwargs = map(_shown, event.form)
+    return f"{event.name}{args}{kwargs if len(event.form[1]) > 1 else ''} of {sources or 'nothing'}"[:300]
+
+
+def _shown(form: object) -> str:
+    """Arguments in brackets: `(tensor, 1, (dim, -1))`."""
+    if not isinstance(form, tuple):
+        return str(form)
+    kind, *parts = form
+    if isinstance(kind, type) and not issubclass(kind, list | tuple | dict | slice):
+        return str(parts[0])
+    return f"({', '.join(map(_shown, parts if isinstance(kind, type) else form))})"

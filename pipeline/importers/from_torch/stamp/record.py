@@ -1,0 +1,147 @@
+"""Writes down calls of torch: the function, its plain arguments, and for each tensor where it comes from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from pipeline.importers.from_torch.payload import TensorPayload
+
+__all__ = ["Event", "Recorder", "Ref"]
+
+Ref: TypeAlias = tuple[Any, ...]
+"""Where a tensor comes from.
+
+("stored", name), ("given", key of the call), ("made", event, which of its results), and ("found", event, which of its
+tensors, what it is) for one that nobody made: a constant, first seen there.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One call. `form` is its arguments with TENSOR in the place of each of `refs`."""
+
+    function: Any
+    form: tuple[Any, ...]
+    refs: tuple[Ref, ...]
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.function, "__qualname__", None) or self.function)
+
+
+class Recorder:
+    """A context: while it is entered, calls are added to `events`."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._refs: dict[int, Ref] = {}
+        self._alive: list[Any] = []
+        """So that no other object gets the id of one that is known."""
+        self._stack = ExitStack()
+
+    def __enter__(self) -> None:
+        self._stack.enter_context(_Functions(self))
+        self._stack.enter_context(_Operators(self))
+
+    def __exit__(self, *reason: Any) -> None:
+        self._stack.__exit__(*reason)
+
+    def known(self, tensor: torch.Tensor) -> Ref | None:
+        """Where `tensor` comes from, where that was seen."""
+        return self._refs.get(id(tensor))
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], writes: bool) -> Any:
+        """Call it, and write it down. What it `writes` into counts as made by it."""
+        number = len(self.events)
+        refs: list[Ref] = []
+        form = (self._form(args, refs, number), self._form(dict(kwargs), refs, number))
+        self.events.append(Event(function, form, tuple(refs)))
+        result = function(*args, **kwargs)
+        parts = result if isinstance(result, list | tuple) else (result,)
+        for index, part in enumerate(parts):
+            if isinstance(part, torch.Tensor) and (writes or id(part) not in self._refs):
+                self.know(part, ("made", number, index))
+        return result
+
+    def know(self, tensor: torch.Tensor, ref: Ref) -> None:
+        """`tensor` comes from there."""
+        self._refs[id(tensor)] = ref
+        self._alive.append(tensor)
+
+    def _form(self, item: Any, refs: list[Ref], number: int) -> Any:
+        kind = type(item)
+        if isinstance(item, torch.Tensor):
+            refs.append(self._refs.get(id(item)) or self._find(item, number, len(refs)))
+            return TENSOR
+        if kind in BY_VALUE:
+            return item
+        if kind in NUMBERS:
+            return kind, repr(item)  # 1, 1.0 and True are not the same argument, and nan is
+        if kind in SERIES or isinstance(item, tuple):
+            return kind, *(self._form(part, refs, number) for part in item)
+        if kind is dict:
+            return kind, *((key, self._form(part, refs, number)) for key, part in item.items())
+        if kind is slice:
+            return kind, *(self._form(part, refs, number) for part in (item.start, item.stop, item.step))
+        self._alive.append(item)
+        return kind, id(item)
+
+    def _find(self, tensor: torch.Tensor, number: int, index: int) -> Ref:
+        ref = "found", number, index, _facts(tensor)
+        self.know(tensor, ref)
+        return ref
+
+
+class _Functions(TorchFunctionMode):
+    """Calls as the model makes them."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._recorder.call(func, args, kwargs or {}, writes=False)
+
+
+class _Operators(TorchDispatchMode):
+    """Calls as torch breaks them down."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = getattr(func, "_schema", None)
+        return self._recorder.call(func, args, kwargs or {}, writes=bool(schema and schema.is_mutable))
+
+
+def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What makes two constants the same: their look, and their bytes where they have any."""
+    look = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+    held = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+    if held is None or held.is_meta:
+        return look
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return *look, hashlib.blake2b(TensorPayload(held).numpy().tobytes()).hexdigest()
+
+
+class _Tensor:
+    """The place of a tensor."""
+
+    def __repr__(self) -> str:
+        return "tensor"
+
+
+TENSOR = _Tensor()
+NUMBERS = frozenset({bool, int, float, complex})
+SERIES = frozenset({list, tuple, torch.Size})
+BY_VALUE = frozenset({str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format})

@@ -1,0 +1,113 @@
+"""Runs of equal layers in a module, found by what the layers are; whether they also do the same, `walk` tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["TRACED", "Run", "longest_run"]
+
+TRACED = 2
+"""Units that are traced: the first, which reads what stands before the run, and one that reads another unit."""
+
+LONGEST_PERIOD = 8
+"""Layers that a pattern may have: Gemma 3 repeats five sliding layers and a full one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`count` equal units of `period` layers each, in the list at `path`, from the layer `first` on."""
+
+    path: str
+    first: int
+    period: int
+    count: int
+
+    @property
+    def saved(self) -> int:
+        """Layers that need no trace."""
+        return (self.count - TRACED) * self.period
+
+    def layer(self, unit: int, offset: int, rest: str = "") -> str:
+        """The module path of a layer; `rest` goes on from there: `.mlp.weight`."""
+        return f"{self._prefix}{self.first + unit * self.period + offset}{rest}"
+
+    def locate(self, name: str) -> tuple[int, int, str] | None:
+        """(unit, offset, rest) of a module or a parameter of the run; None for what is not in it."""
+        prefix = self._prefix
+        if not name.startswith(prefix):
+            return None
+        number, dot, rest = name[len(prefix) :].partition(".")
+        if not number.isdigit():
+            return None
+        unit, offset = divmod(int(number) - self.first, self.period)
+        return (unit, offset, dot + rest) if 0 <= unit < self.count else None
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.path}." if self.path else ""
+
+
+def longest_run(module: nn.Module) -> Run | None:
+    """The run that saves most. A list inside of another's layers (the experts of each layer) is not looked at."""
+    runs = [run for path, layers in _outermost(module, "") if (run := _run_in(path, layers)) is not None]
+    return max(runs, key=lambda run: run.saved, default=None)
+
+
+def _outermost(module: nn.Module, path: str) -> Iterator[tuple[str, list[nn.Module]]]:
+    if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > TRACED:
+        yield path, list(module)
+        return
+    for name, child in module.named_children():
+        yield from _outermost(child, f"{path}.{name}" if path else name)
+
+
+def _run_in(path: str, layers: list[nn.Module]) -> Run | None:
+    known: dict[Any, int] = {}
+    looks = [_look(layer, known) for layer in layers]
+    found = [run for period in range(1, LONGEST_PERIOD + 1) for run in _runs(path, looks, period) if run.saved > 0]
+    return max(found, key=lambda run: run.saved, default=None)
+
+
+def _runs(path: str, looks: list[int], period: int) -> Iterator[Run]:
+    """Stretches in which each layer looks like the one a period before. What is left over stands before the units."""
+    start = 0
+    for index in range(period, len(looks) + 1):
+        if index == len(looks) or looks[index] != looks[index - period]:
+            count = (index - start) // period
+            yield Run(path, index - count * period, period, count)
+            start = index - period + 1
+
+
+def _look(module: nn.Module, known: dict[Any, int]) -> int:
+    """The number of a look: class, tensors and plain attributes, children too.
+
+    Whole numbers are left out: one of them counts the layer.
+    """
+    held = vars(module)
+    attributes = sorted(held.keys() - STANDARD)
+    look = (
+        type(module),
+        module.training,
+        tuple([(name, _spec(tensor)) for name, tensor in module._parameters.items()]),
+        tuple([(name, _spec(tensor)) for name, tensor in module._buffers.items()]),
+        frozenset(module._non_persistent_buffers_set),
+        tuple([(key, held[key]) for key in attributes if type(held[key]) in PLAIN]),
+        tuple([(name, child and _look(child, known)) for name, child in module._modules.items()]),
+    )
+    return known.setdefault(look, len(known))
+
+
+def _spec(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
+    if tensor is None:
+        return None
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+
+
+PLAIN = frozenset({bool, float, str, type(None), torch.dtype})
+STANDARD = frozenset(vars(nn.Module()))
+"""What every module has."""

@@ -1,0 +1,65 @@
+"""A copy of the model with a few units of the run. The caller's module stays as it is, whatever happens."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.importers.from_torch.stamp.run import TRACED, Run
+
+__all__ = ["shortened"]
+
+
+def shortened(module: nn.Module, run: Run, *, counts: bool = False) -> nn.Module:
+    """The modules from the root to the list are new; layers, parameters and everything beside are the caller's own.
+
+    The layers keep their names. With `counts`, numbers of layers (COUNTS) on the way down, and in configs there, say
+    how many there are now.
+
+    Raises:
+        Exception: whatever `copy.deepcopy` raises for an attribute on the way.
+    """
+    way = _way(module, run.path)
+    layers = way[-1]
+    short = copy.copy(layers)
+    kept = {name: layer for name, layer in layers._modules.items() if _is_kept(run, name)}
+    short.__dict__["_modules"] = kept
+    memo: dict[int, Any] = {id(layers): short}
+    for one in way[:-1]:
+        memo.update({id(child): child for child in one.children() if not any(child is other for other in way)})
+        memo.update({id(item): item for item in _tensors(one)})
+    result = copy.deepcopy(module, memo)
+    if counts:
+        for one in _way(result, run.path)[:-1]:
+            _recount(one, len(layers._modules), len(kept))
+    return result
+
+
+def _is_kept(run: Run, name: str) -> bool:
+    found = run.locate(f"{run.path}.{name}" if run.path else name)
+    return found is None or found[0] < TRACED
+
+
+def _way(module: nn.Module, path: str) -> list[nn.Module]:
+    way = [module]
+    for name in path.split(".") if path else ():
+        way.append(way[-1].get_submodule(name))
+    return way
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    held = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
+    return [item for item in held if isinstance(item, torch.Tensor)]
+
+
+def _recount(module: nn.Module, before: int, after: int) -> None:
+    for holder in (module, getattr(module, "config", None)):
+        for name in COUNTS:
+            if holder is not None and getattr(holder, name, None) == before:
+                setattr(holder, name, after)
+
+
+COUNTS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth")

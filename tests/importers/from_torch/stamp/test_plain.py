@@ -1,0 +1,125 @@
+"""A stamped graph is the traced one to the letter: names, order, constants, writes, inputs and outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline.importers.from_torch.stamp import Stamped, stamped
+from pipeline.ir import Graph, to_text
+from tests.importers.from_torch.stamp.comparing import expect_stamped, traced
+from tests.importers.from_torch.stamp.models import WIDTH, Decode, LastLayer, Layer, Stack, Stateful, x
+
+
+def test_three_layers_of_which_two_were_traced() -> None:
+    """The third has the second's ops, its own parameters and names, and reads the second."""
+    graph = expect_stamped(Stack(3), (x(),), saved=1)
+    assert [line.partition(" line ")[0] for line in to_text(graph).splitlines() if '@"layers.2' in line] == [
+        '  %18 "linear_3": float32[2, 4] = "aten.linear.default"(%17, %6, %7) {input: $0, weight: $1, bias: $2} '
+        '@"layers.2.fc" node "linear_3"',
+        '  %19 "relu_2": float32[2, 4] = "aten.relu.default"(%18) {self: $0} @"layers.2" node "relu_2"',
+        '  %20 "add_2": float32[2, 4] = "aten.add.Tensor"(%17, %19) {self: $0, other: $1} @"layers.2" node "add_2"',
+    ]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_buffers_constants_writes_and_what_is_between_layers(device: str) -> None:
+    with torch.device(device):
+        model, scale = Stateful(5).eval(), torch.zeros(1, WIDTH)
+        args = [x() for _ in range(6)]
+        graph = expect_stamped(model, args, {"shift": x(), "scale": scale}, saved=3)
+    assert len(graph.updates) == 10
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_caches_of_layers_as_inputs_and_outputs(strict: bool) -> None:
+    model = Decode(5, strict)
+    expect_stamped(model, model.inputs(), saved=3)
+
+
+def test_an_unequal_layer_at_the_end() -> None:
+    model = Decode(5, last=LastLayer(4))
+    expect_stamped(model, model.inputs(), saved=2)
+
+
+def test_layers_that_alternate() -> None:
+    """Two kinds by turns, and one left over, which stands before the units."""
+
+    class Sliding(Layer):
+        def __init__(self, index: int) -> None:
+            super().__init__(index)
+            self.sliding = index % 2 == 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) if self.sliding else self.fc(x).tanh()
+
+    model = Stack(0)
+    model.layers = nn.ModuleList([Sliding(index) for index in range(7)])
+    expect_stamped(model, (x(),), saved=2)
+
+
+def test_a_sequential_is_a_list_too() -> None:
+    expect_stamped(nn.Sequential(*(Layer(index) for index in range(4))), (x(),), saved=2)
+
+
+def test_a_result_from_the_middle_of_the_layer_before() -> None:
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            x, middle = pair
+            inner = self.fc(x)
+            return inner.relu() + middle, inner
+
+    class Pairs(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            pair = x, self.before(x)
+            for layer in self.layers:
+                pair = layer(pair)
+            return self.after(pair[0])
+
+    model = Pairs(0)
+    model.layers = nn.ModuleList([Remembering() for _ in range(5)])
+    expect_stamped(model, (x(),), saved=3)
+
+
+def test_a_loop_over_a_number_in_the_config() -> None:
+    """`range(count)` in place of the list: the copy's number is shortened with the list."""
+
+    class Counting(Stack):
+        def __init__(self, count: int) -> None:
+            super().__init__(count)
+            self.num_layers = count
+
+        def forward(self, x: Tensor) -> Tensor:
+            for index in range(self.num_layers):
+                x = self.layers[index](x)
+            return self.after(x)
+
+    model = Counting(4)
+    expect_stamped(model, (x(),), saved=2)
+    assert model.num_layers == 4
+
+
+def test_only_two_layers_are_traced_and_the_model_stays_as_it_was() -> None:
+    model = Stack(6)
+    before = dict(model.named_modules())
+    seen: list[int] = []
+
+    def trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+        seen.append(len(module.get_submodule("layers")._modules))
+        return traced(module, args, kwargs)
+
+    def fail(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+        raise ValueError("no")
+
+    assert isinstance(stamped(model, (x(),), {}, trace), Stamped)
+    assert not isinstance(stamped(model, (x(),), {}, fail), Stamped)
+    assert seen == [2]
+    assert dict(model.named_modules()) == before
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

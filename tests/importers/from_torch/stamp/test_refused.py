@@ -1,0 +1,178 @@
+"""Models that have to be traced whole, and what is said of each; and that a wrong proof would be seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipeline.importers.from_torch import from_torch
+from pipeline.importers.from_torch.stamp import Stamped, proof, stamped
+from pipeline.importers.from_torch.stamp import model as way_in
+from pipeline.ir import Graph, to_text
+from tests.importers.from_torch.stamp.comparing import reason, stamp, traced
+from tests.importers.from_torch.stamp.models import WIDTH, Decode, Layer, Stack, x
+
+
+def other_eps(layer: Layer, x: Tensor) -> Tensor:
+    return functional.layer_norm(x, (WIDTH,), eps=1e-6 if layer.index == 3 else 1e-5)
+
+
+def test_another_scalar() -> None:
+    assert reason(Stack(5, other_eps), (x(),)) == (
+        "Stack is traced whole: layers.3 does not do as layers.1 does: layer_norm(tensor, (4))((weight, None), (bias, "
+        "None), (eps, 1e-06)) of made before -1, not layer_norm(tensor, (4))((weight, None), (bias, None), (eps, "
+        "1e-05)) of made before -1."
+    )
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        lambda layer, x: layer.fc(x) + layer.index,
+        lambda layer, x: functional.dropout(layer.fc(x), 0.1 * layer.index, training=False),  # leaves no operator
+        lambda layer, x: layer.fc(x) * torch.tensor(float(layer.index)),
+        lambda layer, x: layer.fc(x).relu() if layer.index == 2 else layer.fc(x).tanh(),
+        lambda layer, x: layer.fc(x)[: 2 if layer.index < 4 else None].sum(0) + x,
+    ],
+    ids=["added", "dropout", "constant", "branch", "slice"],
+)
+def test_the_index_of_the_layer_as_data(does: Any) -> None:
+    assert "does not do as layers.1 does" in reason(Stack(5, does), (x(),))
+
+
+def test_the_first_layer_does_something_else() -> None:
+    found = reason(Stack(5, lambda layer, x: layer.fc(x) if layer.index else layer.fc(x).tanh()), (x(),))
+    assert "layers.0 does not do as layers.1 does" in found
+
+
+def test_weights_shared_by_pairs() -> None:
+    model = Stack(6)
+    for index in range(1, 6, 2):
+        model.layers[index].fc = model.layers[index - 1].fc  # pyright: ignore
+    assert "layers.2 does not do as layers.1 does" in reason(model, (x(),))
+
+
+def test_a_weight_of_all_layers() -> None:
+    """torch.export calls it by the name that it has in the last."""
+    model = Stack(4)
+    for layer in model.layers:
+        layer.fc.weight = model.layers[0].fc.weight  # pyright: ignore
+    assert "layers.3 does not do as layers.1 does" in reason(model, (x(),))
+
+
+class EarlierResult(Stack):
+    """Each layer reads what the first one made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = None
+        for layer in self.layers:
+            x = layer(x if first is None else x + first)
+            first = x if first is None else first
+        return x
+
+
+class AllResults(Stack):
+    """Gives all layers' results to one op."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        results = [x := layer(x) for layer in self.layers]
+        return torch.stack(results)
+
+
+class Twice(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (*self.layers, *self.layers):
+            x = layer(x)
+        return x
+
+
+class Backwards(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in reversed(self.layers):
+            x = layer(x)
+        return x
+
+
+class Past(Stack):
+    """Calls `forward` itself, so that nothing tells which layer it is in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer.forward(x)
+        return x
+
+
+class OnData(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x) if x.sum() > 0 else x
+        return x
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (EarlierResult, "layers.2 does not do as layers.1 does"),
+        (AllResults, "with 2 layers in place of 5 the model does something else after the layers"),
+        (Twice, "layers.0 is called more than once"),
+        (Backwards, "the layers of layers are not called one after the other"),
+        (Past, "layers.0 is not called as a module"),
+        (OnData, "it does not run without numbers"),
+    ],
+)
+def test_another_way_through_the_layers(kind: type[Stack], said: str) -> None:
+    with torch.device("meta"):
+        assert said in reason(kind(5), (x(),))
+
+
+def test_too_few_layers() -> None:
+    assert reason(Stack(2), (x(),)) == "Stack has no list of more than 2 layers that look the same."
+
+
+def test_named_dims() -> None:
+    def trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+        dims = ({0: torch.export.Dim("batch")},)
+        return from_torch(torch.export.export(module, args, kwargs, dynamic_shapes=dims, strict=False))
+
+    with torch.no_grad():
+        found = stamped(Stack(4), (x(),), {}, trace)
+    assert not isinstance(found, Stamped)
+    assert "have no fixed size" in found.reason
+
+
+def test_regions() -> None:
+    def quiet(layer: Layer, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return layer.fc(x)
+
+    def trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+        return from_torch(torch.export.export(module, args, kwargs, strict=False))
+
+    found = stamped(Stack(4, quiet), (x(),), {}, trace)
+    assert not isinstance(found, Stamped)
+    assert "regions with bodies" in found.reason
+
+
+def test_a_wrong_correspondence_of_inputs_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the comparison of texts is worth: keys and values of one layer exchanged, and nothing else."""
+
+    def exchanged(*given: Any) -> proof.Proof:
+        right = proof.alike_units(*given)
+        wrong = [dict(names) for names in right.inputs]
+        if len(wrong) > 1:  # not where the two traced units are checked
+            (one, first), (other, second) = [(key, own) for key, own in wrong[-1].items() if key != own]
+            wrong[-1].update({one: second, other: first})
+        return proof.Proof(tuple(wrong), right.frames)
+
+    model = Decode(4)
+    right = stamp(model, model.inputs())
+    monkeypatch.setattr(way_in, "alike_units", exchanged)
+    wrong = stamp(model, model.inputs())
+    assert isinstance(right, Stamped) and isinstance(wrong, Stamped)
+    whole = to_text(traced(model, model.inputs()))
+    assert to_text(right.graph) == whole
+    assert to_text(wrong.graph) != whole
