@@ -15,7 +15,7 @@ from pipeline.config import ModelConfig
 from pipeline.export.factory import make_from_factory
 from pipeline.torch_ir import load_ir
 
-FACTORY = f"{Path(__file__).with_name('factories.py')}:attention_with_example"
+FACTORY = f"{Path(__file__).parent / 'models' / 'factories.py'}:attention_with_example"
 
 
 class Asked:
