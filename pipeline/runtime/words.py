@@ -33,12 +33,12 @@ def operator_of(kind: str) -> torch._ops.OpOverload:
     Raises:
         SourceMistake: torch has no operator of this name, as when the library that registers it is not imported.
     """
-    namespace, name, overload = kind.split(".")
     try:
+        namespace, name, overload = kind.split(".")
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    except AttributeError as error:
+    except (AttributeError, ValueError) as error:
         raise SourceMistake(
-            f"torch has no operator {namespace}::{name}.{overload}; import the library that registers it"
+            f"torch has no operator {kind}; import the library that registers it, or give it an executor"
         ) from error
 
 

@@ -145,7 +145,7 @@ class IR:
         """
         path = Path(path)
         data = files.read(path)
-        wanted = {one["file"] for one in (data.get("constants") or {}).values() if "file" in one}
+        wanted = {str(one["file"]) for one in _constants(data).values() if "file" in one}
         return cls._of_written(data, {name: files.read_tensors(path, name) for name in wanted})
 
     def __repr__(self) -> str:
@@ -166,17 +166,14 @@ class IR:
         missing = [key for key in ("graph_inputs", "graph_outputs", "weights", "nodes") if key not in data]
         if missing:
             raise SerializationError(f"IR JSON: the key {', '.join(missing)} is missing; expected what IR.save writes")
-        constants = {key: read_constant(key, one, held) for key, one in (data.get("constants") or {}).items()}
+        constants = {key: read_constant(key, one, held) for key, one in _constants(data).items()}
         made = cls(
             model_name=data.get("model_name", ""),
             pytorch_version=data.get("pytorch_version", ""),
             constants=constants,
         )
         made._written, made._parts = data, None
-        trees = data.get("signature") or {}
-        made.signature = Signature(
-            *(from_json(trees[side]) if side in trees else None for side in ("inputs", "outputs"))
-        )
+        made.signature = _signature(data.get("signature") or {})
         return made
 
     def _view(self) -> Parts:
@@ -210,6 +207,24 @@ class IR:
             else:
                 yield encode(part)
         yield "}\n"
+
+
+def _constants(data: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    found = data.get("constants") or {}
+    if not isinstance(found, Mapping) or not all(isinstance(one, Mapping) for one in found.values()):
+        raise SerializationError(
+            f"IR JSON: constants: found {str(found)[:60]}, expected a mapping of name to data and dtype"
+        )
+    return found
+
+
+def _signature(trees: Any) -> Signature:
+    try:
+        return Signature(*(from_json(trees[side]) if side in trees else None for side in ("inputs", "outputs")))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SerializationError(
+            f"IR JSON: signature: found {str(trees)[:60]}, expected the trees that IR.save writes"
+        ) from error
 
 
 def _digest(tensors: Mapping[str, torch.Tensor], threshold: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pipeline.ir import Graph, Role, Value
+from pipeline.runtime.dtypes import torch_dtype
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of, stored
 
@@ -45,6 +46,8 @@ def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
     for value in stored(graph):
         names = (*graph.sources.get(value.vid, ()), value.name)
         tensor = _first(names, (constants, weights, ir.constants))
+        if tensor is None and 0 in value.spec.shape:  # as caches begin; without elements, it is known
+            tensor = torch.empty(value.spec.sizes, dtype=torch_dtype(value.spec.dtype))
         if tensor is None and value.vid not in graph.payloads and _needed(graph, value):
             lacking.append(value)
         elif tensor is not None:

@@ -1,0 +1,31 @@
+"""docs/torch-ir.md runs as it is shown, and names the options that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from pipeline.cli import app
+from tests.docs.pages import blocks, rows
+
+PAGE = "docs/torch-ir.md"
+
+
+def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (example,) = blocks(PAGE, "python")
+    exec(compile(example, PAGE, "exec"), {})
+    assert capsys.readouterr().out.startswith("flowchart TD\n")
+
+
+def test_the_options() -> None:
+    group: Any = get_command(app).commands["ir"]  # type: ignore[attr-defined]
+    told = {cells[0].split()[1]: cells[1] for cells in rows(PAGE) if cells[0].startswith("ir ")}
+    assert set(told) == set(group.commands)
+    for name, text in told.items():
+        known = {option for one in group.commands[name].params for option in (*one.opts, *one.secondary_opts)}
+        assert set(re.findall(r"--[\w-]+", text)) <= known, name

@@ -1,0 +1,107 @@
+"""`onnxline ir extract|info|visualize|verify|run`: files in, files out, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipeline import cli
+from pipeline.config import ModelConfig
+from pipeline.export.factory import make_from_factory
+from pipeline.torch_ir import load_ir
+
+FACTORY = f"{Path(__file__).parent / 'models' / 'factories.py'}:attention_with_example"
+
+
+class Asked:
+    """Runs the command line in this process: (exit code, stdout, stderr)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *words: str | Path) -> tuple[int, str, str]:
+        self._monkeypatch.setattr("sys.argv", ["onnxline", "ir", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = self._capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Asked:
+    monkeypatch.chdir(tmp_path)
+    return Asked(monkeypatch, capsys)
+
+
+def test_the_whole_way(ask: Asked, config_file, tmp_path: Path) -> None:
+    config = config_file(model={"inputs": {"x": {"shape": ["batch", 8, 32], "dtype": "float32"}}})
+    code, out, err = ask("extract", config, "-o", "m.json.zst")
+    assert (code, out.splitlines()[-1], err) == (0, "written to m.json.zst", "")
+    assert load_ir("m.json.zst").graph_inputs[0].shape == ("batch", 8, 32)
+
+    code, out, _ = ask("info", "m.json.zst", "--json")
+    found = json.loads(out)
+    assert (code, found["input_shapes"], found["num_nodes"]) == (
+        0,
+        {"x": ["batch", 8, 32]},
+        len(load_ir("m.json.zst").nodes),
+    )
+    assert "Op distribution:" in ask("info", "m.json.zst")[1]
+    assert ask("visualize", "m.json.zst", "--max-nodes", "2", "--no-weights", "-o", "m.md")[0] == 0
+    assert Path("m.md").read_text().startswith("```mermaid\nflowchart TD\n")
+
+    assert ask("verify", "m.json.zst", config)[0] == 0
+    source = make_from_factory(ModelConfig(factory=FACTORY))
+    state = source.module.state_dict()
+    save_file(state, "w.safetensors")
+    assert "PASSED" in ask("verify", "m.json.zst", FACTORY, "--weights", "w.safetensors")[1]
+    x = torch.randn(5, 8, 32)
+    np.savez("in.npz", x=x.numpy())
+    code, out, err = ask("run", "m.json.zst", "in.npz", "--weights", "w.safetensors", "-o", "out.safetensors")
+    assert (code, err) == (0, "")
+    (found,) = load_file("out.safetensors").values()
+    torch.testing.assert_close(found, source.module(x))
+    assert ask("run", "m.json.zst", "in.npz", "--weights", "w.safetensors", "--no-planned", "-o", "out.npz")[0] == 0
+    (found,) = np.load("out.npz").values()
+    torch.testing.assert_close(torch.from_numpy(found), source.module(x))
+
+
+def test_without_a_weight_on_meta(ask: Asked) -> None:
+    code, _, err = ask("extract", FACTORY, "--meta", "--dynamic", "x.0=batch", "--name", "Block")
+    assert (code, err) == (0, "")
+    ir = load_ir("Block_ir.json")
+    assert (ir.model_name, ir.graph_inputs[0].shape[0]) == ("Block", "batch")
+    assert ask("verify", "Block_ir.json", FACTORY)[0] == 0
+
+
+def test_a_difference_is_exit_code_1_and_the_node_is_named(ask: Asked) -> None:
+    ask("extract", FACTORY, "-o", "m.json")
+    Path("m.json").write_text(Path("m.json").read_text().replace("aten.softmax.int", "aten.log_softmax.int"))
+    code, _, err = ask("verify", "m.json", FACTORY, "--localize")
+    assert code == 1
+    assert "Verification FAILED" in err
+    assert "First divergence: node 'softmax' (aten.log_softmax.int; " in err
+
+
+def test_mistakes_are_exit_code_2_and_one_sentence(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    ask("extract", FACTORY, "-o", "m.json")
+    np.savez("in.npz", y=np.zeros(3))
+    wrong = {
+        ("info", "none.json"): "none.json cannot be read: there is no such file or folder",
+        ("visualize", "m.json", "-o", "m.png"): "needs the command mmdc, which is not installed",
+        ("extract", "somewhere"): "expected file.py:make, package.module:make, or a configuration (.yaml)",
+        ("extract", FACTORY, "--dynamic", "x=batch"): "expected INPUT.AXIS=DIM, as in x.0=batch",
+        ("extract", FACTORY, "--dynamic", "x.2=width"): "check shapes, dtypes and ranges in model.inputs",
+        ("run", "m.json", "in.npz", "-o", "out.npz"): "Weights not loaded",
+        ("run", "m.json", "in.txt", "-o", "out.npz"): "expected .npz or .safetensors",
+    }
+    for words, said in wrong.items():
+        code, _, err = ask(*words)
+        assert (code, said in err) == (2, True), (words, err)
+        assert err.startswith("onnxline: ") and "Traceback" not in err

@@ -1,0 +1,258 @@
+"""Everything is checked first, in one message; nothing of the caller's is written to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from pipeline.torch_ir import (
+    IR,
+    ExecutionError,
+    IRExecutor,
+    WeightLoadError,
+    execute_ir,
+    extract_ir,
+    load_weights,
+    load_weights_pt,
+    load_weights_safetensors,
+    validate_weights_against_ir,
+)
+from tests.torch_ir.models import BufferVsConstant, Cache, MaskedLinear, Norm, Tied, cache_call
+
+X = torch.arange(4.0).view(1, 4)
+
+
+def on_meta(kind: Callable[[], nn.Module]) -> IR:
+    with torch.device("meta"):
+        model = kind()
+    with pytest.warns(UserWarning, match="Skipping 1"):
+        return extract_ir(model, (X.to("meta"),))
+
+
+def refused(ir: IR, *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(ExecutionError) as caught:
+        execute_ir(ir, *args, **kwargs)
+    return str(caught.value)
+
+
+def test_an_absent_tensor_is_said_in_the_words_of_pytorch_ir() -> None:
+    ir, state = on_meta(MaskedLinear), MaskedLinear().state_dict()
+    mask = "Weight/input 'c_mask' not found in registry for node 'mul'."
+    assert refused(ir, (X,), state) == mask
+    bias = "Weight/input 'p_linear_bias' not found in registry for node 'linear'."
+    assert refused(ir, (X,), {"linear.weight": state["linear.weight"]}) == f"{bias}\n{mask}"
+    absent = "Weight/input 'x' not found in registry for node 'linear'."
+    assert refused(ir, {}, state, constants={"mask": X[0]}) == absent
+
+
+def test_every_mismatch_is_in_one_message() -> None:
+    ir = on_meta(MaskedLinear)
+    weights = {"linear.weight": torch.ones(3, 4), "linear.bias": torch.ones(4, dtype=torch.float16)}
+    assert refused(ir, (X.double(),), weights, constants={"c_mask": torch.ones(5), "maks": X}).splitlines() == [
+        "weight 'linear.weight': found float32[3, 4], expected float32[4, 4]",
+        "weight 'linear.bias': found float16[4], expected float32[4]",
+        "constant 'mask': found float32[5], expected float32[4]",
+        "constant 'maks': the IR has no such constant, buffer or weight",
+        "input 'x': found float64[1, 4], expected float32[1, 4]",
+    ]
+
+
+def test_weights_have_to_be_there() -> None:
+    ir = on_meta(MaskedLinear)
+    with pytest.raises(ValueError, match="Either weights or weights_path"):
+        execute_ir(ir, (X,))
+    with pytest.raises(ExecutionError, match="Weights not loaded"):
+        IRExecutor(ir).execute((X,))
+    assert "holds no values" in refused(ir, (X,), {**MaskedLinear().state_dict(), "linear.bias": X[0].to("meta")})
+
+
+@pytest.mark.parametrize("old, new, said", [("", "model.", "remove it"), ("linear.", "", "add it")])
+def test_a_prefix_is_told_and_not_guessed(old: str, new: str, said: str) -> None:
+    state = {new + name.removeprefix(old): one for name, one in MaskedLinear().state_dict().items()}
+    message = refused(on_meta(MaskedLinear), (X,), state, constants={"mask": X[0]})
+    assert said in message
+    assert "found in registry" in message
+
+
+def test_constants_go_before_what_the_ir_holds() -> None:
+    model = BufferVsConstant()
+    ir = extract_ir(model, (X,), strict=False)
+    plain = execute_ir(ir, (X,), model.state_dict())[0]
+    assert torch.equal(plain, model(X))
+    for name in ("offset", "c_offset"):
+        other = execute_ir(ir, (X,), model.state_dict(), constants={name: torch.zeros(4)})[0]
+        assert torch.equal(other, model.linear(X) * model.scale)
+
+
+def test_either_name_of_a_tied_weight_does() -> None:
+    model, ids = Tied(), torch.tensor([[1, 4]])
+    ir = extract_ir(model, (ids,), strict=False)
+    for name in ("embed.weight", "head.weight"):
+        assert torch.equal(execute_ir(ir, (ids,), {name: model.embed.weight})[0], model(ids))
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+@pytest.mark.parametrize("planned", [True, False])
+def test_states_live_in_the_executor(functionalize: bool, planned: bool) -> None:
+    model = Cache()
+    args, kwargs = cache_call()
+    ir = extract_ir(model, args, kwargs=kwargs, strict=False, functionalize=functionalize)
+    state = {name: one.clone() for name, one in model.state_dict().items()}
+    executor = IRExecutor(ir, state, planned=planned)
+    for at in (1, 3):
+        given, _ = cache_call(at)
+        total, rows = executor.execute(given, kwargs)
+        expected = model(*given, **kwargs)
+        assert torch.equal(total, expected["sum"])
+        assert torch.equal(rows, expected["more"][1])
+    assert torch.equal(executor.updates["b_rows"], model.rows)
+    assert not state["rows"].any()
+    executor.load_weights_from_state_dict(state)
+    assert executor.execute(*cache_call(0))[1].count_nonzero() == 3
+
+
+class Count(nn.Module):
+    """Gives back the very buffer that it writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows.add_(x.sum(0))
+        return self.rows
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+@pytest.mark.parametrize("planned", [True, False])
+def test_states_go_from_size_to_size_and_outputs_are_apart(functionalize: bool, planned: bool) -> None:
+    rows = torch.export.Dim("rows", min=2, max=9)
+    ir = extract_ir(
+        Count(), (torch.ones(3, 2),), strict=False, dynamic_shapes=({0: rows},), functionalize=functionalize
+    )
+    executor = IRExecutor(ir, {"rows": torch.zeros(2)}, planned=planned)
+    for size, expected in ((3, 3.0), (5, 8.0), (3, 11.0)):
+        (found,) = executor.execute((torch.ones(size, 2),))
+        assert found.tolist() == [expected, expected]
+        found.fill_(-1)  # an output is the caller's
+    assert executor.execute((torch.ones(2, 2),), constants={"rows": torch.zeros(2)})[0].tolist() == [2.0, 2.0]
+
+
+def test_an_input_that_the_model_writes_to_stays_as_it_is() -> None:
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mul_(2).sum()
+
+    x = torch.ones(3)
+    for functionalize in (True, False):
+        ir = extract_ir(Writes(), (torch.ones(3),), strict=False, functionalize=functionalize)
+        executor = IRExecutor(ir, {})
+        assert executor.execute((x,))[0] == 6
+        assert x.tolist() == [1, 1, 1]
+    assert IRExecutor(ir, {}, planned=True).execute((x,))[0] == 6
+
+
+def test_arguments_nest_as_the_model_takes_them() -> None:
+    model = Cache()
+    args, kwargs = cache_call()
+    ir = extract_ir(model, args, kwargs=kwargs, strict=False)
+    names = [meta.name for meta in ir.graph_inputs]
+    executor = IRExecutor(ir, model.state_dict())
+    first = executor.execute(args, kwargs)[0]
+    flat = (args[0], args[1]["x"])
+    for given in (args, flat, dict(zip(names, flat, strict=True))):
+        assert torch.equal(
+            execute_ir(ir, given, model.state_dict(), kwargs=kwargs if given is args else None)[0], first
+        )
+    wrong = {
+        "found 3.0, but the IR was traced with 2.0": (args, {"scale": 3.0}),
+        "without 'x' and with 'y'": ((args[0], {"y": args[1]["x"]}), kwargs),
+        "found tuple of 1, expected tuple of 2": (args[:1], kwargs),
+        "keyword arguments: without 'scale'": (args, {}),
+        "the IR has no such input": ({"z": X}, None),
+    }
+    for said, (inputs, named) in wrong.items():
+        with pytest.raises(ExecutionError, match=said):
+            executor.execute(inputs, named)
+
+
+def test_named_dims_are_bound_and_held_to_their_range() -> None:
+    batch = torch.export.Dim("batch", min=2, max=9)
+    model = nn.Bilinear(4, 3, 2)
+    ir = extract_ir(
+        model, (torch.randn(3, 4), torch.randn(3, 3)), strict=False, dynamic_shapes=({0: batch}, {0: batch})
+    )
+    executor = IRExecutor(ir, model.state_dict())
+    for size in (2, 5, 2):
+        pair = (torch.randn(size, 4), torch.randn(size, 3))
+        assert torch.equal(executor.execute(pair)[0], model(*pair))
+    with pytest.raises(ExecutionError, match=r"batch = 10 is not in 2 \.\. 9"):
+        executor.execute((torch.randn(10, 4), torch.randn(10, 3)))
+    with pytest.raises(ExecutionError, match=r"'input2' is \[3, 3\]"):
+        executor.execute((torch.randn(2, 4), torch.randn(3, 3)))
+
+
+def test_other_sizes_only_where_they_are_asked_for() -> None:
+    model, x = MaskedLinear(), torch.randn(2, 4)
+    ir = extract_ir(model, (X,), strict=False)
+    assert "found float32[2, 4], expected float32[1, 4]" in refused(ir, (x,), model.state_dict())
+    assert torch.equal(execute_ir(ir, (x,), model.state_dict(), strict_sizes=False)[0], model(x))
+
+
+def test_planned_runs_are_planned_and_equal_the_reference() -> None:
+    model, x = Norm().train(), torch.randn(2, 2, 5, 5)
+    ir = extract_ir(model, (x,), strict=False)
+    planned, reference = (IRExecutor(ir, model.state_dict(), planned=choice) for choice in (True, False))
+    for _ in range(2):
+        torch.testing.assert_close(planned.execute((x,)), reference.execute((x,)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(planned.updates, reference.updates)
+    assert planned.not_planned == ""
+    assert reference.updates["b_norm_num_batches_tracked"] == 2
+    assert model.norm.num_batches_tracked == 0
+
+
+def test_weights_of_every_kind_of_file(tmp_path: Path) -> None:
+    model = MaskedLinear()
+    state = model.state_dict()
+    for name in ("w.pt", "w.pth", "w.bin", "odd.name"):
+        torch.save(state, tmp_path / name)
+    torch.save({"state_dict": state}, tmp_path / "nested.pt")
+    save_file(state, tmp_path / "w.safetensors")
+    (tmp_path / "w.index.json").write_text('{"weight_map": {"linear.weight": "w.safetensors"}}')
+    files = ("w.pt", "w.pth", "w.bin", "nested.pt", "w.safetensors", "w.index.json")
+    loaded = [load_weights(tmp_path / name) for name in files]
+    loaded += [load_weights_pt(tmp_path / "odd.name"), load_weights_safetensors(str(tmp_path / "w.safetensors"))]
+    for one in loaded:
+        torch.testing.assert_close(one, dict(state), rtol=0, atol=0)
+    ir = extract_ir(model, (X,), strict=False)
+    assert torch.equal(execute_ir(ir, (X,), weights_path=tmp_path / "w.pt")[0], model(X))
+    assert validate_weights_against_ir(state, ir) == []
+    assert validate_weights_against_ir({"linear.weight": X}, ir) == [
+        "Weight/input 'p_linear_bias' not found in registry for node 'linear'.",
+        "weight 'linear.weight': found float32[1, 4], expected float32[4, 4]",
+    ]
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return print, ("code of the file was run",)
+
+
+def test_files_that_hold_no_weights(tmp_path: Path) -> None:
+    torch.save({"w": Evil()}, tmp_path / "evil.pt")
+    (tmp_path / "half.safetensors").write_bytes(b"\x10\0\0")
+    (tmp_path / "w.onnx").write_bytes(b"")
+    for name, said in {
+        "evil.pt": "running its code is refused",
+        "half.safetensors": "not a whole safetensors file",
+        "w.onnx": "expected a folder, .safetensors",
+        "none.pt": "there is no such file",
+    }.items():
+        with pytest.raises(WeightLoadError, match=said):
+            load_weights(tmp_path / name)

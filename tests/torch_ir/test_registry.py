@@ -1,0 +1,86 @@
+"""Functions of the user's for single kinds of op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline.torch_ir import (
+    IR,
+    ExecutionError,
+    IRExecutor,
+    OpNode,
+    TensorMeta,
+    execute_ir,
+    extract_ir,
+    list_registered_ops,
+    register_executor,
+    register_op,
+)
+from pipeline.torch_ir.registry import REGISTERED, NodeInfo
+
+X = torch.tensor([1.0, -2.0])
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    yield
+    REGISTERED.executors.clear()
+    REGISTERED.conversions.clear()
+
+
+def gate() -> IR:
+    value = TensorMeta("x", (2,), "float32")
+    made = [TensorMeta("low", (2,), "float32"), TensorMeta("high", (2,), "float32")]
+    node = OpNode("gate", "mylib.gate", [value], made, {"by": 0.5, "modes": ["a", None]})
+    return IR([node], [value], made[::-1])
+
+
+def test_an_op_that_torch_does_not_know_runs_also_when_it_was_saved() -> None:
+    seen: list[dict[str, Any]] = []
+
+    @register_executor("mylib.gate")
+    def run(inputs: list[Tensor], attrs: dict[str, Any]) -> list[Tensor]:
+        seen.append(attrs)
+        return [inputs[0].clamp(max=attrs["by"]), inputs[0].clamp(min=attrs["by"])]
+
+    for ir in (gate(), IR.from_dict(gate().to_dict())):
+        high, low = execute_ir(ir, (X,))
+        assert (high.tolist(), low.tolist()) == ([1.0, 0.5], [0.5, -2.0])
+    assert seen == [{"by": 0.5, "modes": ["a", None]}] * 2
+    assert list_registered_ops() == {"execution": ["mylib.gate"], "conversion": []}
+
+
+def test_without_it_or_with_other_outputs_it_is_refused() -> None:
+    with pytest.raises(Exception, match=r"mylib.*gate"):
+        execute_ir(gate(), (X,))
+    register_executor("mylib.gate")(lambda inputs, attrs: inputs)
+    with pytest.raises(ExecutionError, match="gave 1 outputs; expected a list of 2"):
+        execute_ir(gate(), (X,))
+
+
+def test_an_executor_goes_before_the_operator_of_torch() -> None:
+    ir = extract_ir(nn.ReLU(), (X,), strict=False)
+    assert execute_ir(ir, (X,))[0].tolist() == [1.0, 0.0]
+    register_executor("aten.relu")(lambda inputs, attrs: [inputs[0] * 10])
+    assert execute_ir(ir, (X,))[0].tolist() == [10.0, -20.0]
+    assert IRExecutor(ir, registry=type(REGISTERED)()).execute((X,))[0].tolist() == [1.0, 0.0]
+
+
+def test_a_conversion_writes_the_node_down() -> None:
+    seen: list[NodeInfo] = []
+
+    @register_op("aten.leaky_relu.default")
+    def convert(info: NodeInfo) -> OpNode:
+        seen.append(info)
+        return OpNode(info.name, "mylib.leak", info.input_metas, info.output_metas, {**info.attrs, "extra": True})
+
+    ir = extract_ir(nn.LeakyReLU(0.5), (X,), strict=False)
+    assert (ir.nodes[0].op_type, ir.nodes[0].attrs) == ("mylib.leak", {"negative_slope": 0.5, "extra": True})
+    assert seen[0].target is torch.ops.aten.leaky_relu.default
+    register_executor("mylib.leak")(lambda inputs, attrs: [inputs[0] * attrs["negative_slope"]])
+    assert execute_ir(IR.from_dict(ir.to_dict()), (X,))[0].tolist() == [0.5, -1.0]

@@ -1,0 +1,191 @@
+"""A verification tells what differs, where, and changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline.torch_ir import IR, VerificationReport, extract_ir, verify_ir, verify_ir_with_state_dict
+from pipeline.torch_ir.tree import Branch, Leaf, Tree
+from pipeline.torch_ir.verify import _compare_tensors
+from pipeline.torch_ir.verify.numbers import compare
+from tests.torch_ir.models import Cache, MaskedLinear, Norm, cache_call
+
+NAN, INF = math.nan, math.inf
+
+
+def edited(ir: IR, edit: Callable[[dict[str, Any]], None]) -> IR:
+    data = copy.deepcopy(ir.to_dict())
+    edit(data)
+    return IR.from_dict(data)
+
+
+def renamed(kind: str, other: str, nth: int = 0) -> Callable[[dict[str, Any]], None]:
+    def edit(data: dict[str, Any]) -> None:
+        [node for node in data["nodes"] if node["op_type"] == kind][nth]["op_type"] = other
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "dtype, left, right, close",
+    [
+        ("float32", [1.0, NAN, INF], [1.0, NAN, INF], True),
+        ("float32", [1.0, NAN], [NAN, NAN], False),
+        ("float32", [INF], [-INF], False),
+        ("float32", [1.0], [1.00003], False),
+        ("float64", [1.0], [1.00001], False),
+        ("float64", [1.0], [1.0 + 1e-11], True),
+        ("bfloat16", [1.0], [1.0078125], True),
+        ("bfloat16", [1.0], [1.25], False),
+        ("int64", [2**62], [2**62 + 1], False),
+        ("bool", [True], [False], False),
+        ("float8_e4m3fn", [1.0], [1.125], False),
+        ("complex64", [1 + 1j], [1 + 1j], True),
+        ("complex64", [1 + 1j], [1 - 1j], False),
+        ("float32", [], [], True),
+    ],
+)
+def test_values_are_compared_in_their_own_dtype(dtype: str, left: list[Any], right: list[Any], close: bool) -> None:
+    pair = [torch.tensor(side, dtype=getattr(torch, dtype)) for side in (left, right)]
+    assert compare(pair[0], pair[1]).is_close is close
+    assert _compare_tensors(pair[0], pair[1])[0] is close
+
+
+def test_tolerances_of_the_caller_are_not_for_integers() -> None:
+    assert compare(torch.tensor([1.0]), torch.tensor([1.5]), 1, 1).is_close
+    assert not compare(torch.tensor([1]), torch.tensor([2]), 1, 1).is_close
+    assert _compare_tensors(torch.zeros(2), torch.ones(2), 1e-5, 1e-5) == (False, 1.0, 1.0)
+    assert _compare_tensors(torch.zeros(2, 3), torch.zeros(3, 2), 1e-5, 1e-5)[1] == INF
+    said = compare(torch.tensor([NAN, 1.0, INF]), torch.tensor([1.0, 1.0, INF])).why
+    counts = "1 NaN and 1 infinite expected, 0 NaN and 1 infinite found"
+    assert said == f"1 of 3 elements are NaN or infinite on one side only ({counts})"
+    assert compare(torch.zeros(1), torch.zeros(1, dtype=torch.float64)).why == "dtype float64, expected float32"
+
+
+def test_trees_buffers_and_nothing_changed() -> None:
+    model = Cache().train()
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    args, kwargs = cache_call(2)
+    ir = extract_ir(model, args, kwargs=kwargs, strict=False)
+    calls.clear()
+    before, random = copy.deepcopy((dict(model.state_dict()), args, kwargs)), torch.get_rng_state()
+    ok, report = verify_ir_with_state_dict(ir, model.state_dict(), model, args, kwargs=kwargs)
+    assert ok and str(report).startswith("Verification PASSED"), str(report)
+    assert [one["path"] for one in report.output_details] == ["sum", "more.1", "buffer rows"]
+    assert report.num_outputs == 3
+    torch.testing.assert_close((dict(model.state_dict()), args, kwargs), before, rtol=0, atol=0)
+    assert model.training and torch.equal(torch.get_rng_state(), random)
+
+
+WRONG_TREES: dict[str, tuple[Tree, str]] = {
+    "a missing key": (
+        Branch("dict", ("sum", "scale"), (Leaf(0), Leaf(None, 2.0))),
+        "more: the model gives a tuple, the IR nothing",
+    ),
+    "another class": (
+        Branch("dict", ("sum", "more", "scale"), (Leaf(0), Branch("list", None, (Leaf(), Leaf(1))), Leaf(None, 2.0))),
+        "more: the model gives a tuple, the IR list",
+    ),
+    "a None": (
+        Branch("dict", ("sum", "more", "scale"), (Leaf(0), Branch("tuple", None, (Leaf(0), Leaf(1))), Leaf(None, 2.0))),
+        "more.0: the model gives None, the IR a tensor",
+    ),
+    "a constant": (
+        Branch("dict", ("sum", "more", "scale"), (Leaf(0), Branch("tuple", None, (Leaf(), Leaf(1))), Leaf(None, 3))),
+        "scale: the model gives a float, the IR 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("tree, said", WRONG_TREES.values(), ids=WRONG_TREES.keys())
+def test_a_difference_of_structure_is_named_by_its_path(tree: Tree, said: str) -> None:
+    model = Cache()
+    args, kwargs = cache_call()
+    ir = extract_ir(model, args, kwargs=kwargs, strict=False)
+    ir.signature = type(ir.signature)(ir.signature.inputs, tree)
+    ok, report = verify_ir_with_state_dict(ir, model.state_dict(), model, args, kwargs=kwargs)
+    assert not ok
+    assert said in str(report)
+
+
+def test_an_update_that_is_wrong_is_seen() -> None:
+    model, x = Norm().train(), torch.randn(2, 2, 5, 5)
+    ir = extract_ir(model, (x,), strict=False)
+    assert verify_ir_with_state_dict(ir, model.state_dict(), model, (x,))[0]
+
+    def edit(data: dict[str, Any]) -> None:
+        updates = data["updates"]
+        updates["b_norm_running_mean"], updates["b_norm_running_var"] = (
+            updates["b_norm_running_var"],
+            updates["b_norm_running_mean"],
+        )
+
+    ok, report = verify_ir_with_state_dict(edited(ir, edit), model.state_dict(), model, (x,))
+    assert not ok
+    assert [one["path"] for one in report.output_details if not one["is_close"]] == [
+        "buffer norm.running_mean",
+        "buffer norm.running_var",
+    ]
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("nth", [0, 1, 2])
+def test_the_first_node_that_differs(nth: int) -> None:
+    model, x = Deep(), torch.randn(2, 4)
+    ir = edited(extract_ir(model, (x,), strict=False), renamed("aten.tanh.default", "aten.sigmoid.default", nth))
+    ok, report = verify_ir_with_state_dict(ir, model.state_dict(), model, (x,), localize=True)
+    name = "tanh" if nth == 0 else f"tanh_{nth}"
+    assert not ok
+    assert report.first_divergence is not None
+    assert report.first_divergence.startswith(f"node {name!r} (aten.sigmoid.default; ")
+    assert "test_verify.py:" in report.first_divergence
+
+
+def test_wrong_weights_are_a_divergence_too() -> None:
+    model, x = Deep(), torch.randn(2, 4)
+    ir = extract_ir(model, (x,), strict=False)
+    state = {**model.state_dict(), "layers.1.bias": torch.ones(4)}
+    _, report = verify_ir_with_state_dict(ir, state, model, (x,), localize=True)
+    assert report.first_divergence is not None
+    assert report.first_divergence.startswith("node 'linear_1' (aten.linear.default; module layers.1, ")
+
+
+def test_what_cannot_run_is_a_report(tmp_path: Any) -> None:
+    model, x = MaskedLinear(), torch.randn(1, 4)
+    ir = extract_ir(model, (x,), strict=False)
+    ok, report = verify_ir_with_state_dict(ir, {}, model, (x,))
+    assert not ok
+    assert report.error_message is not None
+    assert "not found in registry for node 'linear'." in report.error_message
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    assert verify_ir(ir, tmp_path / "w.pt", model, (x,))[0]
+
+
+def test_dropout_draws_the_same_on_both_sides() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).train(), torch.randn(8, 4)
+    ir = extract_ir(model, (x,), strict=False)
+    assert verify_ir_with_state_dict(ir, model.state_dict(), model, (x,))[0]
+    assert not verify_ir_with_state_dict(ir, model.state_dict(), copy.deepcopy(model).eval(), (x,))[0]
+
+
+def test_a_report_reads_as_in_pytorch_ir() -> None:
+    text = str(VerificationReport(False, 0.1, 0.05, 1, error_message="Test error"))
+    assert [word in text for word in ("FAILED", "Test error", "1.00e-01", "5.00e-02")] == [True] * 4
