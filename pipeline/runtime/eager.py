@@ -15,6 +15,7 @@ from pipeline.errors import UserMistake
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime.dtypes import as_tensor, dtype_name
+from pipeline.runtime.lacking import ON_THE_CPU
 from pipeline.runtime.words import argument, operator_of, tensors_in
 
 __all__ = ["EagerResult", "Observer", "Own", "apply", "run_eager"]
@@ -134,7 +135,7 @@ def _operator(kind: str, given: dict[str, Any]) -> Any:
         if parameter.kwarg_only or parameter.name not in given:
             break
         positional.append(given.pop(parameter.name))
-    return operator(*positional, **given)
+    return ON_THE_CPU.get(kind, operator)(*positional, **given)
 
 
 def _function(body: Graph, own: Own) -> Callable[..., tuple[torch.Tensor, ...]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = ["Branch", "Leaf", "Tree", "from_json", "leaves", "to_json", "tree_of"]
+__all__ = ["Branch", "Leaf", "Tree", "from_json", "keys_of", "kind_of", "leaves", "to_json", "tree_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ def _built(spec: Any, ends: Iterator[Leaf]) -> Tree:
     if spec.is_leaf():
         return next(ends)
     children = tuple(_built(child, ends) for child in spec.children())
-    return Branch(_kind(spec.type), _keys(spec, len(children)), children)
+    return Branch(kind_of(spec.type), keys_of(spec, len(children)), children)
 
 
-def _kind(kind: Any) -> str:
+def kind_of(kind: Any) -> str:
     return kind.__name__ if kind in (tuple, list, dict) else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _keys(spec: Any, count: int) -> tuple[str, ...] | None:
+def keys_of(spec: Any, count: int) -> tuple[str, ...] | None:
     """A dict keeps its keys as the context of its spec, a dataclass the names of its fields, maybe among others."""
     context = spec.context
     if isinstance(context, Mapping):

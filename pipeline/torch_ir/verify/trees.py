@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pipeline.torch_ir.tree import Leaf, Tree
+from pipeline.torch_ir.tree import Leaf, Tree, keys_of, kind_of
 
 __all__ = ["Pair", "pairs", "structure"]
 
@@ -72,12 +72,18 @@ def _leaf(result: Any, leaf: Leaf, outputs: Sequence[torch.Tensor], path: str) -
 
 def structure(result: Any) -> tuple[str, dict[str, Any]]:
     """(the kind of a branch, its children by key), one level down; a leaf has no children."""
-    kind = type(result)
-    name = kind.__name__ if kind in (tuple, list, dict) else f"{kind.__module__}.{kind.__qualname__}"
+    children, spec = pytree.tree_flatten(result, is_leaf=lambda item: item is not result)
+    if spec.is_leaf():
+        return kind_of(type(result)), {}
+    return kind_of(type(result)), dict(zip(_keys(result, spec, len(children)), children, strict=True))
+
+
+def _keys(result: Any, spec: Any, count: int) -> Sequence[str]:
+    """As the type's own flattening names them (a cache's `layers.0.keys`), where it does."""
+    if pytree.SUPPORTED_NODES[spec.type].flatten_with_keys_fn is None:
+        return keys_of(spec, count) or tuple(map(str, range(count)))
     found = pytree.tree_leaves_with_path(result, is_leaf=lambda item: item is not result)
-    if len(found) == 1 and found[0][1] is result:
-        return name, {}
-    return name, {".".join(map(_key, path)) or str(index): child for index, (path, child) in enumerate(found)}
+    return [".".join(map(_key, path)) for path, _ in found]
 
 
 def _key(key: Any) -> str:

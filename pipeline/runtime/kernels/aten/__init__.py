@@ -15,12 +15,16 @@ from pipeline.lowering.emitters import join
 from pipeline.runtime.kernels.aten import elementwise, index, linear, norm, reduce, shape
 from pipeline.runtime.kernels.aten.call import Quick, read
 from pipeline.runtime.kernels.aten.regions import higher_order
-from pipeline.runtime.kernels.aten.written import functional, written
+from pipeline.runtime.kernels.aten.written import functional, made, written
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs
+from pipeline.runtime.lacking import ON_THE_CPU
 
 __all__ = ["KERNELS", "QUICK"]
 
-QUICK: Mapping[str, Quick] = join(family.QUICK for family in (elementwise, linear, norm, reduce, shape, index))
+FAMILIES = (elementwise, linear, norm, reduce, shape, index)
+LACKING: Mapping[str, Quick] = {kind: made(function) for kind, function in ON_THE_CPU.items()}
+
+QUICK: Mapping[str, Quick] = join((*(family.QUICK for family in FAMILIES), LACKING))
 
 
 def aten(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
