@@ -100,11 +100,13 @@ def _give_back(same: Same, new: int, old: int) -> None:
     if node.metadata_props or node.doc_string:
         has = {entry.key for entry in node.metadata_props}
         node.metadata_props.extend(entry for entry in known.metadata_props if entry.key not in has)
-        node.doc_string = node.doc_string or known.doc_string
+        if known.doc_string and not node.doc_string:
+            node.doc_string = known.doc_string
         return
     told = same.before.told.get(old)
     if told is None:
-        told = NodeProto(metadata_props=known.metadata_props, doc_string=known.doc_string).SerializeToString()
+        bare = NodeProto(metadata_props=known.metadata_props, doc_string=known.doc_string or None)
+        told = bare.SerializeToString()
     node.MergeFromString(told)
     same.after.told[new] = told
 
