@@ -27,12 +27,10 @@ def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
         if info.name in made and info.name not in taken:
             taken.add(info.name)
             graph.output.append(info)
-    inner = [info for info in graph.value_info if info.name not in taken]
-    if len(inner) < len(
-        graph.value_info
-    ):  # a value is either; with both a model comes out of a pass other than it went in
-        del graph.value_info[:]
-        graph.value_info.extend(inner)
+    # A value is either; with both a model comes out of a pass other than it went in.
+    doubled = [place for place, info in enumerate(graph.value_info) if info.name in taken]
+    for place in reversed(doubled):
+        del graph.value_info[place]
     return model.with_proto(proto)
 
 

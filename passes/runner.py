@@ -11,6 +11,7 @@ from pathlib import Path
 from passes.base import Composite, Early, Repeat, Step, Workbench, flat
 from passes.catalog import pass_names
 from passes.changes import op_changes
+from passes.collector import collector_paused
 from passes.errors import StepFailed
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
@@ -129,7 +130,8 @@ class _Run:
         if skip is not None:
             self._record(step, Status.SKIPPED, skip.reason)
         else:
-            self._try(step)
+            with collector_paused():
+                self._try(step)
         self.rows[-1] = replace(self.rows[-1], seconds=time.perf_counter() - begun)
         self.rows[first:] = [replace(row, turn=turn) for row in self.rows[first:]]
         return self.rows[first:]

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from onnx import ValueInfoProto
+
 from passes.base import Annotates, Composite, Early, Narrows, Step, Workbench
 from passes.corner import corner_of
 from passes.destroys import DESTROYS, merging
@@ -94,19 +96,25 @@ class Trial:
         return pin(self.model, self.watched.pins(self.subject.made))
 
     @cached_property
-    def loosely(self) -> DetachedModel | None:
-        """The model with the pins to try second, where there are any."""
-        return self._loosely(self.subject)
+    def loosely(self) -> DetachedModel:
+        """The model with the pins to try second."""
+        return pin(self.model, self.second)
+
+    @cached_property
+    def second(self) -> list[ValueInfoProto]:
+        """Those pins; empty where there are none."""
+        return self.watched.loose_pins(self.subject.made)
 
     def _loosely(self, subject: Subject) -> DetachedModel | None:
+        if subject is self.subject:
+            return self.loosely
         pins = self.watched.loose_pins(subject.made)
         return pin(subject.model, pins) if pins else None
 
     @cached_property
     def corner(self) -> DetachedModel | None:
         """What the second pins set free; one object for all models in which it is the same."""
-        made = self.subject.made
-        corner = corner_of(self.model, self.watched.pins(made), self.watched.loose_pins(made))
+        corner = corner_of(self.model, self.watched.pins(self.subject.made), self.second)
         if corner is None:
             return None
         known: dict[str, DetachedModel] = self.bench.notes.setdefault("corner", {})
@@ -140,10 +148,10 @@ class Trial:
         Raises:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
         """
-        if isinstance(step, Early) and self.loosely is not None:
+        if isinstance(step, Early) and self.second:
             self._gains_nothing(step)  # found out now: later the worker would have to leave the model itself for it
         first = self._judged(step, self.subject, self.pinned)
-        if first.why or self.loosely is None or self._gains_nothing(step):
+        if first.why or not self.second or self._gains_nothing(step):
             return first
         for freer, pinned in self._with_more_room(step, first.subject):
             again = self._again(freer, first.subject, pinned)
@@ -161,7 +169,7 @@ class Trial:
         if wide and isinstance(step, Composite):
             known = merging(self.watched.enforced)
             yield step.without([name for name in step.inner(self.bench) if name in known]), pin(subject.model, wide)
-        loose = self.loosely if subject is self.subject else self._loosely(subject)
+        loose = self._loosely(subject)
         if loose is not None:
             yield step, loose
 

@@ -6,6 +6,7 @@ Run as `python -m passes.worker FD LIFELINE_FD MEMORY_BYTES MODULE…`; the modu
 from __future__ import annotations
 
 import fcntl
+import gc
 import importlib
 import inspect
 import os
@@ -99,4 +100,5 @@ if __name__ == "__main__":
     limit_memory(int(sys.argv[3]))
     for name in sys.argv[4:]:
         importlib.import_module(name)
+    gc.freeze()  # what was imported stays; the collector need not look through it again
     serve(Connection(int(sys.argv[1])))

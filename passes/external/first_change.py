@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 
 __all__ = ["first_change"]
 
 Make = Callable[[Sequence[str]], bytes | None]
 """The names of passes → the model that they make one after the other, or None when that is the same model."""
 
+Found = Generator[None, None, tuple[int, bytes | None]]
 
-def first_change(
-    names: Sequence[str], make: Make, unlikely: Collection[str] = ()
-) -> Generator[None, None, tuple[int, bytes | None]]:
+
+def first_change(names: Sequence[str], make: Make, unlikely: Collection[str] = ()) -> Found:
     """How many passes change nothing, and what the next one makes; None if there is no next one.
 
-    Those that are `unlikely` to change anything are tried together: what they leave as it is, none of them changes. All
-    others run alone. Yields after each call that has changed nothing.
+    Those that are `unlikely` to change anything are tried together, as far as they come before the first of the others
+    that does: what they leave as it is, none of them changes. All others run alone. Yields after each call that has
+    changed nothing.
     """
-    together = [place for place, name in enumerate(names) if name in unlikely]
-    calls = [[place] for place, name in enumerate(names) if name not in unlikely]
-    if together:
-        calls.append(together)
-    for places in sorted(calls):
-        made = make([names[place] for place in places])
-        if made is None:
-            yield
-        elif places is together:
-            return (yield from first_change(names, make))
-        else:
-            return places[0], made
+    place, made = yield from _in_turn(names, [at for at, name in enumerate(names) if name not in unlikely], make)
+    passed = [at for at, name in enumerate(names[:place]) if name in unlikely]
+    if not passed:
+        return place, made
+    if make([names[at] for at in passed]) is None:
+        yield
+        return place, made
+    earlier, its = yield from _in_turn(names, passed, make)
+    return (place, made) if its is None else (earlier, its)
+
+
+def _in_turn(names: Sequence[str], places: Iterable[int], make: Make) -> Found:
+    for place in places:
+        made = make([names[place]])
+        if made is not None:
+            return place, made
+        yield
     return len(names), None

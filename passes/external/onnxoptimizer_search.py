@@ -95,7 +95,7 @@ class _Given:
         """What passes make, one after the other; None when that is the same model."""
         key = tuple(names)
         if key not in self._made:
-            made = _optimized(self._bytes, names)
+            made = self._nothing if key == ("nop",) else _optimized(self._bytes, names)
             self._is_written |= made == self._bytes
             if made == self._bytes or (not self._is_written and made == self._nothing):
                 self._idle.update(names)
@@ -126,16 +126,27 @@ def _remember(remembered: dict[bytes, _Given], given: _Given) -> None:
 
 
 def _there(graph: onnx.GraphProto) -> Iterator[str]:
-    """The operators of a graph and of those inside of it, and, as `Conv Add`, which of them reads which."""
+    """The operators of a graph and of those inside of it; as `Conv Add`, which of them reads which; and, in more words,
+    which of them may do nothing."""
     makers = {name: node.op_type for node in graph.node for name in node.output}
     for node in graph.node:
         yield node.op_type
         for name in node.input:
             if name in makers:
                 yield f"{makers[name]} {node.op_type}"
+        yield from _in_detail(node, makers)
         for attribute in node.attribute:
             for inner in bodies_of(attribute):
                 yield from _there(inner)
+
+
+def _in_detail(node: onnx.NodeProto, makers: Mapping[str, str]) -> Iterator[str]:
+    if node.op_type == "Concat" and len(node.input) == 1:
+        yield "Concat of one"
+    elif node.op_type in ("Expand", "Reshape") and makers.get(node.input[1], "Constant") == "Constant":
+        yield f"{node.op_type} to a constant"
+    elif node.op_type == "Transpose" and all(list(one.ints) == sorted(one.ints) for one in node.attribute):
+        yield "Transpose in order"
 
 
 def _optimized(model: bytes, names: Sequence[str]) -> bytes:
@@ -151,19 +162,22 @@ REMEMBERED: Final = 4
 
 REDUCTIONS: Final = ("L1", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare", "L2")
 
+IDEMPOTENT: Final = ("Ceil", "Floor", "Relu", "Reshape", "Round", "Sign")
+
 ACTS_ON: Final[Mapping[str, tuple[str, ...]]] = {
     "nop": (),
+    "eliminate_consecutive_idempotent_ops": tuple(f"{name} {name}" for name in IDEMPOTENT),
     "eliminate_if_with_const_cond": ("If",),
     "eliminate_nop_cast": ("Cast",),
-    "eliminate_nop_concat": ("Concat",),
+    "eliminate_nop_concat": ("Concat of one",),
     "eliminate_nop_dropout": ("Dropout",),
-    "eliminate_nop_expand": ("Expand",),
+    "eliminate_nop_expand": ("Expand to a constant",),
     "eliminate_nop_flatten": ("Flatten",),
     "eliminate_nop_monotone_argmax": ("Log ArgMax", "Exp ArgMax", "Sqrt ArgMax", "Softmax ArgMax", "LogSoftmax ArgMax"),
     "eliminate_nop_pad": ("Pad",),
-    "eliminate_nop_reshape": ("Reshape",),
+    "eliminate_nop_reshape": ("Reshape to a constant",),
     "eliminate_nop_split": ("Split",),
-    "eliminate_nop_transpose": ("Transpose",),
+    "eliminate_nop_transpose": ("Transpose in order",),
     "eliminate_shape_gather": ("Shape Gather",),
     "eliminate_shape_op": ("Shape",),
     "eliminate_slice_after_shape": ("Shape Slice",),
@@ -185,6 +199,6 @@ ACTS_ON: Final[Mapping[str, tuple[str, ...]]] = {
     "fuse_transpose_into_gemm": ("Transpose Gemm",),
     "rewrite_where": ("Not Where",),
 }
-"""Pass → what it is looking for: an operator, or one that reads what another makes. Where a model has none of that, the
-pass is not expected to do anything. Only the order of work depends on it: what is expected is looked at, and a pass
-that is not listed is tried alone."""
+"""Pass → what it is looking for, in the words of `_there`. Where a model has none of that, the pass is not expected to
+do anything. Only the order of work depends on it: what is expected is looked at, and a pass that is not listed is tried
+alone."""

@@ -11,7 +11,10 @@ __all__ = ["bodies_of", "every_node"]
 
 def bodies_of(attribute: AttributeProto) -> tuple[GraphProto, ...]:
     """The graphs that one attribute holds; none of most."""
-    return (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
+    graphs = attribute.graphs
+    if attribute.HasField("g"):
+        return (attribute.g, *graphs)
+    return tuple(graphs) if graphs else ()
 
 
 def every_node(graph: GraphProto) -> Iterator[NodeProto]:

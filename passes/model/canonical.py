@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
 
@@ -135,8 +135,7 @@ def meanings_of(model: DetachedModel) -> Meanings:
     return read(model).meanings()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReading:
+class NodeReading(NamedTuple):
     """`says` is a digest of op and plain attributes, `shape` of how many inputs and which outputs there are."""
 
     says: str
@@ -223,6 +222,8 @@ class _Reader:
     own: frozenset[tuple[str, str]]
     bodies: str
     tell: Tell
+    known: dict[Hashable, str] = field(default_factory=dict)
+    """What has been digested."""
 
     def graph(self, graph: GraphProto, *, is_body: bool = False) -> GraphReading:
         inputs = [
@@ -243,20 +244,29 @@ class _Reader:
 
     def node(self, node: NodeProto, place: int) -> NodeReading:
         plain, bodies, constant = [], [], ""
-        for attribute in sorted(node.attribute, key=lambda one: one.name):
+        for attribute in sorted(node.attribute, key=_name):
             inner = bodies_of(attribute)
             bodies.extend(self.graph(graph, is_body=True) for graph in inner)
             plain.append((attribute.name, len(inner) or self.attribute(attribute)))
-        op, outputs = node.op_type, tuple(node.output)
+        op, inputs, outputs = node.op_type, tuple(node.input), tuple(node.output)
         if op == "Constant" and node.domain == "" and node.attribute and node.attribute[0].name == "value":
             constant = self.tensor(node.attribute[0].t)
         draw = f"#{place}" if op in RANDOM_OPS else ""  # two of them are two draws, although they look the same
-        shape = f"{len(node.input)}:{''.join('01'[bool(name)] for name in outputs)}"
+        shape = f"{len(inputs)}:{''.join(['1' if name else '0' for name in outputs])}"
         domain = "" if node.domain == "ai.onnx" else node.domain
-        is_identity = op == "Identity" and domain == "" and len(node.input) == len(outputs) == 1
-        domain += f":{node.overload}" if getattr(node, "overload", "") else ""  # which of several functions is called
-        says = _hash(domain, op, plain, self.bodies if (node.domain, op) in self.own else "")
-        return NodeReading(says, shape, tuple(node.input), outputs, tuple(bodies), is_identity, constant, draw)
+        is_identity = op == "Identity" and domain == "" and len(inputs) == len(outputs) == 1
+        overload = getattr(node, "overload", "")
+        domain += f":{overload}" if overload else ""  # which of several functions is called
+        says = self.said(domain, op, tuple(plain), self.bodies if (node.domain, op) in self.own else "")
+        return NodeReading(says, shape, inputs, outputs, tuple(bodies), is_identity, constant, draw)
+
+    def said(self, domain: str, op: str, plain: tuple[tuple[str, object], ...], bodies: str) -> str:
+        """The digest of what a node says; most nodes of a model say what others say too."""
+        told = (domain, op, plain, bodies)
+        digest = self.known.get(told)
+        if digest is None:
+            digest = self.known[told] = _hash(domain, op, list(plain), bodies)
+        return digest
 
     def attribute(self, attribute: AttributeProto) -> object:
         if attribute.HasField("t"):
@@ -270,6 +280,10 @@ class _Reader:
 
     def tensor(self, tensor: TensorProto) -> str:
         return _hash(list(tensor.dims), tensor.data_type, self.tell(self.model, tensor))
+
+
+def _name(attribute: AttributeProto) -> str:
+    return attribute.name
 
 
 def _hash(*parts: object) -> str:

@@ -47,6 +47,7 @@ class Session:
         taken = {output.name for output in proto.graph.output}
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra_outputs if name not in taken)
         _drop_unread(proto.graph)
+        _put_fixed_first(proto.graph)
         proto.ir_version = min(proto.ir_version, _ir_version_of(proto))
         shared = _share(proto.graph, weights)
         options = onnxruntime.SessionOptions()
@@ -108,6 +109,19 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
     if len(kept) < len(graph.initializer):
         del graph.initializer[:]
         graph.initializer.extend(kept)
+
+
+def _put_fixed_first(graph: onnx.GraphProto) -> None:
+    """Let nodes that depend on no input, such as the Transpose of a weight, run when they are needed.
+
+    onnxruntime goes from the outputs back, and of what a node reads it first runs what stands last in the graph. It
+    would transpose all weights before anything else, and hold a second copy of them.
+    """
+    fixed = {"", *(tensor.name for tensor in graph.initializer)}
+    for node in graph.node:
+        if fixed.issuperset(reads_of(node)):
+            fixed.update(node.output)
+    graph.node.sort(key=lambda node: not fixed.issuperset(node.output))
 
 
 def _opened(proto: onnx.ModelProto, options: onnxruntime.SessionOptions, largest: int) -> onnxruntime.InferenceSession:

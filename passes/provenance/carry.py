@@ -58,10 +58,11 @@ def _carry(wired: Wiring, before: DetachedModel, wired_after: Wiring, after: Det
     news = _mark_new(same, author)
     survivors = [(new, old) for new, old in enumerate(same.old_of) if old >= 0]
     for new, old in survivors:
-        _give_back(same.after.items[new].node, same.before.items[old].node)
+        _give_back(same, new, old)
         if _is_changed(same, new, old):
             node = same.after.items[new].node
             write_marks(node, marks_of(node).changed_by(author))
+            wired_after.told.pop(new, None)
     named = [(same.after.items[new].node, same.before.items[old].node.name) for new, old in survivors]
     restore_names(named, [same.after.items[new].node for new in sorted(news)])
     _carry_model(before, after)
@@ -94,12 +95,20 @@ def _root(same: Same) -> Place | None:
     return next((Place(one.paths[:1], one.classes[:1], ()) for one in places if one is not None and one.paths), None)
 
 
-def _give_back(node: NodeProto, known: NodeProto) -> None:
-    has = {entry.key for entry in node.metadata_props}
-    missing = [entry for entry in known.metadata_props if entry.key not in has] if has else known.metadata_props
-    node.metadata_props.extend(missing)
-    if known.doc_string and not node.doc_string:
-        node.doc_string = known.doc_string
+def _give_back(same: Same, new: int, old: int) -> None:
+    node, known = same.after.items[new].node, same.before.items[old].node
+    if node.metadata_props or node.doc_string:
+        has = {entry.key for entry in node.metadata_props}
+        node.metadata_props.extend(entry for entry in known.metadata_props if entry.key not in has)
+        if known.doc_string and not node.doc_string:
+            node.doc_string = known.doc_string
+        return
+    told = same.before.told.get(old)
+    if told is None:
+        bare = NodeProto(metadata_props=known.metadata_props, doc_string=known.doc_string or None)
+        told = bare.SerializeToString()
+    node.MergeFromString(told)
+    same.after.told[new] = told
 
 
 def _is_changed(same: Same, new: int, old: int) -> bool:

@@ -62,6 +62,9 @@ class Wiring:
         self.weights: set[int] = set()
         """Those of them that are large enough to tell one node from another."""
         self.outputs: dict[str, int] = {}
+        self.told: dict[int, bytes] = {}
+        """Index of an item → the metadata and the doc string of its node, as far as they were carried to it: in bytes,
+        since most nodes survive many a pass, and to copy entry by entry takes longer than all else."""
         self._meanings = meanings
 
     def intern(self, what: Hashable) -> int:

@@ -11,9 +11,9 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
+from passes.collector import collector_paused
 from pipeline.errors import Unsupported
 from pipeline.export.caches import register_caches
-from pipeline.export.collector import collector_paused
 from pipeline.importers.from_torch import from_torch, functional
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.importers.from_torch.stamp import Ends, TracedWhole, stamped

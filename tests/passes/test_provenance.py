@@ -32,6 +32,7 @@ def test_what_a_pass_drops_comes_back() -> None:
     assert modules(result) == {"first": "encoder", "second": "encoder", "third": "head"}
     assert authors(result) == {"first": "", "second": "", "third": ""}
     assert result.graph.node[1].doc_string == "as in the paper"
+    assert not result.graph.node[0].HasField("doc_string"), "there was none"
     assert [entry.key for entry in result.metadata_props] == ["author"]
     assert [one.tensor_name for one in result.graph.quantization_annotation] == ["a"]
 

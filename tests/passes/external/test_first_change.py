@@ -37,7 +37,18 @@ def test_what_is_unlikely_costs_one_call() -> None:
     calls: list[Sequence[str]] = []
     search = first_change(["a", "b", "c", "d"], lambda chosen: calls.append(chosen), unlikely=["b", "d"])
     assert result_of(search) == (4, None)
-    assert calls == [["a"], ["b", "d"], ["c"]]
+    assert calls == [["a"], ["c"], ["b", "d"]]
+
+
+def test_what_is_unlikely_is_not_tried_behind_the_change() -> None:
+    calls: list[Sequence[str]] = []
+
+    def make(chosen: Sequence[str]) -> bytes | None:
+        calls.append(chosen)
+        return b"changed" if "c" in chosen else None
+
+    assert result_of(first_change(["a", "b", "c", "d"], make, unlikely=["a", "d"])) == (2, b"changed")
+    assert calls == [["b"], ["c"], ["a"]]
 
 
 def test_it_can_be_stopped_between_calls() -> None:

@@ -1,4 +1,4 @@
-"""Python's garbage collector, paused while objects are made that all stay."""
+"""Python's garbage collector, paused while objects are made that stay, or go by themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["collector_paused"]
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """While a large model or graph is made, it would look through all of it again and again, for longer than that."""
+    """While a large model or graph is made or looked through, it would look through all of it again and again."""
     was_on = gc.isenabled()
     gc.disable()
     try:
