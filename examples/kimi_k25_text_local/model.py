@@ -12,7 +12,7 @@ from kimi_k25_text_local.config import KimiTextConfig
 from kimi_k25_text_local.experts import MixtureOfExperts
 from kimi_k25_text_local.parts import Embedding, Linear, Mlp, Place, RMSNorm
 from kimi_k25_text_local.rope import cos_and_sin
-from pipeline.export.collector import collector_paused
+from passes.collector import collector_paused
 
 __all__ = ["CausalOutput", "KimiK25TextForCausalLM"]
 

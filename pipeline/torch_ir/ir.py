@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from pipeline.export.collector import collector_paused
+from passes.collector import collector_paused
 from pipeline.ir import Graph
 from pipeline.torch_ir import document, files
 from pipeline.torch_ir.constants import THRESHOLD, Beside, raw_bytes, read_constant, write_constant
