@@ -44,7 +44,7 @@ def _extract(given: argparse.Namespace) -> None:
     if given.layers is not None:
         config = replace(config, num_hidden_layers=given.layers)
     start = time.perf_counter()
-    files = GraphFiles(given.output_dir)
+    files = GraphFiles(given.output_dir, given.compress)
     files.write(KimiK25TextForCausalLM(config), CacheSizes(given.prefill_len, given.max_cache_len))
     _say(f"{config.num_hidden_layers} layers in {time.perf_counter() - start:.1f} s:")
     for path in (files.prefill, files.decode, files.mapping):
@@ -56,7 +56,7 @@ def _verify(given: argparse.Namespace) -> None:
     from kimi_k25_text_local.check import STEPS, TOLERANCE, check_saved_graphs
     from kimi_k25_text_local.graphs import GraphFiles
 
-    difference = check_saved_graphs(config, GraphFiles(given.output_dir))
+    difference = check_saved_graphs(config, GraphFiles(given.output_dir, given.compress))
     _say(f"prefill and {STEPS} steps of decode from {given.output_dir}: every token is the eager model's")
     _say(f"logits differ by {difference:.1e} of the largest one; allowed {TOLERANCE:.0e}")
 
@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-cache-len", type=int, default=2048, help="tokens that decode's caches hold (default: 2048)"
     )
     parser.add_argument("--layers", type=int, help="fewer layers, to try something")
+    parser.add_argument("--compress", action="store_true", help="graphs as .json.zst")
     parser.add_argument("--verify", action="store_true", help="a small config instead, extracted, saved, read and run")
     return parser
 

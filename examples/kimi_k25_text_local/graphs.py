@@ -32,14 +32,20 @@ class GraphFiles:
     """prefill, decode and the mapping between their caches, in one folder. Source of the names: seed document 000."""
 
     folder: Path
+    packed: bool = False
+    """Whether the graphs are packed with zstd, a fiftieth of the size."""
 
     @property
     def prefill(self) -> Path:
-        return self.folder / "kimi_k25_text_prefill_ir.json"
+        return self.folder / f"kimi_k25_text_prefill_ir.json{self._suffix}"
 
     @property
     def decode(self) -> Path:
-        return self.folder / "kimi_k25_text_decode_ir.json"
+        return self.folder / f"kimi_k25_text_decode_ir.json{self._suffix}"
+
+    @property
+    def _suffix(self) -> str:
+        return ".zst" if self.packed else ""
 
     @property
     def mapping(self) -> Path:
