@@ -77,10 +77,22 @@ def _given(graph: Graph, tensors: Tensors, *, check: bool) -> dict[int, torch.Te
             continue
         if check and (problem := _misfit(value, tensor)):
             wrong.append(problem)
-        found[value.vid] = tensor.detach()
+        found[value.vid] = _laid(tensor.detach(), value)
     if wrong:
         raise UserMistake(f"graph {graph.name!r} cannot run:\n" + "\n".join(f"  - {problem}" for problem in wrong))
     return found
+
+
+def _laid(tensor: torch.Tensor, value: Value) -> torch.Tensor:
+    """In the order in memory that the trace had: operators such as `as_strided` and `view` count on it."""
+    if tuple(tensor.shape) != value.spec.shape:
+        return tensor
+    if value.strides is None:
+        return tensor.contiguous() if tensor.layout is torch.strided else tensor
+    strides = tuple(stride for stride in value.strides if isinstance(stride, int))
+    if tensor.stride() == strides or 0 in strides or len(strides) != tensor.dim():
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _misfit(value: Value, tensor: torch.Tensor) -> str:

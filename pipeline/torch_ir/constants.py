@@ -4,7 +4,8 @@
     {"data": [1.0, "nan"], "dtype": "float32", "bytes": "0000803f…"}      the bytes count: JSON has no such number
     {"file": "m.constants.ab12.safetensors", "key": "mask", "dtype": "float32", "shape": [512, 512]}
 
-`shape` is written where the nested list does not show it (an empty tensor), `strides` where it is not contiguous.
+`shape` is written where the nested list does not show it (an empty tensor), `strides` where it is not contiguous. Of a
+tensor whose elements share memory or leave gaps, the memory is written, and `view` is the shape of what looks at it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from pipeline.ir.spec import DTYPE_BITS
 from pipeline.torch_ir.errors import SerializationError
 
-__all__ = ["THRESHOLD", "Beside", "raw_bytes", "read_constant", "write_constant"]
+__all__ = ["THRESHOLD", "Beside", "raw_bytes", "read_constant", "settled", "write_constant"]
 
 THRESHOLD = 4096
 """Bytes: larger constants go to a file of their own."""
@@ -39,10 +40,13 @@ class Beside:
 
 def write_constant(key: str, tensor: torch.Tensor, beside: Beside | None = None) -> dict[str, Any]:
     """One constant. With `beside`, a large one is put there and only named here."""
-    tensor = tensor.detach().resolve_conj().resolve_neg().cpu()
+    tensor = settled(tensor)
     facts: dict[str, Any] = {"dtype": str(tensor.dtype).removeprefix("torch.")}
-    if not tensor.is_contiguous() and _dense(tensor):
+    if not tensor.is_contiguous():
         facts["strides"] = list(tensor.stride())
+    if not _dense(tensor):
+        facts["view"] = list(tensor.shape)
+        tensor = _spanned(tensor)
     if beside is not None and beside.takes(tensor):
         beside.tensors[key] = raw_bytes(tensor)
         return {"file": beside.file, "key": key, "shape": list(tensor.shape), **facts}
@@ -72,6 +76,8 @@ def read_constant(key: str, data: Mapping[str, Any], files: Mapping[str, Mapping
         else:
             tensor = torch.tensor(data["data"], dtype=dtype)
             tensor = tensor.view(data["shape"]) if "shape" in data else tensor
+        if "view" in data:
+            return tensor.as_strided(data["view"], data["strides"])
         return _strided(tensor, data.get("strides"))
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise SerializationError(f"constant {key!r} cannot be read: {error}; save the IR again") from error
@@ -83,8 +89,21 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
 
 
+def settled(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers on the CPU, without a conjugation or a sign that is still to come."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu()
+
+
+def _spanned(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory from its first element to its last, as a vector."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((span,), (1,))
+
+
 def _dense(tensor: torch.Tensor) -> bool:
-    """Whether it is a permutation of a contiguous tensor. Strides of `expand` and `[::2]` cannot be given back."""
+    """Whether it is a permutation of a contiguous tensor, as those of `expand` and `[::2]` are not."""
+    if not tensor.numel():
+        return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:

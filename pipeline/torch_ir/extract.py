@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from passes.collector import collector_paused
 from pipeline.errors import Unsupported
@@ -148,6 +148,12 @@ def _graph(
 ) -> Graph:
     try:
         program = functional(program) if functionalize else program
+    except Exception as error:
+        raise ConversionError(
+            f"torch cannot functionalize the program: {type(error).__name__}: {error}\n"
+            "a buffer with two names, or an attribute that is no buffer, may be written to; or pass functionalize=False"
+        ) from error
+    try:
         return from_torch(program, name, dims=dims, tied=tied, constants=constants)
     except Unsupported as error:
         raise ConversionError(str(error)) from error
@@ -194,8 +200,13 @@ def _ends(specs: Sequence[Any]) -> list[Leaf]:
         if isinstance(spec.arg, TensorArgument):
             ends.append(Leaf(count))
             count += 1
+        elif isinstance(spec.arg, ConstantArgument):
+            ends.append(Leaf(None, spec.arg.value))
         else:
-            ends.append(Leaf(None, getattr(spec.arg, "value", None)))
+            raise ConversionError(
+                f"{spec.arg.name!r} is a number that differs from run to run, and a graph takes and gives tensors: "
+                "give it as a tensor, leave it out of the result, or fix it in the trace"
+            )
     return ends
 
 

@@ -17,7 +17,7 @@ import torch
 from passes.model.files import replace_when_done
 from pipeline.torch_ir.errors import SerializationError
 
-__all__ = ["read", "read_tensors", "sidecar_prefix", "write", "write_tensors"]
+__all__ = ["read", "read_tensors", "remove_others", "sidecar_prefix", "write", "write_tensors"]
 
 PACKED = ".zst"
 LEVEL = 9
@@ -73,7 +73,14 @@ def read(path: Path) -> Mapping[str, Any]:
 
 def sidecar_prefix(path: Path) -> str:
     """How the files of constants beside `path` begin."""
-    return f"{path.name.removesuffix(PACKED).removesuffix('.json')}.constants."
+    return f"{path.name}.constants."
+
+
+def remove_others(path: Path, prefix: str, keep: str) -> None:
+    """Remove what earlier saves of `path` have left: files beside it that begin with `prefix`, all but `keep`."""
+    for old in path.parent.iterdir():
+        if old.name.startswith(prefix) and old.suffix == ".safetensors" and old.name != keep:
+            old.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from blake3 import blake3
 from passes.collector import collector_paused
 from pipeline.ir import Graph
 from pipeline.torch_ir import document, files
-from pipeline.torch_ir.constants import THRESHOLD, Beside, raw_bytes, read_constant, write_constant
+from pipeline.torch_ir.constants import THRESHOLD, Beside, raw_bytes, read_constant, settled, write_constant
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.hand import by_hand
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of, stored
@@ -128,12 +128,17 @@ class IR:
         prefix = files.sidecar_prefix(path)
         beside = Beside(f"{prefix}{_digest(self.constants, threshold)}.safetensors", threshold)
         constants = {key: write_constant(key, tensor, beside) for key, tensor in self.constants.items()}
+        large = path.with_name(beside.file)
+        was_there = large.exists()
         if beside.tensors:
-            files.write_tensors(path.with_name(beside.file), beside.tensors)
-        files.write(path, self._text(constants))
-        for old in path.parent.glob(f"{prefix}*.safetensors"):
-            if not beside.tensors or old.name != beside.file:
-                old.unlink(missing_ok=True)
+            files.write_tensors(large, beside.tensors)
+        try:
+            files.write(path, self._text(constants))
+        except SerializationError:
+            if not was_there:
+                large.unlink(missing_ok=True)
+            raise
+        files.remove_others(path, prefix, keep=large.name if beside.tensors else "")
 
     @classmethod
     @collector_paused()
@@ -233,5 +238,5 @@ def _digest(tensors: Mapping[str, torch.Tensor], threshold: int) -> str:
     for key, tensor in tensors.items():
         if tensor.nbytes > threshold:
             digest.update(f"{key}\0{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(raw_bytes(tensor).numpy().data)
+            digest.update(raw_bytes(settled(tensor)).numpy().data)
     return digest.hexdigest(8)

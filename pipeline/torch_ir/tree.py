@@ -5,6 +5,8 @@ Kept with the IR, so that a result is compared as the tree that it is, and argum
 
 from __future__ import annotations
 
+import math
+from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -49,16 +51,22 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf]]:
 
 
 def to_json(tree: Tree) -> Any:
-    """A number is the index of a tensor; `{"value": 3}` a constant; `{"kind", "keys", "items"}` a branch."""
+    """A number is the index of a tensor; `{"value": 3}` a constant, `{"float": "inf"}` one that JSON has not;
+    `{"kind", "keys", "items"}` a branch."""
     if isinstance(tree, Branch):
         keys = {} if tree.keys is None else {"keys": list(tree.keys)}
         return {"kind": tree.kind, **keys, "items": [to_json(child) for child in tree.children]}
-    return {"value": tree.value} if tree.index is None else tree.index
+    if tree.index is not None:
+        return tree.index
+    finite = not isinstance(tree.value, float) or math.isfinite(tree.value)
+    return {"value": tree.value} if finite else {"float": repr(tree.value)}
 
 
 def from_json(data: Any) -> Tree:
     if isinstance(data, int):
         return Leaf(data)
+    if "float" in data:
+        return Leaf(None, float(data["float"]))
     if "value" in data:
         return Leaf(None, data["value"])
     keys = data.get("keys")
@@ -69,7 +77,8 @@ def _built(spec: Any, ends: Iterator[Leaf]) -> Tree:
     if spec.is_leaf():
         return next(ends)
     children = tuple(_built(child, ends) for child in spec.children())
-    return Branch(kind_of(spec.type), keys_of(spec, len(children)), children)
+    kind = spec.context if spec.type is namedtuple else spec.type  # torch has one entry for all named tuples
+    return Branch(kind_of(kind), keys_of(spec, len(children)), children)
 
 
 def kind_of(kind: Any) -> str:
@@ -79,10 +88,12 @@ def kind_of(kind: Any) -> str:
 def keys_of(spec: Any, count: int) -> tuple[str, ...] | None:
     """A dict keeps its keys as the context of its spec, a dataclass the names of its fields, maybe among others."""
     context = spec.context
+    if spec.type is namedtuple:
+        return tuple(context._fields)
     if isinstance(context, Mapping):
         context = list(context)
     candidates = [context, *(context if isinstance(context, list | tuple) else ())]
     for names in candidates:
         if isinstance(names, list | tuple) and len(names) == count and all(isinstance(name, str) for name in names):
             return tuple(names)
-    return getattr(spec.type, "_fields", None)  # of a named tuple
+    return None

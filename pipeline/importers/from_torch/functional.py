@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import BuiltinFunctionType
-
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
@@ -19,7 +18,7 @@ def mutates(program: ExportedProgram) -> bool:
         for module in program.graph_module.modules()
         if isinstance(module, GraphModule)
         for node in module.graph.nodes
-        if node.op == "call_function" and not isinstance(node.target, BuiltinFunctionType)
+        if node.op == "call_function" and isinstance(node.target, OpOverload)
     )
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from torch._ops import HigherOrderOperator
+
+from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.names import base_name
 
 __all__ = ["WHEN_TRAINING", "Operator", "operator_of"]
@@ -36,6 +39,10 @@ def operator_of(target: Any) -> Operator:
     """The Operator of a node's target; a higher-order one has no schema, so its arguments are listed here."""
     schema = getattr(target, "_schema", None)
     if schema is None:
+        if not isinstance(target, HigherOrderOperator):
+            raise Unsupported(
+                f"{getattr(target, '__name__', target)} is no operator of torch, but a function of Python"
+            )
         name = target.name()
         return Operator(f"higher_order.{name}", name, HIGHER_ORDER.get(name, ()), frozenset())
     kind = str(target)

@@ -61,7 +61,8 @@ def _walk(result: Any, tree: Tree, outputs: Sequence[torch.Tensor], path: str) -
 def _leaf(result: Any, leaf: Leaf, outputs: Sequence[torch.Tensor], path: str) -> Pair:
     place = path or "the result"
     if leaf.index is None:
-        same = type(result) is type(leaf.value) and (result == leaf.value or result != result)
+        both_nan = result != result and leaf.value != leaf.value
+        same = type(result) is type(leaf.value) and (result == leaf.value or both_nan)
         return Pair(
             path, result, leaf.value, "" if same else f"{place}: the model gives {_said(result)}, the IR {leaf.value!r}"
         )

@@ -1,0 +1,122 @@
+"""Models at the edges: memory that lies in another order, named tuples, sizes as data, writes that torch refuses."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from pipeline.torch_ir import IR, ConversionError, IRExecutor, execute_ir, extract_ir, verify_ir_with_state_dict
+
+X = torch.arange(8.0).view(2, 4)
+Pair = namedtuple("Pair", "left right")
+
+
+class Does(nn.Module):
+    """A model whose forward is `function`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+class Holds(nn.Module):
+    """Reads the memory of a buffer or a constant in the order in which it lies."""
+
+    def __init__(self, held: Tensor, *, buffer: bool) -> None:
+        super().__init__()
+        if buffer:
+            self.register_buffer("held", held)
+        else:
+            self.held = held
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_strided(self.held, (4,), (1,)) * x
+
+
+@pytest.mark.parametrize("buffer", [True, False], ids=["buffer", "constant"])
+@pytest.mark.parametrize(
+    "held",
+    [torch.arange(12.0).view(4, 3).t(), torch.arange(10.0).as_strided((3, 4), (2, 1)), torch.arange(20.0)[::2]],
+    ids=["transposed", "overlapping", "with gaps"],
+)
+def test_memory_is_read_as_it_lies(held: Tensor, buffer: bool, tmp_path: Path) -> None:
+    model = Holds(held, buffer=buffer)
+    ir = extract_ir(model, (X,), strict=False)
+    ir.save(tmp_path / "ir.json", threshold=8)
+    for one in (ir, IR.load(tmp_path / "ir.json")):
+        executor = IRExecutor(one, model.state_dict())
+        assert torch.equal(executor.execute((X,))[0], model(X))
+        assert "plan takes contiguous tensors" in executor.not_planned
+
+
+def test_a_save_leaves_the_constants_of_other_files(tmp_path: Path) -> None:
+    saved = {name: torch.full((4,), float(at)) for at, name in enumerate(("m.json", "m.json.zst", "m[1].json", "m"))}
+    for name, held in saved.items():
+        extract_ir(Holds(held, buffer=False), (X,), strict=False).save(tmp_path / name, threshold=1)
+    for name, held in saved.items():
+        assert torch.equal(IR.load(tmp_path / name).constants["held"], held)
+
+
+def test_constants_that_are_conjugated_are_saved(tmp_path: Path) -> None:
+    held = torch.randn(4, dtype=torch.complex64).conj()
+    extract_ir(Holds(held, buffer=False), (X,), strict=False).save(tmp_path / "ir.json", threshold=0)
+    assert torch.equal(IR.load(tmp_path / "ir.json").constants["held"], held.resolve_conj())
+
+
+def test_named_tuples_go_in_and_come_out() -> None:
+    model = Does(lambda pair: Pair(pair.left + pair.right, pair.left))
+    ir = extract_ir(model, (Pair(X, X),), strict=False)
+    assert torch.equal(execute_ir(ir, (Pair(X, X),), {})[0], X + X)
+    ok, report = verify_ir_with_state_dict(ir, {}, model, (Pair(X, X),))
+    assert ok, report
+
+
+def test_a_number_that_json_has_not_is_an_argument(tmp_path: Path) -> None:
+    ir = extract_ir(Does(lambda x, top: x.clamp(max=top)), (X, float("inf")), strict=False)
+    ir.save(tmp_path / "ir.json")
+    assert torch.equal(execute_ir(IR.load(tmp_path / "ir.json"), (X, float("inf")), {})[0], X)
+
+
+def test_a_nan_is_no_other_number() -> None:
+    ir = extract_ir(Does(lambda x: (x + 1, 3.0)), (X,), strict=False)
+    ok, report = verify_ir_with_state_dict(ir, {}, Does(lambda x: (x + 1, float("nan"))), (X,))
+    assert not ok
+    assert "float" in str(report)
+
+
+def test_sizes_as_results_are_refused() -> None:
+    shapes = (({0: Dim("n")},),)
+    with pytest.raises(ConversionError, match="is a number that differs from run to run"):
+        extract_ir(Does(lambda x: (x + 1, x.shape[0] * 2)), (X,), strict=False, dynamic_shapes=shapes)
+
+
+def test_the_larger_of_two_sizes_is_an_expression() -> None:
+    shapes = (({0: Dim("h", min=4)}, {0: Dim("g", min=4)}),)
+    model = Does(lambda x, y: torch.zeros(max(x.shape[0], y.shape[0])))
+    ir = extract_ir(model, (torch.zeros(6), torch.zeros(5)), strict=False, dynamic_shapes=shapes)
+    assert execute_ir(ir, (torch.zeros(7), torch.zeros(9)), {})[0].shape == (9,)
+
+
+def test_a_buffer_with_two_names_that_is_written_to_is_refused() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("a", torch.zeros(4))
+            self.register_buffer("b", self.a)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.a.add_(x[0])
+            return self.b * 2
+
+    with pytest.raises(ConversionError, match="a buffer with two names"):
+        extract_ir(Twice(), (X,), strict=False)
