@@ -34,7 +34,7 @@ ir.register(app)
 passes.register(app)
 why.register(app)
 
-EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch"}
+EXTRAS = dict.fromkeys(("torch", "transformers", "safetensors", "orjson", "zstandard"), "torch")
 """Module → the extra that brings it."""
 
 INTERRUPTED = 130

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,8 @@ class IRExecutor:
         self._updated = {name: tensor for name, tensor in result.updates.items() if name not in states}
         if self._engine is not None:
             self._engine.give_states(self._states)
-        return {name: self._apart(tensor) for name, tensor in result.outputs.items()}
+        kept = [*tensors.values(), *self._states.values(), *self._updated.values()]
+        return _apart(result.outputs, kept)
 
     def _checked(
         self, inputs: Inputs, kwargs: Mapping[str, Any] | None, constants: Tensors
@@ -186,7 +187,7 @@ class IRExecutor:
             if value.name in fed.tensors:
                 shape = value.spec.shape if self._strict_sizes else ("any",) * fed.tensors[value.name].dim()
                 wrong.extend(misfit(f"input {value.name!r}", fed.tensors[value.name], value, shape))
-            elif not fed.problems:
+            elif fed.by_name or not fed.problems:
                 missing.append(absent(self.ir.graph, value))
         if self._dynamic and not wrong and not missing:
             wrong.extend(_sizes(self.ir.graph, fed.tensors))
@@ -205,17 +206,21 @@ class IRExecutor:
     def _fed(self, tensors: Tensors) -> Tensors:
         return {name: tensor.clone() for name, tensor in tensors.items()} if self.writes else tensors
 
-    def _apart(self, output: torch.Tensor) -> torch.Tensor:
-        """A caller who writes to an output must not write to what is kept here."""
-        kept = {tensor.untyped_storage().data_ptr() for tensor in self._states.values()}
-        return output.clone() if output.untyped_storage().data_ptr() in kept else output
-
     def _stored(self, constants: Tensors) -> Bound:
         if constants:
             return bind_stored(self.ir, self._weights or {}, {**self._constants, **constants})
         if self._bound is None:
             self._bound = bind_stored(self.ir, self._weights or {}, self._constants)
         return self._bound
+
+
+def _apart(outputs: Tensors, kept: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Outputs with memory of their own: who writes to one must not write to a weight, an input or a state."""
+    taken = {tensor.untyped_storage().data_ptr() for tensor in kept if tensor.layout is torch.strided}
+    return {
+        name: tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
+        for name, tensor in outputs.items()
+    }
 
 
 def _sizes(graph: Graph, tensors: Tensors) -> Iterator[str]:

@@ -25,6 +25,8 @@ class Fed:
 
     tensors: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    by_name: bool = False
+    """Whether what is not in `tensors` is known to be absent, also where something else is wrong."""
 
 
 def feed(ir: IR, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Fed:
@@ -103,7 +105,7 @@ def _named(graph: Graph, names: Sequence[str], given: Mapping[str, Any]) -> Fed:
         for name in given
         if name not in names
     ]
-    return Fed({name: given[name] for name in names if name in given}, problems)
+    return Fed({name: given[name] for name in names if name in given}, problems, by_name=True)
 
 
 def _in_a_row(names: Sequence[str], given: Any) -> Fed:

@@ -54,6 +54,8 @@ class Reader:
         self.ops: list[Op] = []
         self.sources: dict[int, tuple[str, ...]] = {}
         self._vids: dict[str, int] = {}
+        self._specs: dict[tuple[Any, ...], TensorSpec] = {}
+        """A model has many tensors and few looks."""
 
     def weights(self, data: Data) -> None:
         """Weights are used by the names of their placeholders; where there is no mapping, by their own."""
@@ -73,7 +75,10 @@ class Reader:
         name = str(name or tensor["name"])
         if name in self._vids:
             raise ValueError(f"{name!r} is declared twice")
-        spec = TensorSpec(tuple(tensor["shape"]), tensor["dtype"].removeprefix("torch."), tensor.get("device", "cpu"))
+        look = (tuple(tensor["shape"]), tensor["dtype"].removeprefix("torch."), tensor.get("device", "cpu"))
+        spec = self._specs.get(look)
+        if spec is None:
+            spec = self._specs[look] = TensorSpec(*look)
         strides = tensor.get("strides")
         self.stubs.append(Stub(name, spec, role, None if strides is None else tuple(strides)))
         self._vids[name] = vid = len(self.stubs) - 1

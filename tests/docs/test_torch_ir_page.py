@@ -15,11 +15,15 @@ from tests.docs.pages import blocks, rows
 PAGE = "docs/torch-ir.md"
 
 
-def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.filterwarnings("ignore::UserWarning")  # transformers' own
+def test_the_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    (example,) = blocks(PAGE, "python")
-    exec(compile(example, PAGE, "exec"), {})
+    names: dict[str, Any] = {}
+    first, second = blocks(PAGE, "python")
+    exec(compile(first, PAGE, "exec"), names)
     assert capsys.readouterr().out.startswith("flowchart TD\n")
+    exec(compile(second, PAGE, "exec"), names)
+    assert len(names["decode"].graph_inputs) == 4 + 2 * 4
 
 
 def test_the_options() -> None:

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from pipeline.torch_ir import IR, ConversionError, IRExecutor, execute_ir, extract_ir, verify_ir_with_state_dict
+from pipeline.torch_ir import (
+    IR,
+    ConversionError,
+    ExecutionError,
+    IRExecutor,
+    execute_ir,
+    extract_ir,
+    verify_ir_with_state_dict,
+)
 
 X = torch.arange(8.0).view(2, 4)
 Pair = namedtuple("Pair", "left right")
@@ -120,3 +128,29 @@ def test_a_buffer_with_two_names_that_is_written_to_is_refused() -> None:
 
     with pytest.raises(ConversionError, match="a buffer with two names"):
         extract_ir(Twice(), (X,), strict=False)
+
+
+def test_all_that_is_wrong_with_inputs_by_name_is_in_one_message() -> None:
+    ir = extract_ir(Does(lambda x, y: x + y), (X, X), strict=False)
+    first, second = (one.name for one in ir.graph_inputs)
+    with pytest.raises(ExecutionError) as caught:
+        execute_ir(ir, {first: X.double(), "other": X}, {})
+    told = str(caught.value)
+    assert f"Weight/input '{second}' not found in registry for node 'add'." in told
+    assert "'other'" in told
+    assert "float64" in told
+
+
+def test_outputs_of_the_reference_are_the_callers_own() -> None:
+    class Gives(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("held", torch.arange(4.0))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.held, x + 1
+
+    weights = Gives().state_dict()
+    held, _ = IRExecutor(extract_ir(Gives(), (X,), strict=False), weights, planned=False).execute((X,))
+    held.fill_(9)
+    assert torch.equal(weights["held"], torch.arange(4.0))
