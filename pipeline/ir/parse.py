@@ -16,8 +16,7 @@ word      = WORD | STRING
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
@@ -27,6 +26,7 @@ from pipeline.ir.attr import Attr, Body, Size, Use, Word
 from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import DimRange, Graph, KernelSpec, Op, Payload, Role
 from pipeline.ir.spec import Dim, TensorSpec
+from pipeline.ir.tokens import Token, tokens
 
 __all__ = ["IRSyntaxMistake", "from_text"]
 
@@ -72,16 +72,6 @@ class Scope:
 
     def facts(self) -> Facts:
         return Facts(self.updates, self.sources, self.dims, tuple(self.guards))
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    kind: str
-    """vid, use, hex, number, string, word, mark, end, or bad for a character that begins nothing."""
-    text: str
-    """As written: a string keeps its quotes, so that it is never taken for a keyword."""
-    line: int
-    column: int
 
 
 class Parser:
@@ -324,35 +314,6 @@ class Parser:
         found = "the end of the text" if token.kind == "end" else repr(token.text)
         raise IRSyntaxMistake(token.line, token.column, found, expected)
 
-
-def tokens(text: str) -> Iterator[Token]:
-    """The tokens of `text`, then `end` tokens as often as asked for. Blanks and comments are passed over."""
-    line, start = 1, 0
-    for match in TOKEN.finditer(text):
-        kind = match.lastgroup or "bad"
-        if kind == "newline":
-            line, start = line + 1, match.end()
-        elif kind != "blank":
-            yield Token(kind, match.group(), line, match.start() - start + 1)
-    while True:
-        yield Token("end", "", line, len(text) - start + 1)
-
-
-TOKEN = re.compile(
-    r"""
-      (?P<newline> \n )
-    | (?P<blank>   [ \t\r]+ | \#[^\n]* )
-    | (?P<vid>     %[0-9]+ )
-    | (?P<use>     \$[0-9]+ )
-    | (?P<hex>     0x[0-9a-f]* )
-    | (?P<number>  -?[0-9]+(?:\.(?!\.)[0-9]*)?(?:e[+-]?[0-9]+)? | -inf )
-    | (?P<string>  "(?:[^"\\\n]|\\.)*" )
-    | (?P<word>    [A-Za-z_][A-Za-z0-9_]* )
-    | (?P<mark>    [][(){},:=@] | \.\. )
-    | (?P<bad>     . )
-    """,
-    re.VERBOSE,
-)
 
 CONSTANTS: dict[str, Attr] = {"true": True, "false": False, "none": None}
 

@@ -127,6 +127,8 @@ class Region:
         inputs = []
         for node in module.graph.nodes:
             if node.op == "placeholder":
+                if not isinstance(node.meta.get("val"), torch.Tensor):
+                    raise Unsupported(f"the body {name!r} takes the number {node.name!r}; give it as a tensor")
                 inputs.append(region.declare(node, Role.INPUT))
         region.read()
         output = module.graph.output_node().args[0]
