@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from pipeline.export.caches import register_cache_types
 from pipeline.ir import Graph
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.tree import Branch, Leaf, Tree
+from pipeline.torch_ir.tree import Branch, Leaf, Tree, kind_of
 
 __all__ = ["Fed", "feed", "spread"]
 
@@ -67,7 +67,7 @@ def _children(tree: Branch, given: Any, path: str) -> list[tuple[str, Tree, Any]
         _refuse_others(path, keys, tuple(found))
         return [(key, child, found[key]) for key, child in zip(keys, tree.children, strict=True)]
     parts = _parts(given)
-    kind = _kind(given)
+    kind = kind_of(type(given))
     alike = kind == tree.kind or (kind in ROWS and tree.kind in ROWS)
     if parts is None or not alike or len(parts) != len(tree.children):
         said = kind if parts is None or not alike else f"{kind} of {len(parts)}"
@@ -92,11 +92,6 @@ def _parts(given: Any) -> list[Any] | None:
     register_cache_types()  # the IR may have been loaded from a file: then nobody has met the model
     parts = pytree.tree_leaves(given, is_leaf=lambda item: item is not given)
     return None if len(parts) == 1 and parts[0] is given else parts
-
-
-def _kind(given: Any) -> str:
-    kind = type(given)
-    return kind.__name__ if kind in (tuple, list, dict) else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _named(graph: Graph, names: Sequence[str], given: Mapping[str, Any]) -> Fed:

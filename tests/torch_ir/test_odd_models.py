@@ -154,3 +154,11 @@ def test_outputs_of_the_reference_are_the_callers_own() -> None:
     held, _ = IRExecutor(extract_ir(Gives(), (X,), strict=False), weights, planned=False).execute((X,))
     held.fill_(9)
     assert torch.equal(weights["held"], torch.arange(4.0))
+
+
+def test_a_model_that_cannot_be_copied_is_refused_in_words() -> None:
+    model = Does(lambda x: x + 1)
+    model.source = (number for number in range(3))  # a generator
+    ir = extract_ir(Does(lambda x: x + 1), (X,), strict=False)
+    with pytest.raises(ExecutionError, match="Does cannot be copied"):
+        verify_ir_with_state_dict(ir, {}, model, (X,))

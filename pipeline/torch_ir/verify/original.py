@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from pipeline.export.caches import register_caches
+from pipeline.torch_ir.errors import ExecutionError
 
 __all__ = ["Answer", "answer_of", "copied", "same_randomness"]
 
@@ -36,12 +37,22 @@ def answer_of(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def copied_model(model: nn.Module) -> nn.Module:
-    """Buffers, parameters, plain attributes and all; gradients are left behind, and so is what refuses to be copied."""
+    """Buffers, parameters, plain attributes and all; gradients are left behind.
+
+    Raises:
+        ExecutionError: something in it cannot be copied.
+    """
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         fresh = tensor.detach().clone()
         memo[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
-    return copy.deepcopy(model, memo)
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:  # of whatever the model holds
+        raise ExecutionError(
+            f"{type(model).__name__} cannot be copied, and verification runs nothing but a copy: {error}; take out of "
+            "the model what cannot be copied (a generator, a tensor with a gradient's history)"
+        ) from error
 
 
 def copied(arguments: Any) -> Any:
