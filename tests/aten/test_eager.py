@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import library as registry
 
 from pipeline.errors import SourceMistake, Unsupported, UserMistake
 from pipeline.importers.from_torch import from_torch
@@ -43,7 +44,7 @@ def test_writes_are_for_values() -> None:
 
 
 def test_an_operator_of_ones_own() -> None:
-    with torch.library._scoped_library("onnxline_tests", "FRAGMENT") as library:
+    with registry._scoped_library("onnxline_tests", "FRAGMENT") as library:
         library.define("double(Tensor x, *, float by=2) -> Tensor")
         library.impl("double", lambda x, by=2: x * by, "CompositeExplicitAutograd")
         library.impl("double", lambda x, by=2: torch.empty_like(x), "Meta")
