@@ -52,7 +52,7 @@ def extract(
 ) -> None:
     """Trace a model, and write its graph: shapes, dtypes, names of weights, but no weights."""
     from pipeline.commands.ir_source import open_model
-    from pipeline.torch_ir.source import extract_source
+    from pipeline.torch_ir.extract.source import extract_source
 
     model = open_model(source, overrides or (), dynamic or (), meta)
     name = name or type(model.module).__name__
@@ -85,7 +85,7 @@ def visualize(
 ) -> None:
     """Draw an IR as a Mermaid flowchart."""
     from pipeline.torch_ir import ir_to_mermaid, load_ir
-    from pipeline.torch_ir.picture import write_picture
+    from pipeline.torch_ir.picture.file import write_picture
 
     mermaid = ir_to_mermaid(load_ir(file), max_nodes=max_nodes, include_weights=weights)
     if out is None:
@@ -107,7 +107,7 @@ def verify(
     """Compare what an IR computes with what its model computes; the exit code is 1 if it is something else."""
     from pipeline.commands.ir_source import open_model
     from pipeline.torch_ir import load_ir, load_weights, verify_ir_with_state_dict
-    from pipeline.torch_ir.arrays import read_arrays
+    from pipeline.torch_ir.weights.arrays import read_arrays
 
     model = open_model(source, overrides or (), (), meta=False)
     if weights is not None:
@@ -134,7 +134,7 @@ def run(
 ) -> None:
     """Run an IR on weights and inputs from files."""
     from pipeline.torch_ir import IRExecutor, load_ir, load_weights
-    from pipeline.torch_ir.arrays import read_arrays, write_arrays
+    from pipeline.torch_ir.weights.arrays import read_arrays, write_arrays
 
     loaded = load_ir(file)
     given = None if constants is None else read_arrays(constants)

@@ -13,12 +13,12 @@ from blake3 import blake3
 
 from passes.collector import collector_paused
 from pipeline.ir import Graph
-from pipeline.torch_ir import document, files
-from pipeline.torch_ir.constants import THRESHOLD, Beside, raw_bytes, read_constant, settled, write_constant
+from pipeline.torch_ir.document import files, writing
+from pipeline.torch_ir.document.constants import THRESHOLD, Beside, raw_bytes, read_constant, settled, write_constant
+from pipeline.torch_ir.document.hand import by_hand
+from pipeline.torch_ir.document.reading import read_graph
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.hand import by_hand
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of, stored
-from pipeline.torch_ir.reading import read_graph
 from pipeline.torch_ir.tree import Tree, from_json, to_json
 
 __all__ = ["IR", "Signature"]
@@ -162,10 +162,10 @@ class IR:
 
     @classmethod
     def _of_written(cls, data: Mapping[str, Any], held: Mapping[str, Mapping[str, torch.Tensor]]) -> IR:
-        version = data.get("format_version", document.FORMAT_VERSION)
-        if version != document.FORMAT_VERSION:
+        version = data.get("format_version", writing.FORMAT_VERSION)
+        if version != writing.FORMAT_VERSION:
             raise SerializationError(
-                f"IR JSON: found format_version {version!r}, expected {document.FORMAT_VERSION}; "
+                f"IR JSON: found format_version {version!r}, expected {writing.FORMAT_VERSION}; "
                 "read it with the release that wrote it"
             )
         missing = [key for key in ("graph_inputs", "graph_outputs", "weights", "nodes") if key not in data]
@@ -189,13 +189,13 @@ class IR:
     def _sections(self) -> Iterator[tuple[str, Any]]:
         graph = self.graph
         trees = {"inputs": self.signature.inputs, "outputs": self.signature.outputs}
-        yield "format_version", document.FORMAT_VERSION
+        yield "format_version", writing.FORMAT_VERSION
         yield "model_name", self.model_name
         yield "pytorch_version", self.pytorch_version
-        yield from document.facts(graph).items()
+        yield from writing.facts(graph).items()
         if any(tree is not None for tree in trees.values()):
             yield "signature", {side: to_json(tree) for side, tree in trees.items() if tree is not None}
-        yield "nodes", document.nodes(graph)
+        yield "nodes", writing.nodes(graph)
 
     def _text(self, constants: Mapping[str, Any]) -> Iterator[str]:
         """The JSON in pieces, a line for each node, so that a large graph is never one string."""

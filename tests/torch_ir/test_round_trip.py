@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pipeline.ir.spec import DTYPE_BITS
 from pipeline.torch_ir import IR, SerializationError, deserialize_ir, execute_ir, extract_ir, serialize_ir
-from pipeline.torch_ir.constants import read_constant, write_constant
+from pipeline.torch_ir.document.constants import read_constant, write_constant
 from tests.torch_ir.models import Cache, MaskedLinear, cache_call
 
 SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
@@ -131,7 +131,7 @@ def test_large_constants_lie_beside_and_a_failed_save_leaves_all(
     assert torch.equal(IR.load(path).constants["mask"], model.mask)
 
     ir.constants["mask"] = torch.full((4,), 7.0)
-    monkeypatch.setattr("pipeline.torch_ir.document.nodes", _failing)
+    monkeypatch.setattr("pipeline.torch_ir.document.writing.nodes", _failing)
     with pytest.raises(SerializationError, match="No space left"):
         ir.save(path, threshold=8)
     kept = {file.name: file.read_bytes() for file in tmp_path.iterdir()}

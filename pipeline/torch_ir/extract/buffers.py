@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from pipeline.torch_ir.modules import every_module
+from pipeline.torch_ir.extract.modules import every_module
 
 __all__ = ["recomputed"]
 

@@ -18,12 +18,12 @@ from pipeline.importers.from_torch import from_torch, functional
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.importers.from_torch.stamp import Ends, TracedWhole, stamped
 from pipeline.ir import Graph, Role
-from pipeline.torch_ir.buffers import recomputed
-from pipeline.torch_ir.convert import converted
 from pipeline.torch_ir.errors import ConversionError, ExportError
+from pipeline.torch_ir.extract.buffers import recomputed
+from pipeline.torch_ir.extract.convert import converted
+from pipeline.torch_ir.extract.meta import validate_inputs_meta, validate_meta_device
+from pipeline.torch_ir.extract.names import dim_names, tied_names
 from pipeline.torch_ir.ir import IR, Signature
-from pipeline.torch_ir.meta import validate_inputs_meta, validate_meta_device
-from pipeline.torch_ir.names import dim_names, tied_names
 from pipeline.torch_ir.registry import REGISTERED
 from pipeline.torch_ir.tree import Leaf, Tree, tree_of
 

@@ -11,7 +11,7 @@ from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir import DimRange, Graph, Op, Payload, Role, TensorSpec
 from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.torch_ir.call import read_call
-from pipeline.torch_ir.constants import read_constant
+from pipeline.torch_ir.document.constants import read_constant
 from pipeline.torch_ir.errors import SerializationError
 
 __all__ = ["read_graph"]

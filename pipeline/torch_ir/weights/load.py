@@ -11,7 +11,7 @@ from pipeline.errors import SourceMistake
 from pipeline.export.checkpoint import read_checkpoint, read_pickle, read_safetensors
 from pipeline.torch_ir.errors import WeightLoadError
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.stored import bind_stored
+from pipeline.torch_ir.weights.stored import bind_stored
 
 __all__ = ["load_weights", "load_weights_pt", "load_weights_safetensors", "validate_weights_against_ir"]
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from pipeline.torch_ir.errors import ExportError
-from pipeline.torch_ir.modules import every_tensor
+from pipeline.torch_ir.extract.modules import every_tensor
 
 __all__ = ["is_meta_module", "is_meta_tensor", "validate_inputs_meta", "validate_meta_device"]
 

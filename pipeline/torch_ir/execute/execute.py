@@ -15,12 +15,12 @@ from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime.eager import Observer, run_eager
 from pipeline.torch_ir.call import resolve
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
-from pipeline.torch_ir.feed import Inputs, feed
+from pipeline.torch_ir.execute.feed import Inputs, feed
+from pipeline.torch_ir.execute.planned import Planned
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.planned import Planned
 from pipeline.torch_ir.registry import REGISTERED, Registry
-from pipeline.torch_ir.stored import Bound, absent, bind_stored, misfit
-from pipeline.torch_ir.weights import load_weights
+from pipeline.torch_ir.weights.load import load_weights
+from pipeline.torch_ir.weights.stored import Bound, absent, bind_stored, misfit
 
 __all__ = ["IRExecutor", "execute_ir"]
 

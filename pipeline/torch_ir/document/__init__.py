@@ -1,0 +1,6 @@
+"""The JSON of an IR, with the keys of pytorch-ir.
+
+writing.py   Graph → data                               files.py       data ↔ files, at once, packed or not
+reading.py   data → Graph, ours or pytorch-ir's         constants.py   values of constants, exact to the bit
+hand.py      nodes that were put together by hand
+"""
