@@ -48,7 +48,8 @@ COMPARING: Final = ("eliminate_duplicate_initializer", "eliminate_common_subexpr
 PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
 
 UNREAD: Final = frozenset(
-    {("MatMul", 0), ("MatMul", 1), ("Gemm", 0), ("Gemm", 1), ("Gather", 0), ("Einsum", 0), ("Einsum", 1)}
+    {(kind, at) for kind in ("MatMul", "Gemm", "Einsum") for at in (0, 1)}
+    | {(kind, 0) for kind in ("Gather", "GatherND", "GatherElements")}
 )
 """Where a weight is read by nothing but the op itself. Elsewhere a pass may ask whether it is all zero, say, and a
 reference looks as if it were."""

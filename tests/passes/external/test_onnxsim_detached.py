@@ -16,7 +16,7 @@ from passes.bench import open_bench
 from passes.errors import StepTimedOut
 from passes.external.files import through_files
 from passes.external.onnxsim import OnnxSim
-from passes.external.onnxsim_detached import _with_references
+from passes.external.onnxsim_detached import _read_in, _with_references
 from passes.isolate import Worker
 from passes.model.canonical import meanings_of
 from passes.model.weights import DetachedModel
@@ -68,6 +68,14 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     ),
     "a table": lambda: model_of(
         f"g (int64[4] x) => (float[4, {WIDE}] y) {{ g = Gather <axis = 0> (a, x) y = Relu (g) }}", a=wide(0)
+    ),
+    "a table of many axes": lambda: model_of(
+        f"g (int64[4, 2] x) => (float[4, {WIDE}] y) {{ g = GatherND (a, x) y = Relu (g) }}",
+        a=wide(0).reshape(8, WIDE // 8, WIDE),
+    ),
+    "a table, element by element": lambda: model_of(
+        f"g (int64[4, {WIDE}] x) => (float[4, {WIDE}] y) {{ g = GatherElements <axis = 0> (a, x) y = Relu (g) }}",
+        a=wide(0),
     ),
     "arithmetic of weights": lambda: written(
         "s = Mul (a, b) t = Sqrt (s) y = MatMul (x, t)", a=abs(wide(0)), b=abs(wide(1))
@@ -131,6 +139,11 @@ def test_weights_that_are_only_multiplied_stay_behind() -> None:
     assert len(large) == 4
     assert {tensor.data_location for tensor in large} == {TensorProto.EXTERNAL}
     assert sent.ByteSize() < 5000
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("a table")])
+def test_a_table_that_is_only_looked_up_stays_behind(name: str) -> None:
+    assert not _read_in(detached(MODELS[name]()).proto.graph, attention=True, sparing=False) & {"a"}
 
 
 def test_a_folder_relative_to_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
