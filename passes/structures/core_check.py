@@ -36,12 +36,11 @@ def lost_cores(instances: Sequence[Instance], model: DetachedModel) -> dict[tupl
             alike[one.kind, one.core.last].append((one, one.core))
     reasons: dict[tuple[str, str], str] = {}
     for (kind, last), group in alike.items():
-        made = index.values_of(last)
-        unnamed = [(one, core) for one, core in group if core.value not in made]
+        unnamed = [(one, core) for one, core in group if not index.makes(last, core.value)]
         if not unnamed:
-            continue
+            continue  # the usual case; to look through the whole model takes long
         no_instances = group[0][1].copies - len(group)
-        left_over = len(made) - (len(group) - len(unnamed)) - no_instances
+        left_over = len(index.values_of(last)) - (len(group) - len(unnamed)) - no_instances
         for one, core in unnamed[max(0, left_over) :]:
             reasons[kind, one.name] = index.why(core)
     return reasons
@@ -67,9 +66,15 @@ class CoreIndex:
         self._known: dict[tuple[int, int], bool] = {}
         self._before: dict[int, dict[str, list[int]]] = {}
 
-    def values_of(self, last: CoreNode) -> set[str]:
-        """What the nodes make that look like `last`, and stand on nodes like its own."""
+    def makes(self, last: CoreNode, value: str) -> bool:
+        """Whether `value` is made by a node that looks like `last`, and stands on nodes like its own."""
         self._known.clear()  # its keys are identities, which hold for one call
+        maker = self._makers.get(value)
+        return maker is not None and self._outputs[maker] == value and self._matches(last, maker)
+
+    def values_of(self, last: CoreNode) -> set[str]:
+        """All values that are made so."""
+        self._known.clear()
         candidates = (index for op in last.ops for index in self._by_op.get(op, ()))
         return {self._outputs[index] for index in candidates if self._matches(last, index)}
 
