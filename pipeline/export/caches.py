@@ -2,21 +2,47 @@
 
 torch keeps one table of tree types for the process; a type is entered once, and only when a model can return it.
 
-transformers has two ways to enter them. The one for DynamicCache makes tensors while it rebuilds a cache, which torch's
-decomposition then misses among its constants (torch 2.13, transformers 5.23); the general one does not, but numbers the
-tensors. So: the general one, with names.
+transformers has entries of its own, which come and go with its releases, and which make tensors while they rebuild a
+cache: torch's decomposition then misses them among its constants (torch 2.13). Ours hands every tensor through.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 __all__ = ["register_cache_types", "register_caches"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A leaf: the next tensor, or symbolic number, in the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What is the same in every call: numbers, flags, dtypes, configurations."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """A list, tuple or dict, or an object with its attributes; `keys` are indices, keys or names."""
+
+    kind: type
+    keys: tuple[Any, ...]
+    parts: tuple[Part, ...]
+
+
+Part: TypeAlias = Tensor | Fixed | Nested
 
 
 def register_caches(module: nn.Module) -> None:
@@ -27,54 +53,100 @@ def register_caches(module: nn.Module) -> None:
     model: Any = next((one for one in module.modules() if isinstance(one, transformers.PreTrainedModel)), None)
     if model is None:
         return
-    from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
-
     register_cache_types()
-    register_cache_pytrees_for_model(model)  # classes of the model's own file; it skips what is there
+    for cache in _caches_beside(type(model)):
+        _register(cache)
 
 
 def register_cache_types() -> None:
     """Enter the caches of `transformers` itself, where it is loaded; for those who have no model at hand."""
     transformers = sys.modules.get("transformers")
     for cache in () if transformers is None else _subclasses(transformers.Cache):
-        if cache not in pytree.SUPPORTED_NODES:
-            _register(cache)
+        _register(cache)
+
+
+def _caches_beside(model: type) -> Iterator[type]:
+    """Classes of the model's own file that are caches by their name only."""
+    for name, value in vars(sys.modules[model.__module__]).items():
+        if isinstance(value, type) and name.endswith("Cache") and value.__module__ == model.__module__:
+            yield value
 
 
 def _register(cache: type) -> None:
-    from transformers.exporters.exporter_dynamo import _pytree_flatten, _pytree_unflatten
-
-    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], Any]:
-        leaves, context = _pytree_flatten(value)
-        keys: list[Any] = [pytree.MappingKey(name) for name in _tensor_names(context, "")]
-        return list(zip(keys, leaves, strict=True)), context
-
-    pytree.register_pytree_node(
-        cache,
-        _pytree_flatten,
-        _pytree_unflatten,
-        serialized_type_name=f"{cache.__module__}.{cache.__qualname__}",
-        flatten_with_keys_fn=flatten_with_keys,
-    )
+    if cache not in pytree.SUPPORTED_NODES:
+        pytree.register_pytree_node(
+            cache,
+            _flatten,
+            _unflatten,
+            serialized_type_name=f"{cache.__module__}.{cache.__qualname__}",
+            flatten_with_keys_fn=_flatten_with_keys,
+        )
 
 
-def _tensor_names(context: Any, above: str) -> Iterator[str]:
-    """`layers.0.keys`, from the description that transformers' flattening makes of an object."""
-    if isinstance(context, list):
-        context = dict(enumerate(context))
-    if not isinstance(context, dict):
-        return
-    if context.get("_t") in ("tensor", "sym"):
+def _flatten(cache: Any) -> tuple[list[Any], Nested]:
+    tensors: list[Any] = []
+    return tensors, _nested(type(cache), vars(cache), tensors)
+
+
+def _flatten_with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], Nested]:
+    tensors, context = _flatten(cache)
+    keys: list[Any] = [pytree.MappingKey(name) for name in _names(context, "")]
+    return list(zip(keys, tensors, strict=True)), context
+
+
+def _unflatten(tensors: Any, context: Any) -> Any:
+    return _made(context, iter(tensors))
+
+
+def _part(value: Any, tensors: list[Any]) -> Part:
+    if isinstance(value, LEAVES):
+        tensors.append(value)
+        return Tensor()
+    if type(value) in (list, tuple):
+        return _nested(type(value), dict(enumerate(value)), tensors)
+    if type(value) is dict:
+        return _nested(dict, value, tensors)
+    if isinstance(value, OPAQUE) or not hasattr(value, "__dict__") or hasattr(value, "to_dict"):
+        return Fixed(value)  # to_dict: a configuration
+    return _nested(type(value), vars(value), tensors)
+
+
+def _nested(kind: type, held: dict[Any, Any], tensors: list[Any]) -> Nested:
+    return Nested(kind, tuple(held), tuple(_part(value, tensors) for value in held.values()))
+
+
+def _made(part: Part, tensors: Iterator[Any]) -> Any:
+    if isinstance(part, Tensor):
+        return next(tensors)
+    if isinstance(part, Fixed):
+        return part.value
+    parts = [_made(one, tensors) for one in part.parts]
+    if part.kind in (list, tuple):
+        return part.kind(parts)
+    held = dict(zip(part.keys, parts, strict=True))
+    if part.kind is dict:
+        return held
+    made = object.__new__(part.kind)
+    vars(made).update(held)
+    return made
+
+
+def _names(part: Part, above: str) -> Iterator[str]:
+    """Of the tensors, in their order: `layers.0.keys`."""
+    if isinstance(part, Tensor):
         yield above
-        return
-    inside = context.get("s", context.get("v", context)) if "_t" in context else context
-    if isinstance(inside, list):
-        inside = dict(enumerate(inside))
-    for key, value in inside.items() if isinstance(inside, dict) else ():
-        yield from _tensor_names(value, f"{above}.{key}" if above else str(key))
+    elif isinstance(part, Nested):
+        for key, child in zip(part.keys, part.parts, strict=True):
+            yield from _names(child, f"{above}.{key}" if above else str(key))
 
 
 def _subclasses(cls: type) -> Iterator[type]:
     for child in cls.__subclasses__():
         yield child
         yield from _subclasses(child)
+
+
+LEAVES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+OPAQUE = (type, FunctionType, MethodType, ModuleType, nn.Module)
+"""Handed on as they are."""
