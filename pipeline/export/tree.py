@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from pipeline.errors import SourceMistake, Unsupported
+from pipeline.export.paths import leaves_with_path
 from pipeline.export.source import Example
 
 __all__ = ["call", "input_names", "input_tensors", "output_tensors", "parameter_names", "refill"]
@@ -31,13 +32,12 @@ def input_tensors(module: nn.Module, example: Example) -> dict[str, torch.Tensor
 
 def input_names(module: nn.Module, example: Example) -> list[str]:
     """A name for every leaf of the example, constants included."""
-    paths, _ = pytree.tree_flatten_with_path((example.args, example.kwargs))
-    names = [".".join(_input_path(module, path)) for path, _ in paths]
-    return _unique(names)
+    paths = [path for path, _ in leaves_with_path((example.args, example.kwargs))]
+    return _unique([".".join(_input_path(module, path)) for path in paths])
 
 
-def _input_path(module: nn.Module, path: tuple[Any, ...]) -> list[str]:
-    where, first, *rest = [_key(key) for key in path]
+def _input_path(module: nn.Module, path: tuple[str, ...]) -> list[str]:
+    where, first, *rest = path
     if where == "1":  # kwargs
         return [first, *rest]
     signature = list(inspect.signature(module.forward).parameters.values())
@@ -83,8 +83,7 @@ def output_tensors(result: Any) -> dict[str, torch.Tensor]:
     Raises:
         Unsupported: there is a leaf that is no tensor.
     """
-    paths, _ = pytree.tree_flatten_with_path(result)
-    kept = [(".".join(map(_key, path)), leaf) for path, leaf in paths if leaf is not None]
+    kept = [(".".join(path), leaf) for path, leaf in leaves_with_path(result) if leaf is not None]
     for name, leaf in kept:
         if not isinstance(leaf, torch.Tensor):
             raise Unsupported(
@@ -115,17 +114,3 @@ def _unique(names: list[str]) -> list[str]:
 
 def _leaves(example: Example) -> list[Any]:
     return pytree.tree_leaves((example.args, example.kwargs))
-
-
-def _key(key: Any) -> str:
-    for kind, read in KEYS.items():
-        if isinstance(key, kind):
-            return str(read(key))
-    return str(key)
-
-
-KEYS: dict[type, Callable[[Any], Any]] = {
-    pytree.MappingKey: lambda key: key.key,
-    pytree.SequenceKey: lambda key: key.idx,
-    pytree.GetAttrKey: lambda key: key.name,
-}

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from pipeline.export.paths import leaves_with_path
 from pipeline.torch_ir.errors import ExportError
 from pipeline.torch_ir.extract.modules import every_tensor
 
@@ -39,7 +39,7 @@ def validate_inputs_meta(inputs: Any) -> None:
     Raises:
         ExportError: a tensor among `inputs`, however nested, is on another device.
     """
-    found = ((pytree.keystr(path), leaf) for path, leaf in pytree.tree_leaves_with_path(inputs))
+    found = ((".".join(path), leaf) for path, leaf in leaves_with_path(inputs))
     _refuse([(name, leaf) for name, leaf in found if isinstance(leaf, torch.Tensor) and not leaf.is_meta], "the inputs")
 
 
