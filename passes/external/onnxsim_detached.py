@@ -28,14 +28,8 @@ from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim_library import import_onnxsim
 from passes.model.canonical import canonical_digest
 from passes.model.reads import reads_of
-from passes.model.weights import (
-    PROTOBUF_LIMIT,
-    TYPED_FIELDS,
-    DetachedModel,
-    clear_data,
-    detach,
-    inline,
-)
+from passes.model.stand_ins import TYPED_FIELDS, clear_data, inline
+from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, detach
 from passes.rewrites.fold_constants import FoldConstants
 
 __all__ = ["simplify_detached", "simplify_references"]

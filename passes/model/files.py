@@ -13,7 +13,8 @@ import onnx
 from onnx import TensorProto
 
 from passes.model.mapped import place_of
-from passes.model.weights import UNREAD, DetachedModel, clear_data, inline
+from passes.model.stand_ins import clear_data, inline
+from passes.model.weights import UNREAD, DetachedModel
 
 __all__ = ["EXTERNAL_FROM_BYTES", "replace_when_done", "save"]
 

@@ -17,8 +17,10 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from passes.model.digests import derived_digest
 from passes.model.reads import reads_of
-from passes.model.weights import DetachedModel, Weight, derived_digest, initializer_of
+from passes.model.stand_ins import Weight, initializer_of
+from passes.model.weights import DetachedModel
 
 __all__ = ["Stack", "apart", "joined"]
 

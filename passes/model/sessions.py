@@ -15,7 +15,8 @@ from onnx import TensorProto
 
 from passes.errors import StepFailed
 from passes.model.reads import reads_of
-from passes.model.weights import DetachedModel, Weight, clear_data, inline
+from passes.model.stand_ins import Weight, clear_data, inline
+from passes.model.weights import DetachedModel
 
 __all__ = ["Session"]
 

@@ -12,7 +12,8 @@ import onnx
 
 from passes.model.mapped import FileMaps, Place, place_of, release
 from passes.model.order import sort_nodes
-from passes.model.weights import DetachedModel, Weight, detach
+from passes.model.stand_ins import Weight
+from passes.model.weights import DetachedModel, detach
 
 if TYPE_CHECKING:
     from passes.model.sessions import Session

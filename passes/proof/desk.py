@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from passes.model.sessions import Session
 from passes.model.sharing import Portable
-from passes.model.weights import Weight
+from passes.model.stand_ins import Weight
 from passes.proof.evidence import Draws, Watched
 from passes.proof.moves import Distinct, distinct_arrays
 from passes.proof.numbers import Errors, Tolerance, compare, same_bits

@@ -16,9 +16,11 @@ from onnx import NodeProto, TensorProto, ValueInfoProto
 from passes.base import Workbench
 from passes.errors import StepFailed
 from passes.model.canonical import RANDOM_OPS
+from passes.model.digests import digest_of
 from passes.model.reads import reads_of
 from passes.model.sharing import Portable, Spill, Stored, portable
-from passes.model.weights import DETACH_FROM_BYTES, DetachedModel, Weight, digest_of, initializer_of
+from passes.model.stand_ins import DETACH_FROM_BYTES, Weight, initializer_of
+from passes.model.weights import DetachedModel
 
 __all__ = ["FoldConstants", "Made", "compute"]
 

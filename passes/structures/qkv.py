@@ -11,7 +11,8 @@ from typing import ClassVar, Final
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.model.weights import DetachedModel, digest_of
+from passes.model.digests import digest_of
+from passes.model.weights import DetachedModel
 from passes.structures.attention_shape import Operands, attention_operands
 from passes.structures.base import Found, Instance, KeptWeight
 from passes.structures.projection import Projection, computed_from, projections_behind

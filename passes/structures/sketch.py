@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
-from passes.model.weights import DetachedModel, digest_of
+from passes.model.digests import digest_of
+from passes.model.weights import DetachedModel
 from passes.structures.base import Core, CoreNode, Found, Instance, KeptWeight
 from passes.structures.core_check import CAST_TO, FAR_HOPS, CoreIndex, lost_cores
 from passes.structures.view import GraphView, constant_of, module_of, op_of

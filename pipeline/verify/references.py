@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 
 from passes.errors import StepFailed
-from passes.model.weights import digest_of, read_model
+from passes.model.digests import digest_of
+from passes.model.weights import read_model
 from passes.proof.prove import Reference
 from pipeline.config import ModelConfig, VerifyConfig
 from pipeline.errors import SourceMistake

@@ -11,7 +11,8 @@ import onnx
 from passes.errors import ModelMistake
 from passes.guard.calls.base import LetThrough
 from passes.model.order import sort_nodes
-from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, detach, inline, read_model
+from passes.model.stand_ins import inline
+from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, detach, read_model
 
 __all__ = ["copied", "is_valid", "opened", "whole", "write"]
 

@@ -12,7 +12,8 @@ import passes
 from passes.errors import ModelMistake
 from passes.model.files import save
 from passes.model.joined import apart, joined
-from passes.model.weights import DetachedModel, inline, read_model
+from passes.model.stand_ins import inline
+from passes.model.weights import DetachedModel, read_model
 from tests.passes.models import matrix
 
 NESTED = """<ir_version: 10, opset_import: ["": 20]>

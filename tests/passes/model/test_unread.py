@@ -11,7 +11,8 @@ from onnx import TensorProto, helper
 
 from passes.errors import ModelMistake
 from passes.model.files import save
-from passes.model.weights import UNREAD, DetachedModel, Weight, initializer_of, read_model
+from passes.model.stand_ins import Weight, initializer_of
+from passes.model.weights import UNREAD, DetachedModel, read_model
 
 TERABYTES = 4 * 2**40
 SIDE = 2**19

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from passes.errors import ModelMistake
+from passes.model.digests import digest_of
 from passes.model.order import sort_nodes
-from passes.model.weights import DETACH_FROM_BYTES, attach, detach, digest_of, key_of, read_model
+from passes.model.stand_ins import DETACH_FROM_BYTES, key_of
+from passes.model.weights import attach, detach, read_model
 from tests.passes.models import detached, matrix, model_of
 
 DTYPES = [
