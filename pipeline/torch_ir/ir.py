@@ -181,6 +181,7 @@ class IR:
         made.signature = _signature(data.get("signature") or {})
         return made
 
+    @collector_paused()
     def _view(self) -> Parts:
         if self._parts is None:
             self._parts = parts_of(self.graph)
