@@ -1,6 +1,6 @@
 """The leaves of a nested value with their paths, also through types that torch knows without names for their children.
 
-torch's own `tree_flatten_with_path` refuses those: the outputs of transformers before 5.14, say, or a class that was
+torch's own `tree_flatten_with_path` refuses those: the outputs of transformers 5.9, say, or a class that was
 entered with two functions only.
 """
 

@@ -1,8 +1,8 @@
 """What stands in a `transformers.Cache` while a wrapper traces the model: layers whose update is dataflow.
 
 transformers' own layers write into tensors that they hold, which a graph does not show. These take tensors and
-keep the results for the wrapper to return. Models give `update` different extra arguments in different releases of
-transformers (`cache_kwargs` until 5.2, nothing after); a layer here needs none of them.
+keep the results for the wrapper to return. Models written for older releases of transformers give `update` extra
+arguments (`cache_kwargs`); a layer here needs none of them.
 """
 
 from __future__ import annotations
@@ -38,16 +38,15 @@ class FreshLayer(CacheLayerMixin):
         """Positions that are filled: none before the update."""
         return 0 if self.keys is None else self.keys.shape[-2]
 
-    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys. The mask is an input, so models ask only out of habit."""
-        length = query_length if isinstance(query_length, int) else query_length.shape[0]  # a tensor until 5.2
-        return length, 0
+        return query_length, 0
 
     def get_max_length(self) -> int:
         """No limit of its own."""
         return -1
 
-    get_max_cache_shape = get_max_length  # its name in transformers 5.0
+    get_max_cache_shape = get_max_length  # its older name in transformers
 
 
 class FixedLayer(FreshLayer):
@@ -77,7 +76,7 @@ class FixedLayer(FreshLayer):
         """A tensor, so that a model which computes with it computes in the graph, and no step is baked in."""
         return self.cache_position[0]
 
-    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The whole fixed length, from 0."""
         return self.get_max_length(), 0
 

@@ -99,7 +99,7 @@ class Decode(_Wrapper):
         """
         pairs = zip(past_kv_flat[::2], past_kv_flat[1::2], strict=True)
         cache = Cache(layers=[FixedLayer(keys, values, cache_position) for keys, values in pairs])
-        # Until transformers 5.2 a model makes `cache_position` of the cache's length if it is not given one.
+        # A model that takes `cache_position` makes it of the cache's length if it is not given one.
         named = {"cache_position": cache_position} if _takes(self.wrapped[0], "cache_position") else {}
         return self._run(cache, input_ids, attention_mask, position_ids, **named)
 
