@@ -128,7 +128,10 @@ class Region:
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 if not isinstance(node.meta.get("val"), torch.Tensor):
-                    raise Unsupported(f"the body {name!r} takes the number {node.name!r}; give it as a tensor")
+                    raise Unsupported(
+                        f"the body {name!r} takes the number {node.name!r}, and a body takes tensors: "
+                        "start with torch.tensor(0) in place of 0"
+                    )
                 inputs.append(region.declare(node, Role.INPUT))
         region.read()
         output = module.graph.output_node().args[0]
