@@ -46,5 +46,5 @@ def expect_stamped(
 def reason(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> str:
     """Why it is traced whole."""
     found = stamp(module, args, kwargs)
-    assert isinstance(found, TracedWhole), f"stamped, {found.run}"
+    assert isinstance(found, TracedWhole), f"stamped, {found.runs}"
     return found.reason

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.stamp import Stamped, stamped
 from pipeline.ir import Graph, to_text
 from tests.importers.from_torch.stamp.comparing import expect_stamped, stamp, traced
@@ -121,6 +122,28 @@ def test_what_a_trace_shows_costs_one_more_trace_a_run(monkeypatch: pytest.Monke
 
     assert not isinstance(stamped(Stages(*(Stack(2 + extra) for extra in (1, 2, 3))), (x(),), {}, trace), Stamped)
     assert seen == [6, 7, 9]
+
+
+def in_regions(layer: Layer, x: Tensor) -> Tensor:
+    with torch.enable_grad(), torch.autocast("cpu", torch.bfloat16):
+        x = layer.fc(x)
+        with torch.no_grad():
+            x = torch.relu(x) * torch.tensor(2.0)
+    return layer.fc(x.float())
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_regions(grad: bool) -> None:
+    with torch.set_grad_enabled(grad):
+        program = torch.export.export(Stack(5, in_regions), (x(),), strict=False)
+        found = stamped(Stack(5, in_regions), (x(),), {}, lambda *call: from_torch(exported(*call)))
+    assert isinstance(found, Stamped)
+    assert to_text(found.graph) == to_text(from_torch(program))
+    assert sum(bool(op.bodies) for op in found.graph.ops) == 15
+
+
+def exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+    return torch.export.export(module, args, kwargs, strict=False)
 
 
 def test_a_result_from_the_middle_of_the_layer_before() -> None:

@@ -144,17 +144,14 @@ def test_named_dims() -> None:
     assert "have no fixed size" in found.reason
 
 
-def test_regions() -> None:
-    def quiet(layer: Layer, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return layer.fc(x)
+def in_autocast(layer: Layer, x: Tensor) -> Tensor:
+    """Off in one layer, where float32 would be kept anyhow: nothing but the region shows it."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=False, cache_enabled=layer.index != 3):
+        return layer.fc(x)
 
-    def trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-        return from_torch(torch.export.export(module, args, kwargs, strict=False))
 
-    found = stamped(Stack(4, quiet), (x(),), {}, trace)
-    assert not isinstance(found, Stamped)
-    assert "regions with bodies" in found.reason
+def test_regions_that_differ() -> None:
+    assert "layers.3 does not do as layers.1 does: _enter_autocast" in reason(Stack(5, in_autocast), (x(),))
 
 
 def test_a_wrong_correspondence_of_inputs_shows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,15 @@ SPEECH: dict[str, Any] = {
     "num_mel_bins": 8,
     "max_source_positions": 10,
 }
-T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 4, "num_decoder_layers": 4, "num_heads": 2, "vocab_size": 32}
+T5: dict[str, Any] = {
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 32,
+    "num_layers": 4,
+    "num_decoder_layers": 4,
+    "num_heads": 2,
+    "vocab_size": 32,
+}
 SIDE: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 32,
