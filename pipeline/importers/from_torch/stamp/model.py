@@ -72,7 +72,12 @@ def stamped(
     runs = runs_in(module)
     if not runs:
         return TracedWhole(f"{type(module).__name__} has no list of more than {TRACED} layers that look the same.")
-    found, left = _Stamping(trace, tied or {}, constants or {}).first_of(runs, module, Call.of(args, kwargs))
+    call = Call.of(args, kwargs)
+    try:
+        whole = Walked(module, call, walk(module, call, _layers(module, runs)))
+    except Unsuited as reason:
+        return TracedWhole(f"{type(module).__name__} is traced whole: {reason}.", runs[0])
+    found, left = _Stamping(trace, tied or {}, constants or {}).first_of(runs, whole)
     if found is None:
         return TracedWhole(f"{type(module).__name__} is traced whole: {'; '.join(left)}.", runs[0])
     return replace(found, left=left)
@@ -93,12 +98,12 @@ class _Stamping:
     tied: Mapping[str, Sequence[str]]
     constants: Mapping[str, torch.Tensor]
 
-    def first_of(self, runs: Sequence[Run], module: nn.Module, call: Call) -> tuple[Stamped | None, tuple[str, ...]]:
-        """`module` stamped by the first of `runs` that can be, and by further ones within; why others cannot."""
+    def first_of(self, runs: Sequence[Run], whole: Walked) -> tuple[Stamped | None, tuple[str, ...]]:
+        """`whole` stamped by the first of `runs` that can be, and by further ones within; why others cannot."""
         left: list[str] = []
         for index, run in enumerate(runs):
             try:
-                found = self._stamped(run, runs[index + 1 :], module, call)
+                found = self._stamped(run, runs[index + 1 :], whole)
             except Unsuited as reason:
                 left.append(str(reason))
                 if isinstance(reason, _Late):
@@ -107,23 +112,33 @@ class _Stamping:
                 return found, (*left, *found.left)
         return None, tuple(left)
 
-    def _stamped(self, run: Run, others: Sequence[Run], module: nn.Module, call: Call) -> Stamped:
-        whole = walk(module, call, _layers(module, run))
-        proof = alike_units(run, whole)
-        short = _shortened(run, Walked(module, call, whole), proof)
-        within, left = self.first_of(others, short.module, short.call)
+    def _stamped(self, run: Run, others: Sequence[Run], whole: Walked) -> Stamped:
+        run, proof = _alike(run, whole.walk)
+        short = _shortened(run, others, whole, proof)
+        within, left = self.first_of(others, short)
         try:
             traced = within.graph if within else _traced(self.trace, short)
-            _check(replace(run, count=TRACED), traced, short.walk, self._called(short.module, short.call))
-            outputs = alike_around(run, whole, short.walk, proof)
-            graph = whole_graph(run, traced, short.call, self._called(module, call), proof, outputs)
+            _check(replace(run, count=TRACED), traced, short.walk, self._called(short))
+            outputs = alike_around(run, whole.walk, short.walk, proof)
+            graph = whole_graph(run, traced, short.call, self._called(whole), proof, outputs)
         except Unsuited as reason:
             raise _Late(*reason.args) from reason
         runs = (run, *within.runs) if within else (run,)
-        return Stamped(graph, runs, Ends(*call.flat()), Ends(*whole.result), left)
+        return Stamped(graph, runs, Ends(*whole.call.flat()), Ends(*whole.walk.result), left)
 
-    def _called(self, module: nn.Module, call: Call) -> Called:
-        return Called(module, call, self.tied, self.constants)
+    def _called(self, one: Walked) -> Called:
+        return Called(one.module, one.call, self.tied, self.constants)
+
+
+def _alike(run: Run, whole: Walk) -> tuple[Run, Proof]:
+    """`run` in the smallest units that do the same, and that they do."""
+    reasons: list[Unsuited] = []
+    for one in (run, *run.coarser()):
+        try:
+            return one, alike_units(one, whole)
+        except Unsuited as reason:
+            reasons.append(reason)
+    raise reasons[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +150,12 @@ class Walked:
     walk: Walk
 
 
-def _layers(module: nn.Module, run: Run) -> dict[str, nn.Module]:
-    paths = [run.layer(unit, offset) for unit in range(run.count) for offset in range(run.period)]
+def _layers(module: nn.Module, runs: Sequence[Run]) -> dict[str, nn.Module]:
+    paths = [run.layer(unit, offset) for run in runs for unit in range(run.count) for offset in range(run.period)]
     return {path: module.get_submodule(path) for path in paths}
 
 
-def _shortened(run: Run, whole: Walked, proof: Proof) -> Walked:
+def _shortened(run: Run, others: Sequence[Run], whole: Walked, proof: Proof) -> Walked:
     """The first shortened model that does around its layers what the whole one does around all of its own."""
     parts = [whole.call]
     if spare := _spare(run, whole, proof):
@@ -149,18 +164,19 @@ def _shortened(run: Run, whole: Walked, proof: Proof) -> Walked:
     for counts in (False, True):
         for part in parts:
             try:
-                return _tried(run, whole, proof, part, counts)
+                return _tried(run, others, whole, proof, part, counts)
             except Unsuited as reason:
                 reasons.append(reason)
     raise reasons[0]
 
 
-def _tried(run: Run, whole: Walked, proof: Proof, part: Call, counts: bool) -> Walked:
+def _tried(run: Run, others: Sequence[Run], whole: Walked, proof: Proof, part: Call, counts: bool) -> Walked:
+    """The layers of `others` are watched too: this model is the whole one of theirs."""
     try:
         module = shortened(whole.module, run, counts=counts)
     except Exception as error:
         raise Unsuited(f"no copy of it can be made: {type(error).__name__}: {error}") from error
-    found = walk(module, part, _layers(module, replace(run, count=TRACED)))
+    found = walk(module, part, _layers(module, (replace(run, count=TRACED), *others)))
     alike_around(run, whole.walk, found, proof)
     return Walked(module, part, found)
 

@@ -37,6 +37,13 @@ class Run:
         """Of all its layers, in the list."""
         return range(self.first, self.first + self.count * self.period)
 
+    def coarser(self) -> Iterator[Run]:
+        """The same layers in larger units, what is left over before them: every second may do something else."""
+        for period in range(2 * self.period, LONGEST_PERIOD + 1, self.period):
+            count = len(self.numbers) // period
+            if count > TRACED:
+                yield Run(self.path, self.numbers.stop - count * period, period, count)
+
     def layer(self, unit: int, offset: int, rest: str = "") -> str:
         """The module path of a layer; `rest` goes on from there: `.mlp.weight`."""
         return f"{self._prefix}{self.first + unit * self.period + offset}{rest}"

@@ -62,6 +62,22 @@ def test_layers_that_alternate() -> None:
     expect_stamped(model, (x(),), saved=2)
 
 
+def test_layers_that_alternate_by_their_number() -> None:
+    """They look the same; what they do shows that a unit is two of them."""
+
+    def sliding(layer: Layer, x: Tensor) -> Tensor:
+        return layer.fc(x).tanh() if layer.index % 2 else layer.fc(x)
+
+    expect_stamped(Stack(7, sliding), (x(),), saved=2)
+
+
+def test_weights_shared_by_pairs() -> None:
+    model = Stack(8)
+    for index in range(1, 8, 2):
+        model.layers[index].fc = model.layers[index - 1].fc  # pyright: ignore
+    expect_stamped(model, (x(),), saved=4)
+
+
 def test_a_sequential_is_a_list_too() -> None:
     expect_stamped(nn.Sequential(*(Layer(index) for index in range(4))), (x(),), saved=2)
 
