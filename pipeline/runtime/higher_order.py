@@ -48,6 +48,11 @@ def by_name(operator: Any, given: Given) -> Any:
     return operator(given["_mutable_op"], **{name: item for name, item in given.items() if name != "_mutable_op"})
 
 
+def on_bases(operator: Any, given: Given) -> Any:
+    """Version 2 tells some parts of tensors by their place in memory, which is counted from its beginning."""
+    return by_name(operator, {**given, "_all_bases": [base.clone() for base in given["_all_bases"]]})
+
+
 def first_of(body: Function) -> Callable[..., torch.Tensor]:
     """A body as a function of one result."""
     return lambda *tensors: body(*tensors)[0]
@@ -57,5 +62,5 @@ CALLS: Mapping[str, Callable[[Any, Given], Any]] = {
     "while_loop": while_loop,
     "flex_attention": flex_attention,
     "auto_functionalized": by_name,
-    "auto_functionalized_v2": by_name,
+    "auto_functionalized_v2": on_bases,
 }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.errors import SourceMistake
-from pipeline.torch_ir import IR, IRExecutor, execute_ir, extract_ir, verify_ir_with_state_dict
+from pipeline.torch_ir import IR, ConversionError, IRExecutor, execute_ir, extract_ir, verify_ir_with_state_dict
 
 
 @torch.library.custom_op("onnxline_tests::bump", mutates_args={"x"})
@@ -65,6 +65,49 @@ def test_what_an_operator_writes_is_dataflow(saved: Path, planned: bool) -> None
     assert [torch.equal(one, other) for one, other in zip(outputs, expected, strict=True)] == [True, True]
     assert torch.equal(executor.updates["b_seen"], weights["seen"])
     assert torch.equal(executor.updates["x"], x)
+
+
+class Parts(nn.Module):
+    """Parts that torch tells by their place in memory; what is written lies in the middle of a plan's arena."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x.t() + 0).contiguous()
+        bump(y.view(-1)[2:5], 1.0)
+        bump(y.transpose(0, 1), 2.0)
+        return y, torch.as_strided(y, (2, 2), (1, 1)) * 2
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_parts_by_their_place_in_memory(planned: bool) -> None:
+    x = torch.arange(40.0)[7:19].view(3, 4)
+    executor = IRExecutor(extract_ir(Parts(), (x.clone(),), strict=False), {}, planned=planned)
+    outputs = executor.execute((x,))
+    assert not executor.not_planned
+    assert [one.tolist() for one in outputs] == [one.tolist() for one in Parts()(x)]
+
+
+def test_parts_of_what_lies_in_another_order_are_refused() -> None:
+    class Transposed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.t() + 0
+            bump(y.transpose(0, 1), 1.0)
+            return y
+
+    with pytest.raises(ConversionError, match="does not lie row after row"):
+        extract_ir(Transposed(), (torch.zeros(3, 4),), strict=False)
+
+
+def test_an_input_from_the_middle_of_its_memory() -> None:
+    class Given(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            bump(x.view(-1)[1:3], 1.0)
+            return x * 1
+
+    x = torch.arange(20.0)[5:11]
+    ir = extract_ir(Given(), (torch.zeros(6),), strict=False)
+    for planned in (True, False):
+        (found,) = IRExecutor(ir, {}, planned=planned).execute((x,))
+        assert found.tolist() == [5, 7, 8, 8, 9, 10]
 
 
 def test_it_is_verified(saved: Path) -> None:

@@ -16,7 +16,7 @@ from pipeline.importers.from_torch.names import Names
 from pipeline.importers.from_torch.operators import operator_of
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.importers.from_torch.place import line_of, module_of
-from pipeline.importers.from_torch.tensors import Tensors
+from pipeline.importers.from_torch.tensors import Tensors, contiguous
 from pipeline.ir import Attr, Body, Graph, Op, Payload, Role
 from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.ir.attr import parts
@@ -88,6 +88,8 @@ class Region:
             return Number(None)
         if operator.same:
             return self.meaning(node.args[0])
+        if any(name.endswith("_storage_offset") for name in node.kwargs):
+            _refuse_other_orders(node)
         arguments = Arguments(self.meaning)
         attrs = arguments.read(node, operator)
         name = self._names.new(operator.base)
@@ -155,6 +157,17 @@ class Region:
     def _stub(self, name: str, tensor: torch.Tensor, role: Role) -> int:
         self._stubs.append(self._tensors.stub(name, tensor, role))
         return len(self._stubs) - 1
+
+
+def _refuse_other_orders(node: Node) -> None:
+    """`auto_functionalized_v2` tells some views by their place in memory: right only where that is as in the trace."""
+    for base in node.kwargs["_all_bases"]:  # type: ignore[union-attr]
+        value = base.meta["val"]  # type: ignore[union-attr]
+        if not contiguous(value) or value.storage_offset() != 0:
+            raise Unsupported(
+                f"it writes to a part of {base}, which does not lie row after row from the beginning of its memory; "
+                "call contiguous() or clone() on it before"
+            )
 
 
 def _named(bodies: Sequence[Graph], attrs: Mapping[str, Attr]) -> Iterator[Graph]:

@@ -73,8 +73,13 @@ def in_autocast(given: Given) -> Tensors:
 
 
 def writing_into_copies(version: str, given: Given) -> Tensors:
-    """An operator of the user's that writes: torch gives it copies, and gives those back after its own results."""
+    """An operator of the user's that writes: torch gives it copies, and gives those back after its own results.
+
+    Version 2 tells some parts by their place in memory, which is not that of the arena.
+    """
     rest = {name: item for name, item in given.items() if name != "_mutable_op"}
+    if "_all_bases" in rest:
+        rest["_all_bases"] = [base.clone(memory_format=torch.contiguous_format) for base in rest["_all_bases"]]
     return list(tensors_in(getattr(torch.ops.higher_order, version)(given["_mutable_op"], **rest)))
 
 
