@@ -59,7 +59,9 @@ def extract_ir(
         validate_inputs_meta((args, named))
     with collector_paused():
         known = {"tied": tied_names(model), "constants": recomputed(model)}
-        if stamp and dynamic_shapes is None and (ir := _stamped(model, args, named, name, functionalize, known)):
+        if stamp and dynamic_shapes is not None:
+            warnings.warn(f"{name} is traced whole: layers are stamped where every size is a number.", stacklevel=2)
+        elif stamp and (ir := _stamped(model, args, named, name, functionalize, known)):
             return ir
         program = export_model(model, args, kwargs=named, dynamic_shapes=dynamic_shapes, strict=False)
         dims = dim_names(program, dynamic_shapes)

@@ -70,13 +70,18 @@ def stamped(
     a trace with named dims is not repeated. `tied` and `constants` are from_torch's, for the whole model.
     """
     runs = runs_in(module)
+    alone = TracedWhole(f"{type(module).__name__} has no list of more than {TRACED} layers that look the same.")
     if not runs:
-        return TracedWhole(f"{type(module).__name__} has no list of more than {TRACED} layers that look the same.")
+        return alone
     call = Call.of(args, kwargs)
     try:
         whole = Walked(module, call, walk(module, call, _layers(module, runs)))
     except Unsuited as reason:
-        return TracedWhole(f"{type(module).__name__} is traced whole: {reason}.", runs[0])
+        layers = next((run for run in runs if not run.is_inside), None)
+        return TracedWhole(f"{type(module).__name__} is traced whole: {reason}.", layers)
+    runs = [run for run in runs if not run.is_inside or run.layer(0, 0) in whole.walk.spans]
+    if not runs:  # experts whose weights are stacked, say: nobody calls them
+        return alone
     found, left = _Stamping(trace, tied or {}, constants or {}).first_of(runs, whole)
     if found is None:
         return TracedWhole(f"{type(module).__name__} is traced whole: {'; '.join(left)}.", runs[0])

@@ -33,6 +33,11 @@ class Run:
         return (self.count - TRACED) * self.period
 
     @property
+    def is_inside(self) -> bool:
+        """Whether its list is in a layer of another list."""
+        return any(name.isdigit() for name in self.path.split("."))
+
+    @property
     def numbers(self) -> range:
         """Of all its layers, in the list."""
         return range(self.first, self.first + self.count * self.period)

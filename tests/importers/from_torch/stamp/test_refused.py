@@ -128,6 +128,21 @@ def test_another_way_through_the_layers(kind: type[Stack], said: str) -> None:
         assert said in reason(kind(5), (x(),))
 
 
+def test_a_list_inside_of_a_layer_that_nobody_calls() -> None:
+    """The weights of experts are stacked: no layers, and nothing to warn of."""
+
+    def stacked(layer: Layer, x: Tensor) -> Tensor:
+        experts: list[Tensor] = [expert.get_parameter("weight") for expert in layer.get_submodule("experts").children()]
+        return x @ torch.stack(experts).sum(0)
+
+    model = Stack(2, stacked)
+    for layer in model.layers:
+        layer.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+    found = stamp(model, (x(),))
+    assert not isinstance(found, Stamped)
+    assert found.run is None
+
+
 def test_too_few_layers() -> None:
     assert reason(Stack(2), (x(),)) == "Stack has no list of more than 2 layers that look the same."
 
