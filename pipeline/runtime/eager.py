@@ -14,6 +14,7 @@ import torch
 from pipeline.errors import UserMistake
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.runtime import higher_order
 from pipeline.runtime.dtypes import as_tensor, dtype_name
 from pipeline.runtime.lacking import ON_THE_CPU
 from pipeline.runtime.words import argument, operator_of, tensors_in
@@ -132,11 +133,7 @@ def apply(op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
     namespace, _, name = op.kind.partition(".")
     if namespace != "higher_order":
         return list(tensors_in(_operator(op.kind, given)))
-    if "cond_fn" in given:
-        condition = given["cond_fn"]
-        given["cond_fn"] = lambda *tensors: condition(*tensors)[0]
-    # Torch's own operators of this kind call any function, and none of them has arguments by name.
-    return list(tensors_in(getattr(torch.ops.higher_order, name)(*given.values())))
+    return list(tensors_in(higher_order.call(name, given)))
 
 
 def _operator(kind: str, given: dict[str, Any]) -> Any:

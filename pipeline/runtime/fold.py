@@ -10,6 +10,7 @@ from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir import Graph, Op, Role
 from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.lowering.aten import is_call
+from pipeline.lowering.aten.call import HIGHER_ORDER
 from pipeline.runtime.eager import apply
 from pipeline.runtime.kernels.aten.call import pure_operator
 from pipeline.runtime.weights import stored_tensor
@@ -32,7 +33,7 @@ def folded(graph: Graph) -> Graph:
     known: dict[int, torch.Tensor] = {}
     ops: list[Op] = []
     for op in graph.ops:
-        operator = pure_operator(op.kind) if is_call(op.kind) and not op.bodies else None
+        operator = pure_operator(op.kind) if is_call(op.kind) and not op.kind.startswith(HIGHER_ORDER) else None
         if operator is None or not _is_constant(graph, op, operator, known):
             ops.append(replace(op, oid=len(ops)))
             continue

@@ -38,7 +38,7 @@ def operator_of(kind: str) -> torch._ops.OpOverload:
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)
     except (AttributeError, ValueError) as error:
         raise SourceMistake(
-            f"torch has no operator {kind}; import the library that registers it, or give it an executor"
+            f"torch has no operator {kind}; import the module that defines it, or give it an executor"
         ) from error
 
 
@@ -65,4 +65,5 @@ WORDS: Mapping[str, Callable[[str], Any]] = {
     "layout": _constant,
     "memory_format": _constant,
     "device": _device,
+    "operator": operator_of,
 }

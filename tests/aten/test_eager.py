@@ -58,5 +58,5 @@ def test_an_operator_that_torch_does_not_know() -> None:
     graph = graph_of(Calls([lambda x: x.exp()]), [torch.ones(2)])
     (op,) = graph.ops
     graph = replace(graph, ops=(replace(op, kind="mylib.exp.default"),))
-    with pytest.raises(SourceMistake, match=r"no operator mylib\.exp\.default; import the library that registers it"):
+    with pytest.raises(SourceMistake, match=r"no operator mylib\.exp\.default; import the module that defines it"):
         compile_graph(graph)

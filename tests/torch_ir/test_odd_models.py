@@ -108,6 +108,13 @@ def test_sizes_as_results_are_refused() -> None:
         extract_ir(Does(lambda x: (x + 1, x.shape[0] * 2)), (X,), strict=False, dynamic_shapes=shapes)
 
 
+def test_layers_are_not_stamped_with_named_dims() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    with pytest.warns(UserWarning, match="Sequential is traced whole: layers are stamped where every size is a number"):
+        ir = extract_ir(model, (X,), strict=False, dynamic_shapes=({0: Dim("n")},), stamp=True)
+    assert ir.graph.dims.keys() == {"n"}
+
+
 def test_the_larger_of_two_sizes_is_an_expression() -> None:
     shapes = (({0: Dim("h", min=4)}, {0: Dim("g", min=4)}),)
     model = Does(lambda x, y: torch.zeros(max(x.shape[0], y.shape[0])))

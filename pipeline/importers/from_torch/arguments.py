@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from pipeline.errors import Unsupported
@@ -53,7 +54,7 @@ class Arguments:
         for index, operand in enumerate(node.args[len(names) :]):
             given[f"operand_{index}"] = operand
         if node.kwargs:
-            given |= {name: node.kwargs[name] for name in names if name in node.kwargs}
+            given |= {name: node.kwargs[name] for name in (*names, *node.kwargs) if name in node.kwargs}
         return {name: self._item(item) for name, item in given.items() if item is not None or name not in optional}
 
     def _item(self, item: Any) -> Attr:
@@ -64,6 +65,8 @@ class Arguments:
             return item
         if isinstance(item, list | tuple):
             return tuple(map(self._item, item))
+        if isinstance(item, dict):
+            return tuple((key, self._item(part)) for key, part in item.items())
         for types, word in WORDS:
             if isinstance(item, types):
                 return Word(word, str(item).removeprefix("torch."))
@@ -88,4 +91,5 @@ WORDS = (
     (torch.device, "device"),
     (torch.layout, "layout"),
     (torch.memory_format, "memory_format"),
+    (OpOverload, "operator"),
 )

@@ -1,34 +1,48 @@
-"""Writes become values: a program without in-place ops, whose updates of buffers and inputs are among its outputs."""
+"""Writes become values: a program without in-place ops, whose updates of buffers and inputs are among its outputs.
+
+torch functionalizes a program by running it again. Operators stay what they are, with two exceptions. What may be a
+view of its argument or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes the one that it is: only so
+is it known which writes reach it. And `batch_norm`, which may write too, becomes another operator also where it does
+not; that one is put back.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from operator import getitem
+from typing import Any
+
+import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from pipeline.importers.from_torch.operators import WHEN_TRAINING, operator_of
+from pipeline.importers.from_torch.operators import WHEN_TRAINING, marks_vmap, operator_of
 
 __all__ = ["functional", "mutates"]
 
 
 def mutates(program: ExportedProgram) -> bool:
     """Whether some op, in a body too, writes to one of its arguments."""
-    return any(
-        writes(node)
-        for module in program.graph_module.modules()
-        if isinstance(module, GraphModule)
-        for node in module.graph.nodes
-        if node.op == "call_function" and isinstance(node.target, OpOverload)
-    )
+    return any(isinstance(node.target, OpOverload) and writes(node) for node in _calls(program))
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
     """`program` itself where nothing is written, else as torch functionalizes it, without decomposing anything else.
 
     What is written to a buffer or to an input is an output of the program then (`BUFFER_MUTATION`); a value that was
-    read after the write reads the new one.
+    read after the write reads the new one. Calls inside of `torch.vmap`, which a trace only marks, become calls on
+    whole batches.
     """
-    return program.run_decompositions({}) if mutates(program) else program
+    if not (mutates(program) or any(marks_vmap(node.target) for node in _calls(program))):
+        return program
+    asked = next((node for node in _calls(program) if node.target is BATCH_NORM), None)
+    found = program.run_decompositions({})
+    if asked is not None:
+        for node in list(_calls(found)):
+            if node.target is NO_TRAINING:
+                _put_back(node, cudnn=asked.args[8])
+    return found
 
 
 def writes(node: Node) -> bool:
@@ -39,3 +53,30 @@ def writes(node: Node) -> bool:
 
 def trains(mean: object, variance: object, training: object) -> bool:
     return bool(training) and (mean is not None or variance is not None)
+
+
+def _calls(program: ExportedProgram) -> Iterator[Node]:
+    """All calls, in bodies too."""
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule):
+            yield from (node for node in module.graph.nodes if node.op == "call_function")
+
+
+def _put_back(node: Node, *, cudnn: Any) -> None:
+    """`batch_norm` in the place of `node`, if of its three results the first alone is read."""
+    reads = list(node.users)
+    if any(read.target is not getitem or read.args[1] != 0 for read in reads):
+        return
+    *tensors, momentum, eps = node.args
+    with node.graph.inserting_before(node):
+        norm = node.graph.call_function(BATCH_NORM, (*tensors, False, momentum, eps, cudnn))
+    norm.meta = {**node.meta, "val": node.meta["val"][0]}
+    for read in reads:
+        read.replace_all_uses_with(norm)
+        node.graph.erase_node(read)
+    node.graph.erase_node(node)
+
+
+BATCH_NORM = torch.ops.aten.batch_norm.default
+NO_TRAINING = torch.ops.aten._native_batch_norm_legit_no_training.default
+"""What functionalizing makes of it where it does not train: (input, weight, bias, mean, variance, momentum, eps)."""

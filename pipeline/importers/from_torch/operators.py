@@ -11,7 +11,7 @@ from torch._ops import HigherOrderOperator
 from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.names import base_name
 
-__all__ = ["WHEN_TRAINING", "Operator", "operator_of"]
+__all__ = ["WHEN_TRAINING", "Operator", "marks_vmap", "operator_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ def operator_of(target: Any) -> Operator:
         if not isinstance(target, HigherOrderOperator):
             raise Unsupported(
                 f"{getattr(target, '__name__', target)} is no operator of torch, but a function of Python"
+                f"{MARKS if marks_vmap(target) else ''}"
             )
         name = target.name()
         return Operator(f"higher_order.{name}", name, HIGHER_ORDER.get(name, ()), frozenset())
@@ -57,6 +58,13 @@ def operator_of(target: Any) -> Operator:
     )
 
 
+def marks_vmap(target: object) -> bool:
+    """Whether this is no call of the model's, but the begin or end of a `torch.vmap`."""
+    return getattr(target, "__module__", "") == "torch._functorch.predispatch"
+
+
+MARKS = ": the trace only marks where torch.vmap begins and ends; a program that is functionalized has whole batches"
+
 HIGHER_ORDER: dict[str, tuple[str, ...]] = {
     "cond": ("pred", "true_fn", "false_fn", "operands"),
     "while_loop": ("cond_fn", "body_fn", "carried_inputs", "additional_inputs"),
@@ -65,8 +73,15 @@ HIGHER_ORDER: dict[str, tuple[str, ...]] = {
     "map_impl": ("f", "xs", "pos_args"),
     "wrap_with_set_grad_enabled": ("enable_grad", "wrapped_func"),
     "wrap_with_autocast": ("device_type", "dtype", "enabled", "cache_enabled", "wrapped_func"),
+    "flex_attention": (
+        *("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options"),
+        *("score_mod_other_buffers", "mask_mod_other_buffers"),
+    ),
+    "auto_functionalized": ("_mutable_op",),
+    "auto_functionalized_v2": ("_mutable_op",),
 }
-"""Arguments of torch's higher-order operators, as their `__call__` names them (torch 2.13)."""
+"""Arguments of torch's higher-order operators, as their `__call__` names them (torch 2.13). Those of
+`auto_functionalized` go on with the arguments of the operator that writes, by name."""
 
 NOTHING = frozenset(
     {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter, getitem
 from typing import Any
 
@@ -15,21 +16,27 @@ from pipeline.importers.from_torch.names import Names
 from pipeline.importers.from_torch.operators import operator_of
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.importers.from_torch.place import line_of, module_of
-from pipeline.importers.from_torch.tensors import Tensors
-from pipeline.ir import Graph, Op, Payload, Role
+from pipeline.importers.from_torch.tensors import Tensors, contiguous
+from pipeline.ir import Attr, Body, Graph, Op, Payload, Role
 from pipeline.ir.assemble import Facts, Stub, assemble
+from pipeline.ir.attr import parts
 
 __all__ = ["Region"]
 
 
 class Region:
-    """Collects the values and ops of one graph. What reads it says first what its placeholders are."""
+    """Collects the values and ops of one graph. What reads it says first what its placeholders are.
 
-    def __init__(self, module: GraphModule, tensors: Tensors) -> None:
+    Placeholders keep torch's names. Those of a body are `arg0`, `arg1`, … since torch names them after what they are
+    outside of it.
+    """
+
+    def __init__(self, module: GraphModule, tensors: Tensors, *, is_body: bool = False) -> None:
         self._module = module
         self._tensors = tensors
         placeholders = [node.name for node in module.graph.nodes if node.op == "placeholder"]
-        self._names = Names(placeholders)
+        self._given = {name: f"arg{index}" if is_body else name for index, name in enumerate(placeholders)}
+        self._names = Names(self._given.values())
         self._stubs: list[Stub] = []
         self._ops: list[Op] = []
         self._payloads: dict[str, Payload] = {}
@@ -37,9 +44,10 @@ class Region:
 
     def declare(self, node: Node, role: Role, payload: Payload | None = None) -> int:
         """The placeholder `node` is a tensor of this role. Returns its vid."""
+        name = self._given[node.name]
         if payload is not None:
-            self._payloads[node.name] = payload
-        vid = self._meanings[node] = self._stub(node.name, node.meta["val"], role)
+            self._payloads[name] = payload
+        vid = self._meanings[node] = self._stub(name, node.meta["val"], role)
         return vid
 
     def declare_number(self, node: Node) -> None:
@@ -80,6 +88,8 @@ class Region:
             return Number(None)
         if operator.same:
             return self.meaning(node.args[0])
+        if any(name.endswith("_storage_offset") for name in node.kwargs):
+            _refuse_other_orders(node)
         arguments = Arguments(self.meaning)
         attrs = arguments.read(node, operator)
         name = self._names.new(operator.base)
@@ -94,7 +104,7 @@ class Region:
                 name=name,
                 origin=module_of(node),
                 line=line_of(node),
-                bodies=tuple(arguments.bodies),
+                bodies=tuple(_named(arguments.bodies, attrs)),
             )
         )
         return meaning
@@ -123,12 +133,15 @@ class Region:
         return self._stub(node.name, held, Role.CONST)
 
     def _body(self, module: GraphModule, name: str) -> Graph:
-        region = Region(module, self._tensors)
+        region = Region(module, self._tensors, is_body=True)
         inputs = []
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 if not isinstance(node.meta.get("val"), torch.Tensor):
-                    raise Unsupported(f"the body {name!r} takes the number {node.name!r}; give it as a tensor")
+                    raise Unsupported(
+                        f"the body {name!r} takes the number {node.name!r}, and a body takes tensors: "
+                        "start with torch.tensor(0) in place of 0"
+                    )
                 inputs.append(region.declare(node, Role.INPUT))
         region.read()
         output = module.graph.output_node().args[0]
@@ -144,6 +157,23 @@ class Region:
     def _stub(self, name: str, tensor: torch.Tensor, role: Role) -> int:
         self._stubs.append(self._tensors.stub(name, tensor, role))
         return len(self._stubs) - 1
+
+
+def _refuse_other_orders(node: Node) -> None:
+    """`auto_functionalized_v2` tells some views by their place in memory: right only where that is as in the trace."""
+    for base in node.kwargs["_all_bases"]:  # type: ignore[union-attr]
+        value = base.meta["val"]  # type: ignore[union-attr]
+        if not contiguous(value) or value.storage_offset() != 0:
+            raise Unsupported(
+                f"it writes to a part of {base}, which does not lie row after row from the beginning of its memory; "
+                "call contiguous() or clone() on it before"
+            )
+
+
+def _named(bodies: Sequence[Graph], attrs: Mapping[str, Attr]) -> Iterator[Graph]:
+    """Called as the argument is (`true_fn`): torch counts bodies through the whole program."""
+    for index, body in enumerate(bodies):
+        yield replace(body, name=next(name for name, item in attrs.items() if Body(index) in parts(item)))
 
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

@@ -11,7 +11,7 @@ from pipeline.errors import Unsupported
 from pipeline.ir import DTYPE_BITS, Dim, Role, Size, TensorSpec
 from pipeline.ir.assemble import Stub
 
-__all__ = ["Tensors"]
+__all__ = ["Tensors", "contiguous"]
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
 

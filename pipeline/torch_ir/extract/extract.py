@@ -45,8 +45,8 @@ def extract_ir(
 
     `strict` asks for a model and inputs on the meta device, so that no weight can have been loaded. `dynamic_shapes` is
     torch.export's: dims that have names. Ops that write become values, unless `functionalize` is False. With `stamp`
-    only the first two of a run of equal layers are traced, and the graph is the same; where the layers look equal and
-    that cannot be proven, a warning says why, and the model is traced whole.
+    only the first two of each run of equal layers are traced, and the graph is the same; where layers look equal and
+    that cannot be proven, a warning says why, and they are traced.
 
     Raises:
         ExportError: torch.export does not take the model, or something is not on meta as `strict` asks.
@@ -59,7 +59,9 @@ def extract_ir(
         validate_inputs_meta((args, named))
     with collector_paused():
         known = {"tied": tied_names(model), "constants": recomputed(model)}
-        if stamp and dynamic_shapes is None and (ir := _stamped(model, args, named, name, functionalize, known)):
+        if stamp and dynamic_shapes is not None:
+            warnings.warn(f"{name} is traced whole: layers are stamped where every size is a number.", stacklevel=2)
+        elif stamp and (ir := _stamped(model, args, named, name, functionalize, known)):
             return ir
         program = export_model(model, args, kwargs=named, dynamic_shapes=dynamic_shapes, strict=False)
         dims = dim_names(program, dynamic_shapes)
@@ -84,6 +86,8 @@ def _stamped(
         if found.run is not None:
             warnings.warn(found.reason, stacklevel=3)
         return None
+    for reason in found.left:
+        warnings.warn(f"Some layers of {type(model).__name__} are traced one by one: {reason}.", stacklevel=3)
     signature = Signature(_tree(found.inputs), _tree(found.outputs))
     return _ir(found.graph, signature)
 

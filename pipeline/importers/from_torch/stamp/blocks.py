@@ -26,8 +26,8 @@ def blocks_of(run: Run, graph: Graph) -> Blocks:
     Raises:
         Unsuited: the ops of both units are mixed, or are not the same.
     """
-    if any(op.bodies for op in graph.ops):
-        raise Unsuited("it has regions with bodies (cond, autocast, no_grad), whose names torch counts by itself")
+    if any(body.payloads for op in graph.ops for body in op.bodies):
+        raise Unsuited("a body of a region holds a tensor of its own")
     units = {op.oid: place[0] for op in graph.ops if (place := run.locate(op.origin)) is not None}
     first, second = ([oid for oid, unit in units.items() if unit == wanted] for wanted in (0, 1))
     if not first or not second:
@@ -49,5 +49,11 @@ def _heirs(graph: Graph, first: tuple[Op, ...], second: tuple[Op, ...]) -> dict[
 
 
 def _look(graph: Graph, op: Op) -> tuple[object, ...]:
+    """Without what counts units: the op's name and where it comes from, in its bodies too."""
     made = [graph.values[vid] for vid in op.outputs]
-    return op.kind, op.attrs, op.line, [(value.spec, value.strides) for value in made]
+    return op.kind, op.attrs, op.line, [(value.spec, value.strides) for value in made], [*map(_inside, op.bodies)]
+
+
+def _inside(body: Graph) -> tuple[object, ...]:
+    ops = [(*_look(body, op), op.inputs, op.outputs) for op in body.ops]
+    return body.name, body.inputs, body.outputs, ops

@@ -13,7 +13,7 @@ from pipeline.importers.from_torch.stamp.assembled import Called, whole_graph
 from pipeline.importers.from_torch.stamp.call import Call
 from pipeline.importers.from_torch.stamp.proof import Proof, alike_around, alike_units
 from pipeline.importers.from_torch.stamp.record import Event
-from pipeline.importers.from_torch.stamp.run import TRACED, Run, longest_run
+from pipeline.importers.from_torch.stamp.run import TRACED, Run, runs_in
 from pipeline.importers.from_torch.stamp.shorten import shortened
 from pipeline.importers.from_torch.stamp.walk import Unsuited, Walk, walk
 from pipeline.ir import Graph
@@ -34,13 +34,15 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Stamped:
-    """`graph` of the whole model; `run` tells which layers were not traced."""
+    """`graph` of the whole model; `runs` tell which layers were not traced."""
 
     graph: Graph
-    run: Run
+    runs: tuple[Run, ...]
     inputs: Ends
     outputs: Ends
     """The tensors among them stand for the graph's inputs and outputs, in order."""
+    left: tuple[str, ...] = ()
+    """Of other runs of layers that look equal, why they were traced: a sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +63,87 @@ def stamped(
     tied: Mapping[str, Sequence[str]] | None = None,
     constants: Mapping[str, torch.Tensor] | None = None,
 ) -> Stamped | TracedWhole:
-    """Trace two of the equal layers of `module`, and repeat the second.
+    """Of each run of equal layers in `module` trace two, and repeat the second.
 
     The Graph is the one that `trace(module, args, kwargs)` gives; that it is follows from a run without numbers of the
     whole model, in which each layer has to do the same as the traced one. `module` is not changed. Sizes are numbers:
     a trace with named dims is not repeated. `tied` and `constants` are from_torch's, for the whole model.
     """
-    run = longest_run(module)
-    if run is None:
-        return TracedWhole(f"{type(module).__name__} has no list of more than {TRACED} layers that look the same.")
+    runs = runs_in(module)
+    alone = TracedWhole(f"{type(module).__name__} has no list of more than {TRACED} layers that look the same.")
+    if not runs:
+        return alone
     call = Call.of(args, kwargs)
     try:
-        whole = walk(module, call, _layers(module, run))
-        proof = alike_units(run, whole)
-        short = _shortened(run, Walked(module, call, whole), proof)
-        traced = _traced(trace, short)
-        told = tied or {}, constants or {}
-        _check(replace(run, count=TRACED), traced, short.walk, Called(short.module, short.call, *told))
-        outputs = alike_around(run, whole, short.walk, proof)
-        graph = whole_graph(run, traced, short.call, Called(module, call, *told), proof, outputs)
+        whole = Walked(module, call, walk(module, call, _layers(module, runs)))
     except Unsuited as reason:
-        return TracedWhole(f"{type(module).__name__} is traced whole: {reason}.", run)
-    return Stamped(graph, run, Ends(*call.flat()), Ends(*whole.result))
+        layers = next((run for run in runs if not run.is_inside), None)
+        return TracedWhole(f"{type(module).__name__} is traced whole: {reason}.", layers)
+    runs = [run for run in runs if not run.is_inside or run.layer(0, 0) in whole.walk.spans]
+    if not runs:  # experts whose weights are stacked, say: nobody calls them
+        return alone
+    found, left = _Stamping(trace, tied or {}, constants or {}).first_of(runs, whole)
+    if found is None:
+        return TracedWhole(f"{type(module).__name__} is traced whole: {'; '.join(left)}.", runs[0])
+    return replace(found, left=left)
+
+
+class _Late(Unsuited):
+    """What a trace has shown: no other run is tried in its place, since each try would be a trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamping:
+    """Run by run: the model in which one run is short is stamped itself, by the next, until only a trace is left.
+
+    So a proof is always about one run, in a model that differs from the shorter one in nothing else.
+    """
+
+    trace: Trace
+    tied: Mapping[str, Sequence[str]]
+    constants: Mapping[str, torch.Tensor]
+
+    def first_of(self, runs: Sequence[Run], whole: Walked) -> tuple[Stamped | None, tuple[str, ...]]:
+        """`whole` stamped by the first of `runs` that can be, and by further ones within; why others cannot."""
+        left: list[str] = []
+        for index, run in enumerate(runs):
+            try:
+                found = self._stamped(run, runs[index + 1 :], whole)
+            except Unsuited as reason:
+                left.append(str(reason))
+                if isinstance(reason, _Late):
+                    break
+            else:
+                return found, (*left, *found.left)
+        return None, tuple(left)
+
+    def _stamped(self, run: Run, others: Sequence[Run], whole: Walked) -> Stamped:
+        run, proof = _alike(run, whole.walk)
+        short = _shortened(run, others, whole, proof)
+        within, left = self.first_of(others, short)
+        try:
+            traced = within.graph if within else _traced(self.trace, short)
+            _check(replace(run, count=TRACED), traced, short.walk, self._called(short))
+            outputs = alike_around(run, whole.walk, short.walk, proof)
+            graph = whole_graph(run, traced, short.call, self._called(whole), proof, outputs)
+        except Unsuited as reason:
+            raise _Late(*reason.args) from reason
+        runs = (run, *within.runs) if within else (run,)
+        return Stamped(graph, runs, Ends(*whole.call.flat()), Ends(*whole.walk.result), left)
+
+    def _called(self, one: Walked) -> Called:
+        return Called(one.module, one.call, self.tied, self.constants)
+
+
+def _alike(run: Run, whole: Walk) -> tuple[Run, Proof]:
+    """`run` in the smallest units that do the same, and that they do."""
+    reasons: list[Unsuited] = []
+    for one in (run, *run.coarser()):
+        try:
+            return one, alike_units(one, whole)
+        except Unsuited as reason:
+            reasons.append(reason)
+    raise reasons[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +155,12 @@ class Walked:
     walk: Walk
 
 
-def _layers(module: nn.Module, run: Run) -> dict[str, nn.Module]:
-    paths = [run.layer(unit, offset) for unit in range(run.count) for offset in range(run.period)]
+def _layers(module: nn.Module, runs: Sequence[Run]) -> dict[str, nn.Module]:
+    paths = [run.layer(unit, offset) for run in runs for unit in range(run.count) for offset in range(run.period)]
     return {path: module.get_submodule(path) for path in paths}
 
 
-def _shortened(run: Run, whole: Walked, proof: Proof) -> Walked:
+def _shortened(run: Run, others: Sequence[Run], whole: Walked, proof: Proof) -> Walked:
     """The first shortened model that does around its layers what the whole one does around all of its own."""
     parts = [whole.call]
     if spare := _spare(run, whole, proof):
@@ -108,18 +169,19 @@ def _shortened(run: Run, whole: Walked, proof: Proof) -> Walked:
     for counts in (False, True):
         for part in parts:
             try:
-                return _tried(run, whole, proof, part, counts)
+                return _tried(run, others, whole, proof, part, counts)
             except Unsuited as reason:
                 reasons.append(reason)
     raise reasons[0]
 
 
-def _tried(run: Run, whole: Walked, proof: Proof, part: Call, counts: bool) -> Walked:
+def _tried(run: Run, others: Sequence[Run], whole: Walked, proof: Proof, part: Call, counts: bool) -> Walked:
+    """The layers of `others` are watched too: this model is the whole one of theirs."""
     try:
         module = shortened(whole.module, run, counts=counts)
     except Exception as error:
         raise Unsuited(f"no copy of it can be made: {type(error).__name__}: {error}") from error
-    found = walk(module, part, _layers(module, replace(run, count=TRACED)))
+    found = walk(module, part, _layers(module, (replace(run, count=TRACED), *others)))
     alike_around(run, whole.walk, found, proof)
     return Walked(module, part, found)
 

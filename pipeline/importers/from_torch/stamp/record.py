@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
+from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from pipeline.importers.from_torch.payload import TensorPayload
@@ -62,7 +62,12 @@ class Recorder:
         return self._refs.get(id(tensor))
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], operator: bool) -> Any:
-        """Call it, and write it down. What an operator writes into counts as made by it."""
+        """Call it, and write it down. What an operator writes into counts as made by it.
+
+        Autograd asks for devices as it likes, and nothing follows from it: that is not written down.
+        """
+        if function is torch.ops.prim.device.default:
+            return function(*args, **kwargs)
         number = len(self.events)
         tensors: list[torch.Tensor] = []
         form = self._form(args, tensors), self._form(dict(kwargs), tensors)
@@ -78,6 +83,10 @@ class Recorder:
             if isinstance(part, torch.Tensor) and (writes or id(part) not in self._refs):
                 self.know(part, ("made", number, index))
         return result
+
+    def note(self, function: Any, args: tuple[Any, ...]) -> None:
+        """Write it down alone."""
+        self.events.append(Event(function, (self._form(args, []), self._form({}, [])), ()))
 
     def know(self, tensor: torch.Tensor, ref: Ref) -> None:
         """`tensor` comes from there."""
@@ -110,14 +119,16 @@ class Recorder:
         return ref
 
 
-class _Functions(TorchFunctionMode):
-    """Calls as the model makes them."""
+class _Functions(PreDispatchTorchFunctionMode):
+    """Calls as the model makes them. Torch tells only a mode of this class where autocast begins and ends."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__(tracer=None)  # type: ignore[arg-type]
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in AUTOCAST:  # Python has entered it, or left
+            return self._recorder.note(func, args)
         return self._recorder.call(func, args, kwargs or {}, operator=False)
 
 
@@ -150,6 +161,7 @@ class _Tensor:
 
 
 TENSOR = _Tensor()
+AUTOCAST = frozenset({torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast})
 NUMBERS = frozenset({bool, int, float, complex})
 SERIES = frozenset({list, tuple, torch.Size})
 BY_VALUE = frozenset({str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format})

@@ -55,13 +55,13 @@ class Repeater:
         names = Names(stub.name for stub in self.stubs)
         ops, second = self._short.ops, self._blocks.second
         for op in ops[: second.start]:
-            self._write(op, names, self.around, self._around, op.origin)
+            self._write(op, names, self.around, self._around)
         for unit in range(1, self._run.count):
             reading = partial(self.within, unit)
             for op in ops[second.start : second.stop]:
-                self._write(op, names, reading, self._own[unit], self._moved(op.origin, unit))
+                self._write(self._moved(op, unit), names, reading, self._own[unit])
         for op in ops[second.stop :]:
-            self._write(op, names, self.around, self._around, op.origin)
+            self._write(op, names, self.around, self._around)
 
     def around(self, vid: int) -> int:
         """What `vid` is before and after the units; of what unit 1 makes, the last is meant."""
@@ -76,22 +76,25 @@ class Repeater:
         heir = self._blocks.heirs.get(vid)
         return self._around[vid] if heir is None or unit == 1 else self._own[unit - 1][heir]
 
-    def _write(self, op: Op, names: Names, reading: Reading, made: dict[int, int], origin: str) -> None:
+    def _write(self, op: Op, names: Names, reading: Reading, made: dict[int, int]) -> None:
         name = names.new(base_name(op.kind))
         for vid in op.outputs:
             value = self._short.values[vid]
             made[vid] = self._declare(value, self._result_name(op, value, name, names))
         inputs, outputs = tuple(map(reading, op.inputs)), tuple(made[vid] for vid in op.outputs)
-        self.ops.append(replace(op, oid=len(self.ops), inputs=inputs, outputs=outputs, name=name, origin=origin))
+        self.ops.append(replace(op, oid=len(self.ops), inputs=inputs, outputs=outputs, name=name))
 
     def _result_name(self, op: Op, value: Value, name: str, names: Names) -> str:
         """One result has the op's name; of several each has its number, after which names may have counted on."""
         rest = value.name.removeprefix(op.name)
         return names.new(f"{name}_{rest.split('_')[1]}") if rest else name
 
-    def _moved(self, origin: str, unit: int) -> str:
-        place = self._run.locate(origin)
-        return origin if place is None else self._run.layer(unit, *place[1:])
+    def _moved(self, op: Op, unit: int) -> Op:
+        """As it stands in this unit, its bodies too."""
+        place = self._run.locate(op.origin)
+        origin = op.origin if place is None else self._run.layer(unit, *place[1:])
+        bodies = [replace(body, ops=tuple(self._moved(inner, unit) for inner in body.ops)) for body in op.bodies]
+        return replace(op, origin=origin, bodies=tuple(bodies))
 
     def _declare(self, like: Value, name: str) -> int:
         self.stubs.append(Stub(name, like.spec, like.role, like.strides))

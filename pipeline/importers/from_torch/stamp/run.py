@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["TRACED", "Run", "longest_run"]
+__all__ = ["TRACED", "Run", "runs_in"]
 
 TRACED = 2
 """Units that are traced: the first, which reads what stands before the run, and one that reads another unit."""
@@ -32,6 +32,23 @@ class Run:
         """Layers that need no trace."""
         return (self.count - TRACED) * self.period
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether its list is in a layer of another list."""
+        return any(name.isdigit() for name in self.path.split("."))
+
+    @property
+    def numbers(self) -> range:
+        """Of all its layers, in the list."""
+        return range(self.first, self.first + self.count * self.period)
+
+    def coarser(self) -> Iterator[Run]:
+        """The same layers in larger units, what is left over before them: every second may do something else."""
+        for period in range(2 * self.period, LONGEST_PERIOD + 1, self.period):
+            count = len(self.numbers) // period
+            if count > TRACED:
+                yield Run(self.path, self.numbers.stop - count * period, period, count)
+
     def layer(self, unit: int, offset: int, rest: str = "") -> str:
         """The module path of a layer; `rest` goes on from there: `.mlp.weight`."""
         return f"{self._prefix}{self.first + unit * self.period + offset}{rest}"
@@ -52,25 +69,36 @@ class Run:
         return f"{self.path}." if self.path else ""
 
 
-def longest_run(module: nn.Module) -> Run | None:
-    """The run that saves most. A list inside of another's layers (the experts of each layer) is not looked at."""
-    runs = [run for path, layers in _outermost(module, "") if (run := _run_in(path, layers)) is not None]
-    return max(runs, key=lambda run: run.saved, default=None)
+def runs_in(module: nn.Module) -> list[Run]:
+    """The runs that save a trace, the longest first; none overlaps another."""
+    runs = [run for path, layers in _lists(module, "") for run in _disjoint(_runs_of(path, layers))]
+    return sorted(runs, key=lambda run: -run.saved)
 
 
-def _outermost(module: nn.Module, path: str) -> Iterator[tuple[str, list[nn.Module]]]:
-    if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
-        yield path, list(module)
-        return
+def _lists(module: nn.Module, path: str) -> Iterator[tuple[str, list[nn.Module]]]:
+    """A list inside of another's layers (the experts of each layer) is looked at only where those are all different."""
+    if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > TRACED:
+        layers = list(module)
+        if any(_runs_of(path, layers)):
+            yield path, layers
+            return
     for name, child in module.named_children():
-        yield from _outermost(child, f"{path}.{name}" if path else name)
+        yield from _lists(child, f"{path}.{name}" if path else name)
 
 
-def _run_in(path: str, layers: list[nn.Module]) -> Run | None:
+def _disjoint(runs: list[Run]) -> Iterator[Run]:
+    """Of runs of one list the longest, the longest of what stands beside it, and so on."""
+    taken: set[int] = set()
+    for run in sorted(runs, key=lambda run: (-run.saved, run.period)):
+        if taken.isdisjoint(run.numbers):
+            taken.update(run.numbers)
+            yield run
+
+
+def _runs_of(path: str, layers: list[nn.Module]) -> list[Run]:
     known: dict[Any, int] = {}
     looks = [_look(layer, known) for layer in layers]
-    found = [run for period in range(1, LONGEST_PERIOD + 1) for run in _runs(path, looks, period) if run.saved > 0]
-    return max(found, key=lambda run: run.saved, default=None)
+    return [run for period in range(1, LONGEST_PERIOD + 1) for run in _runs(path, looks, period) if run.saved > 0]
 
 
 def _runs(path: str, looks: list[int], period: int) -> Iterator[Run]:

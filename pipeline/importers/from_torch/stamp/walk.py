@@ -7,7 +7,7 @@ It is independent of torch.export, and costs a hundredth of it. It sees calls tw
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,23 +31,33 @@ class Unsuited(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What happened. `spans` has for each layer where its events begin and end."""
+    """What happened. `spans` has for each layer, and each call of it, where its events begin and end."""
 
     events: tuple[Event, ...]
-    spans: Mapping[str, tuple[int, int]]
+    spans: Mapping[str, Sequence[tuple[int, int]]]
     outputs: tuple[Ref | None, ...]
     """For each leaf of what the model gave back; None for one that is no tensor."""
     result: tuple[tuple[Any, ...], pytree.TreeSpec]
     """Those leaves, tensors without numbers, and how they were arranged."""
+
+    def span(self, layer: str) -> tuple[int, int]:
+        """
+        Raises:
+            Unsuited: the layer is not called exactly once.
+        """
+        spans = self.spans.get(layer, ())
+        if len(spans) != 1:
+            raise Unsuited(f"{layer} is {'called more than once' if spans else 'not called as a module'}")
+        return spans[0]
 
 
 def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Walk:
     """Run `module`; `layers` {path: layer} are those whose spans are wanted.
 
     Raises:
-        Unsuited: it cannot run without numbers, or a layer is not called exactly once.
+        Unsuited: it cannot run without numbers.
     """
-    spans: dict[str, tuple[int, int]] = {}
+    spans: dict[str, list[tuple[int, int]]] = {}
     with ExitStack() as stack:
         stored, given = _stored(module), call.tensors()
         on_meta = all(tensor.is_meta for tensor in (*given.values(), *(tensor for _, tensor in stored)))
@@ -64,13 +74,8 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Walk
         stack.enter_context(recorder)
         try:
             result = module(*args, **kwargs)
-        except Unsuited:
-            raise
         except Exception as error:
             raise Unsuited(f"it does not run without numbers: {type(error).__name__}: {error}") from error
-    silent = [path for path in layers if path not in spans]
-    if silent:
-        raise Unsuited(f"{silent[0]} is not called as a module")
     leaves, spec = pytree.tree_flatten(result)
     outputs = [recorder.known(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
     return Walk(tuple(recorder.events), spans, tuple(outputs), (tuple(leaves), spec))
@@ -103,21 +108,20 @@ STANDARD = len(vars(nn.Module()))
 
 
 @contextmanager
-def _spans(recorder: Recorder, layers: Mapping[str, nn.Module], spans: dict[str, tuple[int, int]]) -> Iterator[None]:
+def _spans(
+    recorder: Recorder, layers: Mapping[str, nn.Module], spans: dict[str, list[tuple[int, int]]]
+) -> Iterator[None]:
     paths = {id(layer): path for path, layer in layers.items()}
-    starts: dict[str, int] = {}
+    starts: list[int] = []
 
     def enter(module: nn.Module, _: Any) -> None:
-        path = paths.get(id(module))
-        if path is not None:
-            if path in starts:
-                raise Unsuited(f"{path} is called more than once")
-            starts[path] = len(recorder.events)
+        if id(module) in paths:
+            starts.append(len(recorder.events))
 
     def leave(module: nn.Module, _: Any, __: Any) -> None:
         path = paths.get(id(module))
         if path is not None:
-            spans[path] = (starts[path], len(recorder.events))
+            spans.setdefault(path, []).append((starts.pop(), len(recorder.events)))
 
     # Hooks for all modules, since hooks on the caller's would change them.
     hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave)

@@ -11,6 +11,7 @@ import torch
 from pipeline.errors import Unsupported
 from pipeline.runtime.kernels.aten.call import arguments
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
+from pipeline.runtime.words import tensors_in
 
 __all__ = ["higher_order"]
 
@@ -71,6 +72,17 @@ def in_autocast(given: Given) -> Tensors:
         return given["wrapped_func"](_operands(given))
 
 
+def writing_into_copies(version: str, given: Given) -> Tensors:
+    """An operator of the user's that writes: torch gives it copies, and gives those back after its own results.
+
+    Version 2 tells some parts by their place in memory, which is not that of the arena.
+    """
+    rest = {name: item for name, item in given.items() if name != "_mutable_op"}
+    if "_all_bases" in rest:
+        rest["_all_bases"] = [base.clone(memory_format=torch.contiguous_format) for base in rest["_all_bases"]]
+    return list(tensors_in(getattr(torch.ops.higher_order, version)(given["_mutable_op"], **rest)))
+
+
 def _operands(given: Given) -> Tensors:
     return [tensor for name, tensor in given.items() if name.startswith("operand_")]
 
@@ -87,4 +99,5 @@ REGIONS: dict[str, Callable[[Given], Tensors]] = {
     "map_impl": mapped,
     "wrap_with_set_grad_enabled": in_grad_mode,
     "wrap_with_autocast": in_autocast,
+    **{name: partial(writing_into_copies, name) for name in ("auto_functionalized", "auto_functionalized_v2")},
 }

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.stamp import Stamped, stamped
 from pipeline.ir import Graph, to_text
-from tests.importers.from_torch.stamp.comparing import expect_stamped, traced
+from tests.importers.from_torch.stamp.comparing import expect_stamped, stamp, traced
 from tests.importers.from_torch.stamp.models import WIDTH, Decode, LastLayer, Layer, Stack, Stateful, x
 
 
@@ -61,8 +62,104 @@ def test_layers_that_alternate() -> None:
     expect_stamped(model, (x(),), saved=2)
 
 
+def test_layers_that_alternate_by_their_number() -> None:
+    """They look the same; what they do shows that a unit is two of them."""
+
+    def sliding(layer: Layer, x: Tensor) -> Tensor:
+        return layer.fc(x).tanh() if layer.index % 2 else layer.fc(x)
+
+    expect_stamped(Stack(7, sliding), (x(),), saved=2)
+
+
+def test_weights_shared_by_pairs() -> None:
+    model = Stack(8)
+    for index in range(1, 8, 2):
+        model.layers[index].fc = model.layers[index - 1].fc  # pyright: ignore
+    expect_stamped(model, (x(),), saved=4)
+
+
 def test_a_sequential_is_a_list_too() -> None:
     expect_stamped(nn.Sequential(*(Layer(index) for index in range(4))), (x(),), saved=2)
+
+
+def tanh(layer: Layer, x: Tensor) -> Tensor:
+    return layer.fc(x).tanh()
+
+
+class Stages(nn.Module):
+    """Stacks one after the other."""
+
+    def __init__(self, *stacks: nn.Module) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stacks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+def test_two_runs_in_one_list() -> None:
+    model = Stack(0)
+    model.layers = nn.ModuleList([*(Layer(index) for index in range(4)), *(StatelessNorm() for _ in range(5))])
+    expect_stamped(model, (x(),), saved=5)
+
+
+class StatelessNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x, (WIDTH,)) * torch.tensor(0.5)
+
+
+def test_stages_of_blocks() -> None:
+    """The stages differ; the layers of two of them are runs, and those of the third too few."""
+    expect_stamped(Stages(Stack(4), Stack(5, tanh), Stack(2)), (x(),), saved=5)
+
+
+def test_equal_stages_of_blocks() -> None:
+    """Blocks of a stage that is repeated are traced one by one."""
+    expect_stamped(Stages(*(Stack(3) for _ in range(4))), (x(),), saved=2)
+
+
+def test_a_run_beside_one_that_cannot_be_stamped() -> None:
+    model = Stages(Stack(6, lambda layer, x: layer.fc(x) * layer.index), Stack(4))
+    found = stamp(model, (x(),))
+    assert isinstance(found, Stamped)
+    assert [run.path for run in found.runs] == ["stages.1.layers"]
+    assert [reason.partition(" does")[0] for reason in found.left] == ["stages.0.layers.0"]
+    assert to_text(found.graph) == to_text(traced(model, (x(),)))
+
+
+def test_what_a_trace_shows_costs_one_more_trace_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+        seen.append(sum(isinstance(one, Layer) for one in module.modules()))
+        raise ValueError("no")
+
+    assert not isinstance(stamped(Stages(*(Stack(2 + extra) for extra in (1, 2, 3))), (x(),), {}, trace), Stamped)
+    assert seen == [6, 7, 9]
+
+
+def in_regions(layer: Layer, x: Tensor) -> Tensor:
+    with torch.enable_grad(), torch.autocast("cpu", torch.bfloat16):
+        x = layer.fc(x)
+        with torch.no_grad():
+            x = torch.relu(x) * torch.tensor(2.0)
+    return layer.fc(x.float())
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_regions(grad: bool) -> None:
+    with torch.set_grad_enabled(grad):
+        program = torch.export.export(Stack(5, in_regions), (x(),), strict=False)
+        found = stamped(Stack(5, in_regions), (x(),), {}, lambda *call: from_torch(exported(*call)))
+    assert isinstance(found, Stamped)
+    assert to_text(found.graph) == to_text(from_torch(program))
+    assert sum(bool(op.bodies) for op in found.graph.ops) == 15
+
+
+def exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+    return torch.export.export(module, args, kwargs, strict=False)
 
 
 def test_a_result_from_the_middle_of_the_layer_before() -> None:

@@ -49,11 +49,10 @@ def test_the_first_layer_does_something_else() -> None:
     assert "layers.0 does not do as layers.1 does" in found
 
 
-def test_weights_shared_by_pairs() -> None:
+def test_weights_shared_by_two() -> None:
     model = Stack(6)
-    for index in range(1, 6, 2):
-        model.layers[index].fc = model.layers[index - 1].fc  # pyright: ignore
-    assert "layers.2 does not do as layers.1 does" in reason(model, (x(),))
+    model.layers[5].fc = model.layers[3].fc  # pyright: ignore
+    assert "layers.3 does not do as layers.1 does" in reason(model, (x(),))
 
 
 def test_a_weight_of_all_layers() -> None:
@@ -129,6 +128,21 @@ def test_another_way_through_the_layers(kind: type[Stack], said: str) -> None:
         assert said in reason(kind(5), (x(),))
 
 
+def test_a_list_inside_of_a_layer_that_nobody_calls() -> None:
+    """The weights of experts are stacked: no layers, and nothing to warn of."""
+
+    def stacked(layer: Layer, x: Tensor) -> Tensor:
+        experts: list[Tensor] = [expert.get_parameter("weight") for expert in layer.get_submodule("experts").children()]
+        return x @ torch.stack(experts).sum(0)
+
+    model = Stack(2, stacked)
+    for layer in model.layers:
+        layer.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+    found = stamp(model, (x(),))
+    assert not isinstance(found, Stamped)
+    assert found.run is None
+
+
 def test_too_few_layers() -> None:
     assert reason(Stack(2), (x(),)) == "Stack has no list of more than 2 layers that look the same."
 
@@ -144,17 +158,14 @@ def test_named_dims() -> None:
     assert "have no fixed size" in found.reason
 
 
-def test_regions() -> None:
-    def quiet(layer: Layer, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return layer.fc(x)
+def in_autocast(layer: Layer, x: Tensor) -> Tensor:
+    """Off in one layer, where float32 would be kept anyhow: nothing but the region shows it."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=False, cache_enabled=layer.index != 3):
+        return layer.fc(x)
 
-    def trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-        return from_torch(torch.export.export(module, args, kwargs, strict=False))
 
-    found = stamped(Stack(4, quiet), (x(),), {}, trace)
-    assert not isinstance(found, Stamped)
-    assert "regions with bodies" in found.reason
+def test_regions_that_differ() -> None:
+    assert "layers.3 does not do as layers.1 does: _enter_autocast" in reason(Stack(5, in_autocast), (x(),))
 
 
 def test_a_wrong_correspondence_of_inputs_shows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,66 @@
+"""Calls of torch's higher-order operators by the names of their arguments, bodies being functions.
+
+Torch's own operators of this kind call any function, and most of them have no arguments by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["call"]
+
+Given = Mapping[str, Any]
+Function = Callable[..., tuple[torch.Tensor, ...]]
+
+
+def call(name: str, given: Given) -> Any:
+    """What `torch.ops.higher_order.<name>` gives on these arguments."""
+    operator = getattr(torch.ops.higher_order, name)
+    return CALLS.get(name, in_order)(operator, given)
+
+
+def in_order(operator: Any, given: Given) -> Any:
+    return operator(*given.values())
+
+
+def while_loop(operator: Any, given: Given) -> Any:
+    return operator(*{**given, "cond_fn": first_of(given["cond_fn"])}.values())
+
+
+def flex_attention(operator: Any, given: Given) -> Any:
+    """Torch maps the bodies over all pairs of positions."""
+    *blocks, mask = given["block_mask"]
+    rest = {
+        "score_mod": first_of(given["score_mod"]),
+        "block_mask": (*blocks, first_of(mask)),
+        "kernel_options": dict(given["kernel_options"]),
+        "score_mod_other_buffers": tuple(given["score_mod_other_buffers"]),
+        "mask_mod_other_buffers": tuple(given["mask_mod_other_buffers"]),
+    }
+    return operator(*{**given, **rest}.values())
+
+
+def by_name(operator: Any, given: Given) -> Any:
+    """Of an operator that writes into copies of its arguments, which are among the results."""
+    return operator(given["_mutable_op"], **{name: item for name, item in given.items() if name != "_mutable_op"})
+
+
+def on_bases(operator: Any, given: Given) -> Any:
+    """Version 2 tells some parts of tensors by their place in memory, which is counted from its beginning."""
+    return by_name(operator, {**given, "_all_bases": [base.clone() for base in given["_all_bases"]]})
+
+
+def first_of(body: Function) -> Callable[..., torch.Tensor]:
+    """A body as a function of one result."""
+    return lambda *tensors: body(*tensors)[0]
+
+
+CALLS: Mapping[str, Callable[[Any, Given], Any]] = {
+    "while_loop": while_loop,
+    "flex_attention": flex_attention,
+    "auto_functionalized": by_name,
+    "auto_functionalized_v2": on_bases,
+}

@@ -1,0 +1,123 @@
+"""Operators of the user's own that write to their arguments: dataflow in the IR, and nobody's tensors are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline.errors import SourceMistake
+from pipeline.torch_ir import IR, ConversionError, IRExecutor, execute_ir, extract_ir, verify_ir_with_state_dict
+
+
+@torch.library.custom_op("onnxline_tests::bump", mutates_args={"x"})
+def bump(x: Tensor, by: float) -> None:
+    x.add_(by)
+
+
+@torch.library.custom_op("onnxline_tests::both", mutates_args={"x", "more"})
+def both(x: Tensor, more: list[Tensor], unused: Tensor | None = None) -> Tensor:
+    x.add_(1)
+    more[1].mul_(2)
+    return x.clone()
+
+
+@both.register_fake
+def _(x: Tensor, more: list[Tensor], unused: Tensor | None = None) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Bumps(nn.Module):
+    """Into part of a value, into a buffer, into an input, into several at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        bump(y[:, 1:3], 3.0)
+        bump(self.get_buffer("seen"), 1.0)
+        bump(x, 1.0)
+        rest = both(y, [self.get_buffer("seen"), self.fc(x)])
+        return y, rest
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    extract_ir(Bumps(), (torch.zeros(2, 4),), strict=False).save(tmp_path / "ir.json")
+    return tmp_path / "ir.json"
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_what_an_operator_writes_is_dataflow(saved: Path, planned: bool) -> None:
+    model, x = Bumps(), torch.arange(8.0).view(2, 4)
+    weights, given = model.state_dict(), x.clone()
+    executor = IRExecutor(IR.load(saved), weights, planned=planned)
+    outputs = executor.execute((given,))
+    assert not executor.not_planned
+    assert torch.equal(given, x)
+    assert not weights["seen"].any()
+    expected = model(x)
+    assert [torch.equal(one, other) for one, other in zip(outputs, expected, strict=True)] == [True, True]
+    assert torch.equal(executor.updates["b_seen"], weights["seen"])
+    assert torch.equal(executor.updates["x"], x)
+
+
+class Parts(nn.Module):
+    """Parts that torch tells by their place in memory; what is written lies in the middle of a plan's arena."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x.t() + 0).contiguous()
+        bump(y.view(-1)[2:5], 1.0)
+        bump(y.transpose(0, 1), 2.0)
+        return y, torch.as_strided(y, (2, 2), (1, 1)) * 2
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_parts_by_their_place_in_memory(planned: bool) -> None:
+    x = torch.arange(40.0)[7:19].view(3, 4)
+    executor = IRExecutor(extract_ir(Parts(), (x.clone(),), strict=False), {}, planned=planned)
+    outputs = executor.execute((x,))
+    assert not executor.not_planned
+    assert [one.tolist() for one in outputs] == [one.tolist() for one in Parts()(x)]
+
+
+def test_parts_of_what_lies_in_another_order_are_refused() -> None:
+    class Transposed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.t() + 0
+            bump(y.transpose(0, 1), 1.0)
+            return y
+
+    with pytest.raises(ConversionError, match="does not lie row after row"):
+        extract_ir(Transposed(), (torch.zeros(3, 4),), strict=False)
+
+
+def test_an_input_from_the_middle_of_its_memory() -> None:
+    class Given(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            bump(x.view(-1)[1:3], 1.0)
+            return x * 1
+
+    x = torch.arange(20.0)[5:11]
+    ir = extract_ir(Given(), (torch.zeros(6),), strict=False)
+    for planned in (True, False):
+        (found,) = IRExecutor(ir, {}, planned=planned).execute((x,))
+        assert found.tolist() == [5, 7, 8, 8, 9, 10]
+
+
+def test_it_is_verified(saved: Path) -> None:
+    model = Bumps()
+    ok, report = verify_ir_with_state_dict(IR.load(saved), model.state_dict(), model, (torch.randn(2, 4),))
+    assert ok, report
+
+
+def test_one_that_is_not_imported_is_named(saved: Path) -> None:
+    saved.write_text(saved.read_text().replace("onnxline_tests.both", "elsewhere.both"))
+    ir = IR.load(saved)
+    with pytest.raises(SourceMistake, match=r"no operator elsewhere\.both\.default; import the module that defines it"):
+        execute_ir(ir, (torch.zeros(2, 4),), Bumps().state_dict())
