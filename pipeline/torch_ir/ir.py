@@ -37,7 +37,8 @@ class IR:
 
     `nodes`, `graph_inputs`, `graph_outputs`, `weights` and `weight_name_mapping` are made from the Graph when they are
     asked for; or the Graph from them, for an IR that is put together by hand. `constants` holds the values of lifted
-    constants and of non-persistent buffers by their names in the model, where they are known.
+    constants and of non-persistent buffers by their names in the model, where they are known; `unsaved` the names of
+    all non-persistent buffers, which no checkpoint has.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class IR:
         self.pytorch_version = pytorch_version
         self.constants = dict(constants or {})
         self.signature = Signature()
+        self.unsaved: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -67,11 +69,12 @@ class IR:
         constants: Mapping[str, torch.Tensor] | None = None,
         signature: Signature | None = None,
         pytorch_version: str = torch.__version__,
+        unsaved: frozenset[str] = frozenset(),
     ) -> IR:
         """The IR whose graph is `graph`."""
         made = cls(model_name=graph.name, pytorch_version=pytorch_version, constants=constants)
         made._graph, made._parts = graph, None
-        made.signature = signature or Signature()
+        made.signature, made.unsaved = signature or Signature(), unsaved
         return made
 
     @property
@@ -179,6 +182,7 @@ class IR:
         )
         made._written, made._parts = data, None
         made.signature = _signature(data.get("signature") or {})
+        made.unsaved = frozenset(map(str, data.get("unsaved") or ()))
         return made
 
     def _view(self) -> Parts:
@@ -195,6 +199,8 @@ class IR:
         yield from writing.facts(graph).items()
         if any(tree is not None for tree in trees.values()):
             yield "signature", {side: to_json(tree) for side, tree in trees.items() if tree is not None}
+        if self.unsaved:
+            yield "unsaved", sorted(self.unsaved)
         yield "nodes", writing.nodes(graph)
 
     def _text(self, constants: Mapping[str, Any]) -> Iterator[str]:

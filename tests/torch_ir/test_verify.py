@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.torch_ir import IR, VerificationReport, extract_ir, verify_ir, verify_ir_with_state_dict
+from pipeline.torch_ir import IR, ExecutionError, VerificationReport, extract_ir, verify_ir, verify_ir_with_state_dict
 from pipeline.torch_ir.tree import Branch, Leaf, Tree
 from pipeline.torch_ir.verify import _compare_tensors
 from pipeline.torch_ir.verify.numbers import compare
@@ -92,7 +92,7 @@ WRONG_TREES: dict[str, tuple[Tree, str]] = {
     ),
     "another class": (
         Branch("dict", ("sum", "more", "scale"), (Leaf(0), Branch("list", None, (Leaf(), Leaf(1))), Leaf(None, 2.0))),
-        "more: the model gives a tuple, the IR list",
+        "more: the model gives a tuple, the IR a list",
     ),
     "a None": (
         Branch("dict", ("sum", "more", "scale"), (Leaf(0), Branch("tuple", None, (Leaf(0), Leaf(1))), Leaf(None, 2.0))),
@@ -100,7 +100,7 @@ WRONG_TREES: dict[str, tuple[Tree, str]] = {
     ),
     "a constant": (
         Branch("dict", ("sum", "more", "scale"), (Leaf(0), Branch("tuple", None, (Leaf(), Leaf(1))), Leaf(None, 3))),
-        "scale: the model gives a float, the IR 3",
+        "scale: the model gives 2.0, the IR the constant 3",
     ),
 }
 
@@ -113,7 +113,8 @@ def test_a_difference_of_structure_is_named_by_its_path(tree: Tree, said: str) -
     ir.signature = type(ir.signature)(ir.signature.inputs, tree)
     ok, report = verify_ir_with_state_dict(ir, model.state_dict(), model, args, kwargs=kwargs)
     assert not ok
-    assert said in str(report)
+    assert said in str(report).splitlines()[-1].removeprefix("  Error: ")
+    assert "Max difference: none can be given" in str(report)
 
 
 def test_an_update_that_is_wrong_is_seen() -> None:
@@ -175,6 +176,10 @@ def test_what_cannot_run_is_a_report(tmp_path: Any) -> None:
     assert not ok
     assert report.error_message is not None
     assert "not found in registry for node 'linear'." in report.error_message
+    assert "Outputs compared: none\n  Error: Weight/input 'p_linear_weight'" in str(report)
+    assert (report.max_diff, "difference" in str(report)) == (INF, False)
+    with pytest.raises(ExecutionError, match=r"MaskedLinear itself does not run on these inputs, .* TypeError"):
+        verify_ir_with_state_dict(ir, model.state_dict(), model, (x, x))
     torch.save(model.state_dict(), tmp_path / "w.pt")
     assert verify_ir(ir, tmp_path / "w.pt", model, (x,))[0]
 
@@ -189,3 +194,5 @@ def test_dropout_draws_the_same_on_both_sides() -> None:
 def test_a_report_reads_as_in_pytorch_ir() -> None:
     text = str(VerificationReport(False, 0.1, 0.05, 1, error_message="Test error"))
     assert [word in text for word in ("FAILED", "Test error", "1.00e-01", "5.00e-02")] == [True] * 4
+    many = VerificationReport(False, INF, INF, 0, error_message="\n".join(map(str, range(100))))
+    assert str(many).splitlines()[-2:] == ["         10", "         and 89 more; output_details has all"]

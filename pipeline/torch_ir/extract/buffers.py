@@ -15,7 +15,7 @@ from torch import nn
 
 from pipeline.torch_ir.extract.modules import every_module
 
-__all__ = ["recomputed"]
+__all__ = ["recomputed", "unsaved"]
 
 Fill = Callable[[nn.Module], object]
 
@@ -31,6 +31,17 @@ def recomputed(model: nn.Module) -> dict[str, torch.Tensor]:
             if name in second and torch.equal(value, second[name]):
                 found[f"{path}.{name}" if path else name] = value
     return found
+
+
+def unsaved(model: nn.Module) -> frozenset[str]:
+    """The names of all non-persistent buffers, which no checkpoint has."""
+    if not any(module._non_persistent_buffers_set for module in every_module(model)):
+        return frozenset()  # a model of experts has 90,000 modules, and to name them takes a second
+    return frozenset(
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name in _lasting(module)
+    )
 
 
 def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, Fill]]:

@@ -11,6 +11,7 @@ counterpart: they are passed over, and counted in what is said.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -45,8 +46,11 @@ def first_divergence(
     kwargs: Mapping[str, Any],
     rtol: float | None = None,
     atol: float | None = None,
-) -> str:
-    """A sentence: which node parts from the model first, by how much, and where it comes from; or that none does."""
+) -> str | None:
+    """A sentence: which node parts from the model first, by how much, and where it comes from; or that none does.
+
+    None where no node runs: the inputs or the weights are refused.
+    """
     try:
         expected = _traced(model, inputs, kwargs, functionalized=not executor.writes)
     except Exception as error:  # torch.export, and whatever the user's module raises in it
@@ -58,9 +62,11 @@ def first_divergence(
     except _Found:
         return walk.found
     except Exception as error:  # an operator of torch's: the node is the one after the last that was seen
-        return f"after node {walk.last!r} the IR does not run: {error}"
-    unmatched = f"; {walk.unmatched} node(s) of the IR have no counterpart" if walk.unmatched else ""
-    return f"no node differs beyond the tolerance{unmatched}"
+        return f"after node {walk.last!r} the IR does not run: {error}" if walk.last else None
+    if walk.unmatched:
+        others = f"{walk.unmatched} node(s) of the IR have no counterpart in a trace of the model"
+        return f"not found: {others}, and all others agree"
+    return "not found: every node agrees with a trace of the model"
 
 
 class _Places:
@@ -101,8 +107,8 @@ class _Walk:
             difference = compare(left, right, self.rtol, self.atol)
             if not difference.is_close:
                 place = ", ".join(filter(None, (op.origin and f"module {op.origin}", op.line)))
-                self.found = f"node {op.name!r} ({op.kind}{'; ' if place else ''}{place}): {difference.why}, "
-                self.found += f"max difference {difference.max_diff:.2e}"
+                largest = f", max difference {difference.max_diff:.2e}" if math.isfinite(difference.max_diff) else ""
+                self.found = f"node {op.name!r} ({op.kind}{'; ' if place else ''}{place}): {difference.why}{largest}"
                 raise _Found
 
 
