@@ -6,7 +6,7 @@ one of them twice, and with its own weight as an input, one that reads no weight
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ def apart(module: nn.Module, arguments: T) -> T:
     return pytree.tree_map(own, arguments)
 
 
-def _plain(leaf: object) -> bool:
+def _plain(leaf: object) -> TypeGuard[torch.Tensor]:
     return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
 
 

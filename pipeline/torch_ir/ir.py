@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from blake3 import blake3
 
 from passes.collector import collector_paused
 from pipeline.ir import Graph
 from pipeline.torch_ir.document import files, writing
-from pipeline.torch_ir.document.constants import THRESHOLD, Beside, raw_bytes, read_constant, settled, write_constant
+from pipeline.torch_ir.document.constants import THRESHOLD, Beside, read_constant, write_constant
 from pipeline.torch_ir.document.hand import by_hand
 from pipeline.torch_ir.document.reading import read_graph
 from pipeline.torch_ir.errors import SerializationError
@@ -127,11 +126,15 @@ class IR:
         Raises:
             SerializationError: a file cannot be written; what was there stays.
         """
-        path = Path(path)
+        with files.explained(Path(path), "written"):
+            self._save(Path(path), threshold)
+
+    def _save(self, path: Path, threshold: int) -> None:
         prefix = files.sidecar_prefix(path)
-        beside = Beside(f"{prefix}{_digest(self.constants, threshold)}.safetensors", threshold)
+        beside = Beside(threshold)
         constants = {key: write_constant(key, tensor, beside) for key, tensor in self.constants.items()}
-        large = path.with_name(beside.file)
+        large = path.with_name(files.sidecar_name(prefix, beside.tensors))
+        constants |= {key: {"file": large.name, **constants[key]} for key in beside.tensors}
         was_there = large.exists()
         if beside.tensors:
             files.write_tensors(large, beside.tensors)
@@ -236,13 +239,3 @@ def _signature(trees: Any) -> Signature:
         raise SerializationError(
             f"IR JSON: signature: found {str(trees)[:60]}, expected the trees that IR.save writes"
         ) from error
-
-
-def _digest(tensors: Mapping[str, torch.Tensor], threshold: int) -> str:
-    """Names the file of the large constants by what it holds."""
-    digest = blake3()
-    for key, tensor in tensors.items():
-        if tensor.nbytes > threshold:
-            digest.update(f"{key}\0{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(raw_bytes(settled(tensor)).numpy().data)
-    return digest.hexdigest(8)

@@ -149,7 +149,7 @@ def _failing(graph: object) -> object:
 
 
 WRONG = {
-    "no JSON": ("{", "cannot be read"),
+    "no JSON": ("{", "ends early, after 1 bytes"),
     "no object": ("[]", "expected the object that IR.save writes"),
     "a key is missing": ('{"nodes": []}', "graph_inputs, graph_outputs, weights is missing"),
     "a later format": ('{"format_version": 99}', "found format_version 99, expected 1"),

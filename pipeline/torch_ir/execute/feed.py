@@ -132,13 +132,15 @@ def _quoted(key: str) -> str:
 
 
 def _place(path: str) -> str:
-    return {"": "the arguments", "0": "positional arguments", "1": "keyword arguments"}.get(path) or f"argument {_readable(path)}"
+    return HALVES.get(path) or f"argument {_readable(path)}"
 
 
 def _readable(path: str) -> str:
     """`0` and `1` are the two halves of a call: positional and by keyword."""
     return path[2:] if path.startswith(("0.", "1.")) else path[1:]
 
+
+HALVES = {"": "the arguments", "0": "positional arguments", "1": "keyword arguments"}
 
 ROWS = frozenset({"tuple", "list"})
 """Callers need not know which of the two the trace had."""
