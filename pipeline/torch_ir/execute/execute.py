@@ -27,6 +27,8 @@ __all__ = ["IRExecutor", "execute_ir"]
 
 Tensors = Mapping[str, torch.Tensor]
 
+NOT_LOADED = "Weights not loaded: give IRExecutor weights, or call load_weights first"
+
 
 def execute_ir(
     ir: IR,
@@ -105,9 +107,7 @@ class IRExecutor:
         self._bound = self._engine = None
         self._states = {}
 
-    def refuse_without_weights(
-        self, said: str = "Weights not loaded: give weights, or call load_weights first"
-    ) -> None:
+    def refuse_without_weights(self, said: str = NOT_LOADED) -> None:
         """
         Raises:
             NoWeights: no weights were given, and there are some that neither the IR nor `constants` has.
