@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from pipeline.export.modules import every_tensor
+
 __all__ = ["apart"]
 
 T = TypeVar("T")
@@ -24,7 +26,7 @@ def apart(module: nn.Module, arguments: T) -> T:
     """
     tensors = [leaf for leaf in pytree.tree_leaves(arguments) if _plain(leaf)]
     memories = {_memory(leaf) for leaf in tensors}
-    held = {_memory(one) for one in (*module.parameters(), *module.buffers()) if _plain(one)} if tensors else set()
+    held = {_memory(one) for one in every_tensor(module) if _plain(one)} if tensors else set()
     if len(memories) == len(tensors) and not memories & held:
         return arguments
     seen = set(held)

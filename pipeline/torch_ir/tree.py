@@ -69,15 +69,18 @@ def structure(item: Any) -> tuple[str, dict[str, Any]] | None:
 
 
 def to_json(tree: Tree) -> Any:
-    """A number is the index of a tensor; `{"value": 3}` a constant, `{"float": "inf"}` one that JSON has not;
-    `{"kind", "keys", "items"}` a branch."""
+    """A number is the index of a tensor; `{"value": 3}` a constant, `{"float": "inf"}` one that JSON has not, `{"int"}`
+    one of more than 64 bits as text; `{"kind", "keys", "items"}` a branch."""
     if isinstance(tree, Branch):
         keys = {} if tree.keys is None else {"keys": list(tree.keys)}
         return {"kind": tree.kind, **keys, "items": [to_json(child) for child in tree.children]}
     if tree.index is not None:
         return tree.index
-    finite = not isinstance(tree.value, float) or math.isfinite(tree.value)
-    return {"value": tree.value} if finite else {"float": repr(tree.value)}
+    if isinstance(tree.value, float) and not math.isfinite(tree.value):
+        return {"float": repr(tree.value)}
+    if isinstance(tree.value, int) and tree.value.bit_length() > 63:  # orjson would read a float
+        return {"int": str(tree.value)}
+    return {"value": tree.value}
 
 
 def from_json(data: Any) -> Tree:
@@ -85,6 +88,8 @@ def from_json(data: Any) -> Tree:
         return Leaf(data)
     if "float" in data:
         return Leaf(None, float(data["float"]))
+    if "int" in data:
+        return Leaf(None, int(data["int"]))
     if "value" in data:
         return Leaf(None, data["value"])
     keys = data.get("keys")

@@ -66,9 +66,10 @@ def test_named_tuples_go_in_and_come_out() -> None:
 
 
 def test_a_number_that_json_has_not_is_an_argument(tmp_path: Path) -> None:
-    ir = extract_ir(Does(lambda x, top: x.clamp(max=top)), (X, float("inf")), strict=False)
-    ir.save(tmp_path / "ir.json")
-    assert torch.equal(execute_ir(IR.load(tmp_path / "ir.json"), (X, float("inf")), {})[0], X)
+    for top in (float("inf"), 2**80):
+        ir = extract_ir(Does(lambda x, top: (x.clamp(max=float(top)), top)), (X, top), strict=False)
+        ir.save(tmp_path / "ir.json")
+        assert torch.equal(execute_ir(IR.load(tmp_path / "ir.json"), (X, top), {})[0], X)
 
 
 def test_a_nan_is_no_other_number() -> None:

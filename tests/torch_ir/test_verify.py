@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.while_loop import while_loop
 
-from pipeline.torch_ir import IR, ExecutionError, VerificationReport, extract_ir, verify_ir, verify_ir_with_state_dict
+from pipeline.torch_ir import (
+    IR,
+    ExecutionError,
+    IRExecutor,
+    VerificationReport,
+    extract_ir,
+    verify_ir,
+    verify_ir_with_state_dict,
+)
 from pipeline.torch_ir.tree import Branch, Leaf, Tree
 from pipeline.torch_ir.verify import _compare_tensors
+from pipeline.torch_ir.verify.localize import first_divergence
 from pipeline.torch_ir.verify.numbers import compare
 from tests.torch_ir.models import Cache, MaskedLinear, Norm, cache_call
 
@@ -26,9 +36,16 @@ def edited(ir: IR, edit: Callable[[dict[str, Any]], None]) -> IR:
     return IR.from_dict(data)
 
 
+def every_node(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for node in data["nodes"]:
+        yield node
+        for body in node.get("bodies", ()):
+            yield from every_node(body)
+
+
 def renamed(kind: str, other: str, nth: int = 0) -> Callable[[dict[str, Any]], None]:
     def edit(data: dict[str, Any]) -> None:
-        [node for node in data["nodes"] if node["op_type"] == kind][nth]["op_type"] = other
+        [node for node in every_node(data) if node["op_type"] == kind][nth]["op_type"] = other
 
     return edit
 
@@ -158,6 +175,39 @@ def test_the_first_node_that_differs(nth: int) -> None:
     assert report.first_divergence is not None
     assert report.first_divergence.startswith(f"node {name!r} (aten.sigmoid.default; ")
     assert "test_verify.py:" in report.first_divergence
+
+
+class Regions(nn.Module):
+    """An autocast region, a loop, and the same operators around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x).tanh()
+        with torch.autocast("cpu", torch.bfloat16):
+            x = self.linear(self.linear(x).tanh())
+        _, x = while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, (y * 2).tanh()), (torch.zeros(()), x.float()))
+        return self.linear(x).tanh()
+
+
+@pytest.mark.parametrize("nth", [0, 1, 2, 3])
+def test_the_first_node_that_differs_may_lie_in_a_region(nth: int) -> None:
+    model, x = Regions().requires_grad_(False), torch.randn(2, 4)
+    whole = extract_ir(model, (x,), strict=False)
+    ok, report = verify_ir_with_state_dict(
+        edited(whole, renamed("aten.tanh.default", "aten.sigmoid.default", nth)),
+        model.state_dict(),
+        model,
+        (x,),
+        localize=True,
+    )
+    assert not ok
+    line = Regions.forward.__code__.co_firstlineno + (1, 3, 4, 5)[nth]
+    assert f"(aten.sigmoid.default; {__file__}:{line}): " in (report.first_divergence or "")
+    verified = IRExecutor(whole, model.state_dict())
+    assert first_divergence(verified, model, (x,), {}) == "not found: every node agrees with a trace of the model"
 
 
 def test_wrong_weights_are_a_divergence_too() -> None:

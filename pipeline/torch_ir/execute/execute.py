@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from pipeline.errors import Unsupported, UserMistake
 from pipeline.importers.from_torch.operators import WHEN_TRAINING
 from pipeline.ir import Graph, Op, Role
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
-from pipeline.runtime.eager import Observer, run_eager
+from pipeline.runtime.eager import Own, run_eager
 from pipeline.torch_ir.call import resolve
 from pipeline.torch_ir.dense import not_dense
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
@@ -126,22 +126,27 @@ class IRExecutor:
             ExecutionError: weights were never loaded; or inputs, weights or constants are missing or do not fit. All of
                 it is in one message, before anything runs.
         """
-        return self.observe(inputs, kwargs, constants, None)
+        return self._execute(inputs, kwargs, constants or {}, None)
 
     def observe(
         self,
         inputs: Inputs,
         kwargs: Mapping[str, Any] | None,
-        constants: Tensors | None,
-        observer: Observer | None,
+        beside: Callable[[Graph, Own], Own],
     ) -> tuple[torch.Tensor, ...]:
-        """`execute`, with each op and its results shown to `observer`; then it is the reference that runs."""
+        """`execute` on the reference, whose ops are run by what `beside` makes of the user's own executors."""
+        return self._execute(inputs, kwargs, {}, beside(self.ir.graph, self._own))
+
+    def _execute(
+        self, inputs: Inputs, kwargs: Mapping[str, Any] | None, constants: Tensors, own: Own | None
+    ) -> tuple[torch.Tensor, ...]:
+        """With `own` for the executors of single ops, it is the reference that runs."""
         if not constants:
             self.refuse_without_weights()
-        bound, fed = self._checked(inputs, kwargs, constants or {})
-        outputs = None if observer or constants or not self._fits(fed) else self._run_planned(bound, fed)
+        bound, fed = self._checked(inputs, kwargs, constants)
+        outputs = None if own is not None or constants or not self._fits(fed) else self._run_planned(bound, fed)
         if outputs is None:
-            outputs = self._run_reference(bound, fed, constants or {}, observer)
+            outputs = self._run_reference(bound, fed, constants, self._own if own is None else own)
         return tuple(outputs[self.ir.graph.values[vid].name] for vid in self.ir.graph.outputs)
 
     @property
@@ -167,14 +172,12 @@ class IRExecutor:
             return None
         return outputs
 
-    def _run_reference(
-        self, bound: Bound, fed: Tensors, constants: Tensors, observer: Observer | None
-    ) -> dict[str, torch.Tensor]:
+    def _run_reference(self, bound: Bound, fed: Tensors, constants: Tensors, own: Own) -> dict[str, torch.Tensor]:
         if self._engine is not None:
             self._states = self._engine.states()
         tensors = {**self._kept(bound, constants), **self._fed(fed)}
         with torch.no_grad():
-            result = run_eager(self.ir.graph, tensors, check=False, observe=observer, own=self._own)
+            result = run_eager(self.ir.graph, tensors, check=False, own=own)
         states = {value.name for value in self.ir.graph.with_role(Role.STATE)}
         self._states |= {name: tensor for name, tensor in result.updates.items() if name in states}
         self._updated = {name: tensor for name, tensor in result.updates.items() if name not in states}

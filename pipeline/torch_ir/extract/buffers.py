@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from pipeline.torch_ir.extract.modules import every_module
+from pipeline.export.modules import every_module, every_path
 
 __all__ = ["recomputed", "unsaved"]
 
@@ -35,11 +35,10 @@ def recomputed(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def unsaved(model: nn.Module) -> frozenset[str]:
     """The names of all non-persistent buffers, which no checkpoint has."""
-    if not any(module._non_persistent_buffers_set for module in every_module(model)):
-        return frozenset()  # a model of experts has 90,000 modules, and to name them takes a second
     return frozenset(
         f"{path}.{name}" if path else name
-        for path, module in model.named_modules(remove_duplicate=False)
+        for path, module in every_path(model)
+        if module._non_persistent_buffers_set
         for name in _lasting(module)
     )
 

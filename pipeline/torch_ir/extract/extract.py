@@ -218,8 +218,9 @@ def _ends(specs: Sequence[Any]) -> list[Leaf]:
         elif isinstance(spec.arg, ConstantArgument):
             ends.append(Leaf(None, spec.arg.value))
         else:
+            what = getattr(spec.arg, "class_fqn", "number that differs from run to run")
             raise ConversionError(
-                f"{spec.arg.name!r} is a number that differs from run to run, and a graph takes and gives tensors: "
+                f"{spec.arg.name!r} is a {what}, and a graph takes and gives tensors: "
                 "give it as a tensor, leave it out of the result, or fix it in the trace"
             )
     return ends

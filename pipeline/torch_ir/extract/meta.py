@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from pipeline.export.modules import every_tensor
 from pipeline.torch_ir.dense import not_dense
 from pipeline.torch_ir.errors import ExportError
-from pipeline.torch_ir.extract.modules import every_tensor
 
 __all__ = ["is_meta_module", "is_meta_tensor", "validate_inputs_dense", "validate_inputs_meta", "validate_meta_device"]
 
