@@ -49,6 +49,15 @@ def test_an_example_may_give_one_tensor_in_several_places(own: bool) -> None:
     assert torch.equal(execute_ir(ir, (X, X + 1), {})[0], -torch.ones(2, 4))
 
 
+def test_a_tensor_is_an_only_argument_and_no_row_of_them() -> None:
+    ir = extract_ir(Does(lambda x: x + 1), X, strict=False)
+    assert ir.graph_inputs[0].shape == (2, 4)
+    assert torch.equal(execute_ir(ir, X, {})[0], X + 1)
+    assert verify_ir_with_state_dict(ir, {}, Does(lambda x: x + 1), X)[0]
+    with pytest.raises(ExportError, match="found a dict; give arguments by name as kwargs="):
+        extract_ir(Does(lambda x: x + 1), {"x": X}, strict=False)  # type: ignore[arg-type]
+
+
 ODD: dict[str, tuple[Callable[[], Tensor], str]] = {
     "sparse": (X.to_sparse, "a sparse tensor (torch.sparse_coo), expected a dense one: call .to_dense()"),
     "packed": (X.to_mkldnn, "a packed tensor (torch._mkldnn), expected a dense one"),

@@ -104,10 +104,10 @@ def export_model(
     Raises:
         ExportError: torch.export does not take the model, or something is not on meta as `strict` asks.
     """
+    args, named = _arguments(model, example_inputs, kwargs)
     if strict:
         validate_meta_device(model)
-        validate_inputs_meta((tuple(example_inputs), dict(kwargs or {})))
-    args, named = _arguments(model, example_inputs, kwargs)
+        validate_inputs_meta((args, named))
     try:
         return torch.export.export(model, args, named, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
@@ -120,9 +120,12 @@ def export_model(
 def _arguments(
     model: nn.Module, example_inputs: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) as the tracer may have them: dense tensors, each of its own."""
+    """(args, kwargs) as the tracer may have them: dense tensors, each of its own. A tensor is an only argument."""
+    if isinstance(example_inputs, Mapping):
+        raise ExportError(f"example_inputs: found a {type(example_inputs).__name__}; give arguments by name as kwargs=")
     register_caches(model)
-    given = (tuple(example_inputs), dict(kwargs or {}))
+    args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
+    given = (args, dict(kwargs or {}))
     validate_inputs_dense(given)
     return apart(model, given)
 

@@ -88,7 +88,8 @@ class IRVerifier:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Verdict:
         """See `verify_ir_with_state_dict`."""
-        inputs, kwargs = tuple(inputs), dict(kwargs or {})
+        inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)  # a tensor is an only argument
+        kwargs = dict(kwargs or {})
         answer = answer_of(model, inputs, kwargs)
         executor = self.executor(ir, weights, constants)
         try:
