@@ -185,7 +185,7 @@ class IR:
         )
         made._written, made._parts = data, None
         made.signature = _signature(data.get("signature") or {})
-        made.unsaved = frozenset(map(str, data.get("unsaved") or ()))
+        made.unsaved = _unsaved(data.get("unsaved") or ())
         return made
 
     def _view(self) -> Parts:
@@ -230,6 +230,12 @@ def _constants(data: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
             f"IR JSON: constants: found {str(found)[:60]}, expected a mapping of name to data and dtype"
         )
     return found
+
+
+def _unsaved(names: Any) -> frozenset[str]:
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise SerializationError(f"IR JSON: unsaved: found {str(names)[:60]}, expected a list of names of buffers")
+    return frozenset(names)
 
 
 def _signature(trees: Any) -> Signature:

@@ -171,6 +171,10 @@ WRONG = {
         '{"nodes": [], "graph_inputs": [], "graph_outputs": [], "weights": [], "signature": {"inputs": "x"}}',
         "signature: found",
     ),
+    "names that are none": (
+        '{"nodes": [], "graph_inputs": [], "graph_outputs": [], "weights": [], "unsaved": 3}',
+        "unsaved: found 3",
+    ),
     "a dangling tensor": (
         '{"graph_inputs": [], "weights": [], "graph_outputs": [{"name": "y"}], "nodes": []}',
         "'y' is used, and nothing makes it",
