@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipeline.export.capture import capture
+from pipeline.export.inputs import InputSpec
+from pipeline.export.source import Example, TorchSource
 from pipeline.torch_ir import (
     ExecutionError,
     ExportError,
@@ -47,6 +50,12 @@ def test_an_example_may_give_one_tensor_in_several_places(own: bool) -> None:
     assert torch.equal(execute_ir(ir, given, model.state_dict())[0], model(*given))
     ir = extract_ir(Does(lambda x, y: x - y), (X, X), strict=False)
     assert torch.equal(execute_ir(ir, (X, X + 1), {})[0], -torch.ones(2, 4))
+
+
+def test_the_way_to_onnx_has_such_examples_too() -> None:
+    inputs = tuple(InputSpec(name, (2, 4), "float32", 0, 1) for name in ("x", "y"))
+    source = TorchSource(Does(lambda x, y: x - y), Example((X, X), {}), inputs, ("difference",))
+    assert torch.equal(capture(source).module()(X, X + 1), -torch.ones(2, 4))
 
 
 def test_a_tensor_is_an_only_argument_and_no_row_of_them() -> None:

@@ -192,7 +192,7 @@ class Regions(nn.Module):
         return self.linear(x).tanh()
 
 
-@pytest.mark.parametrize("nth", [0, 1, 2, 3])
+@pytest.mark.parametrize("nth", [1, 2, 3], ids=["autocast", "while_loop", "after both"])
 def test_the_first_node_that_differs_may_lie_in_a_region(nth: int) -> None:
     model, x = Regions().requires_grad_(False), torch.randn(2, 4)
     whole = extract_ir(model, (x,), strict=False)
@@ -206,8 +206,9 @@ def test_the_first_node_that_differs_may_lie_in_a_region(nth: int) -> None:
     assert not ok
     line = Regions.forward.__code__.co_firstlineno + (1, 3, 4, 5)[nth]
     assert f"(aten.sigmoid.default; {__file__}:{line}): " in (report.first_divergence or "")
-    verified = IRExecutor(whole, model.state_dict())
-    assert first_divergence(verified, model, (x,), {}) == "not found: every node agrees with a trace of the model"
+    if nth == 3:
+        right = IRExecutor(whole, model.state_dict())
+        assert first_divergence(right, model, (x,), {}) == "not found: every node agrees with a trace of the model"
 
 
 def test_wrong_weights_are_a_divergence_too() -> None:
