@@ -53,7 +53,10 @@ def extract(
     """Trace a model, and write its graph: shapes, dtypes, names of weights, but no weights."""
     from pipeline.commands.ir_source import open_model
     from pipeline.torch_ir.extract.source import extract_source
+    from pipeline.torch_ir.output import check_place
 
+    if out is not None:
+        check_place(out, (".json", ".json.zst"))
     model = open_model(source, overrides or (), dynamic or (), meta)
     name = name or type(model.module).__name__
     path = out or Path(f"{name}_ir.json")
@@ -69,10 +72,15 @@ def info(
 ) -> None:
     """Tell what an IR consists of."""
     from pipeline.torch_ir import load_ir
+    from pipeline.torch_ir.output import write_text
     from pipeline.torch_ir.summary import summary, summary_text
 
     found = summary(load_ir(file))
-    _write(json.dumps(found, indent=2, ensure_ascii=False) if as_json else summary_text(found), out)
+    text = json.dumps(found, indent=2, ensure_ascii=False) if as_json else summary_text(found)
+    if out is None:
+        typer.echo(text)
+    else:
+        write_text(out, text)
 
 
 def visualize(
@@ -100,8 +108,8 @@ def verify(
     weights: Weights = None,
     constants: Annotated[Path | None, typer.Option(help="Values of constants: .npz or .safetensors.")] = None,
     localize: Annotated[bool, typer.Option("--localize", help="Name the first node that differs.")] = False,
-    rtol: Annotated[float | None, typer.Option(help="Default: by dtype.")] = None,
-    atol: Annotated[float | None, typer.Option(help="Default: by dtype.")] = None,
+    rtol: Annotated[float | None, typer.Option(min=0, help="Default: by dtype.")] = None,
+    atol: Annotated[float | None, typer.Option(min=0, help="Default: by dtype.")] = None,
     overrides: Overrides = None,
 ) -> None:
     """Compare what an IR computes with what its model computes; the exit code is 1 if it is something else."""
@@ -134,31 +142,30 @@ def run(
 ) -> None:
     """Run an IR on weights and inputs from files."""
     from pipeline.torch_ir import IRExecutor, load_ir, load_weights
-    from pipeline.torch_ir.weights.arrays import read_arrays, write_arrays
+    from pipeline.torch_ir.output import check_place
+    from pipeline.torch_ir.weights.arrays import ENDINGS, read_arrays, write_arrays
 
+    check_place(out, ENDINGS)  # a run may take long
     loaded = load_ir(file)
     given = None if constants is None else read_arrays(constants)
     state = None if weights is None else load_weights(weights)
-    outputs = IRExecutor(loaded, state, given, planned=planned).execute(read_arrays(inputs))
+    executor = IRExecutor(loaded, state, given, planned=planned)
+    executor.refuse_without_weights("Weights not loaded: the IR holds none; name their file by --weights")
+    outputs = executor.execute(read_arrays(inputs))
     names = [meta.name for meta in loaded.graph_outputs]
     write_arrays(out, dict(zip(names, outputs, strict=True)))
     typer.echo(f"{', '.join(dict.fromkeys(names))} written to {out}")
 
 
 def _into(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
+    from pipeline.torch_ir.extract.names import tied_names
+
     try:  # not strictly: of tied weights, a checkpoint has one
-        unknown = module.load_state_dict(state, strict=False).unexpected_keys
+        missing, unknown = module.load_state_dict(state, strict=False)
     except RuntimeError as error:
         raise UserMistake(f"{path} does not fit the model: {error}") from error
     if unknown:
         raise UserMistake(f"{path} has {unknown[0]!r}, and the model has no such weight; is it of another model?")
-
-
-def _write(text: str, out: Path | None) -> None:
-    if out is None:
-        typer.echo(text)
-        return
-    try:
-        out.write_text(f"{text}\n", encoding="utf-8")
-    except OSError as error:
-        raise UserMistake(f"{out} cannot be written: {error.strerror or error}") from error
+    others = tied_names(module) if missing else {}
+    if lacking := [name for name in missing if not any(other in state for other in others.get(name, ()))]:
+        raise UserMistake(f"{path} lacks {', '.join(map(repr, lacking))}; is it whole, and of this model?")

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from pipeline.errors import SourceMistake
+from pipeline.export.apart import apart
 from pipeline.export.blame import first_line, module_frame
 from pipeline.export.source import TorchSource
 from pipeline.export.tree import input_names, input_tensors
@@ -24,11 +25,12 @@ def capture(source: TorchSource) -> ExportedProgram:
     Raises:
         SourceMistake: torch.export cannot trace the module.
     """
+    args, kwargs = apart(source.module, (source.example.args, source.example.kwargs))
     try:
         return torch.export.export(
             source.module,
-            source.example.args,
-            source.example.kwargs,
+            args,
+            kwargs,
             dynamic_shapes=_dynamic_shapes(source),
             strict=False,
             # Deferred, `reshape(2, 4)` on a dim of 2 would become an assertion, which ONNX forgets: a graph that calls

@@ -93,14 +93,24 @@ def read_pickle(path: Path) -> dict[str, torch.Tensor]:
         # Mapped: what nobody reads is never loaded. Files of torch before 1.6 are no archives, and cannot be.
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
+        if not zipfile.is_zipfile(path) and not _begins_as_pickle(path):
+            raise SourceMistake(
+                f"checkpoint {path}: no file of torch.save: it is neither archive nor pickle"
+            ) from error
         raise SourceMistake(
             f"checkpoint {path}: it holds more than tensors, and running its code is refused "
             "(torch.load with weights_only=True); save module.state_dict() or a safetensors file"
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
-        raise SourceMistake(f"checkpoint {path}: cannot be read: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # whatever torch's readers of two formats meet in an empty file, a text, half a file
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        raise SourceMistake(f"checkpoint {path}: no whole file of torch.save: {said}") from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise SourceMistake(f"checkpoint {path}: found {type(state).__name__}, expected a mapping of name to tensor")
     return state
+
+
+def _begins_as_pickle(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(1) == b"\x80"  # the protocol, which every writer since Python 2.3 puts first

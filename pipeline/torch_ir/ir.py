@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from blake3 import blake3
 
 from passes.collector import collector_paused
 from pipeline.ir import Graph
 from pipeline.torch_ir.document import files, writing
-from pipeline.torch_ir.document.constants import THRESHOLD, Beside, raw_bytes, read_constant, settled, write_constant
+from pipeline.torch_ir.document.constants import THRESHOLD, Beside, read_constant, write_constant
 from pipeline.torch_ir.document.hand import by_hand
 from pipeline.torch_ir.document.reading import read_graph
 from pipeline.torch_ir.errors import SerializationError
@@ -37,7 +36,8 @@ class IR:
 
     `nodes`, `graph_inputs`, `graph_outputs`, `weights` and `weight_name_mapping` are made from the Graph when they are
     asked for; or the Graph from them, for an IR that is put together by hand. `constants` holds the values of lifted
-    constants and of non-persistent buffers by their names in the model, where they are known.
+    constants and of non-persistent buffers by their names in the model, where they are known; `unsaved` the names of
+    all non-persistent buffers, which no checkpoint has.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class IR:
         self.pytorch_version = pytorch_version
         self.constants = dict(constants or {})
         self.signature = Signature()
+        self.unsaved: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -67,11 +68,12 @@ class IR:
         constants: Mapping[str, torch.Tensor] | None = None,
         signature: Signature | None = None,
         pytorch_version: str = torch.__version__,
+        unsaved: frozenset[str] = frozenset(),
     ) -> IR:
         """The IR whose graph is `graph`."""
         made = cls(model_name=graph.name, pytorch_version=pytorch_version, constants=constants)
         made._graph, made._parts = graph, None
-        made.signature = signature or Signature()
+        made.signature, made.unsaved = signature or Signature(), unsaved
         return made
 
     @property
@@ -124,11 +126,15 @@ class IR:
         Raises:
             SerializationError: a file cannot be written; what was there stays.
         """
-        path = Path(path)
+        with files.explained(Path(path), "written"):
+            self._save(Path(path), threshold)
+
+    def _save(self, path: Path, threshold: int) -> None:
         prefix = files.sidecar_prefix(path)
-        beside = Beside(f"{prefix}{_digest(self.constants, threshold)}.safetensors", threshold)
+        beside = Beside(threshold)
         constants = {key: write_constant(key, tensor, beside) for key, tensor in self.constants.items()}
-        large = path.with_name(beside.file)
+        large = path.with_name(files.sidecar_name(prefix, beside.tensors))
+        constants |= {key: {"file": large.name, **constants[key]} for key in beside.tensors}
         was_there = large.exists()
         if beside.tensors:
             files.write_tensors(large, beside.tensors)
@@ -179,6 +185,7 @@ class IR:
         )
         made._written, made._parts = data, None
         made.signature = _signature(data.get("signature") or {})
+        made.unsaved = _unsaved(data.get("unsaved") or ())
         return made
 
     @collector_paused()
@@ -196,6 +203,8 @@ class IR:
         yield from writing.facts(graph).items()
         if any(tree is not None for tree in trees.values()):
             yield "signature", {side: to_json(tree) for side, tree in trees.items() if tree is not None}
+        if self.unsaved:
+            yield "unsaved", sorted(self.unsaved)
         yield "nodes", writing.nodes(graph)
 
     def _text(self, constants: Mapping[str, Any]) -> Iterator[str]:
@@ -224,6 +233,12 @@ def _constants(data: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
+def _unsaved(names: Any) -> frozenset[str]:
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise SerializationError(f"IR JSON: unsaved: found {str(names)[:60]}, expected a list of names of buffers")
+    return frozenset(names)
+
+
 def _signature(trees: Any) -> Signature:
     try:
         return Signature(*(from_json(trees[side]) if side in trees else None for side in ("inputs", "outputs")))
@@ -231,13 +246,3 @@ def _signature(trees: Any) -> Signature:
         raise SerializationError(
             f"IR JSON: signature: found {str(trees)[:60]}, expected the trees that IR.save writes"
         ) from error
-
-
-def _digest(tensors: Mapping[str, torch.Tensor], threshold: int) -> str:
-    """Names the file of the large constants by what it holds."""
-    digest = blake3()
-    for key, tensor in tensors.items():
-        if tensor.nbytes > threshold:
-            digest.update(f"{key}\0{tensor.dtype}{tuple(tensor.shape)}".encode())
-            digest.update(raw_bytes(settled(tensor)).numpy().data)
-    return digest.hexdigest(8)

@@ -18,7 +18,16 @@ from pipeline.torch_ir.call import spelled
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_torch
 
-__all__ = ["REGISTERED", "NodeInfo", "Registry", "list_registered_ops", "register_executor", "register_op"]
+__all__ = [
+    "REGISTERED",
+    "NodeInfo",
+    "Registry",
+    "kinds_of",
+    "list_registered_ops",
+    "looked_up",
+    "register_executor",
+    "register_op",
+]
 
 Execute = Callable[[list[torch.Tensor], dict[str, Any]], Sequence[torch.Tensor]]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,7 +56,7 @@ class Registry:
 
     def own(self, graph: Graph) -> Own:
         """The executors that ops of `graph`, or of their bodies, ask for."""
-        found = {kind: looked_up(self.executors, kind) for kind in _kinds(graph)} if self.executors else {}
+        found = {kind: looked_up(self.executors, kind) for kind in kinds_of(graph)} if self.executors else {}
         return {kind: _calling(execute) for kind, execute in found.items() if execute is not None}
 
 
@@ -99,5 +108,6 @@ def _calling(execute: Execute) -> Callable[[Op, Sequence[torch.Tensor]], Sequenc
     return call
 
 
-def _kinds(graph: Graph) -> set[str]:
-    return {op.kind for op in graph.ops}.union(*(_kinds(body) for op in graph.ops for body in op.bodies))
+def kinds_of(graph: Graph) -> set[str]:
+    """Of all ops, those in bodies among them."""
+    return {op.kind for op in graph.ops}.union(*(kinds_of(body) for op in graph.ops for body in op.bodies))

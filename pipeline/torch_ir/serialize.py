@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipeline.errors import InternalError
 from pipeline.ir import check
+from pipeline.torch_ir.document.parse import parsed
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.ir import IR
 
@@ -18,19 +19,13 @@ def serialize_ir(ir: IR) -> str:
     return json.dumps(ir.to_dict(), allow_nan=False)
 
 
-def deserialize_ir(text: str) -> IR:
+def deserialize_ir(text: str | bytes) -> IR:
     """The IR of a string of `serialize_ir`.
 
     Raises:
         SerializationError: it is no JSON, or no IR.
     """
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise SerializationError(f"IR JSON: {error}; expected what serialize_ir gives") from error
-    if not isinstance(data, dict):
-        raise SerializationError(f"IR JSON: found a {type(data).__name__}; expected an object")
-    return IR.from_dict(data)
+    return IR.from_dict(parsed("the text of the IR", text.encode() if isinstance(text, str) else text))
 
 
 def save_ir(ir: IR, path: str | Path) -> None:

@@ -1,17 +1,22 @@
 """How the arguments and the result of a model nest: tuples, dicts, dataclasses, caches, down to tensors and numbers.
 
 Kept with the IR, so that a result is compared as the tree that it is, and arguments are taken as the model takes them.
+
+A key of a dict is known by a text of its own: a string by itself, any other key by its literal in brackets. So
+`{1: x, "1": y}` has the keys `[1]` and `1`, in JSON too. A string that begins with a bracket is put in brackets too.
 """
 
 from __future__ import annotations
 
 import math
-from collections import namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = ["Branch", "Leaf", "Tree", "from_json", "keys_of", "kind_of", "leaves", "to_json", "tree_of"]
+from torch.utils import _pytree as pytree
+
+__all__ = ["Branch", "Leaf", "Tree", "from_json", "leaves", "structure", "to_json", "tree_of", "under"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """`kind` is `tuple`, `list`, `dict` or the full name of a class; `keys` name the children that have names."""
+    """`kind` is `tuple`, `list`, `dict` or the full name of a class; `keys` are those of children that have names."""
 
     kind: str
     keys: tuple[str, ...] | None
@@ -47,19 +52,35 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf]]:
         return
     keys = tree.keys or tuple(map(str, range(len(tree.children))))
     for key, child in zip(keys, tree.children, strict=True):
-        yield from leaves(child, f"{path}.{key}" if path else key)
+        yield from leaves(child, under(path, key))
+
+
+def under(path: str, key: str) -> str:
+    """The path of the child `key` of what lies at `path`: `more.0`, `table[1]`."""
+    return f"{path}{key}" if not path or key.startswith("[") else f"{path}.{key}"
+
+
+def structure(item: Any) -> tuple[str, dict[str, Any]] | None:
+    """(the kind of a branch, its children by key), one level down; None for a leaf."""
+    children, spec = pytree.tree_flatten(item, is_leaf=lambda part: part is not item)
+    if spec.is_leaf():
+        return None
+    return _kind(type(item)), dict(zip(_given_keys(item, spec, len(children)), children, strict=True))
 
 
 def to_json(tree: Tree) -> Any:
-    """A number is the index of a tensor; `{"value": 3}` a constant, `{"float": "inf"}` one that JSON has not;
-    `{"kind", "keys", "items"}` a branch."""
+    """A number is the index of a tensor; `{"value": 3}` a constant, `{"float": "inf"}` one that JSON has not, `{"int"}`
+    one of more than 64 bits as text; `{"kind", "keys", "items"}` a branch."""
     if isinstance(tree, Branch):
         keys = {} if tree.keys is None else {"keys": list(tree.keys)}
         return {"kind": tree.kind, **keys, "items": [to_json(child) for child in tree.children]}
     if tree.index is not None:
         return tree.index
-    finite = not isinstance(tree.value, float) or math.isfinite(tree.value)
-    return {"value": tree.value} if finite else {"float": repr(tree.value)}
+    if isinstance(tree.value, float) and not math.isfinite(tree.value):
+        return {"float": repr(tree.value)}
+    if isinstance(tree.value, int) and tree.value.bit_length() > 63:  # orjson would read a float
+        return {"int": str(tree.value)}
+    return {"value": tree.value}
 
 
 def from_json(data: Any) -> Tree:
@@ -67,6 +88,8 @@ def from_json(data: Any) -> Tree:
         return Leaf(data)
     if "float" in data:
         return Leaf(None, float(data["float"]))
+    if "int" in data:
+        return Leaf(None, int(data["int"]))
     if "value" in data:
         return Leaf(None, data["value"])
     keys = data.get("keys")
@@ -78,16 +101,26 @@ def _built(spec: Any, ends: Iterator[Leaf]) -> Tree:
         return next(ends)
     children = tuple(_built(child, ends) for child in spec.children())
     kind = spec.context if spec.type is namedtuple else spec.type  # torch has one entry for all named tuples
-    return Branch(kind_of(kind), keys_of(spec, len(children)), children)
+    return Branch(_kind(kind), _keys(spec, len(children)), children)
 
 
-def kind_of(kind: Any) -> str:
+def _kind(kind: Any) -> str:
     return kind.__name__ if kind in (tuple, list, dict) else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def keys_of(spec: Any, count: int) -> tuple[str, ...] | None:
+def _given_keys(item: Any, spec: Any, count: int) -> Sequence[str]:
+    """As the type's own flattening names them (a cache's `layers.0.keys`), where it does."""
+    if spec.type in DICTS or pytree.SUPPORTED_NODES[spec.type].flatten_with_keys_fn is None:
+        return _keys(spec, count) or tuple(map(str, range(count)))
+    found = pytree.tree_leaves_with_path(item, is_leaf=lambda part: part is not item)
+    return [".".join(map(_named, path)) for path, _ in found]
+
+
+def _keys(spec: Any, count: int) -> tuple[str, ...] | None:
     """A dict keeps its keys as the context of its spec, a dataclass the names of its fields, maybe among others."""
     context = spec.context
+    if spec.type in DICTS:
+        return tuple(map(_text, context[1] if spec.type is defaultdict else context))
     if spec.type is namedtuple:
         return tuple(context._fields)
     if isinstance(context, Mapping):
@@ -97,3 +130,17 @@ def keys_of(spec: Any, count: int) -> tuple[str, ...] | None:
         if isinstance(names, list | tuple) and len(names) == count and all(isinstance(name, str) for name in names):
             return tuple(names)
     return None
+
+
+def _text(key: Any) -> str:
+    if isinstance(key, str) and not key.startswith("["):
+        return str.__str__(key)  # of an enum of strings: the string, as a dict finds it
+    return f"[{key!r}]"
+
+
+def _named(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
+
+
+DICTS = (dict, OrderedDict, defaultdict)
+"""What torch itself takes apart by keys of any kind."""

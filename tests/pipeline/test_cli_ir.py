@@ -92,14 +92,49 @@ def test_mistakes_are_exit_code_2_and_one_sentence(ask: Asked, monkeypatch: pyte
     monkeypatch.setenv("PATH", "")
     ask("extract", FACTORY, "-o", "m.json")
     np.savez("in.npz", y=np.zeros(3))
+    np.savez("words.npz", x=np.array(["a"]))
+    Path("no.npz").write_text("x")
+    Path("no.pt").write_text("x")
+    Path("folder").mkdir()
+    state = make_from_factory(ModelConfig(factory=FACTORY)).module.state_dict()
+    save_file(state, "w.safetensors")
+    lacking = sorted(state)[0]
+    save_file({name: one for name, one in state.items() if name != lacking}, "part.safetensors")
+    weights = ("--weights", "w.safetensors")
     wrong = {
+        ("extract", FACTORY, "-o", "folder"): "folder is a folder; expected a file, as in folder/name.json",
+        ("extract", FACTORY, "-o", "none/m.json"): "there is no folder none; make it first",
+        ("extract", FACTORY, "-o", "m.onnx"): "m.onnx: expected .json or .json.zst",
+        ("info", "m.json", "--out", "folder"): "folder is a folder",
+        ("visualize", "m.json", "-o", "m.pdf"): "m.pdf: expected .mmd, .md, .mermaid, .txt, .png or .svg",
+        ("verify", "m.json", FACTORY, "--weights", "part.safetensors"): f"lacks '{lacking}'; is it whole",
+        ("verify", "m.json", FACTORY, "--weights", "no.pt"): "no file of torch.save",
+        ("verify", "m.json", FACTORY, "--constants", "none.npz"): "there is no such file",
+        ("run", "m.json", "words.npz", *weights, "-o", "out.npz"): "the array 'x' holds no numbers",
+        ("run", "m.json", "no.npz", *weights, "-o", "out.npz"): "no.npz is no whole .npz file",
+        ("run", "m.json", "in.npz", *weights, "-o", "out.txt"): "out.txt: expected .npz or .safetensors",
+        ("run", "m.json", "in.npz", *weights, "-o", "none/out.safetensors"): "there is no folder none",
+        (
+            "run",
+            "m.json",
+            "in.npz",
+            *weights,
+            "-o",
+            "out.npz",
+        ): "Weight/input 'x' not found in registry for node 'linear'",
         ("info", "none.json"): "none.json cannot be read: there is no such file or folder",
         ("visualize", "m.json", "-o", "m.png"): "needs the command mmdc, which is not installed",
         ("extract", "somewhere"): "expected file.py:make, package.module:make, or a configuration (.yaml)",
         ("extract", FACTORY, "--dynamic", "x=batch"): "expected INPUT.AXIS=DIM, as in x.0=batch",
         ("extract", FACTORY, "--dynamic", "x.2=width"): "check shapes, dtypes and ranges in model.inputs",
-        ("run", "m.json", "in.npz", "-o", "out.npz"): "Weights not loaded",
-        ("run", "m.json", "in.txt", "-o", "out.npz"): "expected .npz or .safetensors",
+        (
+            "run",
+            "m.json",
+            "in.npz",
+            "-o",
+            "out.npz",
+        ): "Weights not loaded: the IR holds none; name their file by --weights",
+        ("run", "m.json", "in.txt", *weights, "-o", "out.npz"): "expected .npz or .safetensors",
     }
     for words, said in wrong.items():
         code, _, err = ask(*words)

@@ -1,7 +1,8 @@
-"""Small models: the three of seed document 001, and some that write, nest, and tie."""
+"""Small models: the three of seed document 001, and some that write, nest, and tie; `Does` is a function."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,3 +77,28 @@ class Tied(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.embed(ids))
+
+
+class Does(nn.Module):
+    """A model whose forward is `function`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+class Holds(nn.Module):
+    """Reads the memory of a buffer or a constant in the order in which it lies."""
+
+    def __init__(self, held: Tensor, *, buffer: bool) -> None:
+        super().__init__()
+        if buffer:
+            self.register_buffer("held", held)
+        else:
+            self.held = held
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_strided(self.held, (4,), (1,)) * x

@@ -23,6 +23,7 @@ from pipeline.torch_ir import (
     load_weights_safetensors,
     validate_weights_against_ir,
 )
+from pipeline.torch_ir.errors import NoWeights
 from tests.torch_ir.models import BufferVsConstant, Cache, MaskedLinear, Norm, Tied, cache_call
 
 X = torch.arange(4.0).view(1, 4)
@@ -61,6 +62,55 @@ def test_every_mismatch_is_in_one_message() -> None:
         "constant 'maks': the IR has no such constant, buffer or weight",
         "input 'x': found float64[1, 4], expected float32[1, 4]",
     ]
+
+
+def test_what_can_be_matched_is_checked_where_the_nesting_is_wrong() -> None:
+    class Nested(nn.Module):
+        def forward(self, x: Tensor, y: Tensor, *, more: dict[str, Any]) -> Tensor:
+            return x + y + more["a"]["b"] + more["c"]
+
+    batch = torch.export.Dim("batch", min=2, max=9)
+    x = torch.ones(3, 4)
+    shapes = {"x": {0: batch}, "y": {0: batch}, "more": {"a": {"b": None}, "c": None}}
+    kwargs = {"more": {"a": {"b": X}, "c": X}}
+    ir = extract_ir(Nested(), (x, x), strict=False, kwargs=kwargs, dynamic_shapes=shapes)
+    assert refused(ir, (x.double(),), {}, kwargs={"more": {"a": {}, "c": X[0]}, "d": 1}).splitlines() == [
+        "Weight/input 'y' not found in registry for node 'add'.",
+        "Weight/input 'more_a_b' not found in registry for node 'add_1'.",
+        "inputs: positional arguments: found tuple of 1, expected tuple of 2",
+        "inputs: keyword arguments: with 'd', which the trace had not; expected more",
+        "inputs: argument more.a: without 'b'; expected b; the graph's own are x, y, more_a_b, more_c",
+        "input 'x': found float64[3, 4], expected float32[batch, 4]",
+        "input 'more_c': found float32[4], expected float32[1, 4]",
+    ]
+    said = refused(ir, (x.double(), x[:2], X), {}, kwargs={"more": 3})
+    for part in ("tuple of 3, expected tuple of 2", "more: found int, expected dict of 2", "'y' is [2, 4]", "float64"):
+        assert part in said
+
+
+class Rotary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("steps", torch.arange(4.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.steps
+
+
+def test_a_buffer_that_no_checkpoint_has_is_asked_for_by_name() -> None:
+    model = Rotary()
+    with torch.device("meta"):
+        ir = IR.from_dict(extract_ir(Rotary(), (torch.ones(1, 4),)).to_dict())
+    said = "'steps' is a non-persistent buffer: no checkpoint has such values"
+    absent, hint = refused(ir, (X,), model.state_dict()).splitlines()
+    assert absent == "Weight/input 'b_steps' not found in registry for node 'mul'."
+    assert said in hint and hint.endswith("constants={'steps': tensor}")
+    with pytest.raises(NoWeights, match=said):
+        execute_ir(ir, (X,))
+    constants = {name: one.detach() for name, one in model.named_parameters()}
+    assert refused(ir, (X,), constants=constants).splitlines() == [absent, hint]
+    assert torch.equal(execute_ir(ir, (X,), constants={**constants, "steps": model.steps})[0], model(X))
 
 
 def test_weights_have_to_be_there() -> None:

@@ -149,7 +149,7 @@ def _failing(graph: object) -> object:
 
 
 WRONG = {
-    "no JSON": ("{", "cannot be read"),
+    "no JSON": ("{", "ends early, after 1 bytes"),
     "no object": ("[]", "expected the object that IR.save writes"),
     "a key is missing": ('{"nodes": []}', "graph_inputs, graph_outputs, weights is missing"),
     "a later format": ('{"format_version": 99}', "found format_version 99, expected 1"),
@@ -170,6 +170,10 @@ WRONG = {
     "a tree that is none": (
         '{"nodes": [], "graph_inputs": [], "graph_outputs": [], "weights": [], "signature": {"inputs": "x"}}',
         "signature: found",
+    ),
+    "names that are none": (
+        '{"nodes": [], "graph_inputs": [], "graph_outputs": [], "weights": [], "unsaved": 3}',
+        "unsaved: found 3",
     ),
     "a dangling tensor": (
         '{"graph_inputs": [], "weights": [], "graph_outputs": [{"name": "y"}], "nodes": []}',

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.while_loop import while_loop
 
-from pipeline.torch_ir import IR, VerificationReport, extract_ir, verify_ir, verify_ir_with_state_dict
+from pipeline.torch_ir import (
+    IR,
+    ExecutionError,
+    IRExecutor,
+    VerificationReport,
+    extract_ir,
+    verify_ir,
+    verify_ir_with_state_dict,
+)
 from pipeline.torch_ir.tree import Branch, Leaf, Tree
 from pipeline.torch_ir.verify import _compare_tensors
+from pipeline.torch_ir.verify.localize import first_divergence
 from pipeline.torch_ir.verify.numbers import compare
 from tests.torch_ir.models import Cache, MaskedLinear, Norm, cache_call
 
@@ -26,9 +36,16 @@ def edited(ir: IR, edit: Callable[[dict[str, Any]], None]) -> IR:
     return IR.from_dict(data)
 
 
+def every_node(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for node in data["nodes"]:
+        yield node
+        for body in node.get("bodies", ()):
+            yield from every_node(body)
+
+
 def renamed(kind: str, other: str, nth: int = 0) -> Callable[[dict[str, Any]], None]:
     def edit(data: dict[str, Any]) -> None:
-        [node for node in data["nodes"] if node["op_type"] == kind][nth]["op_type"] = other
+        [node for node in every_node(data) if node["op_type"] == kind][nth]["op_type"] = other
 
     return edit
 
@@ -92,7 +109,7 @@ WRONG_TREES: dict[str, tuple[Tree, str]] = {
     ),
     "another class": (
         Branch("dict", ("sum", "more", "scale"), (Leaf(0), Branch("list", None, (Leaf(), Leaf(1))), Leaf(None, 2.0))),
-        "more: the model gives a tuple, the IR list",
+        "more: the model gives a tuple, the IR a list",
     ),
     "a None": (
         Branch("dict", ("sum", "more", "scale"), (Leaf(0), Branch("tuple", None, (Leaf(0), Leaf(1))), Leaf(None, 2.0))),
@@ -100,7 +117,7 @@ WRONG_TREES: dict[str, tuple[Tree, str]] = {
     ),
     "a constant": (
         Branch("dict", ("sum", "more", "scale"), (Leaf(0), Branch("tuple", None, (Leaf(), Leaf(1))), Leaf(None, 3))),
-        "scale: the model gives a float, the IR 3",
+        "scale: the model gives 2.0, the IR the constant 3",
     ),
 }
 
@@ -113,7 +130,8 @@ def test_a_difference_of_structure_is_named_by_its_path(tree: Tree, said: str) -
     ir.signature = type(ir.signature)(ir.signature.inputs, tree)
     ok, report = verify_ir_with_state_dict(ir, model.state_dict(), model, args, kwargs=kwargs)
     assert not ok
-    assert said in str(report)
+    assert said in str(report).splitlines()[-1].removeprefix("  Error: ")
+    assert "Max difference: none can be given" in str(report)
 
 
 def test_an_update_that_is_wrong_is_seen() -> None:
@@ -159,6 +177,40 @@ def test_the_first_node_that_differs(nth: int) -> None:
     assert "test_verify.py:" in report.first_divergence
 
 
+class Regions(nn.Module):
+    """An autocast region, a loop, and the same operators around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x).tanh()
+        with torch.autocast("cpu", torch.bfloat16):
+            x = self.linear(self.linear(x).tanh())
+        _, x = while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, (y * 2).tanh()), (torch.zeros(()), x.float()))
+        return self.linear(x).tanh()
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3], ids=["autocast", "while_loop", "after both"])
+def test_the_first_node_that_differs_may_lie_in_a_region(nth: int) -> None:
+    model, x = Regions().requires_grad_(False), torch.randn(2, 4)
+    whole = extract_ir(model, (x,), strict=False)
+    ok, report = verify_ir_with_state_dict(
+        edited(whole, renamed("aten.tanh.default", "aten.sigmoid.default", nth)),
+        model.state_dict(),
+        model,
+        (x,),
+        localize=True,
+    )
+    assert not ok
+    line = Regions.forward.__code__.co_firstlineno + (1, 3, 4, 5)[nth]
+    assert f"(aten.sigmoid.default; {__file__}:{line}): " in (report.first_divergence or "")
+    if nth == 3:
+        right = IRExecutor(whole, model.state_dict())
+        assert first_divergence(right, model, (x,), {}) == "not found: every node agrees with a trace of the model"
+
+
 def test_wrong_weights_are_a_divergence_too() -> None:
     model, x = Deep(), torch.randn(2, 4)
     ir = extract_ir(model, (x,), strict=False)
@@ -175,6 +227,10 @@ def test_what_cannot_run_is_a_report(tmp_path: Any) -> None:
     assert not ok
     assert report.error_message is not None
     assert "not found in registry for node 'linear'." in report.error_message
+    assert "Outputs compared: none\n  Error: Weight/input 'p_linear_weight'" in str(report)
+    assert (report.max_diff, "difference" in str(report)) == (INF, False)
+    with pytest.raises(ExecutionError, match=r"MaskedLinear itself does not run on these inputs, .* TypeError"):
+        verify_ir_with_state_dict(ir, model.state_dict(), model, (x, x))
     torch.save(model.state_dict(), tmp_path / "w.pt")
     assert verify_ir(ir, tmp_path / "w.pt", model, (x,))[0]
 
@@ -189,3 +245,5 @@ def test_dropout_draws_the_same_on_both_sides() -> None:
 def test_a_report_reads_as_in_pytorch_ir() -> None:
     text = str(VerificationReport(False, 0.1, 0.05, 1, error_message="Test error"))
     assert [word in text for word in ("FAILED", "Test error", "1.00e-01", "5.00e-02")] == [True] * 4
+    many = VerificationReport(False, INF, INF, 0, error_message="\n".join(map(str, range(100))))
+    assert str(many).splitlines()[-2:] == ["         10", "         and 89 more; output_details has all"]

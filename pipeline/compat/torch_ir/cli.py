@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from pipeline.errors import OnnxlineError
 from pipeline.torch_ir import IR, ir_to_mermaid
+from pipeline.torch_ir.output import write_text
 from pipeline.torch_ir.picture.file import write_picture
 from pipeline.torch_ir.summary import summary, summary_text
 from torch_ir._version import __version__
@@ -56,7 +57,7 @@ def cmd_info(args: argparse.Namespace) -> None:
     found = summary(_loaded(args.ir_file))
     text = json.dumps(found, indent=2) if args.json else summary_text(found)
     if args.output:
-        Path(args.output).write_text(f"{text}\n", encoding="utf-8")
+        write_text(Path(args.output), text)
     else:
         sys.stdout.write(f"{text}\n")
 

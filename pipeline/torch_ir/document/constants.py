@@ -28,9 +28,8 @@ THRESHOLD = 4096
 
 @dataclass
 class Beside:
-    """The constants that go to the file beside the JSON: {key: its bytes}, and that file's name."""
+    """The constants that go to the file beside the JSON: {key: its bytes}."""
 
-    file: str
     threshold: int = THRESHOLD
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -39,7 +38,7 @@ class Beside:
 
 
 def write_constant(key: str, tensor: torch.Tensor, beside: Beside | None = None) -> dict[str, Any]:
-    """One constant. With `beside`, a large one is put there and only named here."""
+    """One constant. With `beside`, a large one is put there; the caller names the `file`."""
     tensor = settled(tensor)
     facts: dict[str, Any] = {"dtype": str(tensor.dtype).removeprefix("torch.")}
     if not tensor.is_contiguous():
@@ -49,7 +48,7 @@ def write_constant(key: str, tensor: torch.Tensor, beside: Beside | None = None)
         tensor = _spanned(tensor)
     if beside is not None and beside.takes(tensor):
         beside.tensors[key] = raw_bytes(tensor)
-        return {"file": beside.file, "key": key, "shape": list(tensor.shape), **facts}
+        return {"key": key, "shape": list(tensor.shape), **facts}
     if not tensor.numel():
         facts["shape"] = list(tensor.shape)
     if not _plain(tensor):

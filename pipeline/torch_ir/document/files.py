@@ -6,23 +6,38 @@ the JSON that is there finds its own. A save that fails leaves what was there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import orjson
 import torch
+from blake3 import blake3
 
 from passes.model.files import replace_when_done
+from pipeline.torch_ir.document.parse import AGAIN, parsed
 from pipeline.torch_ir.errors import SerializationError
 
-__all__ = ["read", "read_tensors", "remove_others", "sidecar_prefix", "write", "write_tensors"]
+__all__ = [
+    "explained",
+    "read",
+    "read_tensors",
+    "remove_others",
+    "sidecar_name",
+    "sidecar_prefix",
+    "write",
+    "write_tensors",
+]
 
 PACKED = ".zst"
 LEVEL = 9
 """Of zstd: a graph of 25 MB takes a second, and becomes 40 times smaller."""
+
+DIGEST = 12
+"""Bytes of the digest in the name of a file of constants."""
+
+MAGIC = b"\x28\xb5\x2f\xfd"
+"""How a file of zstd begins (RFC 8878)."""
 
 
 def write(path: Path, pieces: Iterator[str]) -> None:
@@ -31,7 +46,7 @@ def write(path: Path, pieces: Iterator[str]) -> None:
     Raises:
         SerializationError: the file cannot be written.
     """
-    with _explained(path, "written"), replace_when_done(path) as temporary, _opened(temporary, path, "w") as file:
+    with explained(path, "written"), replace_when_done(path) as temporary, _opened(temporary, path) as file:
         for piece in pieces:
             file.write(piece.encode())
 
@@ -40,7 +55,9 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """`tensors` (vectors of bytes) in the safetensors file `path`."""
     from safetensors.torch import save_file
 
-    with _explained(path, "written"), replace_when_done(path) as temporary:
+    with explained(path, "written"), replace_when_done(path) as temporary:
+        if not path.parent.is_dir():  # safetensors has an error of its own for it
+            raise FileNotFoundError(path.parent)
         save_file(dict(tensors), temporary)
 
 
@@ -50,26 +67,42 @@ def read_tensors(path: Path, name: str) -> Mapping[str, torch.Tensor]:
     Raises:
         SerializationError: it cannot be read, or the name leads out of the folder.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     beside = path.with_name(Path(name).name)
     if name != beside.name:
         raise SerializationError(f"{path} names the file {name!r} for its constants, which is not beside it")
-    with _explained(beside, "read"):
-        return load_file(beside)
+    if not beside.exists():
+        raise SerializationError(f"{path} has its large constants in {name}, which is not beside it; copy it too")
+    with explained(beside, "read"):
+        if beside.is_dir():
+            raise IsADirectoryError
+        try:
+            tensors = load_file(beside)
+        except SafetensorError as error:
+            raise SerializationError(
+                f"{beside}, the constants of {path.name}, ends early or is damaged ({error}); {AGAIN}"
+            ) from error
+    digest = beside.stem.rpartition(".")[2]
+    if len(digest) == 2 * DIGEST and digest != _digest(tensors):  # older files have a shorter one, of other things
+        raise SerializationError(f"{beside}, the constants of {path.name}, is damaged: it holds other bytes; {AGAIN}")
+    return tensors
 
 
 def read(path: Path) -> Mapping[str, Any]:
     """What the JSON of `path` holds.
 
     Raises:
-        SerializationError: there is no such file, or it is no JSON object.
+        SerializationError: there is no such file, it is damaged, or it is no JSON object.
     """
-    with _explained(path, "read"), _opened(path, path, "r") as file:
-        data = _parsed(file.read())
-    if not isinstance(data, dict):
-        raise SerializationError(f"{path} holds a {type(data).__name__}; expected the object that IR.save writes")
-    return data
+    with explained(path, "read"):
+        text = path.read_bytes()
+        if path.suffix == PACKED:
+            text = _unpacked(path, text)
+        elif text.startswith(MAGIC):
+            raise SerializationError(f"{path} is packed with zstd; rename it to {path.name}{PACKED}")
+        return parsed(str(path), text)
 
 
 def sidecar_prefix(path: Path) -> str:
@@ -77,12 +110,9 @@ def sidecar_prefix(path: Path) -> str:
     return f"{path.name}.constants."
 
 
-def _parsed(text: bytes) -> Any:
-    """orjson is quicker; Python's own takes the NaN and Infinity in files of pytorch-ir, and says what is wrong."""
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return json.loads(text)
+def sidecar_name(prefix: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """The file of `tensors` (vectors of bytes), called by what it holds."""
+    return f"{prefix}{_digest(tensors)}.safetensors"
 
 
 def remove_others(path: Path, prefix: str, keep: str) -> None:
@@ -93,18 +123,57 @@ def remove_others(path: Path, prefix: str, keep: str) -> None:
 
 
 @contextmanager
-def _opened(path: Path, named: Path, mode: str) -> Iterator[IO[bytes]]:
-    with path.open(f"{mode}b") as file:
+def explained(path: Path, done: str) -> Iterator[None]:
+    """What goes wrong inside is a SerializationError about `path`, which cannot be `done` ("read", "written")."""
+    try:
+        yield
+    except SerializationError:
+        raise
+    except IsADirectoryError as error:
+        raise SerializationError(f"{path} cannot be {done}: it is a folder; expected a file, as in m.json") from error
+    except FileNotFoundError as error:
+        raise SerializationError(f"{path} cannot be {done}: there is no such file or folder") from error
+    except OSError as error:
+        raise SerializationError(f"{path} cannot be {done}: {error.strerror or error}") from error
+    except Exception as error:  # a library's own
+        raise SerializationError(f"{path} cannot be {done}: {error}") from error
+
+
+def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = blake3()
+    for key in sorted(tensors):
+        digest.update(f"{key}\0{tensors[key].numel()}\0".encode())
+        digest.update(tensors[key].numpy().data)
+    return digest.hexdigest(DIGEST)
+
+
+@contextmanager
+def _opened(path: Path, named: Path) -> Iterator[IO[bytes]]:
+    with path.open("wb") as file:
         if named.suffix != PACKED:
             yield file
             return
-        zstandard = _zstandard(named)
-        if mode == "r":
-            with zstandard.ZstdDecompressor().stream_reader(file) as unpacked:
-                yield unpacked
-        else:
-            with zstandard.ZstdCompressor(level=LEVEL).stream_writer(file, closefd=False) as packed:
-                yield packed
+        packer = _zstandard(named).ZstdCompressor(level=LEVEL, write_checksum=True)
+        with packer.stream_writer(file, closefd=False) as packed:
+            yield packed
+
+
+def _unpacked(path: Path, packed: bytes) -> bytes:
+    zstandard = _zstandard(path)
+    if packed and not packed.startswith(MAGIC[: len(packed)]):
+        raise SerializationError(
+            f"{path} is no zstd file: it begins with {packed[:12]!r}; a file that is not packed is called .json"
+        )
+    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    try:
+        text = unpacker.decompress(packed)
+    except zstandard.ZstdError as error:
+        raise SerializationError(f"{path} is damaged ({error}); {AGAIN}") from error
+    if not unpacker.eof:
+        raise SerializationError(f"{path} ends early, after {len(packed)} packed bytes; {AGAIN}")
+    if unpacker.unused_data:
+        raise SerializationError(f"{path} goes on for {len(unpacker.unused_data)} bytes after its end; {AGAIN}")
+    return text
 
 
 def _zstandard(path: Path) -> Any:
@@ -115,17 +184,3 @@ def _zstandard(path: Path) -> Any:
             f"{path}: .zst needs the library zstandard, which is not installed; pip install 'onnxline[torch]'"
         ) from error
     return zstandard
-
-
-@contextmanager
-def _explained(path: Path, done: str) -> Iterator[None]:
-    try:
-        yield
-    except SerializationError:
-        raise
-    except FileNotFoundError as error:
-        raise SerializationError(f"{path} cannot be {done}: there is no such file or folder") from error
-    except OSError as error:
-        raise SerializationError(f"{path} cannot be {done}: {error.strerror or error}") from error
-    except Exception as error:  # a library's own: malformed JSON, a damaged frame of zstd or header of safetensors
-        raise SerializationError(f"{path} cannot be {done}: {error}") from error

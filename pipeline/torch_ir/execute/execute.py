@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,22 @@ from pipeline.errors import Unsupported, UserMistake
 from pipeline.importers.from_torch.operators import WHEN_TRAINING
 from pipeline.ir import Graph, Op, Role
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
-from pipeline.runtime.eager import Observer, run_eager
+from pipeline.runtime.eager import Own, run_eager
 from pipeline.torch_ir.call import resolve
+from pipeline.torch_ir.dense import not_dense
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
 from pipeline.torch_ir.execute.feed import Inputs, feed
 from pipeline.torch_ir.execute.planned import Planned
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.weights.load import load_weights
-from pipeline.torch_ir.weights.stored import Bound, absent, bind_stored, misfit
+from pipeline.torch_ir.weights.stored import Bound, absent, bind_stored, misfit, sized
 
 __all__ = ["IRExecutor", "execute_ir"]
 
 Tensors = Mapping[str, torch.Tensor]
+
+NOT_LOADED = "Weights not loaded: give IRExecutor weights, or call load_weights first"
 
 
 def execute_ir(
@@ -47,8 +50,7 @@ def execute_ir(
     if weights is None and weights_path is not None:
         weights = load_weights(weights_path)
     executor = IRExecutor(ir, weights, constants, strict_sizes=strict_sizes)
-    if weights is None and executor.lacks_weights():
-        raise NoWeights("Either weights or weights_path must be given: the IR holds none")
+    executor.refuse_without_weights("Either weights or weights_path must be given: the IR holds none")
     return executor.execute(inputs, kwargs)
 
 
@@ -105,9 +107,13 @@ class IRExecutor:
         self._bound = self._engine = None
         self._states = {}
 
-    def lacks_weights(self) -> bool:
-        """Whether no weights were given, and there are some that neither the IR nor `constants` has."""
-        return self._weights is None and bool(self._stored({}).missing)
+    def refuse_without_weights(self, said: str = NOT_LOADED) -> None:
+        """
+        Raises:
+            NoWeights: no weights were given, and there are some that neither the IR nor `constants` has.
+        """
+        if self._weights is None and (bound := self._stored({})).unloaded:
+            raise NoWeights("\n".join([said, *bound.hints]))
 
     def execute(
         self, inputs: Inputs, kwargs: Mapping[str, Any] | None = None, constants: Tensors | None = None
@@ -120,22 +126,27 @@ class IRExecutor:
             ExecutionError: weights were never loaded; or inputs, weights or constants are missing or do not fit. All of
                 it is in one message, before anything runs.
         """
-        return self.observe(inputs, kwargs, constants, None)
+        return self._execute(inputs, kwargs, constants or {}, None)
 
     def observe(
         self,
         inputs: Inputs,
         kwargs: Mapping[str, Any] | None,
-        constants: Tensors | None,
-        observer: Observer | None,
+        beside: Callable[[Graph, Own], Own],
     ) -> tuple[torch.Tensor, ...]:
-        """`execute`, with each op and its results shown to `observer`; then it is the reference that runs."""
-        if self.lacks_weights() and not constants:
-            raise NoWeights("Weights not loaded: give IRExecutor weights, or call load_weights first")
-        bound, fed = self._checked(inputs, kwargs, constants or {})
-        outputs = None if observer or constants or not self._fits(fed) else self._run_planned(bound, fed)
+        """`execute` on the reference, whose ops are run by what `beside` makes of the user's own executors."""
+        return self._execute(inputs, kwargs, {}, beside(self.ir.graph, self._own))
+
+    def _execute(
+        self, inputs: Inputs, kwargs: Mapping[str, Any] | None, constants: Tensors, own: Own | None
+    ) -> tuple[torch.Tensor, ...]:
+        """With `own` for the executors of single ops, it is the reference that runs."""
+        if not constants:
+            self.refuse_without_weights()
+        bound, fed = self._checked(inputs, kwargs, constants)
+        outputs = None if own is not None or constants or not self._fits(fed) else self._run_planned(bound, fed)
         if outputs is None:
-            outputs = self._run_reference(bound, fed, constants or {}, observer)
+            outputs = self._run_reference(bound, fed, constants, self._own if own is None else own)
         return tuple(outputs[self.ir.graph.values[vid].name] for vid in self.ir.graph.outputs)
 
     @property
@@ -161,14 +172,12 @@ class IRExecutor:
             return None
         return outputs
 
-    def _run_reference(
-        self, bound: Bound, fed: Tensors, constants: Tensors, observer: Observer | None
-    ) -> dict[str, torch.Tensor]:
+    def _run_reference(self, bound: Bound, fed: Tensors, constants: Tensors, own: Own) -> dict[str, torch.Tensor]:
         if self._engine is not None:
             self._states = self._engine.states()
         tensors = {**self._kept(bound, constants), **self._fed(fed)}
         with torch.no_grad():
-            result = run_eager(self.ir.graph, tensors, check=False, observe=observer, own=self._own)
+            result = run_eager(self.ir.graph, tensors, check=False, own=own)
         states = {value.name for value in self.ir.graph.with_role(Role.STATE)}
         self._states |= {name: tensor for name, tensor in result.updates.items() if name in states}
         self._updated = {name: tensor for name, tensor in result.updates.items() if name not in states}
@@ -187,12 +196,12 @@ class IRExecutor:
             if value.name in fed.tensors:
                 shape = value.spec.shape if self._strict_sizes else ("any",) * fed.tensors[value.name].dim()
                 wrong.extend(misfit(f"input {value.name!r}", fed.tensors[value.name], value, shape))
-            elif fed.by_name or not fed.problems:
+            else:
                 missing.append(absent(self.ir.graph, value))
-        if self._dynamic and not wrong and not missing:
+        if self._dynamic:
             wrong.extend(_sizes(self.ir.graph, fed.tensors))
         if missing or wrong:
-            raise ExecutionError("\n".join([*missing, *wrong, *([bound.hint] if bound.hint else [])]))
+            raise ExecutionError("\n".join([*missing, *wrong, *bound.hints]))
         return bound, fed.tensors
 
     def _kept(self, bound: Bound, constants: Tensors) -> Tensors:
@@ -224,9 +233,20 @@ def _apart(outputs: Tensors, kept: Iterable[torch.Tensor]) -> dict[str, torch.Te
 
 
 def _sizes(graph: Graph, tensors: Tensors) -> Iterator[str]:
-    """What speaks against the sizes of named dims: two of one name, a range or a guard that does not hold."""
+    """What speaks against the sizes of named dims: two of one name, a range or a guard that does not hold.
+
+    Inputs that are absent or fit no size at all are passed over; they are told elsewhere.
+    """
+    inputs = {graph.values[vid].name: graph.values[vid].spec.shape for vid in graph.inputs}
+    fitting = {
+        name: one.shape
+        for name, one in tensors.items()
+        if isinstance(one, torch.Tensor) and not not_dense(one) and sized(one, inputs[name])
+    }
     try:
-        bind_dims(graph, dims_of(graph, {name: tensor.shape for name, tensor in tensors.items()}))
+        dims = dims_of(graph, fitting)
+        if len(fitting) == len(inputs):
+            bind_dims(graph, dims)
     except UserMistake as error:
         yield str(error)
 

@@ -1,4 +1,8 @@
-"""The caller's arguments, nested as the model takes them, as the graph's inputs by name."""
+"""The caller's arguments, nested as the model takes them, as the graph's inputs by name.
+
+Where the nesting is not the trace's, that is said, and what can be matched is matched all the same: one message then
+tells the wrong dtype of one argument beside the absence of another.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +16,19 @@ from torch.utils import _pytree as pytree
 from pipeline.export.caches import register_cache_types
 from pipeline.ir import Graph
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.tree import Branch, Leaf, Tree, kind_of
+from pipeline.torch_ir.tree import Branch, Leaf, Tree, structure, under
 
-__all__ = ["Fed", "feed", "spread"]
+__all__ = ["Fed", "feed"]
 
 Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """Inputs by the names of the graph, and what is wrong with the arguments, a line each."""
+    """Inputs by the names of the graph, as many as can be told, and what is wrong with the arguments, a line each."""
 
     tensors: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    by_name: bool = False
-    """Whether what is not in `tensors` is known to be absent, also where something else is wrong."""
 
 
 def feed(ir: IR, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Fed:
@@ -47,95 +49,98 @@ def feed(ir: IR, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Fed
     return _nested(names, ir.signature.inputs, (tuple(given), dict(kwargs or {})))
 
 
-def spread(tree: Tree, given: Any, path: str = "") -> Iterator[tuple[str, Leaf, Any]]:
-    """(path, leaf of `tree`, what `given` has there), from left to right.
-
-    Raises:
-        ValueError: `given` is no such tree; the message says where, what was found and what was expected.
-    """
-    if isinstance(tree, Leaf):
-        yield path, tree, given
-        return
-    for key, child, part in _children(tree, given, path):
-        yield from spread(child, part, f"{path}.{key}" if path else key)
-
-
-def _children(tree: Branch, given: Any, path: str) -> list[tuple[str, Tree, Any]]:
-    if tree.kind == "dict" and isinstance(given, Mapping):
-        keys = tree.keys or tuple(map(str, given))
-        found = {str(key): part for key, part in given.items()}
-        _refuse_others(path, keys, tuple(found))
-        return [(key, child, found[key]) for key, child in zip(keys, tree.children, strict=True)]
-    parts = _parts(given)
-    kind = kind_of(type(given))
-    alike = kind == tree.kind or (kind in ROWS and tree.kind in ROWS)
-    if parts is None or not alike or len(parts) != len(tree.children):
-        said = kind if parts is None or not alike else f"{kind} of {len(parts)}"
-        raise ValueError(f"{path or 'the arguments'}: found {said}, expected {tree.kind} of {len(tree.children)}")
-    keys = tree.keys or tuple(map(str, range(len(parts))))
-    return list(zip(keys, tree.children, parts, strict=True))
-
-
-def _refuse_others(path: str, expected: Sequence[str], found: Sequence[str]) -> None:
-    missing = [key for key in expected if key not in found]
-    unknown = [key for key in found if key not in expected]
-    if missing or unknown:
-        said = [
-            *([f"without {', '.join(map(repr, missing))}"] if missing else []),
-            *([f"with {', '.join(map(repr, unknown))}, which the trace had not"] if unknown else []),
-        ]
-        raise ValueError(f"{path or 'the arguments'}: {' and '.join(said)}; expected {', '.join(expected) or 'none'}")
-
-
-def _parts(given: Any) -> list[Any] | None:
-    """One level down, as torch.export takes apart tuples, dataclasses and caches; None for what is no branch."""
-    register_cache_types()  # the IR may have been loaded from a file: then nobody has met the model
-    parts = pytree.tree_leaves(given, is_leaf=lambda item: item is not given)
-    return None if len(parts) == 1 and parts[0] is given else parts
-
-
 def _named(graph: Graph, names: Sequence[str], given: Mapping[str, Any]) -> Fed:
     problems = [
         f"input {name!r}: the IR has no such input; its inputs are {', '.join(names)}"
         for name in given
         if name not in names
     ]
-    return Fed({name: given[name] for name in names if name in given}, problems, by_name=True)
+    return Fed({name: given[name] for name in names if name in given}, problems)
 
 
 def _in_a_row(names: Sequence[str], given: Any) -> Fed:
     tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
-    if len(tensors) != len(names):
-        return Fed({}, [f"inputs: found {len(tensors)} tensors, expected {len(names)}: {', '.join(names)}"])
-    return Fed(dict(zip(names, tensors, strict=True)))
+    said = f"inputs: found {len(tensors)} tensors, expected {len(names)}: {', '.join(names)}"
+    return Fed(dict(zip(names, tensors, strict=False)), [] if len(tensors) == len(names) else [said])
 
 
 def _nested(names: Sequence[str], tree: Tree, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Fed:
-    try:
-        found = list(spread(tree, given))
-    except ValueError as error:
-        return Fed({}, [f"inputs: {_readable(str(error))}; the graph's own are {', '.join(names)}"])
-    constants = [
+    register_cache_types()  # the IR may have been loaded from a file: then nobody has met the model
+    matched = _Matched()
+    matched.walk(tree, given, "")
+    problems = [f"inputs: {problem}" for problem in matched.problems]
+    if problems:
+        problems[-1] += f"; the graph's own are {', '.join(names)}"
+    problems += [
         f"argument {_readable(path)}: found {part!r:.60}, but the IR was traced with {leaf.value!r}; extract it again"
-        for path, leaf, part in found
+        for path, leaf, part in matched.leaves
         if leaf.index is None and not _same(leaf.value, part)
     ]
-    return Fed({names[leaf.index]: part for _, leaf, part in found if leaf.index is not None}, constants)
+    return Fed({names[leaf.index]: part for _, leaf, part in matched.leaves if leaf.index is not None}, problems)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matched:
+    """(path, leaf of the tree, what was given there) from left to right, and where no such tree was given."""
+
+    leaves: list[tuple[str, Leaf, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def walk(self, tree: Tree, given: Any, path: str) -> None:
+        if isinstance(tree, Leaf):
+            self.leaves.append((path, tree, given))
+            return
+        for key, child, part in self._children(tree, given, path):
+            self.walk(child, part, under(path, key))
+
+    def _children(self, tree: Branch, given: Any, path: str) -> Iterator[tuple[str, Tree, Any]]:
+        kind, found = structure(given) or (_leaf(given), None)
+        count = len(tree.children)
+        if found is None or not (kind == tree.kind or {kind, tree.kind} <= ROWS):
+            self.problems.append(f"{_place(path)}: found {kind}, expected {tree.kind} of {count}")
+            return
+        if tree.keys is None or kind in ROWS:  # without names, places are all there is
+            if len(found) != count:
+                self.problems.append(f"{_place(path)}: found {kind} of {len(found)}, expected {tree.kind} of {count}")
+            yield from zip(tree.keys or map(str, range(count)), tree.children, found.values(), strict=False)
+            return
+        self._compare_keys(tree.keys, found, path)
+        for key, child in zip(tree.keys, tree.children, strict=True):
+            if key in found:
+                yield key, child, found[key]
+
+    def _compare_keys(self, expected: Sequence[str], found: Mapping[str, Any], path: str) -> None:
+        missing = [_quoted(key) for key in expected if key not in found]
+        unknown = [_quoted(key) for key in found if key not in expected]
+        said = [f"without {', '.join(missing)}"] if missing else []
+        said += [f"with {', '.join(unknown)}, which the trace had not"] if unknown else []
+        if said:
+            keys = ", ".join(expected) or "none"
+            self.problems.append(f"{_place(path)}: {' and '.join(said)}; expected {keys}")
 
 
 def _same(traced: Any, given: Any) -> bool:
     return type(traced) is type(given) and (traced == given or traced != traced)
 
 
+def _leaf(given: Any) -> str:
+    return "None" if given is None else type(given).__name__
+
+
+def _quoted(key: str) -> str:
+    return key if key.startswith("[") else repr(key)
+
+
+def _place(path: str) -> str:
+    return HALVES.get(path) or f"argument {_readable(path)}"
+
+
 def _readable(path: str) -> str:
     """`0` and `1` are the two halves of a call: positional and by keyword."""
-    for start, said in HALVES.items():
-        if path.startswith(start):
-            return said + path.removeprefix(start)
-    return path
+    return path[2:] if path.startswith(("0.", "1.")) else path[1:]
 
 
-HALVES = {"0.": "", "1.": "", "0: ": "positional arguments: ", "1: ": "keyword arguments: "}
+HALVES = {"": "the arguments", "0": "positional arguments", "1": "keyword arguments"}
 
-ROWS = ("tuple", "list")
+ROWS = frozenset({"tuple", "list"})
 """Callers need not know which of the two the trace had."""

@@ -1,6 +1,6 @@
 """A module of torch → IR. Nothing of the caller's module is changed, and no weight is read.
 
-extract.py   all of it                                  modules.py   the modules of a model, quickly
+extract.py   all of it                                  tied.py      one weight for all names of a tensor
 meta.py      nothing has been loaded                    buffers.py   what no checkpoint has, computed again
 names.py     names that torch.export drops              convert.py   nodes that functions of the user's write down
 source.py    the model as the configuration gives it

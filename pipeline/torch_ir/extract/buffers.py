@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from pipeline.torch_ir.extract.modules import every_module
+from pipeline.export.modules import every_module, every_path
 
-__all__ = ["recomputed"]
+__all__ = ["recomputed", "unsaved"]
 
 Fill = Callable[[nn.Module], object]
 
@@ -31,6 +31,16 @@ def recomputed(model: nn.Module) -> dict[str, torch.Tensor]:
             if name in second and torch.equal(value, second[name]):
                 found[f"{path}.{name}" if path else name] = value
     return found
+
+
+def unsaved(model: nn.Module) -> frozenset[str]:
+    """The names of all non-persistent buffers, which no checkpoint has."""
+    return frozenset(
+        f"{path}.{name}" if path else name
+        for path, module in every_path(model)
+        if module._non_persistent_buffers_set
+        for name in _lasting(module)
+    )
 
 
 def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module, Fill]]:

@@ -13,17 +13,20 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from passes.collector import collector_paused
 from pipeline.errors import Unsupported
+from pipeline.export.apart import apart
 from pipeline.export.caches import register_caches
 from pipeline.importers.from_torch import from_torch, functional
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.importers.from_torch.stamp import Ends, TracedWhole, stamped
 from pipeline.ir import Graph, Role
 from pipeline.torch_ir.errors import ConversionError, ExportError
-from pipeline.torch_ir.extract.buffers import recomputed
+from pipeline.torch_ir.extract.buffers import recomputed, unsaved
 from pipeline.torch_ir.extract.convert import converted
-from pipeline.torch_ir.extract.meta import validate_inputs_meta, validate_meta_device
-from pipeline.torch_ir.extract.names import dim_names, tied_names
+from pipeline.torch_ir.extract.meta import validate_inputs_dense, validate_inputs_meta, validate_meta_device
+from pipeline.torch_ir.extract.names import dim_names, tied_in, tied_names
+from pipeline.torch_ir.extract.tied import merged
 from pipeline.torch_ir.ir import IR, Signature
+from pipeline.torch_ir.nodes import key_of, stored
 from pipeline.torch_ir.registry import REGISTERED
 from pipeline.torch_ir.tree import Leaf, Tree, tree_of
 
@@ -52,7 +55,7 @@ def extract_ir(
         ExportError: torch.export does not take the model, or something is not on meta as `strict` asks.
         ConversionError: the program holds something that the IR cannot; the message names the node and its line.
     """
-    args, named = tuple(example_inputs), dict(kwargs or {})
+    args, named = _arguments(model, example_inputs, kwargs)
     name = model_name or type(model).__name__
     if strict:
         validate_meta_device(model)
@@ -89,7 +92,7 @@ def _stamped(
     for reason in found.left:
         warnings.warn(f"Some layers of {type(model).__name__} are traced one by one: {reason}.", stacklevel=3)
     signature = Signature(_tree(found.inputs), _tree(found.outputs))
-    return _ir(found.graph, signature)
+    return _ir(found.graph, signature, unsaved(model))
 
 
 def export_model(
@@ -105,19 +108,30 @@ def export_model(
     Raises:
         ExportError: torch.export does not take the model, or something is not on meta as `strict` asks.
     """
+    args, named = _arguments(model, example_inputs, kwargs)
     if strict:
         validate_meta_device(model)
-        validate_inputs_meta((tuple(example_inputs), dict(kwargs or {})))
-    register_caches(model)
+        validate_inputs_meta((args, named))
     try:
-        return torch.export.export(
-            model, tuple(example_inputs), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
-        )
+        return torch.export.export(model, args, named, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         raise ExportError(
             f"Failed to export model: {type(error).__name__}: {error}\n"
             "torch.export has to trace the whole forward; the line above says where it could not"
         ) from error
+
+
+def _arguments(
+    model: nn.Module, example_inputs: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) as the tracer may have them: dense tensors, each of its own. A tensor is an only argument."""
+    if isinstance(example_inputs, Mapping):
+        raise ExportError(f"example_inputs: found a {type(example_inputs).__name__}; give arguments by name as kwargs=")
+    register_caches(model)
+    args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
+    given = (args, dict(kwargs or {}))
+    validate_inputs_dense(given)
+    return apart(model, given)
 
 
 def convert_exported_program(
@@ -132,14 +146,16 @@ def convert_exported_program(
 ) -> IR:
     """The IR of a program of torch.export.
 
-    `dims` names its symbols {"s77": "batch"}, `tied` further names of weights, `constants` what it lacks on meta.
+    `dims` names its symbols {"s77": "batch"}, `tied` further names of weights (default: those that the program knows to
+    be one tensor), `constants` what it lacks on meta.
 
     Raises:
         ConversionError: the program holds something that the IR cannot; the message names the node and its line.
     """
     del strict  # kept for its users: there is one way to convert, and it leaves nothing out
+    tied = tied_in(exported) if tied is None else tied
     graph = _graph(exported, model_name, functionalize, dims or {}, tied, constants)
-    return _ir(graph, _signature(exported))
+    return _ir(graph, _signature(exported), frozenset(exported.graph_signature.non_persistent_buffers))
 
 
 def _graph(
@@ -163,9 +179,11 @@ def _graph(
         raise ConversionError(str(error)) from error
 
 
-def _ir(graph: Graph, signature: Signature) -> IR:
+def _ir(graph: Graph, signature: Signature, unsaved: frozenset[str]) -> IR:
     _warn_of_meta(graph)
-    return IR.of(converted(graph, REGISTERED), _constants(graph), signature)
+    graph = merged(graph)
+    known = {key_of(graph, value) for value in stored(graph)}
+    return IR.of(converted(graph, REGISTERED), _constants(graph), signature, unsaved=unsaved & known)
 
 
 def _constants(graph: Graph) -> dict[str, torch.Tensor]:
@@ -207,8 +225,9 @@ def _ends(specs: Sequence[Any]) -> list[Leaf]:
         elif isinstance(spec.arg, ConstantArgument):
             ends.append(Leaf(None, spec.arg.value))
         else:
+            what = getattr(spec.arg, "class_fqn", "number that differs from run to run")
             raise ConversionError(
-                f"{spec.arg.name!r} is a number that differs from run to run, and a graph takes and gives tensors: "
+                f"{spec.arg.name!r} is a {what}, and a graph takes and gives tensors: "
                 "give it as a tensor, leave it out of the result, or fix it in the trace"
             )
     return ends

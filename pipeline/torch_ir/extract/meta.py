@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from pipeline.export.modules import every_tensor
 from pipeline.export.paths import leaves_with_path
+from pipeline.torch_ir.dense import not_dense
 from pipeline.torch_ir.errors import ExportError
-from pipeline.torch_ir.extract.modules import every_tensor
 
-__all__ = ["is_meta_module", "is_meta_tensor", "validate_inputs_meta", "validate_meta_device"]
+__all__ = ["is_meta_module", "is_meta_tensor", "validate_inputs_dense", "validate_inputs_meta", "validate_meta_device"]
 
 
 def is_meta_tensor(tensor: Any) -> bool:
@@ -41,6 +43,23 @@ def validate_inputs_meta(inputs: Any) -> None:
     """
     found = ((".".join(path), leaf) for path, leaf in leaves_with_path(inputs))
     _refuse([(name, leaf) for name, leaf in found if isinstance(leaf, torch.Tensor) and not leaf.is_meta], "the inputs")
+
+
+def validate_inputs_dense(inputs: Any) -> None:
+    """
+    Raises:
+        ExportError: a tensor among `inputs`, however nested, is sparse, nested or quantized.
+    """
+    leaves = ((_place(path), leaf) for path, leaf in leaves_with_path(inputs))
+    found = [(place, not_dense(leaf)) for place, leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if said := [f"{place} is {other}" for place, other in found if other]:
+        raise ExportError(f"an IR takes dense tensors; {'; '.join(said)}")
+
+
+def _place(path: Sequence[str]) -> str:
+    """A call is (args, kwargs): `argument 0`, `argument 1.x`, `argument 'scale'`."""
+    half, first, *rest = path
+    return ".".join([f"argument {first if half == '0' else repr(first)}", *rest])
 
 
 def _refuse(elsewhere: list[tuple[str, torch.Tensor]], what: str) -> None:

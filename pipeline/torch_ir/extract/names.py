@@ -11,9 +11,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from pipeline.torch_ir.extract.modules import every_tensor
+from pipeline.export.modules import every_tensor
 
-__all__ = ["dim_names", "tied_names"]
+__all__ = ["dim_names", "tied_in", "tied_names"]
 
 
 def tied_names(model: nn.Module) -> dict[str, list[str]]:
@@ -26,7 +26,20 @@ def tied_names(model: nn.Module) -> dict[str, list[str]]:
         for name, tensor in walk(remove_duplicate=False):
             if id(tensor) in shared:
                 names.setdefault(id(tensor), []).append(name)
-    return {name: [one for one in group if one != name] for group in names.values() if len(group) > 1 for name in group}
+    return _others(names)
+
+
+def tied_in(program: ExportedProgram) -> dict[str, list[str]]:
+    """`tied_names`, of a program whose model is not at hand."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in program.state_dict.items():
+        names.setdefault(id(tensor), []).append(name)
+    return _others(names)
+
+
+def _others(names: Mapping[int, list[str]]) -> dict[str, list[str]]:
+    groups = [group for group in names.values() if len(group) > 1]
+    return {name: [one for one in group if one != name] for group in groups for name in group}
 
 
 def _shared(model: nn.Module) -> set[int]:

@@ -6,11 +6,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from passes.model.files import replace_when_done
 from pipeline.errors import UserMistake
+from pipeline.torch_ir.output import written
 
 __all__ = ["IMAGES", "write_picture"]
 
+TEXTS = (".mmd", ".md", ".mermaid", ".txt")
 IMAGES = (".png", ".svg")
 SECONDS = 120
 
@@ -19,17 +20,15 @@ def write_picture(mermaid: str, path: Path) -> None:
     """Write `mermaid` to `path`, as its ending says.
 
     Raises:
-        UserMistake: an image is asked for and there is no `mmdc`, or it fails; or the file cannot be written.
+        UserMistake: an image is asked for and there is no `mmdc`, or it fails; another ending; a place that cannot be
+            written.
     """
-    try:
-        with replace_when_done(path) as temporary:
-            if path.suffix in IMAGES:
-                _draw(mermaid, temporary, path.suffix)
-            else:
-                text = f"```mermaid\n{mermaid}\n```\n" if path.suffix == ".md" else f"{mermaid}\n"
-                temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserMistake(f"{path} cannot be written: {error.strerror or error}") from error
+    with written(path, (*TEXTS, *IMAGES)) as temporary:
+        if path.suffix in IMAGES:
+            _draw(mermaid, temporary, path.suffix)
+        else:
+            text = f"```mermaid\n{mermaid}\n```\n" if path.suffix == ".md" else f"{mermaid}\n"
+            temporary.write_text(text, encoding="utf-8")
 
 
 def _draw(mermaid: str, path: Path, suffix: str) -> None:

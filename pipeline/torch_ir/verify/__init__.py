@@ -1,7 +1,8 @@
 """Does an IR compute what its model computes? Shares no code with extraction or with the planned runtime.
 
 original.py   the model's own answer, on copies            numbers.py   two tensors
-trees.py      two results, as trees                        localize.py  the first node that differs
+trees.py      two results, as trees                        localize.py  the first node that differs,
+                                                           in regions too, beside the model's own trace (traced.py)
 report.py     what came of it                              verify.py    all of it
 """
 

@@ -92,8 +92,12 @@ def _measured(left: torch.Tensor, right: torch.Tensor, allowed: Tolerance) -> Di
     if not error.numel():
         return Difference(True, 0.0, 0.0)
     over = int((error > allowed.atol + allowed.rtol * left[finite].abs()).sum())
-    why = f"{over} of {left.numel()} elements are over atol {allowed.atol:g} + rtol {allowed.rtol:g}" if over else ""
+    why = f"{over} of {left.numel()} elements differ by more than {_bound(allowed)}" if over else ""
     return Difference(not over, float(error.max()), float(error.mean()), why)
+
+
+def _bound(allowed: Tolerance) -> str:
+    return f"{allowed.atol:g} + {allowed.rtol:g} · |expected|" if allowed.rtol else f"{allowed.atol:g}"
 
 
 def _counts(left: torch.Tensor, right: torch.Tensor) -> str:

@@ -27,11 +27,21 @@ class Answer:
 
 
 def answer_of(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer:
-    """Run a deep copy of `model`, in the mode that it is in, on copies of the arguments."""
+    """Run a deep copy of `model`, in the mode that it is in, on copies of the arguments.
+
+    Raises:
+        ExecutionError: the model cannot be copied, or does not take the arguments itself.
+    """
     register_caches(model)
     own = copied_model(model)
-    with torch.no_grad(), same_randomness():
-        result = own(*copied(tuple(inputs)), **copied(dict(kwargs)))
+    try:
+        with torch.no_grad(), same_randomness():
+            result = own(*copied(tuple(inputs)), **copied(dict(kwargs)))
+    except Exception as error:  # of whatever the model does
+        raise ExecutionError(
+            f"{type(model).__name__} itself does not run on these inputs, so there is nothing to compare with: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     named = (*own.named_parameters(remove_duplicate=False), *own.named_buffers(remove_duplicate=False))
     return Answer(result, {name: tensor.detach() for name, tensor in named})
 
@@ -43,16 +53,35 @@ def copied_model(model: nn.Module) -> nn.Module:
         ExecutionError: something in it cannot be copied.
     """
     memo: dict[int, Any] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in (*model.parameters(), *model.buffers(), *_with_history(model)):
         fresh = tensor.detach().clone()
         memo[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
     try:
-        return copy.deepcopy(model, memo)
+        return copy.deepcopy(model, dict(memo))
     except Exception as error:  # of whatever the model holds
         raise ExecutionError(
-            f"{type(model).__name__} cannot be copied, and verification runs nothing but a copy: {error}; take out of "
-            "the model what cannot be copied (a generator, a tensor with a gradient's history)"
+            f"{type(model).__name__} cannot be copied, and verification runs nothing but a copy: "
+            f"{_culprit(model, memo) or error}; take it out of the model for the time of the verification"
         ) from error
+
+
+def _with_history(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Attributes that a gradient flows back from, such as weight_norm leaves: by itself torch does not copy them."""
+    for module in model.modules():
+        yield from (one for one in vars(module).values() if isinstance(one, torch.Tensor) and not one.is_leaf)
+
+
+def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:
+    """The first attribute that cannot be copied by itself, by its path."""
+    for path, module in model.named_modules():
+        for name, held in vars(module).items():
+            if name == "_modules":
+                continue
+            try:
+                copy.deepcopy(held, dict(memo))
+            except Exception as error:  # of whatever it is
+                return f"its attribute {f'{path}.{name}' if path else name!r}, a {type(held).__name__} ({error})"
+    return ""
 
 
 def copied(arguments: Any) -> Any:

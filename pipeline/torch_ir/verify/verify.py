@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,14 +88,16 @@ class IRVerifier:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Verdict:
         """See `verify_ir_with_state_dict`."""
-        inputs, kwargs = tuple(inputs), dict(kwargs or {})
+        inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)  # a tensor is an only argument
+        kwargs = dict(kwargs or {})
         answer = answer_of(model, inputs, kwargs)
         executor = self.executor(ir, weights, constants)
         try:
             with same_randomness():
                 outputs = executor.execute(copied(inputs), copied(kwargs))
-        except OnnxlineError as error:
-            report = VerificationReport(False, error_message=str(error))
+        except Exception as error:  # refused beforehand, or an operator of torch's on an IR that was edited
+            said = str(error) if isinstance(error, OnnxlineError) else f"the IR does not run: {error}"
+            report = VerificationReport(False, math.inf, math.inf, error_message=said)
         else:
             report = self._judged(
                 [*pairs(answer.result, ir.signature.outputs, outputs), *_stored(ir, answer, executor)]
@@ -108,13 +111,16 @@ class IRVerifier:
     def _judged(self, found: Sequence[Pair]) -> VerificationReport:
         details = [detail for index, pair in enumerate(found) if (detail := self._detail(index, pair)) is not None]
         wrong = [f"{one['path'] or 'the result'}: {one['reason']}" for one in details if not one["is_close"]]
+        both = [
+            pair for pair in found if isinstance(pair.expected, torch.Tensor) and isinstance(pair.found, torch.Tensor)
+        ]
         return VerificationReport(
             is_valid=not wrong,
             max_diff=max((one["max_diff"] for one in details), default=0.0),
             mean_diff=max((one["mean_diff"] for one in details), default=0.0),
-            num_outputs=sum(isinstance(pair.found, torch.Tensor) for pair in found),
+            num_outputs=len(both),
             output_details=details,
-            error_message="; ".join(wrong) or None,
+            error_message="\n".join(wrong) or None,
         )
 
     def _detail(self, index: int, pair: Pair) -> dict[str, Any] | None:

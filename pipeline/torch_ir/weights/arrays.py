@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from passes.model.files import replace_when_done
 from pipeline.errors import UserMistake
 from pipeline.export.arrays import VIEWS, to_numpy, to_torch
+from pipeline.torch_ir.output import written
 
-__all__ = ["read_arrays", "write_arrays"]
+__all__ = ["ENDINGS", "read_arrays", "write_arrays"]
 
-ENDINGS = ".npz or .safetensors"
+ENDINGS = (".npz", ".safetensors")
 
 
 def read_arrays(path: Path) -> dict[str, torch.Tensor]:
     """Name → tensor. Nothing is unpickled.
 
     Raises:
-        UserMistake: there is no such file, or it is none of the two.
+        UserMistake: there is no such file, it is none of the two, or it is damaged.
     """
+    if path.suffix not in ENDINGS:
+        raise UserMistake(f"{path}: expected {' or '.join(ENDINGS)}")
+    if not path.is_file():
+        raise UserMistake(f"{path} cannot be read: there is no such file")
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
-                return {name: to_torch(archive[name]) for name in archive.files}
+        return _from_safetensors(path) if path.suffix == ".safetensors" else _from_npz(path)
+    except UserMistake:
+        raise
     except Exception as error:  # of the two libraries, or the file system's
         raise UserMistake(f"{path} cannot be read: {error}") from error
-    raise UserMistake(f"{path}: expected {ENDINGS}")
 
 
 def write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -47,16 +47,31 @@ def write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         raise UserMistake(
             f"{path}: numpy has no {str(tensors[foreign[0]].dtype)[6:]} ({foreign[0]!r}); use .safetensors"
         )
-    if path.suffix not in (".npz", ".safetensors"):
-        raise UserMistake(f"{path}: expected {ENDINGS}")
-    try:
-        with replace_when_done(path) as temporary:
-            if path.suffix == ".npz":
-                with temporary.open("wb") as file:
-                    np.savez(file, **{name: to_numpy(tensor) for name, tensor in tensors.items()})  # type: ignore[arg-type]
-            else:
-                from safetensors.torch import save_file
+    with written(path, ENDINGS) as temporary:
+        if path.suffix == ".npz":
+            with temporary.open("wb") as file:
+                np.savez(file, **{name: to_numpy(tensor) for name, tensor in tensors.items()})  # type: ignore[arg-type]
+        else:
+            from safetensors.torch import save_file
 
-                save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, temporary)
-    except OSError as error:
-        raise UserMistake(f"{path} cannot be written: {error.strerror or error}") from error
+            save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, temporary)
+
+
+def _from_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def _from_npz(path: Path) -> dict[str, torch.Tensor]:
+    if not zipfile.is_zipfile(path):  # numpy would ask whether to unpickle it
+        raise UserMistake(f"{path} is no whole .npz file; write it with numpy.savez(path, name=array)")
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: _tensor(path, name, archive) for name in archive.files}
+
+
+def _tensor(path: Path, name: str, archive: Mapping[str, np.ndarray]) -> torch.Tensor:
+    try:
+        return to_torch(archive[name])
+    except (TypeError, ValueError) as error:  # strings and objects
+        raise UserMistake(f"{path}: the array {name!r} holds no numbers: {error}") from error

@@ -9,10 +9,12 @@ import torch
 
 from pipeline.ir import Graph, Role, Value
 from pipeline.runtime.dtypes import torch_dtype
+from pipeline.torch_ir.dense import not_dense
+from pipeline.torch_ir.document.constants import raw_bytes, settled
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of, stored
 
-__all__ = ["Bound", "absent", "bind_stored", "misfit"]
+__all__ = ["Bound", "absent", "bind_stored", "misfit", "sized"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -21,17 +23,19 @@ Tensors = Mapping[str, torch.Tensor]
 class Bound:
     """Weights by the names of their values in the graph, and what is wrong, a line each.
 
-    `missing` are lines in pytorch-ir's words; `wrong` speak of shapes and dtypes; `hint` may say why many are missing.
+    `missing` are lines in pytorch-ir's words; `wrong` speak of shapes and dtypes; `hints` may say why some are missing.
+    `unloaded` is whether weights are among these, which a checkpoint would have.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    hint: str = ""
+    hints: tuple[str, ...] = ()
+    unloaded: bool = False
 
     @property
     def problems(self) -> list[str]:
-        return [*self.missing, *self.wrong, *([self.hint] if self.hint else [])]
+        return [*self.missing, *self.wrong, *self.hints]
 
 
 def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
@@ -52,10 +56,14 @@ def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
             lacking.append(value)
         elif tensor is not None:
             bound.tensors[value.name] = tensor
-            bound.wrong.extend(misfit(f"{_kind(value)} {key_of(graph, value)!r}", tensor, value, value.spec.shape))
+            wrong = [*misfit(f"{_kind(value)} {key_of(graph, value)!r}", tensor, value, value.spec.shape)]
+            bound.wrong.extend(wrong or _other_twins(names, weights))
     bound.wrong.extend(_unknown(graph, constants))
     bound.missing.extend(absent(graph, value) for value in lacking)
-    return Bound(bound.tensors, bound.missing, bound.wrong, _hint([key_of(graph, value) for value in lacking], weights))
+    keys = {key_of(graph, value): _kind(value) for value in lacking}
+    hints = (_prefix(list(keys), weights), _unsaved([key for key in keys if key in ir.unsaved]))
+    unloaded = any(kind == "weight" and key not in ir.unsaved for key, kind in keys.items())
+    return Bound(bound.tensors, bound.missing, bound.wrong, tuple(filter(None, hints)), unloaded)
 
 
 def absent(graph: Graph, value: Value) -> str:
@@ -67,17 +75,24 @@ def absent(graph: Graph, value: Value) -> str:
 def misfit(what: str, tensor: object, value: Value, shape: Sequence[int | str]) -> Iterator[str]:
     """How `tensor` differs from what the graph declares for `value`; a size that is still a name fits any."""
     if not isinstance(tensor, torch.Tensor):
-        yield f"{what}: found a {type(tensor).__name__}, expected a tensor"
+        yield f"{what}: found {'None' if tensor is None else _a(type(tensor).__name__)}, expected a tensor"
+        return
+    if other := not_dense(tensor):
+        yield f"{what}: found {other}"
         return
     dtype = str(tensor.dtype).removeprefix("torch.")
-    sizes = len(shape) == tensor.dim() and all(
-        isinstance(size, str) or size == found for size, found in zip(shape, tensor.shape, strict=True)
-    )
-    if not sizes or dtype != value.spec.dtype:
+    if not sized(tensor, shape) or dtype != value.spec.dtype:
         expected = f"{value.spec.dtype}[{', '.join(map(str, value.spec.shape))}]"
         yield f"{what}: found {dtype}{list(tensor.shape)}, expected {expected}"
     elif tensor.is_meta:
         yield f"{what}: found a tensor on meta, which holds no values; expected one with values"
+
+
+def sized(tensor: torch.Tensor, shape: Sequence[int | str]) -> bool:
+    """Whether `tensor` has this shape, where a size that is still a name fits any."""
+    return len(shape) == tensor.dim() and all(
+        isinstance(size, str) or size == found for size, found in zip(shape, tensor.shape, strict=True)
+    )
 
 
 def _first(names: Sequence[str], places: Sequence[Tensors]) -> torch.Tensor | None:
@@ -100,7 +115,44 @@ def _unknown(graph: Graph, constants: Tensors) -> Iterator[str]:
             yield f"constant {name!r}: the IR has no such constant, buffer or weight"
 
 
-def _hint(missing: Sequence[str], weights: Tensors) -> str:
+def _other_twins(names: Sequence[str], weights: Tensors) -> Iterator[str]:
+    """A weight under two names is one tensor in the model: which of two different ones it is, nobody can say."""
+    first, *others = [name for name in names if name in weights] or [""]
+    for other in others:
+        if not _same(weights[first], weights[other]):
+            yield (
+                f"weight {first!r}: the model has it as {other!r} too, and the two tensors in the weights differ; "
+                "remove the one that is not meant"
+            )
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Bit for bit; one on meta says nothing."""
+    if left is right or right.is_meta:
+        return True
+    if not_dense(right) or left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    if left.device == right.device and left.data_ptr() == right.data_ptr() and left.stride() == right.stride():
+        return True
+    return torch.equal(raw_bytes(settled(left)), raw_bytes(settled(right)))
+
+
+def _unsaved(missing: Sequence[str]) -> str:
+    if not missing:
+        return ""
+    names = ", ".join(map(repr, missing))
+    what = "is a non-persistent buffer" if len(missing) == 1 else "are non-persistent buffers"
+    return (
+        f"{names} {what}: no checkpoint has such values, and the IR has none either, since the model was on meta; "
+        f"give them by name, as in constants={{{missing[0]!r}: tensor}}"
+    )
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def _prefix(missing: Sequence[str], weights: Tensors) -> str:
     """Said where all that is missing is there under a common prefix, or without one: nothing is renamed by guessing."""
     if not missing:
         return ""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-__all__ = ["every_module", "every_tensor"]
+__all__ = ["every_module", "every_path", "every_tensor"]
 
 
 def every_module(model: nn.Module) -> Iterator[nn.Module]:
@@ -18,6 +18,17 @@ def every_module(model: nn.Module) -> Iterator[nn.Module]:
         yield module
         if module._modules:
             pending += [child for child in module._modules.values() if child is not None]
+
+
+def every_path(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """(path, module) of every place, in no order that counts."""
+    pending = [("", model)]
+    while pending:
+        path, module = pending.pop()
+        yield path, module
+        for name, child in module._modules.items():
+            if child is not None:
+                pending.append((f"{path}.{name}" if path else name, child))
 
 
 def every_tensor(model: nn.Module) -> Iterator[torch.Tensor]:
