@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pipeline.ir.graph import Graph, Role, Value
 from pipeline.lowering import VIEWS, KernelCall, Kind, Layout, unpack
+from pipeline.planning.given import first_layout
 from pipeline.planning.lifetime import Lifetime
 
 __all__ = ["EXTERNAL", "Sharing", "decide_aliases", "storage_classes"]
@@ -23,7 +24,7 @@ EXTERNAL = frozenset({Role.INPUT, Role.PARAM, Role.STATE, Role.CONST})
 class Sharing:
     """Who lies in whose storage: `alias` is {out_vid: in_vid}, `layouts` says where, counted from the class's root.
 
-    Values that lie row after row from the first element on have no layout.
+    Values that lie row after row from the first element on have no layout. A root has one only if it is given.
     """
 
     alias: Mapping[int, int]
@@ -42,7 +43,8 @@ def decide_aliases(graph: Graph, calls: Sequence[KernelCall], lives: Mapping[int
         for out, (source, layout) in (_views(call, classes) or _in_place(call, index, classes, lives)).items():
             alias[out] = source
             classes.join(out, source, layout)
-    return Sharing(alias, {vid: classes.layouts[vid] for vid in alias if not _is_plain(classes.layouts[vid])})
+    placed = [*alias, *(value.vid for value in graph.values if value.producer is None)]
+    return Sharing(alias, {vid: classes.layouts[vid] for vid in placed if not _is_plain(classes.layouts[vid])})
 
 
 def storage_classes(alias: Mapping[int, int], vids: Sequence[int]) -> dict[int, list[int]]:
@@ -61,7 +63,7 @@ class _Classes:
 
     def __init__(self, values: Sequence[Value]) -> None:
         self.values = values
-        self.layouts = [Layout.contiguous(value.spec.sizes) for value in values]
+        self.layouts = [first_layout(value) for value in values]
         self._root = list(range(len(values)))
         self._members = [[vid] for vid in range(len(values))]
 

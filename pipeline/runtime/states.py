@@ -10,6 +10,7 @@ from pipeline.errors import UserMistake
 from pipeline.ir.graph import Role
 from pipeline.planning import ExecutionPlan, FeedEntry
 from pipeline.runtime.dtypes import torch_dtype
+from pipeline.runtime.memory import room
 from pipeline.runtime.slots import Feed, bind_feed
 
 __all__ = ["States"]
@@ -22,7 +23,9 @@ class States:
         self._plan = plan
         self._initial = {vid: tensor for vid, tensor in initial.items() if vid in plan.updates}
         slots = [plan.slots[vid] for vid in plan.updates if plan.slots[vid].role is Role.STATE]
-        self.tensors = {slot.vid: torch.empty(slot.spec.sizes, dtype=torch_dtype(slot.spec.dtype)) for slot in slots}
+        self.tensors = {
+            slot.vid: room(slot.spec.sizes, plan.strides(slot.vid), torch_dtype(slot.spec.dtype)) for slot in slots
+        }
         self._vids = {slot.name: slot.vid for slot in slots}
         self._missing: set[str] = set()
         self.reset()
@@ -43,7 +46,11 @@ class States:
         Raises:
             UserMistake: no such state, or another shape or dtype.
         """
-        wanted = tuple(FeedEntry(name, self._plan.slots[vid].spec) for name, vid in self._vids.items() if name in given)
+        wanted = tuple(
+            FeedEntry(name, self._plan.slots[vid].spec, self._plan.strides(vid))
+            for name, vid in self._vids.items()
+            if name in given
+        )
         for entry, tensor in zip(wanted, bind_feed(wanted, given), strict=True):
             self.tensors[self._vids[entry.name]].copy_(tensor)
             self._missing.discard(entry.name)
