@@ -44,7 +44,11 @@ class CompiledProgram:
         return self.executor.run_updating(feed)
 
     def states(self) -> dict[str, torch.Tensor]:
-        """Copies of the states that runs change, by name, as they are now."""
+        """Copies of the states that runs change, by name, as they are now.
+
+        Raises:
+            UserMistake: a run failed while it wrote to some; see `pipeline.runtime.states`.
+        """
         return self.executor.states.values()
 
     def give_states(self, states: Feed) -> None:

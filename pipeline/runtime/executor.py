@@ -89,6 +89,8 @@ class Executor:
             [at for at in range(len(self._steps)) if at not in late],
         )
         self._proved = False
+        self._reached = 0
+        """Steps of the last run that began, and so may have written."""
 
     def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
         """Outputs by name for inputs by name.
@@ -124,6 +126,7 @@ class Executor:
         given = dict(zip(_fed_vids(self.plan), bind_feed(self.plan.feed_signature, rest), strict=True))
         self.states.give(states)
         self.states.refuse_missing()
+        self._reached = 0
         try:
             with torch.no_grad():
                 self._bind_weights({vid: given[vid] for vid in self._weights.vids})
@@ -134,6 +137,9 @@ class Executor:
                 outputs = {self.plan.slots[vid].name: self._leaving(vid, copy=copy) for vid in wanted}
                 self.states.advance(self._slots)
                 return outputs
+        except BaseException:
+            self.states.lose(self._written_states())
+            raise
         finally:
             self._let_go()
 
@@ -143,7 +149,7 @@ class Executor:
         return _copy(self._slots[vid]) if copy else self._slots[vid]
 
     def _launch(self) -> None:
-        at, launches = 0, self._launches
+        at, launches = -1, self._launches
         try:
             # Nothing is made here that outlives the loop, so no inference tensor reaches the caller.
             with torch.inference_mode():
@@ -151,6 +157,13 @@ class Executor:
                     launches[at]()
         except LAUNCH_ERRORS as error:
             raise self._failure(self._steps[at], error) from error
+        finally:
+            self._reached = at + 1
+
+    def _written_states(self) -> set[int]:
+        """The states on which a step of the last run wrote, or began to write."""
+        begun = [self.plan.root(vid) for step in self._steps[: self._reached] for vid in step.call.out_vids]
+        return {root for root in begun if root in self.states.tensors}
 
     def _bind(self, aliases: Iterable[int], steps: Iterable[int]) -> None:
         """Views of slots that are bound, then the launches of steps whose operands all are."""

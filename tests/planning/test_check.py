@@ -316,3 +316,26 @@ def test_a_given_tensor_in_another_order_is_caught(traced: tuple[int, ...], wron
     assert [found for found in violations(bad) if f"input 'x' lies with strides {wrong}" in found]
     fed_otherwise = replace(plan, feed_signature=(entry,))
     assert [found for found in violations(fed_otherwise) if "'x' is fed with strides" in found]
+
+
+def counted(*, late: bool = False, shown: bool = False, updated: bool = True) -> ExecutionPlan:
+    """new = Add(state, x); y = Neg(new), or of the old state (`late`), and perhaps the new value as an output."""
+    builder = Builder("counted", EMITTERS)
+    x, state = builder.input("x", F32), builder.state("s", F32)
+    (new,) = builder.emit("Add", [state, x], [("new", F32)])
+    outputs = builder.emit("Neg", [state if late else new], [("y", F32)])
+    graph = builder.build([*outputs, *([new] if shown else [])])
+    return planned(replace(graph, updates={state: new} if updated else {}))
+
+
+def test_a_state_is_written_where_it_lies_only_if_nobody_sees_that() -> None:
+    plan = counted()
+    state, new = 1, 2
+    assert (violations(plan), plan.root(new)) == ([], state)
+    for other, message in (
+        (counted(late=True), "call 1 Neg reads 's' (vid 1, state), which is overwritten by call 0"),
+        (counted(shown=True), "output 'new' (vid 2, output) shares the storage of 's' (vid 1, state)"),
+        (counted(updated=False), "call 0 Add writes over 's' (vid 1, state), which is not the plan's to change"),
+    ):
+        assert (violations(other), other.root(new)) == ([], new)
+        assert message in violations(replace(other, alias={**other.alias, new: state}, offsets=without(other, new)))
