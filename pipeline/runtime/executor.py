@@ -9,9 +9,9 @@ import torch
 
 from pipeline.errors import InternalError, OnnxlineError, UserMistake
 from pipeline.ir.graph import Payload
-from pipeline.lowering import KernelCall, Kind, unpack
+from pipeline.lowering import KernelCall, Kind, Layout, unpack
 from pipeline.planning import ExecutionPlan
-from pipeline.runtime.kernels import KERNELS, Attrs, Kernel, Launch
+from pipeline.runtime.kernels import KERNELS, Attrs, Bind, Launch, prepared
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
 from pipeline.runtime.slots import Feed, bind_arena, bind_feed, bind_weights, refuse_foreign_devices
 from pipeline.runtime.states import States
@@ -26,9 +26,18 @@ class Step:
     """One call that has something to do: its kernel with decoded attributes. Bound to slots it becomes a launch."""
 
     index: int
-    kernel: Kernel
+    bind: Bind
     call: KernelCall
     attrs: Attrs
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An alias, and where it lies in the storage of the value that owns it."""
+
+    vid: int
+    root: int
+    layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,7 @@ class Fed:
     """What hangs on some tensors of the feed, and is bound anew when they are others."""
 
     vids: tuple[int, ...]
-    aliases: tuple[int, ...]
+    views: tuple[View, ...]
     """Views of them, in the order of the calls."""
     steps: tuple[int, ...]
     """Positions in `Executor._steps` that read them or those views."""
@@ -85,7 +94,7 @@ class Executor:
         """Addresses of the weights of the last feed."""
         late = {*self._inputs.steps, *self._weights.steps}
         self._bind(
-            [vid for vid in _aliases(plan) if plan.root(vid) not in inputs | weights],
+            [view for view in _views(plan) if view.root not in inputs | weights],
             [at for at in range(len(self._steps)) if at not in late],
         )
         self._proved = False
@@ -131,7 +140,7 @@ class Executor:
             with torch.no_grad():
                 self._bind_weights({vid: given[vid] for vid in self._weights.vids})
                 self._fill({vid: given[vid] for vid in self._inputs.vids})
-                self._bind(self._inputs.aliases, self._inputs.steps)
+                self._bind(self._inputs.views, self._inputs.steps)
                 self._launch()
                 self._prove_shapes()
                 outputs = {self.plan.slots[vid].name: self._leaving(vid, copy=copy) for vid in wanted}
@@ -165,17 +174,17 @@ class Executor:
         begun = [self.plan.root(vid) for step in self._steps[: self._reached] for vid in step.call.out_vids]
         return {root for root in begun if root in self.states.tensors}
 
-    def _bind(self, aliases: Iterable[int], steps: Iterable[int]) -> None:
+    def _bind(self, views: Iterable[View], steps: Iterable[int]) -> None:
         """Views of slots that are bound, then the launches of steps whose operands all are."""
-        plan, slots = self.plan, self._slots
-        for vid in aliases:
-            root, layout = slots[plan.root(vid)], plan.layout(vid)
-            slots[vid] = root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
+        slots = self._slots
+        for view in views:
+            root, layout = slots[view.root], view.layout
+            slots[view.vid] = root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
         for at in steps:
             step = self._steps[at]
             ins, outs = ([slots[vid] for vid in vids] for vids in (step.call.in_vids, step.call.out_vids))
             try:
-                self._launches[at] = step.kernel(ins, outs, step.attrs)
+                self._launches[at] = step.bind(ins, outs)
             except LAUNCH_ERRORS as error:
                 raise self._failure(step, error) from error
 
@@ -186,12 +195,12 @@ class Executor:
             return
         self._at = []
         self._fill(given)
-        self._bind(self._weights.aliases, self._weights.steps)
+        self._bind(self._weights.views, self._weights.steps)
         self._at = addresses
 
     def _let_go(self) -> None:
         """Of the caller's inputs, and of all that was bound to them."""
-        self._fill(dict.fromkeys((*self._inputs.vids, *self._inputs.aliases), torch.empty(0)))
+        self._fill(dict.fromkeys((*self._inputs.vids, *(view.vid for view in self._inputs.views)), torch.empty(0)))
         for at in self._inputs.steps:
             self._launches[at] = _unbound
 
@@ -200,7 +209,7 @@ class Executor:
         steps = [at for at, step in enumerate(self._steps) if any(root(vid) in vids for vid in step.call.in_vids)]
         return Fed(
             tuple(sorted(vids)),
-            tuple(vid for vid in _aliases(self.plan) if root(vid) in vids),
+            tuple(view for view in _views(self.plan) if view.root in vids),
             tuple(at for at in steps if at not in set(but)),
         )
 
@@ -224,13 +233,12 @@ class Executor:
 
     def _step(self, index: int) -> Step:
         call = self.plan.calls[index]
-        kernel = KERNELS.get(Kind(call.kind_id)) if call.kind_id in Kind.__members__.values() else None
-        if kernel is None:
+        kind = Kind(call.kind_id) if call.kind_id in Kind.__members__.values() else None
+        if kind is None or kind not in KERNELS:
             raise InternalError(f"call {index} has kind_id {call.kind_id}, for which this runtime has no kernel")
         attrs = unpack(call.attr_schema, call.attr_blob)
-        return Step(
-            index, kernel, call, {**attrs, "functional": self._functional, "bodies": self._bodies.get(index, ())}
-        )
+        attrs |= {"functional": self._functional, "bodies": self._bodies.get(index, ())}
+        return Step(index, prepared(kind, attrs), call, attrs)
 
     def _fill(self, bound: Mapping[int, torch.Tensor]) -> None:
         for vid, tensor in bound.items():
@@ -246,9 +254,10 @@ class Executor:
         return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}"
 
 
-def _aliases(plan: ExecutionPlan) -> list[int]:
+def _views(plan: ExecutionPlan) -> list[View]:
     """The aliases, those of one root in the order of the calls."""
-    return [vid for call in plan.calls for vid in call.out_vids if vid in plan.alias]
+    vids = [vid for call in plan.calls for vid in call.out_vids if vid in plan.alias]
+    return [View(vid, plan.root(vid), plan.layout(vid)) for vid in vids]
 
 
 def _fed_vids(plan: ExecutionPlan) -> list[int]:
