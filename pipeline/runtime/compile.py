@@ -39,9 +39,9 @@ class CompiledProgram:
         """
         return self.executor.run(feed, copy=copy)
 
-    def run_updating(self, feed: Feed) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def run_updating(self, feed: Feed, *, copy: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Outputs as `run` gives them, and {updated input: its value after the run}; the caller's tensors stay."""
-        return self.executor.run_updating(feed)
+        return self.executor.run_updating(feed, copy=copy)
 
     def states(self) -> dict[str, torch.Tensor]:
         """Copies of the states that runs change, by name, as they are now.
