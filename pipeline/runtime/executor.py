@@ -70,7 +70,8 @@ class Executor:
         self._steps = [self._step(index) for index, call in enumerate(plan.calls) if not _is_free(plan, call)]
         self._launches: list[Launch] = [_unbound] * len(self._steps)
         inputs = set(plan.inputs)
-        weights = set(_fed_vids(plan)) - inputs
+        self._signature = _fed_vids(plan)
+        weights = set(self._signature) - inputs
         calls = [step.call for step in self._steps]
         self._inputs = late(plan, calls, inputs)
         self._large = late(plan, calls, handed_over(plan), self._inputs.steps)
@@ -120,7 +121,7 @@ class Executor:
     def _run(self, feed: Feed, wanted: Sequence[int], *, copy: bool) -> dict[str, torch.Tensor]:
         states = {name: tensor for name, tensor in feed.items() if name in self.states.names}
         rest = {name: tensor for name, tensor in feed.items() if name not in states}
-        given = dict(zip(_fed_vids(self.plan), bind_feed(self.plan.feed_signature, rest), strict=True))
+        given = dict(zip(self._signature, bind_feed(self.plan.feed_signature, rest), strict=True))
         self.states.give(states)
         self.states.refuse_missing()
         self._reached = 0
