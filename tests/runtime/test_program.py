@@ -254,7 +254,7 @@ def test_a_large_output_is_made_where_the_caller_has_it() -> None:
     x, w = builder.input("x", spec), builder.param("w", spec)
     (t,) = builder.emit("Neg", [w], [("t", spec)])
     (y,) = builder.emit("Add", [t, x], [("y", spec)])
-    (z,) = builder.emit("Mul", [t, t], [("z", spec)])
+    (z,) = builder.emit("Mul", [w, w], [("z", spec)])
     (s,) = builder.emit("ReduceSum", [y], [("s", TensorSpec((2, 1), "float32"))], {"axes": (1,), "keepdims": True})
     program = compile_graph(builder.build([y, z, s]))
     feeds = [{"x": torch.full(spec.sizes, float(at)), "w": torch.full(spec.sizes, at + 1.0)} for at in range(4)]
