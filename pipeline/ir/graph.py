@@ -46,7 +46,8 @@ class Value:
     users: tuple[int, ...] = ()
     """Indices in `Graph.ops` of the ops that read it, ascending, each once."""
     strides: tuple[Dim, ...] | None = None
-    """In elements, as the source had it; None where that was contiguous or not said. A plan is free to differ."""
+    """In elements, as the source had it; None where that was contiguous or not said. A plan keeps those of what it is
+    given, and is free to differ in what it makes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from pipeline.errors import Unsupported
 from pipeline.ir.builder import Emitter
-from pipeline.ir.graph import Graph, Op
+from pipeline.ir.graph import Graph, KernelSpec, Op
+from pipeline.lowering.aten import AS_STRIDED, as_view
 from pipeline.lowering.emitters import EMITTERS, emitter_of
+from pipeline.lowering.kinds import Kind
 
 __all__ = ["with_kernels"]
 
@@ -16,14 +19,19 @@ def with_kernels(graph: Graph, emitters: Mapping[str, Emitter] = EMITTERS) -> Gr
     """A graph whose ops all have the kernel that their emitter gives; the same graph if nothing is missing.
 
     Ops of a kind that no emitter knows stay without one, for `lower` to list.
+
+    Raises:
+        Unsupported: an op reads memory, and not only elements, where a plan lays it out otherwise than the trace.
     """
     if all(op.kernel is not None or emitter_of(op.kind, emitters) is None for op in graph.ops):
         return graph
 
     def fixed(op: Op) -> Op:
         emitter = emitter_of(op.kind, emitters)
-        if op.kernel is not None or emitter is None or _reads_storage(graph, op):
+        if op.kernel is not None or emitter is None:
             return op
+        if _reads_storage(graph, op):
+            raise Unsupported(_unseen(graph, op))
         inputs = [graph.values[vid].spec for vid in op.inputs]
         outputs = [graph.values[vid].spec for vid in op.outputs]
         return replace(op, kernel=emitter(op.attrs, inputs, outputs))
@@ -33,14 +41,37 @@ def with_kernels(graph: Graph, emitters: Mapping[str, Emitter] = EMITTERS) -> Gr
 
 def _reads_storage(graph: Graph, op: Op) -> bool:
     """An `as_strided` of a value that did not begin its storage, row after row: a plan lays it out otherwise."""
-    if op.kind != "aten.as_strided.default":
+    if op.kind != AS_STRIDED:
         return False
+    while True:
+        value = graph.values[op.inputs[0]]
+        if value.strides is not None or value.producer is None:
+            return value.strides is not None
+        op = graph.ops[value.producer]
+        view = _view(graph, op)
+        if view is None or op.kind in COPIES:
+            return False
+        if Kind(view.kind_id) in CUTS:
+            return True
+
+
+def _unseen(graph: Graph, op: Op) -> str:
     source = graph.values[op.inputs[0]]
-    maker = "" if source.producer is None else graph.ops[source.producer].kind
-    return source.strides is not None or maker in CUTS
+    lay = "began within another tensor" if source.strides is None else f"had the strides {list(source.strides)}"
+    return (
+        f"op {op.name!r}, {op.kind}, counts through the memory of {source.name!r}, which {lay} in the trace; a plan "
+        "holds elements, and neither gaps nor neighbours: use slices in its place, or run "
+        "the graph by the plain reference"
+    )
 
 
-CUTS = frozenset(
-    {"aten.slice.Tensor", "aten.select.int", "aten.narrow.default", "aten.split.Tensor", "aten.unbind.int"}
-)
+def _view(graph: Graph, op: Op) -> KernelSpec | None:
+    inputs, outputs = ([graph.values[vid].spec for vid in vids] for vids in (op.inputs, op.outputs))
+    return as_view(op.kind, op.attrs, inputs, outputs)
+
+
+COPIES = frozenset({"aten.clone.default", "aten._to_copy.default", "aten.lift_fresh_copy.default"})
+"""Views to a plan, and the beginning of a storage in torch."""
+
+CUTS = frozenset({Kind.Slice, Kind.Select, Kind.Split, Kind.Unbind, Kind.Diagonal, Kind.Unfold})
 """Views that may begin in the midst of a storage."""

@@ -42,6 +42,16 @@ class Layout:
         pairs = zip(self.sizes, self.strides, _dense(self.sizes), strict=True)
         return not self.numel or all(size == 1 or own == dense for size, own, dense in pairs)
 
+    @property
+    def is_distinct(self) -> bool:
+        """Whether each element has a place of its own: every stride leads past all that smaller ones reach."""
+        reach = 0
+        for stride, size in sorted(zip(self.strides, self.sizes, strict=True)):
+            if size > 1 and stride <= reach:
+                return not self.numel
+            reach += stride * (size - 1)
+        return True
+
     def permuted(self, perm: Sequence[int]) -> Layout:
         """Axis `at` of the result is axis `perm[at]`."""
         return replace(

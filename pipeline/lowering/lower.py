@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.graph import Graph, KernelSpec, Op, Plain
-from pipeline.lowering.aten import POINTWISE
+from pipeline.lowering.aten import POINTWISE, changed_in_place
 from pipeline.lowering.emitters import INPLACE, VIEWS
 from pipeline.lowering.kinds import Kind
 
@@ -68,7 +68,8 @@ def _call(op: Op, kernel: KernelSpec) -> KernelCall:
 
 def _inplace(op: Op) -> tuple[int, ...]:
     """What the kernel allows; an op may ask for less (`inplace: ()` for never), but not for more."""
-    allowed = tuple(range(len(op.inputs))) if op.kind in POINTWISE else INPLACE.get(op.kind, ())
+    anywhere = tuple(range(len(op.inputs))) if op.kind in POINTWISE else ()
+    allowed = anywhere or INPLACE.get(op.kind) or changed_in_place(op)
     asked = op.constraints.get("inplace", allowed)
     asked = asked if isinstance(asked, tuple) else (asked,)
     beyond = [index for index in asked if index not in allowed]

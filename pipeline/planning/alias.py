@@ -11,19 +11,21 @@ from dataclasses import dataclass
 
 from pipeline.ir.graph import Graph, Role, Value
 from pipeline.lowering import VIEWS, KernelCall, Kind, Layout, unpack
+from pipeline.planning.given import first_layout
 from pipeline.planning.lifetime import Lifetime
 
 __all__ = ["EXTERNAL", "Sharing", "decide_aliases", "storage_classes"]
 
 EXTERNAL = frozenset({Role.INPUT, Role.PARAM, Role.STATE, Role.CONST})
-"""Roles whose storage belongs to the caller or to the model file: read, never written."""
+"""Roles whose storage belongs to the caller or to the model file: read, never written. States that runs change are
+the program's own, and are written where their old value is not needed any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
     """Who lies in whose storage: `alias` is {out_vid: in_vid}, `layouts` says where, counted from the class's root.
 
-    Values that lie row after row from the first element on have no layout.
+    Values that lie row after row from the first element on have no layout. A root has one only if it is given.
     """
 
     alias: Mapping[int, int]
@@ -37,12 +39,13 @@ def decide_aliases(graph: Graph, calls: Sequence[KernelCall], lives: Mapping[int
     joined it later would be a view of a member, and that member would still be alive.
     """
     alias: dict[int, int] = {}
-    classes = _Classes(graph.values)
+    classes = _Classes(graph)
     for index, call in enumerate(calls):
         for out, (source, layout) in (_views(call, classes) or _in_place(call, index, classes, lives)).items():
             alias[out] = source
             classes.join(out, source, layout)
-    return Sharing(alias, {vid: classes.layouts[vid] for vid in alias if not _is_plain(classes.layouts[vid])})
+    placed = [*alias, *(value.vid for value in graph.values if value.producer is None)]
+    return Sharing(alias, {vid: classes.layouts[vid] for vid in placed if not _is_plain(classes.layouts[vid])})
 
 
 def storage_classes(alias: Mapping[int, int], vids: Sequence[int]) -> dict[int, list[int]]:
@@ -59,11 +62,12 @@ def storage_classes(alias: Mapping[int, int], vids: Sequence[int]) -> dict[int, 
 class _Classes:
     """The storage classes so far, and where each value lies in the storage of its class."""
 
-    def __init__(self, values: Sequence[Value]) -> None:
-        self.values = values
-        self.layouts = [Layout.contiguous(value.spec.sizes) for value in values]
-        self._root = list(range(len(values)))
-        self._members = [[vid] for vid in range(len(values))]
+    def __init__(self, graph: Graph) -> None:
+        self.values = graph.values
+        self.layouts = [first_layout(value) for value in graph.values]
+        self._root = list(range(len(graph.values)))
+        self._members = [[vid] for vid in range(len(graph.values))]
+        self._changed = {vid for vid in graph.updates if graph.values[vid].role is Role.STATE}
 
     def join(self, vid: int, source: int, layout: Layout) -> None:
         self.layouts[vid] = layout
@@ -75,6 +79,13 @@ class _Classes:
 
     def members(self, vid: int) -> list[int]:
         return self._members[self._root[vid]]
+
+    def may_hold(self, vid: int, out: Value) -> bool:
+        """Whether `out` may be written where `vid` lies: in the arena, or on a state, which no output may share."""
+        root = self._root[vid]
+        if root in self._changed:
+            return out.role is not Role.OUTPUT
+        return self.values[root].role not in EXTERNAL
 
 
 def _views(call: KernelCall, classes: _Classes) -> dict[int, tuple[int, Layout]]:
@@ -116,12 +127,12 @@ def _may_overwrite(call: KernelCall, source: int, index: int, classes: _Classes,
     values = classes.values
     if values[source].spec != values[call.out_vids[0]].spec:
         return False
-    if values[classes.root(source)].role in EXTERNAL:
+    if not classes.may_hold(source, values[call.out_vids[0]]):
         return False
     # Kernels write rows one after the other; in an expanded operand one write would hit many elements.
     if not classes.layouts[source].is_contiguous:
         return False
-    # Graph outputs are alive to the end, so this also keeps every result off their storage.
+    # Graph outputs and new values of states are alive to the end, so this also keeps every result off their storage.
     if any(lives[vid].last > index for vid in classes.members(source)):
         return False
     # Mul(x, x) would be safe and ScatterND(x, i, x) is not: one operand on the storage is the rule for both.

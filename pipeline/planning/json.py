@@ -31,6 +31,7 @@ def to_json(plan: ExecutionPlan) -> dict[str, Any]:
                 "shape": list(entry.spec.shape),
                 "dtype": entry.spec.dtype,
                 "device": entry.spec.device,
+                **({} if entry.strides is None else {"strides": list(entry.strides)}),
             }
             for entry in plan.feed_signature
         ],

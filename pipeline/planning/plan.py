@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from pipeline.errors import InternalError, UserMistake
-from pipeline.ir.graph import Graph, Role
+from pipeline.ir.graph import Graph, Role, Value
 from pipeline.ir.spec import TensorSpec
 from pipeline.lowering import KernelCall, Layout, lower, with_kernels
 from pipeline.planning.alias import EXTERNAL, decide_aliases, storage_classes
 from pipeline.planning.arena import Block, assign_offsets, live_peak
+from pipeline.planning.given import traced_strides
 from pipeline.planning.lifetime import Lifetime, lifetimes
 
 __all__ = ["ExecutionPlan", "FeedEntry", "FeedSignature", "Slot", "make_plan"]
@@ -25,6 +26,8 @@ class Slot:
     name: str
     spec: TensorSpec
     role: Role
+    strides: tuple[int, ...] | None = None
+    """In elements, as the trace had it, of a value that is given; None where that was contiguous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,8 @@ class FeedEntry:
 
     name: str
     spec: TensorSpec
+    strides: tuple[int, ...] | None = None
+    """How it lies while the plan runs, None for row after row; one that comes in another order is copied into it."""
 
 
 FeedSignature = tuple[FeedEntry, ...]
@@ -57,7 +62,8 @@ class ExecutionPlan:
     alias: Mapping[int, int]
     """{out_vid: in_vid}: shares storage with a value bound earlier."""
     layouts: Mapping[int, Layout]
-    """{vid: strides and offset in its root's storage}, for aliases not row after row from its first element."""
+    """{vid: strides and offset in its root's storage}, for what does not lie row after row from its first element:
+    aliases, and given values that had other strides in the trace."""
     offsets: Mapping[int, int]
     """{vid: byte offset in the arena}, for the values that own their storage there."""
     arena_bytes: int
@@ -87,6 +93,10 @@ class ExecutionPlan:
         """Where the elements of `vid` lie in the storage of its root."""
         return self.layouts.get(vid) or Layout.contiguous(self.slots[vid].spec.sizes)
 
+    def strides(self, vid: int) -> tuple[int, ...] | None:
+        """Those of `vid` in elements; None for row after row from the first element of the storage."""
+        return self.layouts[vid].strides if vid in self.layouts else None
+
 
 def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
     """Decide aliases and arena offsets for `calls`, which `lower(graph)` made.
@@ -104,7 +114,7 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
     offsets, arena_bytes = assign_offsets(blocks)
     return ExecutionPlan(
         graph_name=graph.name,
-        slots=tuple(Slot(value.vid, value.name, value.spec, value.role) for value in graph.values),
+        slots=tuple(_slot(value) for value in graph.values),
         calls=tuple(calls),
         order=tuple(op.oid for op in graph.ops),
         inputs=graph.inputs,
@@ -114,7 +124,7 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
         offsets=offsets,
         arena_bytes=arena_bytes,
         live_bytes=live_peak(blocks),
-        feed_signature=_feed_signature(graph),
+        feed_signature=_feed_signature(graph, sharing.layouts),
         updates=graph.updates,
         bodies={at: tuple(map(_plan_of_body, op.bodies)) for at, op in enumerate(graph.ops) if op.bodies},
     )
@@ -138,11 +148,18 @@ def _blocks(graph: Graph, alias: Mapping[int, int], lives: Mapping[int, Lifetime
     ]
 
 
-def _feed_signature(graph: Graph) -> FeedSignature:
+def _slot(value: Value) -> Slot:
+    return Slot(value.vid, value.name, value.spec, value.role, traced_strides(value))
+
+
+def _feed_signature(graph: Graph, layouts: Mapping[int, Layout]) -> FeedSignature:
     """States that are updated stay with who runs the plan, so they come once, and not with each feed."""
     held = {*graph.payloads, *graph.updates} - set(graph.inputs)
     weightless = [value.vid for value in graph.with_role(*EXTERNAL - {Role.INPUT}) if value.vid not in held]
-    return tuple(FeedEntry(graph.values[vid].name, graph.values[vid].spec) for vid in (*graph.inputs, *weightless))
+    return tuple(
+        FeedEntry(graph.values[vid].name, graph.values[vid].spec, layouts[vid].strides if vid in layouts else None)
+        for vid in (*graph.inputs, *weightless)
+    )
 
 
 def _refuse_named_dims(graph: Graph) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.errors import Unsupported
 from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.aten import in_traced_order
@@ -40,12 +39,16 @@ class CompiledProgram:
         """
         return self.executor.run(feed, copy=copy)
 
-    def run_updating(self, feed: Feed) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def run_updating(self, feed: Feed, *, copy: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Outputs as `run` gives them, and {updated input: its value after the run}; the caller's tensors stay."""
-        return self.executor.run_updating(feed)
+        return self.executor.run_updating(feed, copy=copy)
 
     def states(self) -> dict[str, torch.Tensor]:
-        """Copies of the states that runs change, by name, as they are now."""
+        """Copies of the states that runs change, by name, as they are now.
+
+        Raises:
+            UserMistake: a run failed while it wrote to some; see `pipeline.runtime.states`.
+        """
         return self.executor.states.values()
 
     def give_states(self, states: Feed) -> None:
@@ -73,22 +76,10 @@ def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgr
         SourceMistake: a weight does not fit its declaration.
         InternalError: the plan did not pass its checker.
     """
-    _refuse_strides(graph)
     graph = with_kernels(in_traced_order(folded(with_weights(graph, weights or {}))))
     plan = make_plan(graph, lower(graph))
     check_plan(plan)
     return CompiledProgram(plan, _executor(plan, graph))
-
-
-def _refuse_strides(graph: Graph) -> None:
-    """A plan takes what it is given row after row; an operator such as `as_strided` counts on what the trace had."""
-    strided = [value for value in graph.values if value.producer is None and value.users and value.strides is not None]
-    if strided:
-        first = strided[0]
-        raise Unsupported(
-            f"{first.role} {first.name!r} had the strides {list(first.strides or ())} in the trace, and a plan takes "
-            "contiguous tensors: trace the model with a contiguous one, or run the graph by the plain reference"
-        )
 
 
 def _executor(plan: ExecutionPlan, graph: Graph, *, functional: bool = False) -> Executor:

@@ -9,10 +9,13 @@ import torch
 
 from pipeline.errors import InternalError, OnnxlineError, UserMistake
 from pipeline.ir.graph import Payload
+from pipeline.ir.spec import TensorSpec
 from pipeline.lowering import KernelCall, Kind, unpack
 from pipeline.planning import ExecutionPlan
-from pipeline.runtime.kernels import KERNELS, Attrs, Kernel, Launch
+from pipeline.runtime.dtypes import torch_dtype
+from pipeline.runtime.kernels import KERNELS, Attrs, Bind, Launch, prepared
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
+from pipeline.runtime.late import View, handed_over, late, views_of
 from pipeline.runtime.slots import Feed, bind_arena, bind_feed, bind_weights, refuse_foreign_devices
 from pipeline.runtime.states import States
 
@@ -26,20 +29,9 @@ class Step:
     """One call that has something to do: its kernel with decoded attributes. Bound to slots it becomes a launch."""
 
     index: int
-    kernel: Kernel
+    bind: Bind
     call: KernelCall
     attrs: Attrs
-
-
-@dataclass(frozen=True, slots=True)
-class Fed:
-    """What hangs on some tensors of the feed, and is bound anew when they are others."""
-
-    vids: tuple[int, ...]
-    aliases: tuple[int, ...]
-    """Views of them, in the order of the calls."""
-    steps: tuple[int, ...]
-    """Positions in `Executor._steps` that read them or those views."""
 
 
 class Executor:
@@ -78,17 +70,25 @@ class Executor:
         self._steps = [self._step(index) for index, call in enumerate(plan.calls) if not _is_free(plan, call)]
         self._launches: list[Launch] = [_unbound] * len(self._steps)
         inputs = set(plan.inputs)
-        weights = set(_fed_vids(plan)) - inputs
-        self._inputs = self._fed(inputs, ())
-        self._weights = self._fed(weights, self._inputs.steps)
+        self._signature = _fed_vids(plan)
+        weights = set(self._signature) - inputs
+        calls = [step.call for step in self._steps]
+        self._inputs = late(plan, calls, inputs)
+        self._large = late(plan, calls, handed_over(plan), self._inputs.steps)
+        self._weights = late(plan, calls, weights, {*self._inputs.steps, *self._large.steps})
+        self._in_arena = {vid: self._slots[vid] for vid in self._large.vids}
         self._at: list[int] = []
         """Addresses of the weights of the last feed."""
-        late = {*self._inputs.steps, *self._weights.steps}
+        later = {*self._inputs.steps, *self._weights.steps, *self._large.steps}
         self._bind(
-            [vid for vid in _aliases(plan) if plan.root(vid) not in inputs | weights],
-            [at for at in range(len(self._steps)) if at not in late],
+            [view for view in views_of(plan) if view.root not in inputs | weights],
+            [at for at in range(len(self._steps)) if at not in later],
         )
+        self._at_home = False
+        """Whether what makes and reads large outputs is bound, to the arena."""
         self._proved = False
+        self._reached = 0
+        """Steps of the last run that began, and so may have written."""
 
     def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
         """Outputs by name for inputs by name.
@@ -102,10 +102,10 @@ class Executor:
         """
         return self._run(feed, self.plan.outputs, copy=copy)
 
-    def run_updating(self, feed: Feed) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def run_updating(self, feed: Feed, *, copy: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Outputs, and the values after the run of the inputs that the graph updates; see `run`."""
         updated = {vid: after for vid, after in self.plan.updates.items() if vid not in self.states.tensors}
-        found = self._run(feed, (*self.plan.outputs, *updated.values()), copy=True)
+        found = self._run(feed, (*self.plan.outputs, *updated.values()), copy=copy)
         slots = self.plan.slots
         return (
             {slots[vid].name: found[slots[vid].name] for vid in self.plan.outputs},
@@ -121,29 +121,35 @@ class Executor:
     def _run(self, feed: Feed, wanted: Sequence[int], *, copy: bool) -> dict[str, torch.Tensor]:
         states = {name: tensor for name, tensor in feed.items() if name in self.states.names}
         rest = {name: tensor for name, tensor in feed.items() if name not in states}
-        given = dict(zip(_fed_vids(self.plan), bind_feed(self.plan.feed_signature, rest), strict=True))
+        given = dict(zip(self._signature, bind_feed(self.plan.feed_signature, rest), strict=True))
         self.states.give(states)
         self.states.refuse_missing()
+        self._reached = 0
         try:
             with torch.no_grad():
                 self._bind_weights({vid: given[vid] for vid in self._weights.vids})
                 self._fill({vid: given[vid] for vid in self._inputs.vids})
-                self._bind(self._inputs.aliases, self._inputs.steps)
+                self._bind_large(new=copy)
+                self._bind(self._inputs.views, self._inputs.steps)
                 self._launch()
                 self._prove_shapes()
                 outputs = {self.plan.slots[vid].name: self._leaving(vid, copy=copy) for vid in wanted}
                 self.states.advance(self._slots)
                 return outputs
+        except BaseException:
+            self.states.lose(self._written_states())
+            raise
         finally:
             self._let_go()
 
     def _leaving(self, vid: int, *, copy: bool) -> torch.Tensor:
-        """An output that shows an old state is a copy in any case."""
-        copy = copy or self.plan.root(vid) in self.states.tensors
+        """An output that shows an old state is a copy in any case, and one that was made for the caller never is."""
+        root = self.plan.root(vid)
+        copy = (copy and root not in self._in_arena) or root in self.states.tensors
         return _copy(self._slots[vid]) if copy else self._slots[vid]
 
     def _launch(self) -> None:
-        at, launches = 0, self._launches
+        at, launches = -1, self._launches
         try:
             # Nothing is made here that outlives the loop, so no inference tensor reaches the caller.
             with torch.inference_mode():
@@ -151,18 +157,25 @@ class Executor:
                     launches[at]()
         except LAUNCH_ERRORS as error:
             raise self._failure(self._steps[at], error) from error
+        finally:
+            self._reached = at + 1
 
-    def _bind(self, aliases: Iterable[int], steps: Iterable[int]) -> None:
+    def _written_states(self) -> set[int]:
+        """The states on which a step of the last run wrote, or began to write."""
+        begun = [self.plan.root(vid) for step in self._steps[: self._reached] for vid in step.call.out_vids]
+        return {root for root in begun if root in self.states.tensors}
+
+    def _bind(self, views: Iterable[View], steps: Iterable[int]) -> None:
         """Views of slots that are bound, then the launches of steps whose operands all are."""
-        plan, slots = self.plan, self._slots
-        for vid in aliases:
-            root, layout = slots[plan.root(vid)], plan.layout(vid)
-            slots[vid] = root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
+        slots = self._slots
+        for view in views:
+            root, layout = slots[view.root], view.layout
+            slots[view.vid] = root.as_strided(layout.sizes, layout.strides, int(root.storage_offset()) + layout.offset)
         for at in steps:
             step = self._steps[at]
             ins, outs = ([slots[vid] for vid in vids] for vids in (step.call.in_vids, step.call.out_vids))
             try:
-                self._launches[at] = step.kernel(ins, outs, step.attrs)
+                self._launches[at] = step.bind(ins, outs)
             except LAUNCH_ERRORS as error:
                 raise self._failure(step, error) from error
 
@@ -171,25 +184,26 @@ class Executor:
         addresses = [tensor.data_ptr() for tensor in given.values()]
         if not given or addresses == self._at:
             return
-        self._at = []
+        self._at, self._at_home = [], False
         self._fill(given)
-        self._bind(self._weights.aliases, self._weights.steps)
+        self._bind(self._weights.views, self._weights.steps)
         self._at = addresses
 
-    def _let_go(self) -> None:
-        """Of the caller's inputs, and of all that was bound to them."""
-        self._fill(dict.fromkeys((*self._inputs.vids, *self._inputs.aliases), torch.empty(0)))
-        for at in self._inputs.steps:
-            self._launches[at] = _unbound
+    def _bind_large(self, *, new: bool) -> None:
+        """Large outputs are made where the caller will have them, in tensors of their own; not `new`: in the arena."""
+        if not new and self._at_home:
+            return
+        slots = self.plan.slots
+        self._at_home = not new
+        self._fill({vid: _empty(slots[vid].spec) for vid in self._in_arena} if new else self._in_arena)
+        self._bind(self._large.views, self._large.steps)
 
-    def _fed(self, vids: set[int], but: Iterable[int]) -> Fed:
-        root = self.plan.root
-        steps = [at for at, step in enumerate(self._steps) if any(root(vid) in vids for vid in step.call.in_vids)]
-        return Fed(
-            tuple(sorted(vids)),
-            tuple(vid for vid in _aliases(self.plan) if root(vid) in vids),
-            tuple(at for at in steps if at not in set(but)),
-        )
+    def _let_go(self) -> None:
+        """Of the caller's inputs and large outputs, and of all that was bound to them."""
+        for gone in (self._inputs,) if self._at_home else (self._inputs, self._large):
+            self._fill(dict.fromkeys((*gone.vids, *(view.vid for view in gone.views)), torch.empty(0)))
+            for at in gone.steps:
+                self._launches[at] = _unbound
 
     def _failure(self, step: Step, error: Exception) -> OnnxlineError:
         what = f"{self._described(step.index)} failed: {error}"
@@ -211,13 +225,12 @@ class Executor:
 
     def _step(self, index: int) -> Step:
         call = self.plan.calls[index]
-        kernel = KERNELS.get(Kind(call.kind_id)) if call.kind_id in Kind.__members__.values() else None
-        if kernel is None:
+        kind = Kind(call.kind_id) if call.kind_id in Kind.__members__.values() else None
+        if kind is None or kind not in KERNELS:
             raise InternalError(f"call {index} has kind_id {call.kind_id}, for which this runtime has no kernel")
         attrs = unpack(call.attr_schema, call.attr_blob)
-        return Step(
-            index, kernel, call, {**attrs, "functional": self._functional, "bodies": self._bodies.get(index, ())}
-        )
+        attrs |= {"functional": self._functional, "bodies": self._bodies.get(index, ())}
+        return Step(index, prepared(kind, attrs), call, attrs)
 
     def _fill(self, bound: Mapping[int, torch.Tensor]) -> None:
         for vid, tensor in bound.items():
@@ -233,11 +246,6 @@ class Executor:
         return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}"
 
 
-def _aliases(plan: ExecutionPlan) -> list[int]:
-    """The aliases, those of one root in the order of the calls."""
-    return [vid for call in plan.calls for vid in call.out_vids if vid in plan.alias]
-
-
 def _fed_vids(plan: ExecutionPlan) -> list[int]:
     vids = {slot.name: slot.vid for slot in plan.slots}
     return [vids[entry.name] for entry in plan.feed_signature]
@@ -247,6 +255,10 @@ def _is_free(plan: ExecutionPlan, call: KernelCall) -> bool:
     """Views that share their operand's storage, all outputs of the call: nothing is left to do."""
     position = call.constraints.get("view")
     return isinstance(position, int) and plan.alias.get(call.out_vids[0]) == call.in_vids[position]
+
+
+def _empty(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty(spec.sizes, dtype=torch_dtype(spec.dtype))
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

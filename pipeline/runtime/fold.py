@@ -9,8 +9,9 @@ import torch
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir import Graph, Op, Role
 from pipeline.ir.assemble import Facts, Stub, assemble
-from pipeline.lowering.aten import is_call
+from pipeline.lowering.aten import is_call, memory_order
 from pipeline.lowering.aten.call import HIGHER_ORDER
+from pipeline.planning.given import traced_strides
 from pipeline.runtime.eager import apply
 from pipeline.runtime.kernels.aten.call import pure_operator
 from pipeline.runtime.weights import stored_tensor
@@ -37,7 +38,7 @@ def folded(graph: Graph) -> Graph:
         if operator is None or not _is_constant(graph, op, operator, known):
             ops.append(replace(op, oid=len(ops)))
             continue
-        ins = [known[vid] if vid in known else stored_tensor(graph.payloads[vid]) for vid in op.inputs]
+        ins = [known[vid] if vid in known else _stored(graph, vid) for vid in op.inputs]
         with torch.no_grad():
             known.update(zip(op.outputs, apply(op, ins, {}), strict=True))
     return _with_constants(graph, ops, known) if known else graph
@@ -53,7 +54,14 @@ def _is_constant(graph: Graph, op: Op, operator: torch._ops.OpOverload, known: d
 
 
 def _is_stored(graph: Graph, vid: int) -> bool:
-    return graph.values[vid].role is Role.CONST and vid in graph.payloads
+    """Memory with gaps, or with two elements on one place, is not here to be read: only the elements are."""
+    value = graph.values[vid]
+    dense = value.strides is None or memory_order(value) is not None
+    return value.role is Role.CONST and vid in graph.payloads and dense
+
+
+def _stored(graph: Graph, vid: int) -> torch.Tensor:
+    return stored_tensor(graph.payloads[vid], traced_strides(graph.values[vid]))
 
 
 def _with_constants(graph: Graph, ops: list[Op], known: dict[int, torch.Tensor]) -> Graph:

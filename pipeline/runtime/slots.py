@@ -16,6 +16,7 @@ from pipeline.errors import SourceMistake, Unsupported, UserMistake
 from pipeline.ir.graph import Payload, Role
 from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
 from pipeline.runtime.dtypes import as_tensor, dtype_name, torch_dtype
+from pipeline.runtime.memory import laid
 from pipeline.runtime.weights import stored_tensor
 
 __all__ = ["Feed", "bind_arena", "bind_feed", "bind_weights", "refuse_foreign_devices"]
@@ -24,7 +25,7 @@ Feed = Mapping[str, torch.Tensor | np.ndarray]
 
 
 def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[int, torch.Tensor]:
-    """vid → tensor for params, states and consts that have a payload; no bytes are copied.
+    """vid → tensor for params, states and consts that have a payload; bytes are copied only into another order.
 
     Raises:
         SourceMistake: a payload's shape or dtype is not that of its slot.
@@ -33,7 +34,7 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
     for slot in plan.slots:
         if slot.vid not in payloads or slot.role not in (Role.PARAM, Role.STATE, Role.CONST):
             continue
-        tensor = stored_tensor(payloads[slot.vid])
+        tensor = stored_tensor(payloads[slot.vid], plan.strides(slot.vid))
         if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (slot.spec.sizes, slot.spec.dtype):
             raise SourceMistake(
                 f"{slot.role} {slot.name!r} holds {_shown(tensor)}, but the graph declares {_wanted(slot)}; "
@@ -52,7 +53,7 @@ def bind_arena(plan: ExecutionPlan, arena: torch.Tensor) -> dict[int, torch.Tens
 
 
 def bind_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
-    """The caller's tensors in the order of the signature, checked; no copy, unless one is not contiguous.
+    """The caller's tensors in the order of the signature, checked; no copy, unless one lies in another order.
 
     Raises:
         UserMistake: a name, shape, dtype or device is not that of the signature.
@@ -94,7 +95,7 @@ def _bind_one(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tenso
             f"input {entry.name!r} is {_shown(tensor)}; expected {spec.dtype}{list(spec.shape)} on {spec.device}: "
             "convert it, or compile the graph for this signature"
         )
-    return tensor.contiguous()
+    return laid(tensor, entry.strides)
 
 
 def _typed(raw: torch.Tensor, slot: Slot) -> torch.Tensor:

@@ -1,8 +1,13 @@
-"""Values that live across runs: running statistics, caches. They are copies; what the caller gave is never written."""
+"""Values that live across runs: running statistics, caches. They are copies; what the caller gave is never written.
+
+A plan may write a new value where the old one lies, as soon as nobody needs the old one. So a run that fails may leave
+states half written. These have no value any more: who asks for states, and the next run, is told their names. All
+other states are as they were before the run that failed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -10,6 +15,7 @@ from pipeline.errors import UserMistake
 from pipeline.ir.graph import Role
 from pipeline.planning import ExecutionPlan, FeedEntry
 from pipeline.runtime.dtypes import torch_dtype
+from pipeline.runtime.memory import room
 from pipeline.runtime.slots import Feed, bind_feed
 
 __all__ = ["States"]
@@ -22,9 +28,12 @@ class States:
         self._plan = plan
         self._initial = {vid: tensor for vid, tensor in initial.items() if vid in plan.updates}
         slots = [plan.slots[vid] for vid in plan.updates if plan.slots[vid].role is Role.STATE]
-        self.tensors = {slot.vid: torch.empty(slot.spec.sizes, dtype=torch_dtype(slot.spec.dtype)) for slot in slots}
+        self.tensors = {
+            slot.vid: room(slot.spec.sizes, plan.strides(slot.vid), torch_dtype(slot.spec.dtype)) for slot in slots
+        }
         self._vids = {slot.name: slot.vid for slot in slots}
         self._missing: set[str] = set()
+        self._lost: set[str] = set()
         self.reset()
 
     @property
@@ -36,6 +45,7 @@ class States:
         for vid, tensor in self._initial.items():
             self.tensors[vid].copy_(tensor)
         self._missing = {name for name, vid in self._vids.items() if vid not in self._initial}
+        self._lost = set()
 
     def give(self, given: Feed) -> None:
         """Set states by name.
@@ -43,20 +53,35 @@ class States:
         Raises:
             UserMistake: no such state, or another shape or dtype.
         """
-        wanted = tuple(FeedEntry(name, self._plan.slots[vid].spec) for name, vid in self._vids.items() if name in given)
+        wanted = tuple(
+            FeedEntry(name, self._plan.slots[vid].spec, self._plan.strides(vid))
+            for name, vid in self._vids.items()
+            if name in given
+        )
         for entry, tensor in zip(wanted, bind_feed(wanted, given), strict=True):
             self.tensors[self._vids[entry.name]].copy_(tensor)
             self._missing.discard(entry.name)
+            self._lost.discard(entry.name)
 
     def values(self) -> dict[str, torch.Tensor]:
-        """Copies by name, of those that have a value."""
+        """Copies by name, of those that have a value.
+
+        Raises:
+            UserMistake: a run that failed took the value of some.
+        """
+        self._refuse_lost()
         return {name: self.tensors[vid].clone() for name, vid in self._vids.items() if name not in self._missing}
+
+    def lose(self, vids: Iterable[int]) -> None:
+        """A run that failed may have written to these states; what they hold is no value."""
+        self._lost |= {self._plan.slots[vid].name for vid in vids}
 
     def refuse_missing(self) -> None:
         """
         Raises:
-            UserMistake: a state has no value yet.
+            UserMistake: a state has no value yet, or none any more.
         """
+        self._refuse_lost()
         if self._missing:
             raise UserMistake(
                 f"states without a value: {', '.join(sorted(self._missing))}; give them when the graph is compiled "
@@ -65,7 +90,21 @@ class States:
 
     def advance(self, slots: Sequence[torch.Tensor]) -> None:
         """Take on the values of the run that ended. One that shows an old state is read before any is written."""
-        updates = [(vid, self._plan.updates[vid]) for vid in self.tensors]
+        updates = [(vid, self._plan.updates[vid]) for vid in self.tensors if not self._is_written(vid)]
         new = [slots[after].clone() if self._plan.root(after) in self.tensors else slots[after] for _, after in updates]
+        self.lose(vid for vid, _ in updates)  # until all of them are written
         for (vid, _), value in zip(updates, new, strict=True):
             self.tensors[vid].copy_(value)
+        self._lost = set()
+
+    def _refuse_lost(self) -> None:
+        if self._lost:
+            raise UserMistake(
+                f"a run that failed had begun to write to the states {', '.join(sorted(self._lost))}: give all states "
+                "a value again (`reset_states`, `give_states` with what `states` gave before, or load the weights anew)"
+            )
+
+    def _is_written(self, vid: int) -> bool:
+        """Whether the run itself put the new value in the place of the old one."""
+        after = self._plan.updates[vid]
+        return self._plan.root(after) == vid and self._plan.layout(after) == self._plan.layout(vid)

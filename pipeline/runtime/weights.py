@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,17 +12,18 @@ from pipeline.errors import SourceMistake
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir.graph import Graph, Payload, Value
 from pipeline.runtime.dtypes import as_tensor, dtype_name
+from pipeline.runtime.memory import laid
 
 __all__ = ["Weights", "stored_tensor", "with_weights"]
 
 Weights = Mapping[str, torch.Tensor]
 
 
-def stored_tensor(payload: Payload) -> torch.Tensor:
-    """The payload on the CPU, row after row; its own bytes wherever they lie so already."""
+def stored_tensor(payload: Payload, strides: Sequence[int] | None = None) -> torch.Tensor:
+    """The payload on the CPU with these strides (None: row after row); its own bytes wherever they lie so already."""
     if isinstance(payload, TensorPayload):
-        return payload.tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
-    return as_tensor(payload.numpy())
+        return laid(payload.tensor.detach().resolve_conj().resolve_neg().to("cpu"), strides)
+    return laid(as_tensor(payload.numpy()), strides)
 
 
 def with_weights(graph: Graph, weights: Weights) -> Graph:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
-from pipeline.errors import SourceMistake, UserMistake
+from pipeline.errors import InternalError, SourceMistake, UserMistake
 from pipeline.runtime import compile_graph
 from pipeline.runtime.eager import run_eager
 from tests.aten.programs import compiled, feed_of, graph_of
@@ -120,3 +124,110 @@ def test_weights_that_do_not_belong_are_all_named() -> None:
         compile_graph(graph, {"weight": torch.ones(3), "bais": torch.ones(2)})
     assert "'weight' is float32[3]; the graph declares float32[2, 2]" in str(error.value)
     assert "it has no 'bais'; did you mean 'bias'?" in str(error.value)
+
+
+class Writes(torch.nn.Module):
+    """A cache and a counter, written in `way`; what is shown is read before or after."""
+
+    keys: torch.Tensor
+
+    def __init__(self, way: Callable[..., Any]) -> None:
+        super().__init__()
+        self.way = way
+        self.register_buffer("keys", torch.arange(8.0).view(4, 2))
+        self.register_buffer("runs", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
+        self.runs += 1
+        return self.way(self.keys, x, at)
+
+
+def in_parts(keys: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    keys[at] = x
+    keys[1:2] = x * 2
+    keys[3] = 7.0
+    keys.masked_fill_(keys > 6, 0.5)
+    keys.index_add_(0, at, x, alpha=3)
+    keys.scatter_(0, at[:, None].expand(1, 2), x)
+    return keys.sum(0)
+
+
+def old_and_new(keys: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    old = keys.clone()
+    keys.index_copy_(0, at, x)
+    return old, keys.clone(), keys[1:].clone()
+
+
+def from_itself(keys: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    keys.index_copy_(0, at, keys[2:3] + x)
+    keys[:2] = keys[2:]
+    return keys.t().exp()
+
+
+def read_late(keys: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    part = keys[1:]
+    before = part.clone()
+    keys.add_(1)
+    return (before * 2).sum() + keys.sum() + x.sum() + at.sum()
+
+
+def filled(keys: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    total = keys.sum() + at.sum()
+    keys.zero_()
+    keys[:1].copy_(x)
+    keys[2:].fill_(3)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("way", "in_place"),
+    [(in_parts, True), (old_and_new, True), (from_itself, True), (read_late, False), (filled, True)],
+)
+def test_a_state_is_written_where_it_lies_if_its_old_value_is_not_needed(way: Any, in_place: bool) -> None:
+    """Nothing is copied then after the run, nor before the write."""
+    given, module = Writes(way), Writes(way)
+    inputs = [torch.tensor([[10.0, 20.0]]), torch.tensor([2])]
+    program, feed = compiled(given, inputs)
+    (keys,) = (slot.vid for slot in program.plan.slots if slot.name == "b_keys")
+    assert (program.plan.root(program.plan.updates[keys]) == keys) == in_place
+    kept = []
+    for run in range(3):
+        feed["at"] = inputs[1] = torch.tensor([run])
+        found = list(program.run(feed, copy=run == 0).values())
+        wanted = list(tree_leaves(module(*(tensor.clone() for tensor in inputs))))
+        assert all(map(torch.equal, found, wanted))
+        assert torch.equal(program.states()["b_keys"], module.keys)
+        assert program.states()["b_runs"].item() == run + 1
+        kept.append((found[0].clone(), found[0])) if run == 0 else None
+    assert all(torch.equal(*pair) for pair in kept)
+    program.reset_states()
+    assert torch.equal(program.states()["b_keys"], given.keys)
+
+
+def test_a_run_that_fails_leaves_no_half_written_state() -> None:
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("first", "second", "third"):
+                self.register_buffer(name, torch.zeros(4, 2))
+
+        def forward(self, x: torch.Tensor, at: torch.Tensor, further: torch.Tensor) -> torch.Tensor:
+            for buffer, place in zip(self.buffers(), (at, further, at), strict=True):
+                buffer.index_copy_(0, place, x)
+            return x + 1
+
+    program, feed = compiled(Two(), [torch.ones(1, 2), torch.tensor([0]), torch.tensor([1])])
+    program.run(feed)
+    before = program.states()
+    with pytest.raises(InternalError, match="index"):
+        program.run({**feed, "further": torch.tensor([9])})
+    for ask in (program.states, lambda: program.run(feed)):
+        with pytest.raises(UserMistake, match="had begun to write to the states b_first, b_second: give all"):
+            ask()
+    program.give_states({name: before[name] for name in ("b_first", "b_second")})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in program.states().items())
+    program.run(feed)
+    with pytest.raises(InternalError):
+        program.run({**feed, "at": torch.tensor([9])})
+    program.reset_states()
+    assert not any(tensor.any() for tensor in program.states().values())

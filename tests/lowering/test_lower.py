@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import InternalError, Unsupported
+from pipeline.ir import Use
 from pipeline.ir.builder import Builder
 from pipeline.ir.spec import TensorSpec
-from pipeline.lowering import EMITTERS, Kind, lower
+from pipeline.lowering import EMITTERS, Kind, lower, with_kernels
 
 F32 = TensorSpec((3,), "float32")
 
@@ -34,6 +35,19 @@ def test_an_op_may_ask_for_less_than_its_kernel_allows() -> None:
     first, second = lower(builder.build([z]))
     assert first.constraints["inplace"] == (1,)
     assert second.constraints["inplace"] == ()
+
+
+def test_an_operand_that_is_read_twice_is_not_changed_in_place() -> None:
+    """By its name it would be one input, if a front end lists each input once."""
+    i64, kind = TensorSpec((3,), "int64"), "aten.index_copy.default"
+    builder = Builder("changed", EMITTERS)
+    x, at = builder.input("x", i64), builder.input("at", i64)
+    twice, once = (
+        builder.emit(kind, [x, at], [(name, i64)], {"self": Use(0), "dim": 0, "index": Use(1), "source": Use(source)})
+        for name, source in (("twice", 0), ("once", 1))
+    )
+    calls = lower(with_kernels(builder.build([*twice, *once])))
+    assert [dict(call.constraints) for call in calls] == [{}, {"inplace": (0,)}]
 
 
 def test_an_op_may_not_ask_for_more() -> None:

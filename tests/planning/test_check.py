@@ -12,7 +12,7 @@ from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph, Role
 from pipeline.ir.spec import TensorSpec
-from pipeline.lowering import EMITTERS, VIEWS, Kind, lower
+from pipeline.lowering import EMITTERS, VIEWS, Kind, Layout, lower
 from pipeline.planning import ExecutionPlan, check_plan, make_plan
 from pipeline.planning.check import violations
 from pipeline.planning.check.shown import SHOWN
@@ -282,3 +282,60 @@ def test_a_call_that_writes_an_input_is_caught() -> None:
     calls = (*plan.calls, replace(plan.calls[0], in_vids=(vid["y"],), out_vids=(vid["x"],)))
     found = violations(replace(plan, calls=calls, order=(*plan.order, 4)))
     assert "call 4 Tanh writes 'x' (vid 0, input), which already has a value" in found
+
+
+def strided(strides: tuple[int, ...]) -> ExecutionPlan:
+    """y = Tanh(Transpose(x)) of an x with these strides in the trace."""
+    builder = Builder("strided", EMITTERS)
+    x = builder.input("x", TensorSpec((2, 3), "float32"))
+    turned = TensorSpec((3, 2), "float32")
+    (t,) = builder.emit("Transpose", [x], [("t", turned)], {"perm": (1, 0)})
+    graph = builder.build(builder.emit("Tanh", [t], [("y", turned)]))
+    first, *rest = graph.values
+    return planned(replace(graph, values=(replace(first, strides=strides), *rest)))
+
+
+@pytest.mark.parametrize(
+    ("traced", "laid", "turned"),
+    [((1, 2), (1, 2), None), ((8, 2), (8, 2), (2, 8)), ((0, 1), None, (1, 3)), ((2, 1), None, (1, 3))],
+    ids=["transposed", "with gaps", "expanded", "overlapping"],
+)
+def test_what_is_given_lies_as_in_the_trace(traced: tuple[int, ...], laid: object, turned: object) -> None:
+    """Row after row where several elements lay on one place. Views of it follow."""
+    plan = strided(traced)
+    assert violations(plan) == []
+    assert ([plan.strides(0), plan.feed_signature[0].strides], plan.strides(1)) == ([laid, laid], turned)
+
+
+@pytest.mark.parametrize(("traced", "wrong"), [((1, 2), (3, 1)), ((0, 1), (0, 1)), ((8, 2), (9, 2))])
+def test_a_given_tensor_in_another_order_is_caught(traced: tuple[int, ...], wrong: tuple[int, ...]) -> None:
+    plan = strided(traced)
+    entry = replace(plan.feed_signature[0], strides=wrong)
+    layouts = {0: Layout((2, 3), wrong), 1: Layout((3, 2), wrong[::-1])}
+    bad = replace(plan, layouts=layouts, feed_signature=(entry,))
+    assert [found for found in violations(bad) if f"input 'x' lies with strides {wrong}" in found]
+    fed_otherwise = replace(plan, feed_signature=(entry,))
+    assert [found for found in violations(fed_otherwise) if "'x' is fed with strides" in found]
+
+
+def counted(*, late: bool = False, shown: bool = False, updated: bool = True) -> ExecutionPlan:
+    """new = Add(state, x); y = Neg(new), or of the old state (`late`), and perhaps the new value as an output."""
+    builder = Builder("counted", EMITTERS)
+    x, state = builder.input("x", F32), builder.state("s", F32)
+    (new,) = builder.emit("Add", [state, x], [("new", F32)])
+    outputs = builder.emit("Neg", [state if late else new], [("y", F32)])
+    graph = builder.build([*outputs, *([new] if shown else [])])
+    return planned(replace(graph, updates={state: new} if updated else {}))
+
+
+def test_a_state_is_written_where_it_lies_only_if_nobody_sees_that() -> None:
+    plan = counted()
+    state, new = 1, 2
+    assert (violations(plan), plan.root(new)) == ([], state)
+    for other, message in (
+        (counted(late=True), "call 1 Neg reads 's' (vid 1, state), which is overwritten by call 0"),
+        (counted(shown=True), "output 'new' (vid 2, output) shares the storage of 's' (vid 1, state)"),
+        (counted(updated=False), "call 0 Add writes over 's' (vid 1, state), which is not the plan's to change"),
+    ):
+        assert (violations(other), other.root(new)) == ([], new)
+        assert message in violations(replace(other, alias={**other.alias, new: state}, offsets=without(other, new)))

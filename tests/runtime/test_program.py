@@ -245,3 +245,26 @@ def test_runs_allocate_no_outputs() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100_000
+
+
+def test_a_large_output_is_made_where_the_caller_has_it() -> None:
+    """Run by run in a tensor of its own, without a copy; and in the arena where the caller asks for views."""
+    spec = TensorSpec((2, 1 << 14), "float32")
+    builder = Builder("large", EMITTERS)
+    x, w = builder.input("x", spec), builder.param("w", spec)
+    (t,) = builder.emit("Neg", [w], [("t", spec)])
+    (y,) = builder.emit("Add", [t, x], [("y", spec)])
+    (z,) = builder.emit("Mul", [w, w], [("z", spec)])
+    (s,) = builder.emit("ReduceSum", [y], [("s", TensorSpec((2, 1), "float32"))], {"axes": (1,), "keepdims": True})
+    program = compile_graph(builder.build([y, z, s]))
+    feeds = [{"x": torch.full(spec.sizes, float(at)), "w": torch.full(spec.sizes, at + 1.0)} for at in range(4)]
+    feeds[2]["w"] = feeds[1]["w"]
+    kept = [program.run(feed, copy=at != 1) for at, feed in enumerate(feeds)]
+    for at, feed in enumerate(feeds):
+        wanted = {"y": feed["x"] - feed["w"], "z": feed["w"] ** 2, "s": (feed["x"] - feed["w"]).sum(1, keepdim=True)}
+        if at != 1:  # views, changed by now or not
+            torch.testing.assert_close(kept[at], wanted, rtol=0, atol=0)
+        torch.testing.assert_close(program.run(feed, copy=False), wanted, rtol=0, atol=0)
+    first, second = (program.run(feeds[0], copy=False)["y"].data_ptr() for _ in range(2))
+    assert first == second
+    assert len({outputs["z"].data_ptr() for at, outputs in enumerate(kept) if at != 1}) == 3

@@ -29,18 +29,42 @@ Pair = namedtuple("Pair", "left right")
 
 @pytest.mark.parametrize("buffer", [True, False], ids=["buffer", "constant"])
 @pytest.mark.parametrize(
-    "held",
-    [torch.arange(12.0).view(4, 3).t(), torch.arange(10.0).as_strided((3, 4), (2, 1)), torch.arange(20.0)[::2]],
+    ("held", "why"),
+    [
+        (torch.arange(12.0).view(4, 3).t(), ""),
+        (torch.arange(10.0).as_strided((3, 4), (2, 1)), "'{name}', which had the strides [2, 1] in the trace; a plan"),
+        (torch.arange(20.0)[::2], "'{name}', which had the strides [2] in the trace; a plan holds elements"),
+    ],
     ids=["transposed", "overlapping", "with gaps"],
 )
-def test_memory_is_read_as_it_lies(held: Tensor, buffer: bool, tmp_path: Path) -> None:
+def test_memory_is_read_as_it_lies(held: Tensor, why: str, buffer: bool, tmp_path: Path) -> None:
+    """A plan holds what has an order without gaps; the plain reference reads all else as torch does."""
     model = Holds(held, buffer=buffer)
     ir = extract_ir(model, (X,), strict=False)
     ir.save(tmp_path / "ir.json", threshold=8)
     for one in (ir, IR.load(tmp_path / "ir.json")):
         executor = IRExecutor(one, model.state_dict())
         assert torch.equal(executor.execute((X,))[0], model(X))
-        assert "plan takes contiguous tensors" in executor.not_planned
+        assert why.format(name="b_held" if buffer else "c_held") in executor.not_planned
+        assert bool(why) == bool(executor.not_planned)
+
+
+def test_a_cnn_on_channels_last_is_planned_as_it_was_traced() -> None:
+    """Whatever order the tensors come in, convolutions take the way that they took in the trace, bit for bit."""
+    first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
+    model = (
+        nn.Sequential(*first, nn.Conv2d(8, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        .eval()
+        .to(memory_format=torch.channels_last)
+    )
+    x = torch.randn(2, 3, 50, 50).to(memory_format=torch.channels_last)
+    ir = extract_ir(model, (x,), strict=False)
+    rows = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    for given, weights in ((x, model.state_dict()), (x.contiguous(), rows)):
+        planned, plain = IRExecutor(ir, weights), IRExecutor(ir, weights, planned=False)
+        assert torch.equal(planned.execute((given,))[0], plain.execute((given,))[0])
+        assert planned.not_planned == ""
+        assert torch.equal(planned.execute((given,))[0], model(x))
 
 
 def test_a_save_leaves_the_constants_of_other_files(tmp_path: Path) -> None:

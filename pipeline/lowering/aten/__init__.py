@@ -9,6 +9,20 @@ from __future__ import annotations
 
 from pipeline.lowering.aten.call import EMITTERS, INPLACE, VIEWS, emitter_of, is_call
 from pipeline.lowering.aten.elementwise import POINTWISE
-from pipeline.lowering.aten.order import in_traced_order
+from pipeline.lowering.aten.index import changed_in_place
+from pipeline.lowering.aten.order import AS_STRIDED, in_traced_order, memory_order
+from pipeline.lowering.aten.shape import as_view
 
-__all__ = ["EMITTERS", "INPLACE", "POINTWISE", "VIEWS", "emitter_of", "in_traced_order", "is_call"]
+__all__ = [
+    "AS_STRIDED",
+    "EMITTERS",
+    "INPLACE",
+    "POINTWISE",
+    "VIEWS",
+    "as_view",
+    "changed_in_place",
+    "emitter_of",
+    "in_traced_order",
+    "is_call",
+    "memory_order",
+]

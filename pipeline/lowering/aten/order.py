@@ -4,6 +4,9 @@ A plan keeps values row after row. So a result whose traced strides are those of
 the operator itself, whose result has its axes in the order of memory, and a Transpose of it, which costs nothing. Then
 the operator writes as it writes in eager torch, what reads it finds the strides that it finds there, and a reshape that
 is a view there is one here.
+
+Inputs and stored values lie as they lay in the trace anyhow (`pipeline.planning.given`). An `as_strided` of one, which
+counts through its memory, gets its axes in the order of memory.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from pipeline.ir.graph import Graph, Op, Role, Value
 from pipeline.ir.spec import TensorSpec
 from pipeline.lowering.aten.shape import as_view
 
-__all__ = ["ORDERS", "in_traced_order"]
+__all__ = ["AS_STRIDED", "ORDERS", "in_traced_order", "memory_order"]
+
+AS_STRIDED = "aten.as_strided.default"
 
 ORDERS = "orders of axes"
 """An attribute that no operator has: for each result the permutation that makes it of what is stored, or none."""
@@ -28,9 +33,9 @@ def in_traced_order(graph: Graph) -> Graph:
     stubs = [Stub(value.name, value.spec, value.role, value.strides) for value in graph.values]
     ops: list[Op] = []
     for op in graph.ops:
-        op = replace(op, bodies=tuple(map(in_traced_order, op.bodies)))
+        op = _of_memory(graph, replace(op, bodies=tuple(map(in_traced_order, op.bodies))), stubs, ops)
         outs = [graph.values[vid] for vid in op.outputs]
-        orders = [_memory_order(out) for out in outs] if _is_computed(graph, op, outs) else []
+        orders = [memory_order(out) for out in outs] if _is_computed(stubs, op, outs) else []
         if not any(orders):
             ops.append(replace(op, oid=len(ops)))
             continue
@@ -46,15 +51,32 @@ def in_traced_order(graph: Graph) -> Graph:
     return assemble(graph.name, stubs, ops, graph.inputs, graph.outputs, payloads, facts=facts)
 
 
-def _is_computed(graph: Graph, op: Op, outs: Sequence[Value]) -> bool:
+def _of_memory(graph: Graph, op: Op, stubs: list[Stub], ops: list[Op]) -> Op:
+    """`op`; an `as_strided` of a given value that lay in another order counts through a Transpose of it."""
+    given = graph.values[op.inputs[0]] if op.inputs else None
+    if op.kind != AS_STRIDED or given is None or given.producer is not None:
+        return op
+    order = memory_order(given)
+    if order is None:
+        return op
+    rows = _stored(stubs, given.vid, order)
+    ops.append(Op(len(ops), "Transpose", (given.vid,), (rows,), {"perm": order}, name=op.name, origin=op.origin))
+    return replace(op, inputs=(rows, *op.inputs[1:]))
+
+
+def _is_computed(stubs: Sequence[Stub], op: Op, outs: Sequence[Value]) -> bool:
     """Views have no storage of their own to put in order."""
     if not op.kind.startswith("aten.") or not all(out.spec.is_static for out in outs):
         return False
-    return as_view(op.kind, op.attrs, [graph.values[vid].spec for vid in op.inputs], [out.spec for out in outs]) is None
+    ins = [stubs[vid].spec for vid in op.inputs]
+    return as_view(op.kind, op.attrs, ins, [out.spec for out in outs]) is None
 
 
-def _memory_order(value: Value) -> tuple[int, ...] | None:
-    """The axes of `value`, outermost in memory first, where that is another order and leaves no gaps."""
+def memory_order(value: Value) -> tuple[int, ...] | None:
+    """The axes of `value`, outermost in memory first, where that is another order and leaves no gaps.
+
+    None for every other value, one of named sizes or strides among them.
+    """
     if value.strides is None or not value.spec.is_static or not value.spec.numel:
         return None
     sizes, strides = value.spec.sizes, value.strides

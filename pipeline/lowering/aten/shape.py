@@ -38,8 +38,11 @@ def as_view(kind: str, attrs: Attrs, ins: Sequence[TensorSpec], outs: Outs) -> K
 
 
 def identity(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
-    """A copy that keeps the elements. One that asks for rows one after the other gets them."""
-    if outs[0].shape != source.shape:
+    """A copy that keeps the elements. One that asks for rows one after the other gets them.
+
+    One that asks for channels_last is a call, whose result lies as it lay in the trace: convolutions look at that.
+    """
+    if outs[0].shape != source.shape or attrs.get("memory_format") in CHANNELS_LAST:
         return None
     rows = attrs.get("memory_format") == Word("memory_format", "contiguous_format")
     return ("Contiguous" if rows else "Identity"), {}
@@ -163,6 +166,8 @@ def unfolded(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
         return None
     return "Unfold", {"axis": attrs["dimension"] % source.rank, "size": attrs["size"], "step": attrs["step"]}
 
+
+CHANNELS_LAST = (Word("memory_format", "channels_last"), Word("memory_format", "channels_last_3d"))
 
 FAR = 2**63 - 1
 """How torch, and ONNX's Slice, write "to the end"."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.planning.plan import ExecutionPlan
 
-__all__ = ["ARENA", "Place", "address", "place", "root_of", "rows", "span", "strides_of"]
+__all__ = ["ARENA", "Place", "address", "apart", "place", "root_of", "rows", "span", "strides_of"]
 
 ARENA = -1
 
@@ -40,6 +40,16 @@ def rows(sizes: Sequence[int]) -> tuple[int, ...]:
     for axis in range(len(sizes) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * max(sizes[axis + 1], 1)
     return tuple(strides)
+
+
+def apart(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether no two elements lie on one place: each axis steps over everything that the finer ones touch."""
+    touched = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size > 1):
+        if stride < touched:
+            return 0 in sizes
+        touched += stride * (size - 1)
+    return True
 
 
 def strides_of(plan: ExecutionPlan, vid: int) -> tuple[tuple[int, ...], int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.planning.check.places import root_of, span
-from pipeline.planning.plan import ExecutionPlan
+from pipeline.planning.check.places import apart, root_of, rows, span
+from pipeline.planning.plan import ExecutionPlan, Slot
 
 __all__ = ["GIVEN", "outside", "wrong_tables"]
 
@@ -42,21 +42,53 @@ def wrong_tables(plan: ExecutionPlan) -> list[str]:
             found.append(f"{plan.slots[vid].name!r} (vid {vid}) at byte {offset} is not on a 64-byte boundary")
         if offset < 0 or end > plan.arena_bytes:
             found.append(f"{plan.slots[vid].name!r} (vid {vid}) ends at {end}, outside 0..{plan.arena_bytes}")
-    entries = {entry.name: entry.spec for entry in plan.feed_signature}
-    found += [
+    return found + _feed(plan) + (_alias_cycles(plan) or [*_layouts(plan), *_given(plan)])
+
+
+def _feed(plan: ExecutionPlan) -> list[str]:
+    """The caller is asked for every input, and for each tensor as it lies in the slots."""
+    entries = {entry.name: entry for entry in plan.feed_signature}
+    found = [
         f"input {plan.slots[vid].name!r} is not in the feed signature as it is in the slots"
         for vid in plan.inputs
-        if entries.get(plan.slots[vid].name) != plan.slots[vid].spec
+        if plan.slots[vid].name not in entries or entries[plan.slots[vid].name].spec != plan.slots[vid].spec
     ]
-    return found + (_alias_cycles(plan) or _layouts(plan))
+    for slot in plan.slots:
+        entry, layout = entries.get(slot.name), plan.layouts.get(slot.vid)
+        if entry is not None and slot.role in GIVEN and entry.strides != (layout and layout.strides):
+            found.append(f"{slot.name!r} is fed with strides {entry.strides}, and its layout is {layout}")
+    return found
+
+
+def _given(plan: ExecutionPlan) -> list[str]:
+    """What is given lies as it lay in the trace; where several elements lay on one place, row after row."""
+    found = []
+    for slot in plan.slots:
+        if slot.role not in GIVEN:
+            continue
+        sizes, layout = slot.spec.sizes, plan.layouts.get(slot.vid)
+        wanted = slot.strides if slot.strides is not None and apart(sizes, slot.strides) else rows(sizes)
+        strides, offset = (rows(sizes), 0) if layout is None else (layout.strides, layout.offset)
+        if offset or not _alike(slot, strides, wanted):
+            found.append(
+                f"{slot.role} {slot.name!r} lies with strides {strides} from {offset} on; expected {wanted} from 0 on"
+            )
+    return found
+
+
+def _alike(slot: Slot, strides: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Axes of size 1 never move anything."""
+    sizes = slot.spec.sizes
+    pairs = zip(sizes, strides, wanted, strict=True)
+    return 0 in sizes or all(size == 1 or own == other for size, own, other in pairs)
 
 
 def _layouts(plan: ExecutionPlan) -> list[str]:
-    """Only an alias has a layout; it has the sizes of its slot, and no negative stride."""
+    """Only an alias or a given value has a layout; it has the sizes of its slot, and no negative stride."""
     found = []
     for vid, layout in plan.layouts.items():
         name, sizes = f"{plan.slots[vid].name!r} (vid {vid})", plan.slots[vid].spec.sizes
-        if vid not in plan.alias:
+        if vid not in plan.alias and plan.slots[vid].role not in GIVEN:
             found.append(f"{name} has a layout, but storage of its own")
         if layout.sizes != sizes or len(layout.strides) != len(sizes) or min((0, *layout.strides)) < 0:
             found.append(f"the layout of {name} is {layout}; expected sizes {sizes}, one stride of 0 or more for each")
@@ -67,10 +99,10 @@ def outside(plan: ExecutionPlan) -> list[str]:
     """Aliases that leave the storage of their root."""
     found = []
     for vid in plan.alias:
-        (first, end), numel = span(plan, vid), plan.slots[root_of(plan, vid)].spec.numel
-        if first < 0 or end > max(numel, first):
+        (first, end), (_, room) = span(plan, vid), span(plan, root_of(plan, vid))
+        if first < 0 or end > max(room, first):
             found.append(
-                f"{plan.slots[vid].name!r} (vid {vid}) lies on elements {first} to {end} of a storage of {numel}"
+                f"{plan.slots[vid].name!r} (vid {vid}) lies on elements {first} to {end} of a storage of {room}"
             )
     return found
 

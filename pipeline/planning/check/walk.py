@@ -7,6 +7,7 @@ call write, strikes out what the write destroyed, and objects when something rea
 from __future__ import annotations
 
 from pipeline.errors import InternalError
+from pipeline.ir.graph import Role
 from pipeline.lowering import KernelCall, Kind
 from pipeline.planning.check.places import ARENA, place, rows, strides_of
 from pipeline.planning.check.shown import shows_its_operand
@@ -110,7 +111,7 @@ class _Memory:
             self.found += [f"outputs {self._name(other)} and {self._name(vid)} share storage" for other in twins]
 
     def _strike(self, vid: int, index: int, call: KernelCall, where: str, *, allowed: int | None) -> None:
-        if self.plan.slots[vid].role in GIVEN:
+        if self.plan.slots[vid].role in GIVEN and not self._is_changed(vid):
             self.found.append(f"{where} writes over {self._name(vid)}, which is not the plan's to change")
         elif vid in call.out_vids:
             self.found.append(f"{where} writes two outputs to the same bytes, {self._name(vid)} is one")
@@ -118,6 +119,10 @@ class _Memory:
             self.found.append(f"{where} writes over its operand {self._name(vid)} while it reads it")
         del self._intact[vid]
         self._struck[vid] = index
+
+    def _is_changed(self, vid: int) -> bool:
+        """A state with an update is the program's own, and need not outlive its last reader."""
+        return self.plan.slots[vid].role is Role.STATE and vid in self.plan.updates
 
     def _is_view(self, call: KernelCall, source: int) -> bool:
         """All outputs or none: if one of them is not a view, the kernel runs, and writes every one."""

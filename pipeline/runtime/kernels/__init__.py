@@ -7,10 +7,18 @@ from collections.abc import Mapping
 from pipeline.lowering import Kind
 from pipeline.lowering.emitters import join
 from pipeline.runtime.kernels import aten, conv, elementwise, index, linear, norm, recurrent, reduce, shape
-from pipeline.runtime.kernels.base import Attrs, Kernel, Launch
+from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
 
-__all__ = ["KERNELS", "Attrs", "Kernel", "Launch"]
+__all__ = ["KERNELS", "Attrs", "Bind", "Kernel", "Launch", "prepared"]
 
 FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent, aten)
 
 KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)
+
+
+def prepared(kind: Kind, attrs: Attrs) -> Bind:
+    """The kernel of `kind` with what can be decided by its attributes alone."""
+    if kind in aten.PREPARED:
+        return aten.PREPARED[kind](attrs)
+    kernel = KERNELS[kind]
+    return lambda ins, outs: kernel(ins, outs, attrs)

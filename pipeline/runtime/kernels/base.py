@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Attrs", "Ins", "Kernel", "Launch", "Outs", "each_time"]
+__all__ = ["Attrs", "Bind", "Ins", "Kernel", "Launch", "Outs", "each_time"]
 
 Ins = Sequence[torch.Tensor]
 Outs = Sequence[torch.Tensor]
@@ -27,6 +27,9 @@ Kernel = Callable[[Ins, Outs, Attrs], Launch]
 """Bind: reads no element, since the inputs are not computed yet; shapes, strides and addresses are final.
 
 Raises RuntimeError, IndexError, ValueError or TypeError where the shapes do not fit."""
+
+Bind = Callable[[Ins, Outs], Launch]
+"""A kernel that knows its attributes."""
 
 
 def each_time(function: Callable[[Ins, Outs, Attrs], None]) -> Kernel:

@@ -168,6 +168,7 @@ class IRExecutor:
         try:
             outputs, self._updated = self._engine.run(fed)
         except Unsupported as error:
+            self._states = {**self._states, **self._engine.states()}  # of runs with other sizes
             self.not_planned, self._planned, self._engine = str(error), False, None
             return None
         return outputs

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from pipeline.errors import Unsupported
+from pipeline.ir import Attr, Use
 from pipeline.ir.json_attr import read_attr
 from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
 from pipeline.runtime.words import argument, operator_of
 
-__all__ = ["Call", "Quick", "arguments", "into", "pure_operator", "read"]
+__all__ = ["Call", "Quick", "Words", "arguments", "into", "pure_operator", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,27 @@ Quick = Callable[[Call, Outs], Launch | None]
 """A quicker way than the operator's own; None where it does not fit this call."""
 
 
-def read(attrs: Attrs, ins: Ins) -> Call:
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A call as it is written down, read once; only its tensors are lacking."""
+
+    kind: str
+    operator: torch._ops.OpOverload
+    fixed: Mapping[str, Any]
+    """Arguments by name; of those with tensors, what stands for them."""
+    tensors: Mapping[str, Attr]
+    """Those with tensors in them."""
+    positional: Sequence[str]
+    named: Sequence[str]
+
+    def call(self, ins: Ins) -> Call:
+        """With these tensors."""
+        given = {**self.fixed, **{name: argument(item, ins) for name, item in self.tensors.items()}}
+        args, kwargs = [given[name] for name in self.positional], {name: given[name] for name in self.named}
+        return Call(self.kind, self.operator, given, args, kwargs)
+
+
+def read(attrs: Attrs) -> Words:
     """The call of a kernel of the kind Aten.
 
     Raises:
@@ -42,14 +63,20 @@ def read(attrs: Attrs, ins: Ins) -> Call:
         Unsupported: it writes to its arguments.
     """
     operator = pure_operator(attrs["op"])
-    given = arguments(attrs["call"], ins)
-    rest = dict(given)
-    args = []
+    items = {name: read_attr(item) for name, item in json.loads(attrs["call"]).items()}
+    tensors = {name: item for name, item in items.items() if _has_tensors(item)}
+    fixed = {name: item if name in tensors else argument(item, ()) for name, item in items.items()}
+    positional = []
     for parameter in operator._schema.arguments:
-        if parameter.kwarg_only or parameter.name not in rest:
+        if parameter.kwarg_only or parameter.name not in items:
             break
-        args.append(rest.pop(parameter.name))
-    return Call(attrs["op"], operator, given, args, rest)
+        positional.append(parameter.name)
+    named = [name for name in items if name not in positional]
+    return Words(attrs["op"], operator, fixed, tensors, positional, named)
+
+
+def _has_tensors(item: Attr) -> bool:
+    return isinstance(item, Use) or (isinstance(item, tuple) and any(map(_has_tensors, item)))
 
 
 def pure_operator(kind: str) -> torch._ops.OpOverload:

@@ -21,7 +21,7 @@ def relu(call: Call, outs: Outs) -> Launch:
 
 
 def converted(call: Call, outs: Outs) -> Launch:
-    """To the dtype of the result, which is that of the graph."""
+    """To the dtype of the result, which is that of the graph, and into its order in memory."""
     return partial(outs[0].copy_, call.args[0])
 
 
@@ -76,6 +76,15 @@ QUICK: dict[str, Quick] = {
     "aten.clamp.Tensor": into(torch.clamp),
     "aten.where.self": into(torch.where),
     **dict.fromkeys(
-        ("aten.to.dtype", "aten.to.device", "aten.to.dtype_layout", "aten.to.other", "aten._to_copy.default"), converted
+        (
+            "aten.to.dtype",
+            "aten.to.device",
+            "aten.to.dtype_layout",
+            "aten.to.other",
+            "aten._to_copy.default",
+            "aten.clone.default",
+            "aten.contiguous.default",
+        ),
+        converted,
     ),
 }

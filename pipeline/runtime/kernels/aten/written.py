@@ -86,5 +86,5 @@ def _out_variant(operator: torch._ops.OpOverload) -> tuple[torch._ops.OpOverload
     return None
 
 
-FUNCTIONAL: frozenset[str] = frozenset()
-"""Operators whose overload with `out=` does not do the same."""
+FUNCTIONAL = frozenset({"aten.adaptive_avg_pool2d.default", "aten.adaptive_avg_pool3d.default"})
+"""Operators whose overload with `out=` does not do the same: these take the mean of a whole map in another order."""
