@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from pipeline.export.modules import every_module
+
 __all__ = ["register_cache_types", "register_caches"]
 
 
@@ -50,7 +52,7 @@ def register_caches(module: nn.Module) -> None:
     transformers = sys.modules.get("transformers")
     if transformers is None:
         return
-    model: Any = next((one for one in module.modules() if isinstance(one, transformers.PreTrainedModel)), None)
+    model: Any = next((one for one in every_module(module) if isinstance(one, transformers.PreTrainedModel)), None)
     if model is None:
         return
     register_cache_types()

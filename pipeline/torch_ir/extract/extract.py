@@ -66,7 +66,7 @@ def extract_ir(
             warnings.warn(f"{name} is traced whole: layers are stamped where every size is a number.", stacklevel=2)
         elif stamp and (ir := _stamped(model, args, named, name, functionalize, known)):
             return ir
-        program = export_model(model, args, kwargs=named, dynamic_shapes=dynamic_shapes, strict=False)
+        program = _exported(model, args, named, dynamic_shapes)
         dims = dim_names(program, dynamic_shapes)
         return convert_exported_program(program, name, functionalize=functionalize, dims=dims, **known)
 
@@ -82,7 +82,7 @@ def _stamped(
     """The IR of which only a part was traced; None, and a warning that says why, where that cannot be."""
 
     def trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-        return _graph(export_model(module, args, kwargs=kwargs, strict=False), name, functionalize, {}, **known)
+        return _graph(_exported(module, args, kwargs), name, functionalize, {}, **known)
 
     found = stamped(model, args, kwargs, trace, **known)
     if isinstance(found, TracedWhole):
@@ -112,8 +112,14 @@ def export_model(
     if strict:
         validate_meta_device(model)
         validate_inputs_meta((args, named))
+    return _exported(model, args, named, dynamic_shapes)
+
+
+def _exported(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None
+) -> ExportedProgram:
     try:
-        return torch.export.export(model, args, named, dynamic_shapes=dynamic_shapes, strict=False)
+        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         raise ExportError(
             f"Failed to export model: {type(error).__name__}: {error}\n"

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from pipeline.ir import Graph, Op
+from pipeline.runtime import higher_order
 from pipeline.runtime.eager import Own, apply, run_eager
 from pipeline.runtime.words import argument, tensors_in
 from pipeline.torch_ir.execute import IRExecutor
@@ -110,11 +111,7 @@ def _entered(op: Op, ins: Tensors, watched: Own) -> Tensors:
     """The results of a region, whose bodies are run op by op."""
     bodies = [partial(_body, body, watched) for body in op.bodies]
     given = {name: argument(item, ins, bodies) for name, item in op.attrs.items()}
-    if "cond_fn" in given:
-        condition = given["cond_fn"]
-        given["cond_fn"] = lambda *tensors: condition(*tensors)[0]
-    operator = getattr(torch.ops.higher_order, op.kind.removeprefix("higher_order."))
-    return list(tensors_in(operator(*given.values())))
+    return list(tensors_in(higher_order.call(op.kind.removeprefix("higher_order."), given)))
 
 
 def _body(body: Graph, watched: Own, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
