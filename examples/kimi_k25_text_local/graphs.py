@@ -22,7 +22,8 @@ from pipeline.export.static_cache import (
     prefill_inputs,
     save_kv_mapping,
 )
-from pipeline.torch_ir import IR, execute_ir, extract_ir, load_ir
+from pipeline.ir import Graph
+from pipeline.torch_ir import execute_ir, extract_ir, load_ir
 
 __all__ = ["GraphFiles"]
 
@@ -58,12 +59,11 @@ class GraphFiles:
             UserMistake: the model cannot be split into prefill and decode.
         """
         first = _written(Prefill(model), prefill_inputs(sizes), "KimiK25_Text_Prefill", self.prefill)
-        caches = [CacheSpec.of(one.shape, getattr(torch, one.dtype)) for one in first.graph_outputs[1:]]
+        made = [first.values[vid] for vid in first.outputs]
+        caches = [CacheSpec.of(one.spec.sizes, getattr(torch, one.spec.dtype)) for one in made[1:]]
         second = _written(Decode(model), decode_inputs(caches, sizes), "KimiK25_Text_Decode", self.decode)
-        names = (
-            [one.name for one in side] for side in (first.graph_outputs, second.graph_inputs, second.graph_outputs)
-        )
-        save_kv_mapping(kv_mapping(*names), self.mapping)
+        taken, given = ([second.values[vid].name for vid in vids] for vids in (second.inputs, second.outputs))
+        save_kv_mapping(kv_mapping([one.name for one in made], taken, given), self.mapping)
 
     def read(self, weights: Mapping[str, Tensor]) -> tuple[Program, Program, KVMapping]:
         """Both programs from the files, running with these weights, and the mapping."""
@@ -71,12 +71,12 @@ class GraphFiles:
         return _read(self.prefill, weights), _read(self.decode, weights), mapping
 
 
-def _written(wrapper: nn.Module, inputs: tuple[Tensor, ...], name: str, path: Path) -> IR:
+def _written(wrapper: nn.Module, inputs: tuple[Tensor, ...], name: str, path: Path) -> Graph:
     # Without gradients: with them, layers that turn them off would become regions of the graph.
     with torch.no_grad():
         ir = extract_ir(wrapper, inputs, model_name=name, stamp=True)
     ir.save(path)
-    return ir
+    return ir.graph
 
 
 def _read(path: Path, weights: Mapping[str, Tensor]) -> Program:

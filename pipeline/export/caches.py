@@ -49,10 +49,11 @@ Part: TypeAlias = Tensor | Fixed | Nested
 
 def register_caches(module: nn.Module) -> None:
     """Enter the caches of `transformers` into torch's table, if the module is one of its models."""
-    transformers = sys.modules.get("transformers")
-    if transformers is None:
+    modelling = sys.modules.get("transformers.modeling_utils")  # not loaded, it has made no model
+    if modelling is None:
         return
-    model: Any = next((one for one in every_module(module) if isinstance(one, transformers.PreTrainedModel)), None)
+    kind: type = modelling.PreTrainedModel
+    model = next((one for one in every_module(module) if isinstance(one, kind)), None)
     if model is None:
         return
     register_cache_types()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,19 +71,20 @@ class Run:
 
 def runs_in(module: nn.Module) -> list[Run]:
     """The runs that save a trace, the longest first; none overlaps another."""
-    runs = [run for path, layers in _lists(module, "") for run in _disjoint(_runs_of(path, layers))]
+    runs = [run for found in _by_list(module, "") for run in _disjoint(found)]
     return sorted(runs, key=lambda run: -run.saved)
 
 
-def _lists(module: nn.Module, path: str) -> Iterator[tuple[str, list[nn.Module]]]:
-    """A list inside of another's layers (the experts of each layer) is looked at only where those are all different."""
+def _by_list(module: nn.Module, path: str) -> Iterator[list[Run]]:
+    """The runs of each list. One inside of another's layers (the experts of each layer) is looked at only where those
+    are all different."""
     if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > TRACED:
-        layers = list(module)
-        if any(_runs_of(path, layers)):
-            yield path, layers
+        runs = _runs_of(path, list(module))
+        if runs:
+            yield runs
             return
     for name, child in module.named_children():
-        yield from _lists(child, f"{path}.{name}" if path else name)
+        yield from _by_list(child, f"{path}.{name}" if path else name)
 
 
 def _disjoint(runs: list[Run]) -> Iterator[Run]:
@@ -117,17 +118,21 @@ def _look(module: nn.Module, known: dict[Any, int]) -> int:
     Whole numbers are left out: one of them counts the layer.
     """
     held = vars(module)
-    attributes = sorted(held.keys() - STANDARD)
+    attributes = () if held.keys() == STANDARD else sorted(held.keys() - STANDARD)
     look = (
         type(module),
         module.training,
-        tuple([(name, _spec(tensor)) for name, tensor in module._parameters.items()]),
-        tuple([(name, _spec(tensor)) for name, tensor in module._buffers.items()]),
+        _specs(module._parameters),
+        _specs(module._buffers),
         frozenset(module._non_persistent_buffers_set),
         tuple([(key, held[key]) for key in attributes if type(held[key]) in PLAIN]),
         tuple([(name, child and _look(child, known)) for name, child in module._modules.items()]),
     )
     return known.setdefault(look, len(known))
+
+
+def _specs(tensors: Mapping[str, torch.Tensor | None]) -> tuple[Any, ...]:
+    return tuple([(name, _spec(tensor)) for name, tensor in tensors.items()]) if tensors else ()
 
 
 def _spec(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
