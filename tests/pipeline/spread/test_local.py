@@ -81,6 +81,8 @@ def test_processes_end_when_nobody_waits_any_more() -> None:
 
 
 INTERRUPTED = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it starts in the background
 from pipeline.spread import Job, LocalProcesses
 jobs = [Job("quick", "tests.pipeline.spread.jobs:process"),
         Job("slow", "tests.pipeline.spread.jobs:process", {"seconds": 60})]
