@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from pipeline.export.modules import every_tensor
+from pipeline.importers.from_torch.modules import every_tensor
 
 __all__ = ["apart"]
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from pipeline.export.modules import every_module
+from pipeline.importers.from_torch.modules import every_module
 
 __all__ = ["register_cache_types", "register_caches"]
 

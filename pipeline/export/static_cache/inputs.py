@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pipeline.errors import UserMistake
 from pipeline.export.static_cache.masks import causal_mask
 from pipeline.export.static_cache.wrappers import Prefill
+from pipeline.importers.from_torch.exporting import as_exporting
 
 __all__ = ["CacheSizes", "CacheSpec", "cache_specs", "decode_inputs", "prefill_inputs"]
 
@@ -55,7 +56,7 @@ class CacheSpec:
 def cache_specs(model: nn.Module) -> tuple[CacheSpec, ...]:
     """k0, v0, k1, v1, … as this model makes them: it is called once, with one token, wherever it lies."""
     device = next(model.parameters()).device
-    with torch.no_grad():
+    with torch.no_grad(), as_exporting():  # some operators that experts use otherwise take one dtype only on meta
         _, *states = Prefill(model)(*_prompt(1, device))
     return tuple(CacheSpec.of(state.shape, state.dtype) for state in states)
 

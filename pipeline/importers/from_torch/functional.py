@@ -8,6 +8,7 @@ not; that one is put back.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from operator import getitem
 from typing import Any
@@ -37,7 +38,9 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     if not (mutates(program) or any(marks_vmap(node.target) for node in _calls(program))):
         return program
     asked = next((node for node in _calls(program) if node.target is BATCH_NORM), None)
-    found = program.run_decompositions({})
+    with warnings.catch_warnings():  # of torch's own copy of the program
+        warnings.filterwarnings("ignore", r".*LeafSpec", FutureWarning)
+        found = program.run_decompositions({})
     if asked is not None:
         for node in list(_calls(found)):
             if node.target is NO_TRAINING:

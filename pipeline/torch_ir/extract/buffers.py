@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from pipeline.export.modules import every_module, every_path
+from pipeline.importers.from_torch.modules import every_module, every_path
 
 __all__ = ["recomputed", "unsaved"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.export.modules import every_tensor
 from pipeline.export.paths import leaves_with_path
+from pipeline.importers.from_torch.modules import every_tensor
 from pipeline.torch_ir.dense import not_dense
 from pipeline.torch_ir.errors import ExportError
 

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from pipeline.export.modules import every_tensor
+from pipeline.importers.from_torch.modules import every_tensor
 
 __all__ = ["dim_names", "tied_in", "tied_names"]
 

@@ -120,3 +120,9 @@ def test_on_meta_the_graph_has_the_models_own_names_and_half_precision_masks(cau
         assert targets.count("aten.clamp.default") == 1
     found = [node.meta["val"].shape for node in second.graph.nodes if node.op == "placeholder"][-4:]
     assert found == [(1, 2, 8, 8)] * 4
+
+
+def test_experts_in_single_precision_have_caches_on_meta(causal_lm: Callable[..., Any]) -> None:
+    """Where nothing is exported, transformers multiplies experts by an operator that takes bfloat16 alone on meta."""
+    model = causal_lm("Mixtral")
+    assert cache_specs(model.to(device="meta")) == cache_specs(causal_lm("Mixtral"))

@@ -28,11 +28,12 @@ tensors, what it is) for one that nobody made: a constant, first seen there.
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One call. `form` is its arguments with TENSOR in the place of each of `refs`."""
+    """One call. `form` is its arguments with TENSOR in the place of each of `refs`, `origin` the path of the module."""
 
     function: Any
     form: tuple[Any, ...]
     refs: tuple[Ref, ...]
+    origin: str = ""
 
     @property
     def name(self) -> str:
@@ -45,6 +46,8 @@ class Recorder:
     def __init__(self, results: MetaResults | None) -> None:
         self._results = results
         self.events: list[Event] = []
+        self.origin = ""
+        """The path of the module whose forward runs."""
         self._refs: dict[int, Ref] = {}
         self._alive: list[Any] = []
         """So that no other object gets the id of one that is known."""
@@ -72,7 +75,7 @@ class Recorder:
         tensors: list[torch.Tensor] = []
         form = self._form(args, tensors), self._form(dict(kwargs), tensors)
         refs = [self._ref(tensor, number, index) for index, tensor in enumerate(tensors)]
-        self.events.append(Event(function, form, tuple(refs)))
+        self.events.append(Event(function, form, tuple(refs), self.origin))
         if operator and self._results is not None:
             result = self._results.call(function, form, tensors, args, kwargs)
         else:
@@ -86,7 +89,7 @@ class Recorder:
 
     def note(self, function: Any, args: tuple[Any, ...]) -> None:
         """Write it down alone."""
-        self.events.append(Event(function, (self._form(args, []), self._form({}, [])), ()))
+        self.events.append(Event(function, (self._form(args, []), self._form({}, [])), (), self.origin))
 
     def know(self, tensor: torch.Tensor, ref: Ref) -> None:
         """`tensor` comes from there."""

@@ -92,7 +92,7 @@ class Repeater:
     def _moved(self, op: Op, unit: int) -> Op:
         """As it stands in this unit, its bodies too."""
         place = self._run.locate(op.origin)
-        origin = op.origin if place is None else self._run.layer(unit, *place[1:])
+        origin = op.origin if place is None or place[0] != 1 else self._run.layer(unit, *place[1:])
         bodies = [replace(body, ops=tuple(self._moved(inner, unit) for inner in body.ops)) for body in op.bodies]
         return replace(op, origin=origin, bodies=tuple(bodies))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
+from pipeline.importers.from_torch.exporting import as_exporting
+from pipeline.importers.from_torch.stamp.aside import STANDARD, set_aside
 from pipeline.importers.from_torch.stamp.call import Call
 from pipeline.importers.from_torch.stamp.meta import MetaResults
 from pipeline.importers.from_torch.stamp.record import Event, Recorder, Ref
@@ -52,24 +55,25 @@ class Walk:
 
 
 def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Walk:
-    """Run `module`; `layers` {path: layer} are those whose spans are wanted.
+    """Run `module`, which is as before afterwards; `layers` {path: layer} are those whose spans are wanted.
 
     Raises:
         Unsuited: it cannot run without numbers.
     """
     spans: dict[str, list[tuple[int, int]]] = {}
     with ExitStack() as stack:
-        stored, given = _stored(module), call.tensors()
-        on_meta = all(tensor.is_meta for tensor in (*given.values(), *(tensor for _, tensor in stored)))
+        given = call.tensors()
+        on_meta = all(tensor.is_meta for tensor in (*given.values(), *(tensor for _, tensor in _stored(module))))
         mode = None if on_meta else stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(set_aside(module, partial(_blank, mode=mode)))
         tensors = {key: _blank(tensor, mode) for key, tensor in given.items()}
         recorder = Recorder(MetaResults() if mode is None else None)
-        for name, tensor in stored:  # of several names the last stays, as in torch.export
+        for name, tensor in _stored(module):  # of several names the last stays, as in torch.export
             recorder.know(tensor, ("stored", name))
         for key, tensor in tensors.items():
             recorder.know(tensor, ("given", key))
-        stack.enter_context(_as_exporting())
-        stack.enter_context(_spans(recorder, layers, spans))
+        stack.enter_context(as_exporting())
+        stack.enter_context(_spans(recorder, layers, spans, _origins(module)))
         args, kwargs = call.renewed(tensors)
         stack.enter_context(recorder)
         try:
@@ -103,25 +107,39 @@ def _stored(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return found
 
 
-STANDARD = len(vars(nn.Module()))
-"""Attributes that every module has; none of them is a tensor."""
+def _origins(module: nn.Module) -> dict[int, str]:
+    """{id of a module: its path}, the first one where it has several."""
+    found: dict[int, str] = {}
+    waiting = [("", module)]
+    while waiting:
+        path, one = waiting.pop()
+        if id(one) not in found:
+            found[id(one)] = path
+            prefix = f"{path}." if path else ""
+            children = reversed(one._modules.items()) if one._modules else ()
+            waiting += [(f"{prefix}{name}", child) for name, child in children if child is not None]
+    return found
 
 
 @contextmanager
 def _spans(
-    recorder: Recorder, layers: Mapping[str, nn.Module], spans: dict[str, list[tuple[int, int]]]
+    recorder: Recorder,
+    layers: Mapping[str, nn.Module],
+    spans: dict[str, list[tuple[int, int]]],
+    origins: Mapping[int, str],
 ) -> Iterator[None]:
     paths = {id(layer): path for path, layer in layers.items()}
-    starts: list[int] = []
+    entered: list[tuple[int, str]] = []
 
     def enter(module: nn.Module, _: Any) -> None:
-        if id(module) in paths:
-            starts.append(len(recorder.events))
+        entered.append((len(recorder.events), recorder.origin))
+        recorder.origin = origins.get(id(module), "")
 
     def leave(module: nn.Module, _: Any, __: Any) -> None:
+        start, recorder.origin = entered.pop()
         path = paths.get(id(module))
         if path is not None:
-            spans.setdefault(path, []).append((starts.pop(), len(recorder.events)))
+            spans.setdefault(path, []).append((start, len(recorder.events)))
 
     # Hooks for all modules, since hooks on the caller's would change them.
     hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave)
@@ -130,17 +148,3 @@ def _spans(
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextmanager
-def _as_exporting() -> Iterator[None]:
-    """Let models that ask `torch.compiler.is_exporting()` take the way that they take for torch.export."""
-    flags = ("_is_compiling_flag", "_is_exporting_flag")
-    before = {flag: getattr(torch.compiler, flag) for flag in flags if hasattr(torch.compiler, flag)}
-    try:
-        for flag in before:
-            setattr(torch.compiler, flag, True)
-        yield
-    finally:
-        for flag, value in before.items():
-            setattr(torch.compiler, flag, value)
