@@ -12,6 +12,7 @@ from pipeline.errors import Unsupported, UserMistake
 from pipeline.importers.from_torch.operators import WHEN_TRAINING
 from pipeline.ir import Graph, Op, Role
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.runtime.blame import DataMistake
 from pipeline.runtime.eager import Own, run_eager
 from pipeline.torch_ir.call import resolve
 from pipeline.torch_ir.dense import not_dense
@@ -123,8 +124,8 @@ class IRExecutor:
         `inputs` and `kwargs` nest as the model takes them; all tensors in a row do too, or a mapping by input name.
 
         Raises:
-            ExecutionError: weights were never loaded; or inputs, weights or constants are missing or do not fit. All of
-                it is in one message, before anything runs.
+            ExecutionError: weights were never loaded; or inputs, weights or constants are missing or do not fit, all of
+                it in one message, before anything runs; or an index in them is out of range, which the run tells.
         """
         return self._execute(inputs, kwargs, constants or {}, None)
 
@@ -144,9 +145,12 @@ class IRExecutor:
         if not constants:
             self.refuse_without_weights()
         bound, fed = self._checked(inputs, kwargs, constants)
-        outputs = None if own is not None or constants or not self._fits(fed) else self._run_planned(bound, fed)
-        if outputs is None:
-            outputs = self._run_reference(bound, fed, constants, self._own if own is None else own)
+        try:
+            outputs = None if own is not None or constants or not self._fits(fed) else self._run_planned(bound, fed)
+            if outputs is None:
+                outputs = self._run_reference(bound, fed, constants, self._own if own is None else own)
+        except DataMistake as error:
+            raise ExecutionError(str(error)) from error
         return tuple(outputs[self.ir.graph.values[vid].name] for vid in self.ir.graph.outputs)
 
     @property
