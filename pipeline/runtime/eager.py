@@ -18,6 +18,7 @@ from pipeline.runtime import higher_order
 from pipeline.runtime.blame import data_mistake, is_of_data, place_of
 from pipeline.runtime.dtypes import as_tensor, dtype_name
 from pipeline.runtime.lacking import ON_THE_CPU
+from pipeline.runtime.memory import resolved
 from pipeline.runtime.words import argument, operator_of, tensors_in
 
 __all__ = ["EagerResult", "Observer", "Own", "apply", "run_eager"]
@@ -80,7 +81,7 @@ def _given(graph: Graph, tensors: Tensors, *, check: bool) -> dict[int, torch.Te
             continue
         if check and (problem := _misfit(value, tensor)):
             wrong.append(problem)
-        found[value.vid] = _laid(tensor.detach(), value)
+        found[value.vid] = _laid(resolved(tensor.detach()), value)
     if wrong:
         raise UserMistake(f"graph {graph.name!r} cannot run:\n" + "\n".join(f"  - {problem}" for problem in wrong))
     return found
