@@ -105,6 +105,7 @@ class Reader:
                 self._node(node)
 
     def _node(self, node: Data) -> None:
+        mapping(node, "attrs")
         inputs = tuple(self.vid(one["name"]) for one in rows(node, "inputs"))
         outputs = tuple(self.declare(one, Role.TMP) for one in rows(node, "outputs"))
         self.ops.append(
@@ -113,7 +114,7 @@ class Reader:
                 kind=node["op_type"],
                 inputs=inputs,
                 outputs=outputs,
-                attrs=read_call(node["op_type"], len(inputs), {**node, "attrs": mapping(node, "attrs")}),
+                attrs=read_call(node["op_type"], len(inputs), node),
                 name=text(node, "name"),
                 origin=node.get("module_path", ""),
                 line=node.get("line", ""),
