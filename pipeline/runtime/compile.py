@@ -10,6 +10,7 @@ from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.aten import in_traced_order
 from pipeline.planning import ExecutionPlan, FeedSignature, check_plan, make_plan
+from pipeline.runtime.blame import place_of
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.fold import folded
 from pipeline.runtime.slots import Feed
@@ -35,6 +36,7 @@ class CompiledProgram:
 
         Raises:
             UserMistake: the feed does not fit `feed_signature`, or a state has no value yet.
+            DataMistake: an index in the feed is out of range (a UserMistake too).
             InternalError: a kernel failed.
         """
         return self.executor.run(feed, copy=copy)
@@ -90,7 +92,8 @@ def _executor(plan: ExecutionPlan, graph: Graph, *, functional: bool = False) ->
         ]
         for at, plans in plan.bodies.items()
     }
-    return Executor(plan, graph.payloads, bodies, functional=functional)
+    places = [place_of(op) for op in graph.ops]
+    return Executor(plan, graph.payloads, bodies, functional=functional, places=places)
 
 
 AUTOCAST = "higher_order.wrap_with_autocast"

@@ -15,8 +15,10 @@ from pipeline.errors import UserMistake
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime import higher_order
+from pipeline.runtime.blame import data_mistake, is_of_data, place_of
 from pipeline.runtime.dtypes import as_tensor, dtype_name
 from pipeline.runtime.lacking import ON_THE_CPU
+from pipeline.runtime.memory import resolved
 from pipeline.runtime.words import argument, operator_of, tensors_in
 
 __all__ = ["EagerResult", "Observer", "Own", "apply", "run_eager"]
@@ -48,6 +50,7 @@ def run_eager(
 
     Raises:
         UserMistake: tensors are missing, or are not what the graph declares (all of them in one message).
+        DataMistake: an index in what is given is out of range (a UserMistake too).
         SourceMistake: an operator that torch does not know.
     """
     if dim_names(graph):
@@ -78,7 +81,7 @@ def _given(graph: Graph, tensors: Tensors, *, check: bool) -> dict[int, torch.Te
             continue
         if check and (problem := _misfit(value, tensor)):
             wrong.append(problem)
-        found[value.vid] = _laid(tensor.detach(), value)
+        found[value.vid] = _laid(resolved(tensor.detach()), value)
     if wrong:
         raise UserMistake(f"graph {graph.name!r} cannot run:\n" + "\n".join(f"  - {problem}" for problem in wrong))
     return found
@@ -110,7 +113,7 @@ def _run(
     """Outputs, and the new values of what is updated. `slots` is emptied as values die."""
     kept = {*graph.outputs, *graph.updates.values()}
     for op in graph.ops:
-        results = apply(op, [slots[vid] for vid in op.inputs], own)
+        results = _applied(graph, op, [slots[vid] for vid in op.inputs], own)
         if observe is not None:
             observe(op, results)
         slots.update(zip(op.outputs, results, strict=True))
@@ -118,6 +121,17 @@ def _run(
             if vid not in kept and _dies(graph.values[vid], op):
                 slots.pop(vid, None)
     return [slots[vid] for vid in graph.outputs], [slots[vid] for vid in graph.updates.values()]
+
+
+def _applied(graph: Graph, op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
+    """`apply`, whose errors about the caller's data say so. What the caller's own functions raise is left as it is."""
+    try:
+        return apply(op, ins, own)
+    except (IndexError, RuntimeError) as error:
+        if op.kind in own or op.bodies or not is_of_data(error):
+            raise
+        values = [graph.values[vid] for vid in op.inputs]
+        raise data_mistake(place_of(op), [(value.name, value.spec) for value in values], error) from error
 
 
 def _dies(value: Value, op: Op) -> bool:

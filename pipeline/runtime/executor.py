@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.errors import InternalError, OnnxlineError, UserMistake
+from pipeline.errors import InternalError, OnnxlineError
 from pipeline.ir.graph import Payload
 from pipeline.ir.spec import TensorSpec
 from pipeline.lowering import KernelCall, Kind, unpack
 from pipeline.planning import ExecutionPlan
+from pipeline.runtime.blame import data_mistake, is_of_data
 from pipeline.runtime.dtypes import torch_dtype
 from pipeline.runtime.kernels import KERNELS, Attrs, Bind, Launch, prepared
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
@@ -42,7 +43,8 @@ class Executor:
     KV cache where one is fed, and lets go of them afterwards. Fed weights stay bound until others come.
 
     `bodies` are the executors of the bodies of higher-order calls, by the index of the call. `functional`: operators of
-    torch make their results themselves, as autocast asks; these are copied into their places.
+    torch make their results themselves, as autocast asks; these are copied into their places. `places` say for people
+    where each call comes from.
 
     Raises:
         InternalError: a call has no kernel, its attributes cannot be decoded, or its shapes do not fit.
@@ -57,11 +59,13 @@ class Executor:
         bodies: Mapping[int, Sequence[Executor]] | None = None,
         *,
         functional: bool = False,
+        places: Sequence[str] = (),
     ) -> None:
         refuse_foreign_devices(plan.slots)
         self.plan = plan
         self._bodies = {at: tuple(body.apply for body in several) for at, several in (bodies or {}).items()}
         self._functional = functional
+        self._places = places
         self._slots = [torch.empty(0)] * len(plan.slots)
         weights = bind_weights(plan, payloads)
         self.states = States(plan, weights)
@@ -97,7 +101,8 @@ class Executor:
         of its own: the next run may change it.
 
         Raises:
-            UserMistake: the feed does not fit the plan's signature, or an index in it is out of range.
+            UserMistake: the feed does not fit the plan's signature.
+            DataMistake: an index in it is out of range (a UserMistake too).
             InternalError: a kernel failed.
         """
         return self._run(feed, self.plan.outputs, copy=copy)
@@ -206,11 +211,13 @@ class Executor:
                 self._launches[at] = _unbound
 
     def _failure(self, step: Step, error: Exception) -> OnnxlineError:
-        what = f"{self._described(step.index)} failed: {error}"
+        described = self._described(step.index)
         # Shapes were settled when the plan was made, so a gather that fails read an index that is too large.
-        if Kind(self.plan.calls[step.index].kind_id) in INDEXING:
-            return UserMistake(f"{what}; look for an index that is out of range in the feed")
-        return InternalError(what)
+        if is_of_data(error) or Kind(step.call.kind_id) in INDEXING:
+            slots = [self.plan.slots[vid] for vid in step.call.in_vids]
+            place = self._places[step.index] if self._places else described
+            return data_mistake(place, [(slot.name, slot.spec) for slot in slots], error)
+        return InternalError(f"{described} failed: {error}")
 
     def _prove_shapes(self) -> None:
         """Torch resizes an out= tensor that does not fit. Shapes do not depend on data, so the first run tells."""

@@ -1,4 +1,4 @@
-"""Tensors in the order in memory that a plan counts on."""
+"""Tensors as a plan counts on them: their numbers in memory, in a certain order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["laid", "room"]
+__all__ = ["laid", "resolved", "room"]
 
 
 def laid(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
@@ -14,6 +14,7 @@ def laid(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
 
     Axes of size 1 get the strides too: a convolution looks at all of them to tell channels_last.
     """
+    tensor = resolved(tensor)
     if strides is None:
         return tensor.contiguous()
     if tensor.stride() == tuple(strides):
@@ -21,6 +22,11 @@ def laid(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
     if not tensor.numel() or _lies(tensor, strides):
         return tensor.as_strided(tensor.shape, strides)
     return room(tensor.shape, strides, tensor.dtype).copy_(tensor)
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Its numbers as they are in memory: `x.conj()` is a mere mark on those of `x`, and kernels read the memory."""
+    return tensor.resolve_conj().resolve_neg()
 
 
 def room(sizes: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype) -> torch.Tensor:

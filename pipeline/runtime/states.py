@@ -7,7 +7,7 @@ other states are as they were before the run that failed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -18,7 +18,18 @@ from pipeline.runtime.dtypes import torch_dtype
 from pipeline.runtime.memory import room
 from pipeline.runtime.slots import Feed, bind_feed
 
-__all__ = ["States"]
+__all__ = ["LostStates", "States"]
+
+
+class LostStates(UserMistake):
+    """States that a run which failed had begun to write to; `names` has them."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.names = frozenset(names)
+        super().__init__(
+            f"a run that failed had begun to write to the states {', '.join(sorted(names))}: give all states "
+            "a value again (`reset_states`, `give_states` with what `states` gave before, or load the weights anew)"
+        )
 
 
 class States:
@@ -67,7 +78,7 @@ class States:
         """Copies by name, of those that have a value.
 
         Raises:
-            UserMistake: a run that failed took the value of some.
+            LostStates: a run that failed took the value of some.
         """
         self._refuse_lost()
         return {name: self.tensors[vid].clone() for name, vid in self._vids.items() if name not in self._missing}
@@ -79,7 +90,8 @@ class States:
     def refuse_missing(self) -> None:
         """
         Raises:
-            UserMistake: a state has no value yet, or none any more.
+            UserMistake: a state has no value yet.
+            LostStates: a state has no value any more (a UserMistake too).
         """
         self._refuse_lost()
         if self._missing:
@@ -99,10 +111,7 @@ class States:
 
     def _refuse_lost(self) -> None:
         if self._lost:
-            raise UserMistake(
-                f"a run that failed had begun to write to the states {', '.join(sorted(self._lost))}: give all states "
-                "a value again (`reset_states`, `give_states` with what `states` gave before, or load the weights anew)"
-            )
+            raise LostStates(self._lost)
 
     def _is_written(self, vid: int) -> bool:
         """Whether the run itself put the new value in the place of the old one."""

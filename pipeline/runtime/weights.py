@@ -22,7 +22,7 @@ Weights = Mapping[str, torch.Tensor]
 def stored_tensor(payload: Payload, strides: Sequence[int] | None = None) -> torch.Tensor:
     """The payload on the CPU with these strides (None: row after row); its own bytes wherever they lie so already."""
     if isinstance(payload, TensorPayload):
-        return laid(payload.tensor.detach().resolve_conj().resolve_neg().to("cpu"), strides)
+        return laid(payload.tensor.detach().to("cpu"), strides)
     return laid(as_tensor(payload.numpy()), strides)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,3 +75,37 @@ def test_what_is_no_file_of_an_ir(tmp_path: Path) -> None:
             with pytest.raises(SerializationError, match=f"cannot be written: .*{said}"):
                 ir.save(tmp_path / name, threshold=threshold)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "m.json", "m.json.zst"]
+
+
+WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
+    "nodes": (("nodes",), None, "the top level: nodes: found null, expected a list$"),
+    "a node": (("nodes", 0), 5, r"the top level: nodes\[0\]: found 5, expected an object$"),
+    "op_type": (("nodes", 1, "op_type"), 3, r"nodes\[1\]: op_type: found 3, expected a string$"),
+    "attrs": (("nodes", 0, "attrs"), [1], r"nodes\[0\]: attrs: found \[1\], expected an object$"),
+    "dtype": (("graph_inputs", 0, "dtype"), "float33", r"graph_inputs\[0\]: unknown dtype 'float33'; known: "),
+    "letters": (
+        ("graph_inputs", 0, "shape"),
+        "abc",
+        r"graph_inputs\[0\]: shape: found 'abc', expected a list of sizes",
+    ),
+    "half a size": (
+        ("weights", 0, "shape"),
+        [1.5, 4],
+        r"weights\[0\]: shape: found \[1.5, 4\], .* a whole number of 0 or",
+    ),
+    "below zero": (("graph_inputs", 0, "shape"), [-1, 4], r"graph_inputs\[0\]: shape: found \[-1, 4\], expected "),
+    "strides": (("graph_inputs", 0, "strides"), [1], r"strides: found \[1\], expected a list of 2, as many as dims"),
+    "dims": (("dims",), {"n": "x"}, "dims or guards: dims: n: found 'x', expected the least and the most size"),
+}
+
+
+@pytest.mark.parametrize("path, item, said", WRONG.values(), ids=WRONG.keys())
+def test_what_is_wrong_in_a_file_is_said_with_its_place(path: tuple[str | int, ...], item: Any, said: str) -> None:
+    data = extract_ir(MaskedLinear(), (torch.ones(1, 4),), strict=False).to_dict()
+    data = json.loads(json.dumps(data))
+    part = data
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = item
+    with pytest.raises(SerializationError, match=f"IR JSON: .*{said}"):
+        assert IR.from_dict(data).graph

@@ -194,6 +194,60 @@ def test_states_go_from_size_to_size_and_outputs_are_apart(functionalize: bool, 
     assert executor.execute((torch.ones(2, 2),), constants={"rows": torch.zeros(2)})[0].tolist() == [2.0, 2.0]
 
 
+class Placed(nn.Module):
+    """Writes rows where it is told, and reads others where it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(4, 3))
+
+    def forward(self, x: Tensor, at: Tensor, read: Tensor) -> Tensor:
+        self.rows.index_copy_(0, at, x)
+        return self.rows.gather(0, read)
+
+
+def placed(at: int, read: int) -> tuple[Tensor, ...]:
+    return torch.ones(1, 3), torch.tensor([at]), torch.tensor([[read, 0, 0]])
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+@pytest.mark.parametrize("planned", [True, False])
+def test_an_index_out_of_range_is_the_callers(functionalize: bool, planned: bool) -> None:
+    ir = extract_ir(Placed(), placed(0, 0), strict=False, functionalize=functionalize)
+    for at, read, said in (
+        (9, 0, r"op 'index_copy_?' \(aten\..*, .*test_execute.py:\d+\) failed: .*index 9 is .*from at: int64\[1\]"),
+        (0, 9, r"op 'gather' .*failed: .*index 9 is .*out of range in the feed; the op reads it from read: int64"),
+    ):
+        executor = IRExecutor(ir, Placed().state_dict(), planned=planned)
+        with pytest.raises(ExecutionError, match=said):
+            executor.execute(placed(at, read))
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+@pytest.mark.parametrize("planned", [True, False])
+def test_states_are_put_back_after_a_run_that_failed(functionalize: bool, planned: bool) -> None:
+    ir = extract_ir(Placed(), placed(0, 0), strict=False, functionalize=functionalize)
+    executor = IRExecutor(ir, Placed().state_dict(), planned=planned)
+    executor.give_states({"b_rows": torch.ones(4, 3)})
+    executor.execute(placed(1, 0))
+    before = executor.updates["b_rows"]
+    executor.updates["b_rows"].fill_(7)
+    assert torch.equal(executor.updates["b_rows"], before)
+    with pytest.raises(ExecutionError, match="index 9"):
+        executor.execute(placed(2, 9))
+    if planned or not functionalize:  # else nothing is written before all of it is there
+        for ask in (lambda: executor.updates, lambda: executor.execute(placed(0, 0))):
+            with pytest.raises(ExecutionError, match=r"to 'rows', .* as in give_states\({'rows': tensor}\), or load"):
+                ask()
+    with pytest.raises(
+        ExecutionError, match=r"state 'rows': found int64.*\nstate 'x': the model .*; expected of 'rows'"
+    ):
+        executor.give_states({"rows": torch.tensor(1), "x": X})
+    executor.give_states({"rows": before})
+    assert torch.equal(executor.updates["b_rows"], before)
+    assert executor.execute(placed(1, 2))[0].tolist() == [[1, 1, 1]]
+
+
 def test_an_input_that_the_model_writes_to_stays_as_it_is() -> None:
     class Writes(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

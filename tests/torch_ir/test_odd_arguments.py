@@ -14,6 +14,7 @@ from pipeline.export.source import Example, TorchSource
 from pipeline.torch_ir import (
     ExecutionError,
     ExportError,
+    IRExecutor,
     deserialize_ir,
     execute_ir,
     extract_ir,
@@ -89,3 +90,28 @@ def test_tensors_that_are_not_dense_are_refused_in_words(make: Callable[[], Tens
         extract_ir(model, ({"x": given},), strict=False)
     assert "argument 0.x is " in str(refused.value)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+@pytest.mark.parametrize("planned", [True, False])
+def test_conjugates_and_negatives_that_torch_has_only_marked(functionalize: bool, planned: bool) -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("turn", torch.tensor([1 + 2j, 3 - 1j]))
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            self.turn.add_(x)
+            return torch.view_as_real(self.turn), torch.view_as_real(x) * y.view(2, 1)
+
+    x = torch.tensor([2 + 5j, 4 + 7j])
+    ir = extract_ir(Parts(), (x, x.imag.clone()), strict=False, functionalize=functionalize)
+    model = Parts()
+    model.turn = model.turn.conj().resolve_conj()
+    executor = IRExecutor(ir, {"turn": Parts().turn.conj()}, planned=planned)
+    given = (x.conj(), x.conj().imag)
+    assert given[0].is_conj()
+    assert given[1].is_neg()
+    for _ in range(2):
+        expected = model(given[0].resolve_conj(), given[1].resolve_neg())
+        assert all(map(torch.equal, executor.execute(given), expected))

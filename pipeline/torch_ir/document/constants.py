@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from pipeline.ir.spec import DTYPE_BITS
+from pipeline.runtime.memory import resolved
 from pipeline.torch_ir.errors import SerializationError
 
 __all__ = ["THRESHOLD", "Beside", "raw_bytes", "read_constant", "settled", "write_constant"]
@@ -90,7 +91,7 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def settled(tensor: torch.Tensor) -> torch.Tensor:
     """The numbers on the CPU, without a conjugation or a sign that is still to come."""
-    return tensor.detach().resolve_conj().resolve_neg().cpu()
+    return resolved(tensor.detach()).cpu()
 
 
 def _spanned(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from pipeline.importers.from_torch.payload import TensorPayload
-from pipeline.ir import DimRange, Graph, Op, Payload, Role, TensorSpec
+from pipeline.ir import Graph, Op, Payload, Role, TensorSpec
 from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.torch_ir.call import read_call
 from pipeline.torch_ir.document.constants import read_constant
+from pipeline.torch_ir.document.expected import Unexpected, dim_range, mapping, rows, shape_of, strides_of, text
 from pipeline.torch_ir.errors import SerializationError
 
 __all__ = ["read_graph"]
@@ -30,9 +31,9 @@ def read_graph(data: Data, constants: Mapping[str, torch.Tensor]) -> Graph:
     reader = Reader()
     try:
         reader.weights(data)
-        inputs = [reader.declare(one, Role.INPUT) for one in data["graph_inputs"]]
-        reader.nodes(data["nodes"])
-        outputs = [reader.vid(one["name"]) for one in data["graph_outputs"]]
+        inputs = [reader.declare(one, Role.INPUT) for one in reader.each(data, "graph_inputs")]
+        reader.nodes(data)
+        outputs = [reader.vid(one["name"]) for one in reader.each(data, "graph_outputs")]
         payloads: dict[str, Payload] = {
             stub.name: TensorPayload(constants[keys[0]])
             for vid, keys in reader.sources.items()
@@ -40,6 +41,8 @@ def read_graph(data: Data, constants: Mapping[str, torch.Tensor]) -> Graph:
         }
         facts = reader.facts(data)
         return assemble(data.get("model_name", ""), reader.stubs, reader.ops, inputs, outputs, payloads, facts=facts)
+    except Unexpected as error:
+        raise SerializationError(f"IR JSON: {reader.where}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
         raise SerializationError(f"IR JSON: {reader.where}: {what}; expected what IR.save writes") from error
@@ -57,16 +60,22 @@ class Reader:
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
         """A model has many tensors and few looks."""
 
+    def each(self, data: Data, key: str) -> Iterator[Data]:
+        """The objects in the list `data[key]`, with `where` at each."""
+        self.where = "the top level"
+        for index, one in enumerate(rows(data, key)):
+            self.where = f"{key}[{index}]"
+            yield one
+
     def weights(self, data: Data) -> None:
         """Weights are used by the names of their placeholders; where there is no mapping, by their own."""
-        self.where = "weights"
-        updated, tied = data.get("updates") or {}, data.get("tied") or {}
-        mapping = data.get("weight_name_mapping") or {}
-        names = {key: name for name, key in mapping.items()}
-        for weight in data["weights"]:
+        self.where = "the top level"
+        updated, tied, placeholders = (mapping(data, key) for key in ("updates", "tied", "weight_name_mapping"))
+        names = {key: name for name, key in placeholders.items()}
+        for weight in self.each(data, "weights"):
             key: str = weight["name"]
             name: str = names.get(key, key)
-            param = name.startswith("p_") or not mapping
+            param = name.startswith("p_") or not placeholders
             role = Role.STATE if name in updated else Role.PARAM if param else Role.CONST
             vid = self.declare(weight, role, name)
             self.sources[vid] = (key, *tied.get(key, ()))
@@ -75,12 +84,11 @@ class Reader:
         name = str(name or tensor["name"])
         if name in self._vids:
             raise ValueError(f"{name!r} is declared twice")
-        look = (tuple(tensor["shape"]), tensor["dtype"].removeprefix("torch."), tensor.get("device", "cpu"))
+        look = (shape_of(tensor), text(tensor, "dtype").removeprefix("torch."), tensor.get("device", "cpu"))
         spec = self._specs.get(look)
         if spec is None:
             spec = self._specs[look] = TensorSpec(*look)
-        strides = tensor.get("strides")
-        self.stubs.append(Stub(name, spec, role, None if strides is None else tuple(strides)))
+        self.stubs.append(Stub(name, spec, role, strides_of(tensor)))
         self._vids[name] = vid = len(self.stubs) - 1
         return vid
 
@@ -89,17 +97,17 @@ class Reader:
             raise ValueError(f"the tensor {name!r} is used, and nothing makes it")
         return self._vids[name]
 
-    def nodes(self, nodes: Sequence[Data]) -> None:
-        for index, node in enumerate(nodes):
-            self.where = f"nodes[{index}]"
-            if node["op_type"] == GETITEM:
+    def nodes(self, data: Data) -> None:
+        for node in self.each(data, "nodes"):
+            if text(node, "op_type") == GETITEM:
                 self._vids[node["outputs"][0]["name"]] = self.vid(node["inputs"][node["attrs"]["index"]]["name"])
             else:
                 self._node(node)
 
     def _node(self, node: Data) -> None:
-        inputs = tuple(self.vid(one["name"]) for one in node["inputs"])
-        outputs = tuple(self.declare(one, Role.TMP) for one in node["outputs"])
+        mapping(node, "attrs")
+        inputs = tuple(self.vid(one["name"]) for one in rows(node, "inputs"))
+        outputs = tuple(self.declare(one, Role.TMP) for one in rows(node, "outputs"))
         self.ops.append(
             Op(
                 oid=len(self.ops),
@@ -107,7 +115,7 @@ class Reader:
                 inputs=inputs,
                 outputs=outputs,
                 attrs=read_call(node["op_type"], len(inputs), node),
-                name=node["name"],
+                name=text(node, "name"),
                 origin=node.get("module_path", ""),
                 line=node.get("line", ""),
                 bodies=tuple(map(read_body, node.get("bodies", ()))),
@@ -117,9 +125,9 @@ class Reader:
     def facts(self, data: Data) -> Facts:
         self.where = "updates, dims or guards"
         return Facts(
-            {self.vid(name): self.vid(after) for name, after in (data.get("updates") or {}).items()},
+            {self.vid(name): self.vid(after) for name, after in mapping(data, "updates").items()},
             self.sources,
-            {name: DimRange(least, most) for name, (least, most) in (data.get("dims") or {}).items()},
+            {name: dim_range(name, item) for name, item in mapping(data, "dims").items()},
             tuple(data.get("guards") or ()),
         )
 
@@ -133,7 +141,7 @@ def read_body(data: Data) -> Graph:
         shape, dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         reader.declare({"name": name, "shape": shape, "dtype": dtype}, Role.CONST)
         payloads[name] = TensorPayload(tensor)
-    reader.nodes(data["nodes"])
+    reader.nodes(data)
     return assemble(
         data["name"], reader.stubs, reader.ops, inputs, [reader.vid(name) for name in data["outputs"]], payloads
     )

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.errors import Unsupported, UserMistake
-from pipeline.importers.from_torch.operators import WHEN_TRAINING
-from pipeline.ir import Graph, Op, Role
-from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.errors import Unsupported
+from pipeline.ir import Graph, Role
+from pipeline.ir.bind import dim_names
+from pipeline.runtime.blame import DataMistake
 from pipeline.runtime.eager import Own, run_eager
-from pipeline.torch_ir.call import resolve
-from pipeline.torch_ir.dense import not_dense
+from pipeline.runtime.states import LostStates
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
 from pipeline.torch_ir.execute.feed import Inputs, feed
 from pipeline.torch_ir.execute.planned import Planned
+from pipeline.torch_ir.execute.sizes import wrong_sizes
+from pipeline.torch_ir.execute.states import apart, given_states, lost, versions, writes
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.weights.load import load_weights
-from pipeline.torch_ir.weights.stored import Bound, absent, bind_stored, misfit, sized
+from pipeline.torch_ir.weights.stored import Bound, absent, bind_stored, misfit
 
 __all__ = ["IRExecutor", "execute_ir"]
 
@@ -81,7 +82,7 @@ class IRExecutor:
         self._constants = dict(constants or {})
         self._strict_sizes = strict_sizes
         self._own = registry.own(ir.graph)
-        self.writes = _writes(ir.graph)
+        self.writes = writes(ir.graph)
         """Whether ops of the IR write to their arguments, as they do without functionalization."""
         self._planned = planned and not self._own and not self.writes
         self._inputs = [ir.graph.values[vid] for vid in ir.graph.inputs]
@@ -89,6 +90,8 @@ class IRExecutor:
         self._bound: Bound | None = None
         self._states: dict[str, torch.Tensor] = {}
         self._updated: dict[str, torch.Tensor] = {}
+        self._lost: set[str] = set()
+        """States on which ops of the reference had begun to write when it failed; the engine knows its own."""
         self._engine: Planned | None = None
         self.not_planned = ""
         """Why runs are not planned although they were to be, in the words of the runtime."""
@@ -105,7 +108,21 @@ class IRExecutor:
         """Take these weights; what earlier runs have written to buffers is forgotten."""
         self._weights = state_dict
         self._bound = self._engine = None
-        self._states = {}
+        self._states, self._updated, self._lost = {}, {}, set()
+
+    def give_states(self, states: Tensors) -> None:
+        """Set buffers that the model writes to, by their names in the checkpoint or by those of the placeholders.
+
+        They are copied; the rest stay. So a run that failed can be undone, and a cache that was kept be used again.
+
+        Raises:
+            ExecutionError: the model writes to no such buffer, or it has another shape or dtype.
+        """
+        given = given_states(self.ir.graph, states, any_stored=self.writes)
+        if self._engine is not None:
+            self._engine.give_states(given)
+        self._states |= given
+        self._lost -= given.keys()
 
     def refuse_without_weights(self, said: str = NOT_LOADED) -> None:
         """
@@ -123,8 +140,9 @@ class IRExecutor:
         `inputs` and `kwargs` nest as the model takes them; all tensors in a row do too, or a mapping by input name.
 
         Raises:
-            ExecutionError: weights were never loaded; or inputs, weights or constants are missing or do not fit. All of
-                it is in one message, before anything runs.
+            ExecutionError: weights were never loaded; or inputs, weights or constants are missing or do not fit, all of
+                it in one message, before anything runs; or an index in them is out of range, which the run tells;
+                or an earlier run that failed so left states half written (see `give_states`).
         """
         return self._execute(inputs, kwargs, constants or {}, None)
 
@@ -144,15 +162,35 @@ class IRExecutor:
         if not constants:
             self.refuse_without_weights()
         bound, fed = self._checked(inputs, kwargs, constants)
-        outputs = None if own is not None or constants or not self._fits(fed) else self._run_planned(bound, fed)
-        if outputs is None:
-            outputs = self._run_reference(bound, fed, constants, self._own if own is None else own)
+        self._refuse_lost()
+        try:
+            outputs = None if own is not None or constants or not self._fits(fed) else self._run_planned(bound, fed)
+            if outputs is None:
+                outputs = self._run_reference(bound, fed, constants, self._own if own is None else own)
+        except DataMistake as error:
+            raise ExecutionError(str(error)) from error
+        except LostStates as error:
+            raise lost(self.ir.graph, error.names) from error
         return tuple(outputs[self.ir.graph.values[vid].name] for vid in self.ir.graph.outputs)
 
     @property
     def updates(self) -> dict[str, torch.Tensor]:
-        """After a run: the values of buffers and inputs that the model has written to, by name in the graph."""
-        return {**self._updated, **self._states, **(self._engine.states() if self._engine else {})}
+        """After a run: copies of the buffers and inputs that the model has written to, by name in the graph.
+
+        Raises:
+            ExecutionError: a run that failed left some of them half written (see `give_states`).
+        """
+        self._refuse_lost()
+        try:
+            kept = self._engine.states() if self._engine else {}
+        except LostStates as error:
+            raise lost(self.ir.graph, error.names) from error
+        others = {**self._updated, **self._states}
+        return {name: tensor.clone() for name, tensor in others.items() if name not in kept} | kept
+
+    def _refuse_lost(self) -> None:
+        if self._lost:
+            raise lost(self.ir.graph, self._lost)
 
     def _fits(self, fed: Tensors) -> bool:
         """Whether the planned runtime may be asked: it wants the very sizes, and the CPU."""
@@ -175,17 +213,23 @@ class IRExecutor:
 
     def _run_reference(self, bound: Bound, fed: Tensors, constants: Tensors, own: Own) -> dict[str, torch.Tensor]:
         if self._engine is not None:
-            self._states = self._engine.states()
+            self._states |= self._engine.states()
         tensors = {**self._kept(bound, constants), **self._fed(fed)}
-        with torch.no_grad():
-            result = run_eager(self.ir.graph, tensors, check=False, own=own)
+        before = versions(self._states)
+        try:
+            with torch.no_grad():
+                result = run_eager(self.ir.graph, tensors, check=False, own=own)
+        except BaseException:
+            after = versions(self._states)
+            self._lost = {name for name in after if after[name] != before[name]}
+            raise
+        updates = apart(result.updates, tensors.values())
         states = {value.name for value in self.ir.graph.with_role(Role.STATE)}
-        self._states |= {name: tensor for name, tensor in result.updates.items() if name in states}
-        self._updated = {name: tensor for name, tensor in result.updates.items() if name not in states}
+        self._states |= {name: tensor for name, tensor in updates.items() if name in states}
+        self._updated = {name: tensor for name, tensor in updates.items() if name not in states}
         if self._engine is not None:
             self._engine.give_states(self._states)
-        kept = [*tensors.values(), *self._states.values(), *self._updated.values()]
-        return _apart(result.outputs, kept)
+        return apart(result.outputs, [*tensors.values(), *self._states.values(), *self._updated.values()])
 
     def _checked(
         self, inputs: Inputs, kwargs: Mapping[str, Any] | None, constants: Tensors
@@ -200,15 +244,16 @@ class IRExecutor:
             else:
                 missing.append(absent(self.ir.graph, value))
         if self._dynamic:
-            wrong.extend(_sizes(self.ir.graph, fed.tensors))
+            wrong.extend(wrong_sizes(self.ir.graph, fed.tensors))
         if missing or wrong:
             raise ExecutionError("\n".join([*missing, *wrong, *bound.hints]))
         return bound, fed.tensors
 
     def _kept(self, bound: Bound, constants: Tensors) -> Tensors:
         """What is stored, with what earlier runs have made of it; what this call overrides is as the caller has it."""
-        if self.writes and not self._states:
-            self._states = {name: tensor.clone() for name, tensor in bound.tensors.items()}
+        if self.writes:
+            fresh = {name: tensor for name, tensor in bound.tensors.items() if name not in self._states}
+            self._states |= {name: tensor.clone() for name, tensor in fresh.items()}
         mapping = self.ir.weight_name_mapping if constants else {}
         states = {name: one for name, one in self._states.items() if not {name, mapping.get(name)} & constants.keys()}
         return {**bound.tensors, **states}
@@ -222,43 +267,3 @@ class IRExecutor:
         if self._bound is None:
             self._bound = bind_stored(self.ir, self._weights or {}, self._constants)
         return self._bound
-
-
-def _apart(outputs: Tensors, kept: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Outputs with memory of their own: who writes to one must not write to a weight, an input or a state."""
-    taken = {tensor.untyped_storage().data_ptr() for tensor in kept if tensor.layout is torch.strided}
-    return {
-        name: tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
-        for name, tensor in outputs.items()
-    }
-
-
-def _sizes(graph: Graph, tensors: Tensors) -> Iterator[str]:
-    """What speaks against the sizes of named dims: two of one name, a range or a guard that does not hold.
-
-    Inputs that are absent or fit no size at all are passed over; they are told elsewhere.
-    """
-    inputs = {graph.values[vid].name: graph.values[vid].spec.shape for vid in graph.inputs}
-    fitting = {
-        name: one.shape
-        for name, one in tensors.items()
-        if isinstance(one, torch.Tensor) and not not_dense(one) and sized(one, inputs[name])
-    }
-    try:
-        dims = dims_of(graph, fitting)
-        if len(fitting) == len(inputs):
-            bind_dims(graph, dims)
-    except UserMistake as error:
-        yield str(error)
-
-
-def _writes(graph: Graph) -> bool:
-    """Whether some op writes to its arguments: the IR was not functionalized."""
-    return any(_changes(op) or any(map(_writes, op.bodies)) for op in graph.ops)
-
-
-def _changes(op: Op) -> bool:
-    operator = resolve(op.kind)
-    if operator is not None and operator._schema.is_mutable:
-        return True
-    return op.kind in WHEN_TRAINING and (op.attrs.get("training") or op.attrs.get("use_input_stats")) is True

@@ -32,6 +32,8 @@ class Planned:
         Raises:
             Unsupported: the runtime cannot run this graph; the message says what it lacks.
             UserMistake: sizes that the graph does not hold for.
+            DataMistake: an index in the inputs is out of range.
+            LostStates: an earlier run that failed had begun to write to some states.
         """
         program = self._program(inputs)
         if self._stateful and self._current not in (None, program):
@@ -40,12 +42,18 @@ class Planned:
         return program.run_updating(inputs)
 
     def states(self) -> dict[str, torch.Tensor]:
-        """Copies of the states as they are; empty before the first run."""
+        """Copies of the states as they are; empty before the first run.
+
+        Raises:
+            LostStates: a run that failed had begun to write to some.
+        """
         return {} if self._current is None else self._current.states()
 
     def give_states(self, states: Tensors) -> None:
         if self._current is not None:
             self._current.give_states(states)
+        else:
+            self._weights = {**self._weights, **states}
 
     def _program(self, inputs: Tensors) -> CompiledProgram:
         shapes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}

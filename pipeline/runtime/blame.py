@@ -1,0 +1,37 @@
+"""Whose mistake it is that an op fails in a run: shapes were checked before, so a wrong index came with the feed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pipeline.errors import UserMistake
+from pipeline.ir import Op, TensorSpec
+
+__all__ = ["DataMistake", "data_mistake", "is_of_data", "place_of"]
+
+Named = tuple[str, TensorSpec]
+
+
+class DataMistake(UserMistake):
+    """The numbers of the feed do not suit an op, as an index that is out of range."""
+
+
+def is_of_data(error: Exception) -> bool:
+    """Whether torch speaks of numbers that it met, such as `index 9 is out of bounds for dimension 0 with size 4`."""
+    return isinstance(error, IndexError) or any(words in str(error) for words in OF_DATA)
+
+
+def data_mistake(place: str, ins: Iterable[Named], error: Exception) -> DataMistake:
+    """`error` of the op at `place`, which reads `ins`."""
+    indices = [f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in ins if "int" in spec.dtype]
+    read = f"; the op reads it from {' or '.join(indices)}" if indices else ""
+    return DataMistake(f"{place} failed: {error}; look for an index that is out of range in the feed{read}")
+
+
+def place_of(op: Op) -> str:
+    """Such as `op 'index_copy' (aten.index_copy.default, model.py:5)`."""
+    return f"op {op.name!r} ({', '.join(filter(None, (op.kind, op.line)))})"
+
+
+OF_DATA = ("out of range", "out of bounds")
+"""In messages of torch's RuntimeErrors (torch 2.13), where operators have no IndexError."""
