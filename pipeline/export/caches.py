@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from pipeline.importers.from_torch.modules import every_module
 
-__all__ = ["register_cache_types", "register_caches"]
+__all__ = ["fixed_values", "register_cache_types", "register_caches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,17 @@ def register_cache_types() -> None:
     transformers = sys.modules.get("transformers")
     for cache in () if transformers is None else _subclasses(transformers.Cache):
         _register(cache)
+
+
+def fixed_values(context: Any) -> dict[str, bool | int | float | str] | None:
+    """What a trace holds of a cache beside its tensors, by path: {"layers.0.cumulative_length_int": 2}.
+
+    `context` is that of the cache's TreeSpec. Objects (dtypes, devices, configurations) are left out. None where the
+    cache, or whatever it is, was taken apart by somebody else.
+    """
+    if not isinstance(context, Nested):
+        return None
+    return {path: value for path, value in _fixed(context, "") if type(value) in PLAIN}
 
 
 def _caches_beside(model: type) -> Iterator[type]:
@@ -140,7 +151,20 @@ def _names(part: Part, above: str) -> Iterator[str]:
         yield above
     elif isinstance(part, Nested):
         for key, child in zip(part.keys, part.parts, strict=True):
-            yield from _names(child, f"{above}.{key}" if above else str(key))
+            yield from _names(child, _under(above, key))
+
+
+def _fixed(part: Part, above: str) -> Iterator[tuple[str, Any]]:
+    """(path, value) of what is no tensor, in order."""
+    if isinstance(part, Fixed):
+        yield above, part.value
+    elif isinstance(part, Nested):
+        for key, child in zip(part.keys, part.parts, strict=True):
+            yield from _fixed(child, _under(above, key))
+
+
+def _under(above: str, key: Any) -> str:
+    return f"{above}.{key}" if above else str(key)
 
 
 def _subclasses(cls: type) -> Iterator[type]:
@@ -150,6 +174,8 @@ def _subclasses(cls: type) -> Iterator[type]:
 
 
 LEAVES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+PLAIN = (bool, int, float, str)
 
 OPAQUE = (type, FunctionType, MethodType, ModuleType, nn.Module)
 """Handed on as they are."""

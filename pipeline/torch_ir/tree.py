@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from torch.utils import _pytree as pytree
 
-__all__ = ["Branch", "Leaf", "Tree", "from_json", "leaves", "structure", "to_json", "tree_of", "under"]
+from pipeline.export.caches import fixed_values
+
+__all__ = ["Branch", "Leaf", "Tree", "fixed_of", "from_json", "leaves", "structure", "to_json", "tree_of", "under"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +31,16 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """`kind` is `tuple`, `list`, `dict` or the full name of a class; `keys` are those of children that have names."""
+    """`kind` is `tuple`, `list`, `dict` or the full name of a class; `keys` are those of children that have names.
+
+    `fixed` are the plain values of a cache, by path, which the graph has as constants: {"layers.0.max_cache_len": 16}.
+    None where nobody knows them: of anything else, and in files from before they were kept.
+    """
 
     kind: str
     keys: tuple[str, ...] | None
     children: tuple[Tree, ...]
+    fixed: Mapping[str, bool | int | float | str] | None = field(default=None, hash=False)
 
 
 Tree: TypeAlias = Leaf | Branch
@@ -68,32 +75,48 @@ def structure(item: Any) -> tuple[str, dict[str, Any]] | None:
     return _kind(type(item)), dict(zip(_given_keys(item, spec, len(children)), children, strict=True))
 
 
+def fixed_of(item: Any) -> Mapping[str, Any] | None:
+    """The `fixed` of the branch that `item` is."""
+    return fixed_values(pytree.tree_flatten(item, is_leaf=lambda part: part is not item)[1].context)
+
+
 def to_json(tree: Tree) -> Any:
     """A number is the index of a tensor; `{"value": 3}` a constant, `{"float": "inf"}` one that JSON has not, `{"int"}`
-    one of more than 64 bits as text; `{"kind", "keys", "items"}` a branch."""
+    one of more than 64 bits as text; `{"kind", "keys", "items", "fixed"}` a branch."""
     if isinstance(tree, Branch):
         keys = {} if tree.keys is None else {"keys": list(tree.keys)}
-        return {"kind": tree.kind, **keys, "items": [to_json(child) for child in tree.children]}
-    if tree.index is not None:
-        return tree.index
-    if isinstance(tree.value, float) and not math.isfinite(tree.value):
-        return {"float": repr(tree.value)}
-    if isinstance(tree.value, int) and tree.value.bit_length() > 63:  # orjson would read a float
-        return {"int": str(tree.value)}
-    return {"value": tree.value}
+        fixed = {path: _told(value) for path, value in (tree.fixed or {}).items()}
+        known = {"fixed": fixed} if fixed else {}
+        return {"kind": tree.kind, **keys, "items": [to_json(child) for child in tree.children], **known}
+    return _told(tree.value) if tree.index is None else tree.index
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, int) and value.bit_length() > 63:  # orjson would read a float
+        return {"int": str(value)}
+    return {"value": value}
 
 
 def from_json(data: Any) -> Tree:
     if isinstance(data, int):
         return Leaf(data)
+    if "items" not in data:
+        return Leaf(None, _constant(data))
+    keys, fixed = data.get("keys"), data.get("fixed")
+    return Branch(
+        data["kind"],
+        None if keys is None else tuple(keys),
+        tuple(map(from_json, data["items"])),
+        None if fixed is None else {path: _constant(one) for path, one in fixed.items()},
+    )
+
+
+def _constant(data: Any) -> Any:
     if "float" in data:
-        return Leaf(None, float(data["float"]))
-    if "int" in data:
-        return Leaf(None, int(data["int"]))
-    if "value" in data:
-        return Leaf(None, data["value"])
-    keys = data.get("keys")
-    return Branch(data["kind"], None if keys is None else tuple(keys), tuple(map(from_json, data["items"])))
+        return float(data["float"])
+    return int(data["int"]) if "int" in data else data["value"]
 
 
 def _built(spec: Any, ends: Iterator[Leaf]) -> Tree:
@@ -101,7 +124,7 @@ def _built(spec: Any, ends: Iterator[Leaf]) -> Tree:
         return next(ends)
     children = tuple(_built(child, ends) for child in spec.children())
     kind = spec.context if spec.type is namedtuple else spec.type  # torch has one entry for all named tuples
-    return Branch(_kind(kind), _keys(spec, len(children)), children)
+    return Branch(_kind(kind), _keys(spec, len(children)), children, fixed_values(spec.context) or None)
 
 
 def _kind(kind: Any) -> str:

@@ -6,10 +6,11 @@ import copy
 import warnings
 from pathlib import Path
 
+import pytest
 import torch
-from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, StaticCache
 
-from pipeline.torch_ir import IR, IRExecutor, extract_ir, verify_ir_with_state_dict
+from pipeline.torch_ir import IR, ExecutionError, IRExecutor, extract_ir, verify_ir_with_state_dict
 
 CONFIG = GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=16, bos_token_id=0, eos_token_id=0)
 
@@ -52,3 +53,50 @@ def test_prefill_and_decode_of_gpt2(tmp_path: Path) -> None:
     executor = IRExecutor(decode, model.state_dict())
     assert torch.equal(executor.execute(flat)[0], executor.execute((), given)[0])
     assert executor.not_planned == ""
+
+
+def mistral(sliding_window: int | None) -> MistralForCausalLM:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        vocab_size=32,
+        sliding_window=sliding_window,
+    )
+    return MistralForCausalLM(config).eval()
+
+
+def filled(model: MistralForCausalLM, length: int) -> dict[str, object]:
+    """A decode step after `length` tokens."""
+    past = StaticCache(config=model.config, max_cache_len=16)
+    with torch.no_grad():
+        model(torch.arange(length)[None], past_key_values=past)
+    return {"input_ids": torch.tensor([[7]]), "past_key_values": past}
+
+
+@pytest.mark.parametrize("sliding_window", [None, 4])
+def test_numbers_of_python_inside_a_cache_are_those_of_the_trace(sliding_window: int | None) -> None:
+    """A static cache counts its tokens in a tensor; a sliding one in a number, which the graph has as a constant."""
+    model = mistral(sliding_window)
+    ir = extract_ir(model, (), kwargs=filled(model, 2), strict=False)
+    again = IR.from_dict(ir.to_dict())
+    assert again.signature == ir.signature
+    assert verify_ir_with_state_dict(again, model.state_dict(), model, (), kwargs=filled(model, 2))[0]
+    ok, report = verify_ir_with_state_dict(again, model.state_dict(), model, (), kwargs=filled(model, 6))
+    assert ok is (sliding_window is None), report
+    if sliding_window:
+        said = r"layers.1.cumulative_length\w*: found 6, but the IR was traced with 2, .* extract it again"
+        with pytest.raises(ExecutionError, match=said):
+            IRExecutor(again, model.state_dict()).execute((), filled(model, 6))
+
+
+def test_files_from_before_such_numbers_were_kept_are_taken_as_they_are() -> None:
+    model = mistral(4)
+    data = extract_ir(model, (), kwargs=filled(model, 2), strict=False).to_dict()
+    past = data["signature"]["inputs"]["items"][1]["items"][1]
+    assert past.pop("fixed")["layers.0.max_cache_len"] == {"value": 4}
+    assert IRExecutor(IR.from_dict(data), model.state_dict()).execute((), filled(model, 6))

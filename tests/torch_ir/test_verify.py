@@ -247,3 +247,45 @@ def test_a_report_reads_as_in_pytorch_ir() -> None:
     assert [word in text for word in ("FAILED", "Test error", "1.00e-01", "5.00e-02")] == [True] * 4
     many = VerificationReport(False, INF, INF, 0, error_message="\n".join(map(str, range(100))))
     assert str(many).splitlines()[-2:] == ["         10", "         and 89 more; output_details has all"]
+
+
+def scaled(x: Tensor, weight: Tensor) -> Tensor:
+    return (x + 1) * weight
+
+
+def writes_to_the_input(x: Tensor, weight: Tensor) -> Tensor:
+    return x.add_(1) * weight
+
+
+def writes_to_the_weight(x: Tensor, weight: Tensor) -> Tensor:
+    result = (x + 1) * weight
+    weight.data.mul_(2)
+    return result
+
+
+class Applied(nn.Module):
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, NAN]))
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.weight)
+
+
+@pytest.mark.parametrize(
+    "traced, run, said",
+    [
+        (writes_to_the_input, writes_to_the_input, None),
+        (scaled, writes_to_the_input, "input x: 2 of 2 elements differ"),
+        (writes_to_the_input, scaled, "input x: 2 of 2 elements differ"),
+        (scaled, writes_to_the_weight, "parameter weight: 1 of 2 elements differ"),
+    ],
+)
+def test_what_one_side_writes_to_is_compared(traced: Any, run: Any, said: str | None) -> None:
+    x = torch.ones(2)
+    ir = extract_ir(Applied(traced), (x,), strict=False)
+    ok, report = verify_ir_with_state_dict(ir, Applied(run).state_dict(), Applied(run), (x,))
+    assert ok is (said is None)
+    assert (report.error_message or "").startswith(said or "")
+    assert torch.equal(x, torch.ones(2))

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from pipeline.export.caches import register_cache_types
 from pipeline.ir import Graph
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.tree import Branch, Leaf, Tree, structure, under
+from pipeline.torch_ir.tree import Branch, Leaf, Tree, fixed_of, structure, under
 
 __all__ = ["Fed", "feed"]
 
@@ -76,6 +76,7 @@ def _nested(names: Sequence[str], tree: Tree, given: tuple[tuple[Any, ...], dict
         for path, leaf, part in matched.leaves
         if leaf.index is None and not _same(leaf.value, part)
     ]
+    problems += matched.fixed
     return Fed({names[leaf.index]: part for _, leaf, part in matched.leaves if leaf.index is not None}, problems)
 
 
@@ -85,6 +86,8 @@ class _Matched:
 
     leaves: list[tuple[str, Leaf, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
+    """How numbers of Python inside of caches differ: the trace has computed with its own."""
 
     def walk(self, tree: Tree, given: Any, path: str) -> None:
         if isinstance(tree, Leaf):
@@ -99,6 +102,8 @@ class _Matched:
         if found is None or not (kind == tree.kind or {kind, tree.kind} <= ROWS):
             self.problems.append(f"{_place(path)}: found {kind}, expected {tree.kind} of {count}")
             return
+        if tree.fixed is not None and len(found) == count:
+            self._compare_fixed(tree.fixed, given, path)
         if tree.keys is None or kind in ROWS:  # without names, places are all there is
             if len(found) != count:
                 self.problems.append(f"{_place(path)}: found {kind} of {len(found)}, expected {tree.kind} of {count}")
@@ -118,9 +123,24 @@ class _Matched:
             keys = ", ".join(expected) or "none"
             self.problems.append(f"{_place(path)}: {' and '.join(said)}; expected {keys}")
 
+    def _compare_fixed(self, expected: Mapping[str, Any], given: Any, path: str) -> None:
+        found = fixed_of(given)
+        if found is None:
+            return
+        for key in dict.fromkeys([*expected, *found]):
+            if not (key in expected and key in found and _same(expected[key], found[key])):
+                self.fixed.append(
+                    f"argument {_readable(under(path, key))}: found {_held(found, key)}, but the IR was traced with "
+                    f"{_held(expected, key)}, which may be part of its graph; extract it again with such a cache"
+                )
+
 
 def _same(traced: Any, given: Any) -> bool:
     return type(traced) is type(given) and (traced == given or traced != traced)
+
+
+def _held(values: Mapping[str, Any], key: str) -> str:
+    return f"{values[key]!r:.60}" if key in values else "nothing"
 
 
 def _leaf(given: Any) -> str:

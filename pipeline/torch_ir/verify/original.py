@@ -15,15 +15,19 @@ from torch.utils import _pytree as pytree
 from pipeline.export.caches import register_caches
 from pipeline.torch_ir.errors import ExecutionError
 
-__all__ = ["Answer", "answer_of", "copied", "same_randomness"]
+__all__ = ["Answer", "answer_of", "copied", "same_randomness", "stored_in"]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model returned, and its buffers and parameters after the run, by name."""
+    """What the model returned, and after the run: its buffers and parameters by name, its arguments and kwargs.
+
+    `arguments` nest as they did before it, also where the model has put other tensors into a dict or a cache.
+    """
 
     result: Any
     stored: dict[str, torch.Tensor]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def answer_of(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer:
@@ -34,16 +38,23 @@ def answer_of(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
     """
     register_caches(model)
     own = copied_model(model)
+    leaves, spec = pytree.tree_flatten(copied((tuple(inputs), dict(kwargs))))
+    args, named = pytree.tree_unflatten(leaves, spec)
     try:
         with torch.no_grad(), same_randomness():
-            result = own(*copied(tuple(inputs)), **copied(dict(kwargs)))
+            result = own(*args, **named)
     except Exception as error:  # of whatever the model does
         raise ExecutionError(
             f"{type(model).__name__} itself does not run on these inputs, so there is nothing to compare with: "
             f"{type(error).__name__}: {error}"
         ) from error
-    named = (*own.named_parameters(remove_duplicate=False), *own.named_buffers(remove_duplicate=False))
-    return Answer(result, {name: tensor.detach() for name, tensor in named})
+    return Answer(result, stored_in(own), pytree.tree_unflatten(leaves, spec))
+
+
+def stored_in(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by all of their names."""
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return {name: tensor.detach() for name, tensor in named}
 
 
 def copied_model(model: nn.Module) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from torch import nn
 from pipeline.errors import OnnxlineError
 from pipeline.torch_ir.execute import IRExecutor
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.nodes import key_of
 from pipeline.torch_ir.verify.localize import first_divergence
 from pipeline.torch_ir.verify.numbers import Difference, compare
-from pipeline.torch_ir.verify.original import Answer, answer_of, copied, same_randomness
+from pipeline.torch_ir.verify.original import answer_of, copied, same_randomness
 from pipeline.torch_ir.verify.report import VerificationReport
 from pipeline.torch_ir.verify.trees import Pair, pairs
+from pipeline.torch_ir.verify.written import written
 from pipeline.torch_ir.weights import load_weights
 
 __all__ = ["IRVerifier", "verify_ir", "verify_ir_with_state_dict"]
@@ -61,7 +61,8 @@ def verify_ir_with_state_dict(
 ) -> Verdict:
     """(whether `ir` computes what `original_model` computes, a report).
 
-    Compared are all tensors of the result, the structure that they are in, and the buffers that the model writes to.
+    Compared are all tensors of the result, the structure that they are in, and the inputs, buffers and parameters that
+    either side writes to.
     The model is run as it is, in train or eval mode, but on a deep copy, and the inputs are copied: nothing of the
     caller's changes. Tolerances are those of each tensor's dtype (1e-5 for float32) unless they are given; integers and
     bools have to be equal. `localize` names the first node that differs, where something differs.
@@ -100,7 +101,10 @@ class IRVerifier:
             report = VerificationReport(False, math.inf, math.inf, error_message=said)
         else:
             report = self._judged(
-                [*pairs(answer.result, ir.signature.outputs, outputs), *_stored(ir, answer, executor)]
+                [
+                    *pairs(answer.result, ir.signature.outputs, outputs),
+                    *written(ir, model, inputs, kwargs, answer, executor),
+                ]
             )
         if self.localize and not report.is_valid:
             report.first_divergence = first_divergence(
@@ -142,13 +146,3 @@ class IRVerifier:
             "mean_diff": found.mean_diff,
             "reason": found.why,
         }
-
-
-def _stored(ir: IR, answer: Answer, executor: IRExecutor) -> Iterator[Pair]:
-    """What the model has written to its buffers, and what the IR says that it does."""
-    graph = ir.graph
-    for vid in graph.updates:
-        value = graph.values[vid]
-        expected = answer.stored.get(key_of(graph, value)) if vid in graph.sources else None
-        if expected is not None:
-            yield Pair(f"buffer {key_of(graph, value)}", expected, executor.updates[value.name])
