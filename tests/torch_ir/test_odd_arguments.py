@@ -115,3 +115,23 @@ def test_conjugates_and_negatives_that_torch_has_only_marked(functionalize: bool
     for _ in range(2):
         expected = model(given[0].resolve_conj(), given[1].resolve_neg())
         assert all(map(torch.equal, executor.execute(given), expected))
+
+
+class WritesToOne(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * y
+
+
+def test_one_tensor_in_two_places_of_which_one_is_written_is_refused() -> None:
+    one = torch.ones(2)
+    ir = extract_ir(WritesToOne(), (one, one), strict=False)
+    assert torch.equal(execute_ir(ir, (one, one.clone()))[0], torch.full((2,), 2.0))
+    halves = torch.ones(2, 2)
+    assert torch.equal(execute_ir(ir, (halves[0], halves[1]))[0], torch.full((2,), 2.0))
+    with pytest.raises(ExecutionError, match="input 'x' is the same tensor as 'y', and the model writes to it"):
+        execute_ir(ir, (one, one))
+    ok, report = verify_ir_with_state_dict(ir, {}, WritesToOne(), (one, one))
+    assert not ok
+    assert "is the same tensor as 'y'" in str(report.error_message)
+    assert torch.equal(one, torch.ones(2))

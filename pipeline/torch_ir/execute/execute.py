@@ -17,6 +17,7 @@ from pipeline.runtime.states import LostStates
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
 from pipeline.torch_ir.execute.feed import Inputs, feed
 from pipeline.torch_ir.execute.planned import Planned
+from pipeline.torch_ir.execute.shared import shared_and_written
 from pipeline.torch_ir.execute.sizes import wrong_sizes
 from pipeline.torch_ir.execute.states import apart, given_states, lost, versions, writes
 from pipeline.torch_ir.ir import IR
@@ -245,6 +246,8 @@ class IRExecutor:
                 missing.append(absent(self.ir.graph, value))
         if self._dynamic:
             wrong.extend(wrong_sizes(self.ir.graph, fed.tensors))
+        if not missing and not wrong:
+            wrong.extend(shared_and_written(self.ir.graph, fed.tensors))
         if missing or wrong:
             raise ExecutionError("\n".join([*missing, *wrong, *bound.hints]))
         return bound, fed.tensors

@@ -96,8 +96,20 @@ def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:
 
 
 def copied(arguments: Any) -> Any:
-    """The same tree on tensors of its own. A cache becomes another cache, since a model writes into it."""
-    return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, arguments)
+    """The same tree on tensors of its own, one in two places again in both: a model may write to it.
+
+    A cache becomes another cache, since a model writes into that too.
+    """
+    made: dict[int, torch.Tensor] = {}
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in made:
+            made[id(leaf)] = leaf.detach().clone()
+        return made[id(leaf)]
+
+    return pytree.tree_map(own, arguments)
 
 
 @contextmanager
