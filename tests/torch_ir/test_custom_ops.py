@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import library as registry
 
 from pipeline.errors import SourceMistake
 from pipeline.torch_ir import IR, ConversionError, IRExecutor, execute_ir, extract_ir, verify_ir_with_state_dict
 
 
-@torch.library.custom_op("onnxline_tests::bump", mutates_args={"x"})
+@registry.custom_op("onnxline_tests::bump", mutates_args={"x"})
 def bump(x: Tensor, by: float) -> None:
     x.add_(by)
 
 
-@torch.library.custom_op("onnxline_tests::both", mutates_args={"x", "more"})
+@registry.custom_op("onnxline_tests::both", mutates_args={"x", "more"})
 def both(x: Tensor, more: list[Tensor], unused: Tensor | None = None) -> Tensor:
     x.add_(1)
     more[1].mul_(2)
