@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-__all__ = ["every_module", "every_path", "every_tensor"]
+__all__ = ["STANDARD", "every_module", "every_path", "every_tensor"]
 
 
 def every_module(model: nn.Module) -> Iterator[nn.Module]:
@@ -21,14 +21,15 @@ def every_module(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def every_path(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """(path, module) of every place, in no order that counts."""
+    """(path, module) of every place, in the order of the tree."""
     pending = [("", model)]
     while pending:
         path, module = pending.pop()
         yield path, module
-        for name, child in module._modules.items():
-            if child is not None:
-                pending.append((f"{path}.{name}" if path else name, child))
+        if module._modules:
+            prefix = f"{path}." if path else ""
+            children = reversed(module._modules.items())
+            pending += [(prefix + name, child) for name, child in children if child is not None]
 
 
 def every_tensor(model: nn.Module) -> Iterator[torch.Tensor]:
@@ -38,3 +39,7 @@ def every_tensor(model: nn.Module) -> Iterator[torch.Tensor]:
             for tensor in held.values():
                 if tensor is not None:
                     yield tensor
+
+
+STANDARD = frozenset(vars(nn.Module()))
+"""Attributes that every module has; none of them is a tensor."""

@@ -17,9 +17,9 @@ from pipeline.runtime.states import LostStates
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
 from pipeline.torch_ir.execute.feed import Inputs, feed
 from pipeline.torch_ir.execute.planned import Planned
-from pipeline.torch_ir.execute.shared import shared_and_written
+from pipeline.torch_ir.execute.shared import shared_and_written, unshared
 from pipeline.torch_ir.execute.sizes import wrong_sizes
-from pipeline.torch_ir.execute.states import apart, given_states, lost, versions, writes
+from pipeline.torch_ir.execute.states import given_states, lost, versions, writes
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.weights.load import load_weights
@@ -224,13 +224,13 @@ class IRExecutor:
             after = versions(self._states)
             self._lost = {name for name in after if after[name] != before[name]}
             raise
-        updates = apart(result.updates, tensors.values())
+        updates = unshared(result.updates, tensors.values())
         states = {value.name for value in self.ir.graph.with_role(Role.STATE)}
         self._states |= {name: tensor for name, tensor in updates.items() if name in states}
         self._updated = {name: tensor for name, tensor in updates.items() if name not in states}
         if self._engine is not None:
             self._engine.give_states(self._states)
-        return apart(result.outputs, [*tensors.values(), *self._states.values(), *self._updated.values()])
+        return unshared(result.outputs, [*tensors.values(), *self._states.values(), *self._updated.values()])
 
     def _checked(
         self, inputs: Inputs, kwargs: Mapping[str, Any] | None, constants: Tensors

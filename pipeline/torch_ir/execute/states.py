@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -13,7 +13,7 @@ from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.nodes import key_of, stored
 from pipeline.torch_ir.weights.stored import misfit
 
-__all__ = ["apart", "given_states", "lost", "versions", "writes"]
+__all__ = ["given_states", "lost", "versions", "writes"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -53,15 +53,6 @@ def lost(graph: Graph, names: Collection[str]) -> ExecutionError:
 def versions(tensors: Tensors) -> dict[str, int]:
     """Torch counts the writes to each tensor, through views too."""
     return {name: tensor._version for name, tensor in tensors.items()}
-
-
-def apart(outputs: Tensors, kept: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Outputs with memory of their own: who writes to one must not write to a weight, an input or a state."""
-    taken = {tensor.untyped_storage().data_ptr() for tensor in kept if tensor.layout is torch.strided}
-    return {
-        name: tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
-        for name, tensor in outputs.items()
-    }
 
 
 def writes(graph: Graph) -> bool:

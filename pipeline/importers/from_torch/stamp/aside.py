@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.importers.from_torch.modules import every_module
+from pipeline.importers.from_torch.modules import STANDARD, every_module
 
-__all__ = ["STANDARD", "set_aside"]
+__all__ = ["set_aside"]
 
 Held = dict[str, Any]
 
@@ -33,7 +33,7 @@ def set_aside(module: nn.Module, blank: Callable[[torch.Tensor], torch.Tensor]) 
     try:
         for one in every_module(module):
             _replace(one._buffers, once)
-            if len(vars(one)) > STANDARD:
+            if len(vars(one)) > len(STANDARD):
                 _replace(vars(one), once)
         yield
     finally:
@@ -60,7 +60,3 @@ def _differs(held: Held, was: Held) -> bool:
         return held != was  # by identity first: quick, where nothing has changed
     except Exception:  # tensors, and whatever else has no plain answer
         return True
-
-
-STANDARD = len(vars(nn.Module()))
-"""Attributes that every module has; none of them is a tensor."""

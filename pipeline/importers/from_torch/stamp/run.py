@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeline.importers.from_torch.modules import STANDARD
+
 __all__ = ["TRACED", "Run", "runs_in"]
 
 TRACED = 2
@@ -142,5 +144,3 @@ def _spec(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
 
 
 PLAIN = frozenset({bool, float, str, type(None), torch.dtype})
-STANDARD = frozenset(vars(nn.Module()))
-"""What every module has."""
