@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from kimi_k25_text_local import KimiK25TextForCausalLM, KimiTextConfig, shrunk
+from passes.collector import collector_paused
 from pipeline.errors import OnnxlineError, UserMistake
 from pipeline.export.static_cache import CacheSizes
 
@@ -45,7 +46,8 @@ def _extract(given: argparse.Namespace) -> None:
         config = replace(config, num_hidden_layers=given.layers)
     start = time.perf_counter()
     files = GraphFiles(given.output_dir, given.compress)
-    files.write(KimiK25TextForCausalLM(config), CacheSizes(given.prefill_len, given.max_cache_len))
+    with collector_paused():  # 70,000 modules and two large graphs, all of which stay
+        files.write(KimiK25TextForCausalLM(config), CacheSizes(given.prefill_len, given.max_cache_len))
     _say(f"{config.num_hidden_layers} layers in {time.perf_counter() - start:.1f} s:")
     for path in (files.prefill, files.decode, files.mapping):
         _say(f"  {path}  {path.stat().st_size / 1e6:.1f} MB")

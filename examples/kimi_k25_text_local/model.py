@@ -12,7 +12,6 @@ from kimi_k25_text_local.config import KimiTextConfig
 from kimi_k25_text_local.experts import MixtureOfExperts
 from kimi_k25_text_local.parts import Embedding, Linear, Mlp, Place, RMSNorm
 from kimi_k25_text_local.rope import cos_and_sin
-from passes.collector import collector_paused
 
 __all__ = ["CausalOutput", "KimiK25TextForCausalLM"]
 
@@ -70,8 +69,7 @@ class KimiK25TextForCausalLM(nn.Module):
     def __init__(self, config: KimiTextConfig, device: str = "meta") -> None:
         super().__init__()
         place = Place(device, config.dtype)
-        with collector_paused():
-            self.model = Decoder(config, place)
+        self.model = Decoder(config, place)
         self.lm_head = Linear(config.vocab_size, config.hidden_size, place=place)
         self.eval()
 

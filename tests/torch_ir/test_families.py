@@ -18,6 +18,8 @@ from tests.torch_ir.families import FAMILIES
 def test_from_meta_to_numbers(name: str, tmp_path: Path) -> None:
     if name == "UNet":
         pytest.importorskip("diffusers", reason="diffusers is not installed")
+    if name == "LSTM" and torch.__version__ < "2.13":
+        pytest.skip("torch before 2.13 traces the states of an LSTM with one dim more than they have")
     make, call = FAMILIES[name]()
     with torch.device("meta"):
         model = make()

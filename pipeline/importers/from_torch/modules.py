@@ -10,14 +10,13 @@ from torch import nn
 __all__ = ["STANDARD", "every_module", "every_path", "every_tensor"]
 
 
-def every_module(model: nn.Module) -> Iterator[nn.Module]:
+def every_module(model: nn.Module) -> list[nn.Module]:
     """`model` and the modules inside of it; one that stands in two places comes twice."""
-    pending = [model]
-    while pending:
-        module = pending.pop()
-        yield module
+    found = [model]
+    for module in found:  # which grows meanwhile
         if module._modules:
-            pending += [child for child in module._modules.values() if child is not None]
+            found += [child for child in module._modules.values() if child is not None]
+    return found
 
 
 def every_path(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -32,13 +31,15 @@ def every_path(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             pending += [(prefix + name, child) for name, child in children if child is not None]
 
 
-def every_tensor(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Parameters and buffers."""
+def every_tensor(model: nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers; one that stands in two places comes twice."""
+    found: list[torch.Tensor | None] = []
     for module in every_module(model):
-        for held in (module._parameters, module._buffers):
-            for tensor in held.values():
-                if tensor is not None:
-                    yield tensor
+        if module._parameters:
+            found += module._parameters.values()
+        if module._buffers:
+            found += module._buffers.values()
+    return [tensor for tensor in found if tensor is not None]
 
 
 STANDARD = frozenset(vars(nn.Module()))

@@ -23,7 +23,7 @@ Fill = Callable[[nn.Module], object]
 def recomputed(model: nn.Module) -> dict[str, torch.Tensor]:
     """{name: value} of those non-persistent buffers on meta that their model can fill; empty for a real model."""
     found: dict[str, torch.Tensor] = {}
-    if not any(_on_meta(module) for module in every_module(model)):
+    if not any(_on_meta(module) for module in every_module(model) if module._non_persistent_buffers_set):
         return found
     for path, module, fill in _owners(model):
         first, second = (_filled(module, fill, content) for content in (0, 1))

@@ -16,6 +16,8 @@ from pipeline.errors import Unsupported
 from pipeline.export.apart import apart
 from pipeline.export.caches import register_caches
 from pipeline.importers.from_torch import from_torch, functional
+from pipeline.importers.from_torch.kept import kept
+from pipeline.importers.from_torch.modules import every_module
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.importers.from_torch.stamp import Ends, TracedWhole, stamped
 from pipeline.ir import Graph, Role
@@ -119,7 +121,8 @@ def _exported(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None
 ) -> ExportedProgram:
     try:
-        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        with kept(every_module(model)):  # torch puts attributes back itself, but not what a forward registers
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         raise ExportError(
             f"Failed to export model: {type(error).__name__}: {error}\n"

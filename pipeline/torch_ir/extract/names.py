@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -44,11 +45,8 @@ def _others(names: Mapping[int, list[str]]) -> dict[str, list[str]]:
 
 def _shared(model: nn.Module) -> set[int]:
     """Ids of tensors that stand in more than one place. Names are not made for it: a model may have 100,000 of them."""
-    seen: set[int] = set()
-    shared: set[int] = set()
-    for tensor in every_tensor(model):
-        (shared if id(tensor) in seen else seen).add(id(tensor))
-    return shared
+    places = Counter(map(id, every_tensor(model)))
+    return {tensor for tensor, count in places.items() if count > 1}
 
 
 def dim_names(program: ExportedProgram, dynamic_shapes: Any) -> dict[str, str]:

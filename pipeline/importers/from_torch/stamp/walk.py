@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -27,6 +27,9 @@ from pipeline.importers.from_torch.stamp.meta import MetaResults
 from pipeline.importers.from_torch.stamp.record import Event, Recorder, Ref
 
 __all__ = ["Unsuited", "Walk", "walk"]
+
+Place: TypeAlias = tuple[str, nn.Module]
+"""A module and its path."""
 
 
 class Unsuited(Exception):
@@ -62,19 +65,22 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Walk
         Unsuited: it cannot run without numbers.
     """
     spans: dict[str, list[tuple[int, int]]] = {}
+    places = list(every_path(module))
+    parameters, others, given = _parameters(places), _others(places), call.tensors()
+    on_meta = all(tensor.is_meta for tensor in (*parameters.values(), *others.values(), *given.values()))
     with ExitStack() as stack:
-        given = call.tensors()
-        on_meta = all(tensor.is_meta for tensor in (*given.values(), *(tensor for _, tensor in _stored(module))))
         mode = None if on_meta else stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(set_aside(module, partial(_blank, mode=mode)))
+        blanks = stack.enter_context(set_aside(module, partial(_blank, mode=mode)))
         tensors = {key: _blank(tensor, mode) for key, tensor in given.items()}
         recorder = Recorder(MetaResults() if mode is None else None)
-        for name, tensor in _stored(module):  # of several names the last stays, as in torch.export
+        for name, tensor in parameters.items():  # of several names the last stays, as in torch.export
             recorder.know(tensor, ("stored", name))
+        for name, tensor in others.items():
+            recorder.know(blanks[id(tensor)], ("stored", name))
         for key, tensor in tensors.items():
             recorder.know(tensor, ("given", key))
         stack.enter_context(as_exporting())
-        stack.enter_context(_spans(recorder, layers, spans, _origins(module)))
+        stack.enter_context(_spans(recorder, layers, spans, _origins(places)))
         args, kwargs = call.renewed(tensors)
         stack.enter_context(recorder)
         try:
@@ -92,24 +98,30 @@ def _blank(tensor: torch.Tensor, mode: FakeTensorMode | None) -> torch.Tensor:
     return own.requires_grad_(tensor.requires_grad)
 
 
-def _stored(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters and buffers under all their names, and tensors that are plain attributes: torch makes constants of
-    those, by these names.
-    """
-    found: list[tuple[str, torch.Tensor]] = []
-    for path, one in every_path(module):
-        held, prefix = vars(one), f"{path}." if path else ""
-        for group in (one._parameters, one._buffers, *([held] if len(held) > len(STANDARD) else [])):
-            found += [(prefix + key, item) for key, item in group.items() if isinstance(item, torch.Tensor)]
+def _parameters(places: Sequence[Place]) -> dict[str, torch.Tensor]:
+    """By all their names."""
+    return {
+        f"{path}.{key}" if path else key: parameter
+        for path, one in places
+        for key, parameter in one._parameters.items()
+        if parameter is not None
+    }
+
+
+def _others(places: Sequence[Place]) -> dict[str, torch.Tensor]:
+    """Buffers, and tensors that are plain attributes: torch makes constants of those, by these names."""
+    found: dict[str, torch.Tensor] = {}
+    for path, one in places:
+        for held in (one._buffers, vars(one) if len(vars(one)) > len(STANDARD) else None):
+            for key, item in held.items() if held else ():
+                if isinstance(item, torch.Tensor):
+                    found[f"{path}.{key}" if path else key] = item
     return found
 
 
-def _origins(module: nn.Module) -> dict[int, str]:
+def _origins(places: Sequence[Place]) -> dict[int, str]:
     """{id of a module: its path}, the first one where it has several."""
-    found: dict[int, str] = {}
-    for path, one in every_path(module):
-        found.setdefault(id(one), path)
-    return found
+    return {id(one): path for path, one in reversed(places)}
 
 
 @contextmanager

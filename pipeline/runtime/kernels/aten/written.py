@@ -65,7 +65,8 @@ def _copy_all(make: Callable[[], Any], outs: Outs) -> None:
 def _misfit(result: torch.Tensor, out: torch.Tensor) -> RuntimeError:
     return RuntimeError(
         f"it made {result.dtype}{list(result.shape)}, and the graph says {out.dtype}{list(out.shape)}; "
-        "a trace on another device than the CPU may differ there: trace the model on the CPU"
+        "a trace on another device than the CPU may differ there, and torch before 2.13 gives the states of an LSTM "
+        "one dim more than they have: trace the model on the CPU, or with a newer torch"
     )
 
 

@@ -1,4 +1,4 @@
-"""A walk leaves the caller's module as it is, and sees which module makes a call."""
+"""An extraction leaves the caller's module as it is, and sees which module makes a call."""
 
 from __future__ import annotations
 
@@ -43,6 +43,19 @@ class Counting(nn.Module):
         return y
 
 
+class Registering(nn.Module):
+    """Makes its buffer when it is first run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if "scale" not in self._buffers:
+            self.register_buffer("scale", torch.full((4,), 2.0))
+        return self.linear(x) * self.scale
+
+
 class Either(nn.Module):
     """The fourth layer takes another of two modules that do the same."""
 
@@ -60,7 +73,7 @@ def stacked(layer: type[nn.Module]) -> nn.Sequential:
     return nn.Sequential(*(layer() for _ in range(5)))
 
 
-@pytest.mark.parametrize("layer", [Lazy, Counting])
+@pytest.mark.parametrize("layer", [Lazy, Counting, Registering])
 def test_attributes_and_buffers_are_as_before(layer: type[nn.Module]) -> None:
     model, x = stacked(layer), torch.randn(3, 4)
     untouched = copy.deepcopy(model)
@@ -70,6 +83,7 @@ def test_attributes_and_buffers_are_as_before(layer: type[nn.Module]) -> None:
         ir = extract_ir(model, (x,), strict=False, stamp=True)
     for held, one in zip(before, model.modules(), strict=True):
         assert held == vars(one)
+    assert untouched.state_dict().keys() == model.state_dict().keys()
     for (name, was), (_, now) in zip(untouched.named_buffers(), model.named_buffers(), strict=True):
         assert torch.equal(was, now), name
         assert now.is_leaf, name
