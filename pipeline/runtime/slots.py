@@ -45,9 +45,14 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
 
 
 def bind_arena(plan: ExecutionPlan, arena: torch.Tensor) -> dict[int, torch.Tensor]:
-    """vid → view of `arena` (uint8, `plan.arena_bytes` long) for every value that owns storage there."""
+    """vid → part of `arena` (uint8, `plan.arena_bytes` long) for every value that owns storage there.
+
+    Each is a storage of its own that cannot grow: an operator that resizes its result fails, where it would otherwise
+    write over what stands beside it.
+    """
+    raw = arena.numpy()
     return {
-        vid: _typed(arena[offset : offset + plan.slots[vid].spec.nbytes], plan.slots[vid])
+        vid: _typed(torch.from_numpy(raw[offset : offset + plan.slots[vid].spec.nbytes]), plan.slots[vid])
         for vid, offset in plan.offsets.items()
     }
 

@@ -253,6 +253,25 @@ CASES: dict[str, tuple[tuple[torch.Tensor, ...], tuple[Function, ...]]] = {
             lambda x, y: torch.bernoulli(x.sigmoid()),
         ),
     ),
+    "losses": (  # numbers beside each other, which their overloads with `out=` use as room for the differences
+        (FLOATS, MORE.sigmoid(), FLOATS.sigmoid()),
+        table(
+            lambda x, y, p: f.mse_loss(x, y),
+            lambda x, y, p: f.l1_loss(x, y),
+            lambda x, y, p: f.huber_loss(x, y, delta=0.5),
+            lambda x, y, p: f.smooth_l1_loss(x, y),
+            lambda x, y, p: f.soft_margin_loss(x, y),
+            lambda x, y, p: f.binary_cross_entropy(p, y),
+            lambda x, y, p: f.binary_cross_entropy(p, y, reduction="sum"),
+            lambda x, y, p: f.binary_cross_entropy_with_logits(x, y),
+            lambda x, y, p: f.kl_div(p.log(), y, reduction="batchmean"),
+            lambda x, y, p: f.poisson_nll_loss(x, y),
+            lambda x, y, p: f.hinge_embedding_loss(x, y.round() * 2 - 1),
+            lambda x, y, p: f.margin_ranking_loss(x, y, p),
+            lambda x, y, p: f.multilabel_soft_margin_loss(x[0], y[0]),
+            lambda x, y, p: f.huber_loss(x, y, reduction="none"),
+        ),
+    ),
     "products of matrices": (
         (FLOATS, MORE, INTS.float()),
         table(
