@@ -20,6 +20,7 @@ from pipeline.torch_ir.execute.planned import Planned
 from pipeline.torch_ir.execute.shared import shared_and_written, unshared
 from pipeline.torch_ir.execute.sizes import wrong_sizes
 from pipeline.torch_ir.execute.states import given_states, lost, versions, writes
+from pipeline.torch_ir.execute.unspelled import refuse_unspelled, unspelled
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.weights.load import load_weights
@@ -85,6 +86,7 @@ class IRExecutor:
         self._own = registry.own(ir.graph)
         self.writes = writes(ir.graph)
         """Whether ops of the IR write to their arguments, as they do without functionalization."""
+        self._unspelled = unspelled(ir.graph, self._own)
         self._planned = planned and not self._own and not self.writes
         self._inputs = [ir.graph.values[vid] for vid in ir.graph.inputs]
         self._dynamic = strict_sizes and bool(dim_names(ir.graph))
@@ -163,6 +165,7 @@ class IRExecutor:
         if not constants:
             self.refuse_without_weights()
         bound, fed = self._checked(inputs, kwargs, constants)
+        refuse_unspelled(self._unspelled)
         self._refuse_lost()
         try:
             outputs = None if own is not None or constants or not self._fits(fed) else self._run_planned(bound, fed)
