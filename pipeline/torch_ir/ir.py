@@ -15,10 +15,12 @@ from pipeline.ir import Graph
 from pipeline.torch_ir.document import files, writing
 from pipeline.torch_ir.document.constants import THRESHOLD, Beside, read_constant, write_constant
 from pipeline.torch_ir.document.hand import by_hand
+from pipeline.torch_ir.document.head import constants_in, read_head
 from pipeline.torch_ir.document.reading import read_graph
+from pipeline.torch_ir.document.signature import write_tree
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of, stored
-from pipeline.torch_ir.tree import Tree, from_json, to_json
+from pipeline.torch_ir.tree import Tree
 
 __all__ = ["IR", "Signature"]
 
@@ -156,7 +158,7 @@ class IR:
         """
         path = Path(path)
         data = files.read(path)
-        wanted = {str(one["file"]) for one in _constants(data).values() if "file" in one}
+        wanted = {str(one["file"]) for one in constants_in(data).values() if "file" in one}
         return cls._of_written(data, {name: files.read_tensors(path, name) for name in wanted})
 
     def __repr__(self) -> str:
@@ -168,24 +170,11 @@ class IR:
 
     @classmethod
     def _of_written(cls, data: Mapping[str, Any], held: Mapping[str, Mapping[str, torch.Tensor]]) -> IR:
-        version = data.get("format_version", writing.FORMAT_VERSION)
-        if version != writing.FORMAT_VERSION:
-            raise SerializationError(
-                f"IR JSON: found format_version {version!r}, expected {writing.FORMAT_VERSION}; "
-                "read it with the release that wrote it"
-            )
-        missing = [key for key in ("graph_inputs", "graph_outputs", "weights", "nodes") if key not in data]
-        if missing:
-            raise SerializationError(f"IR JSON: the key {', '.join(missing)} is missing; expected what IR.save writes")
-        constants = {key: read_constant(key, one, held) for key, one in _constants(data).items()}
-        made = cls(
-            model_name=data.get("model_name", ""),
-            pytorch_version=data.get("pytorch_version", ""),
-            constants=constants,
-        )
+        head = read_head(data)
+        constants = {key: read_constant(key, one, held) for key, one in constants_in(data).items()}
+        made = cls(model_name=head.model_name, pytorch_version=head.pytorch_version, constants=constants)
         made._written, made._parts = data, None
-        made.signature = _signature(data.get("signature") or {})
-        made.unsaved = _unsaved(data.get("unsaved") or ())
+        made.signature, made.unsaved = Signature(*head.trees), head.unsaved
         return made
 
     @collector_paused()
@@ -202,7 +191,7 @@ class IR:
         yield "pytorch_version", self.pytorch_version
         yield from writing.facts(graph).items()
         if any(tree is not None for tree in trees.values()):
-            yield "signature", {side: to_json(tree) for side, tree in trees.items() if tree is not None}
+            yield "signature", {side: write_tree(tree) for side, tree in trees.items() if tree is not None}
         if self.unsaved:
             yield "unsaved", sorted(self.unsaved)
         yield "nodes", writing.nodes(graph)
@@ -222,27 +211,3 @@ class IR:
             else:
                 yield encode(part)
         yield "}\n"
-
-
-def _constants(data: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    found = data.get("constants") or {}
-    if not isinstance(found, Mapping) or not all(isinstance(one, Mapping) for one in found.values()):
-        raise SerializationError(
-            f"IR JSON: constants: found {str(found)[:60]}, expected a mapping of name to data and dtype"
-        )
-    return found
-
-
-def _unsaved(names: Any) -> frozenset[str]:
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise SerializationError(f"IR JSON: unsaved: found {str(names)[:60]}, expected a list of names of buffers")
-    return frozenset(names)
-
-
-def _signature(trees: Any) -> Signature:
-    try:
-        return Signature(*(from_json(trees[side]) if side in trees else None for side in ("inputs", "outputs")))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise SerializationError(
-            f"IR JSON: signature: found {str(trees)[:60]}, expected the trees that IR.save writes"
-        ) from error

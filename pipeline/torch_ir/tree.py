@@ -8,7 +8,6 @@ A key of a dict is known by a text of its own: a string by itself, any other key
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from pipeline.export.caches import fixed_values
 
-__all__ = ["Branch", "Leaf", "Tree", "fixed_of", "from_json", "leaves", "structure", "to_json", "tree_of", "under"]
+__all__ = ["Branch", "Leaf", "Tree", "fixed_of", "leaves", "structure", "tree_of", "under"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,45 +77,6 @@ def structure(item: Any) -> tuple[str, dict[str, Any]] | None:
 def fixed_of(item: Any) -> Mapping[str, Any] | None:
     """The `fixed` of the branch that `item` is."""
     return fixed_values(pytree.tree_flatten(item, is_leaf=lambda part: part is not item)[1].context)
-
-
-def to_json(tree: Tree) -> Any:
-    """A number is the index of a tensor; `{"value": 3}` a constant, `{"float": "inf"}` one that JSON has not, `{"int"}`
-    one of more than 64 bits as text; `{"kind", "keys", "items", "fixed"}` a branch."""
-    if isinstance(tree, Branch):
-        keys = {} if tree.keys is None else {"keys": list(tree.keys)}
-        fixed = {path: _told(value) for path, value in (tree.fixed or {}).items()}
-        known = {"fixed": fixed} if fixed else {}
-        return {"kind": tree.kind, **keys, "items": [to_json(child) for child in tree.children], **known}
-    return _told(tree.value) if tree.index is None else tree.index
-
-
-def _told(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
-    if isinstance(value, int) and value.bit_length() > 63:  # orjson would read a float
-        return {"int": str(value)}
-    return {"value": value}
-
-
-def from_json(data: Any) -> Tree:
-    if isinstance(data, int):
-        return Leaf(data)
-    if "items" not in data:
-        return Leaf(None, _constant(data))
-    keys, fixed = data.get("keys"), data.get("fixed")
-    return Branch(
-        data["kind"],
-        None if keys is None else tuple(keys),
-        tuple(map(from_json, data["items"])),
-        None if fixed is None else {path: _constant(one) for path, one in fixed.items()},
-    )
-
-
-def _constant(data: Any) -> Any:
-    if "float" in data:
-        return float(data["float"])
-    return int(data["int"]) if "int" in data else data["value"]
 
 
 def _built(spec: Any, ends: Iterator[Leaf]) -> Tree:
