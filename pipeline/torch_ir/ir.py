@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from passes.collector import collector_paused
+from pipeline.errors import UserMistake
 from pipeline.ir import Graph
 from pipeline.torch_ir.document import files, writing
 from pipeline.torch_ir.document.constants import THRESHOLD, Beside, read_constant, write_constant
@@ -19,10 +20,11 @@ from pipeline.torch_ir.document.head import constants_in, read_head
 from pipeline.torch_ir.document.reading import read_graph
 from pipeline.torch_ir.document.signature import write_tree
 from pipeline.torch_ir.errors import SerializationError
+from pipeline.torch_ir.given import mistaken, path_of
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of, stored
 from pipeline.torch_ir.tree import Tree
 
-__all__ = ["IR", "Signature"]
+__all__ = ["IR", "Signature", "an_ir"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +130,9 @@ class IR:
         Raises:
             SerializationError: a file cannot be written; what was there stays.
         """
-        with files.explained(Path(path), "written"):
-            self._save(Path(path), threshold)
+        path = path_of("the IR", path, SerializationError)
+        with files.explained(path, "written"):
+            self._save(path, threshold)
 
     def _save(self, path: Path, threshold: int) -> None:
         prefix = files.sidecar_prefix(path)
@@ -156,7 +159,7 @@ class IR:
         Raises:
             SerializationError: the file cannot be read, or is no IR; or the file of its constants is gone.
         """
-        path = Path(path)
+        path = path_of("the IR", path, SerializationError)
         data = files.read(path)
         wanted = {str(one["file"]) for one in constants_in(data).values() if "file" in one}
         return cls._of_written(data, {name: files.read_tensors(path, name) for name in wanted})
@@ -211,3 +214,19 @@ class IR:
             else:
                 yield encode(part)
         yield "}\n"
+
+
+def an_ir(given: Any, error: type[UserMistake]) -> IR:
+    """
+    Raises:
+        UserMistake: (as `error`) it is no IR.
+    """
+    if isinstance(given, IR):
+        return given
+    hints = {
+        str | Path: "IR.load reads a file",
+        Graph: "IR.of(graph) is the IR of a graph",
+        torch.nn.Module: "extract_ir makes one of a module",
+        Mapping: "IR.from_dict reads one",
+    }
+    raise mistaken("ir", given, "an IR", error, hints)

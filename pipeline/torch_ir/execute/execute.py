@@ -21,7 +21,8 @@ from pipeline.torch_ir.execute.shared import shared_and_written, unshared
 from pipeline.torch_ir.execute.sizes import wrong_sizes
 from pipeline.torch_ir.execute.states import given_states, lost, versions, writes
 from pipeline.torch_ir.execute.unspelled import refuse_unspelled, unspelled
-from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.given import by_name
+from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.weights.load import load_weights
 from pipeline.torch_ir.weights.stored import Bound, absent, bind_stored, misfit
@@ -79,9 +80,9 @@ class IRExecutor:
         strict_sizes: bool = True,
         registry: Registry = REGISTERED,
     ) -> None:
-        self.ir = ir
-        self._weights = weights
-        self._constants = dict(constants or {})
+        self.ir = ir = an_ir(ir, ExecutionError)
+        self._weights = None if weights is None else by_name("weights", weights, ExecutionError)
+        self._constants = _optional("constants", constants)
         self._strict_sizes = strict_sizes
         self._own = registry.own(ir.graph)
         self.writes = writes(ir.graph)
@@ -109,7 +110,7 @@ class IRExecutor:
 
     def load_weights_from_state_dict(self, state_dict: Tensors) -> None:
         """Take these weights; what earlier runs have written to buffers is forgotten."""
-        self._weights = state_dict
+        self._weights = by_name("weights", state_dict, ExecutionError)
         self._bound = self._engine = None
         self._states, self._updated, self._lost = {}, {}, set()
 
@@ -121,6 +122,7 @@ class IRExecutor:
         Raises:
             ExecutionError: the model writes to no such buffer, or it has another shape or dtype.
         """
+        states = by_name("states", states, ExecutionError)
         given = given_states(self.ir.graph, states, any_stored=self.writes)
         if self._engine is not None:
             self._engine.give_states(given)
@@ -147,7 +149,7 @@ class IRExecutor:
                 it in one message, before anything runs; or an index in them is out of range, which the run tells;
                 or an earlier run that failed so left states half written (see `give_states`).
         """
-        return self._execute(inputs, kwargs, constants or {}, None)
+        return self._execute(inputs, _optional("kwargs", kwargs), _optional("constants", constants), None)
 
     def observe(
         self,
@@ -273,3 +275,7 @@ class IRExecutor:
         if self._bound is None:
             self._bound = bind_stored(self.ir, self._weights or {}, self._constants)
         return self._bound
+
+
+def _optional(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    return {} if given is None else by_name(what, given, ExecutionError)

@@ -12,11 +12,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from passes.collector import collector_paused
-from pipeline.errors import Unsupported
+from pipeline.errors import InternalError, Unsupported
 from pipeline.export.apart import apart
 from pipeline.export.caches import register_caches
 from pipeline.importers.from_torch import from_torch, functional
-from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.importers.from_torch.stamp import Ends, TracedWhole, stamped
 from pipeline.ir import Graph, Role
 from pipeline.torch_ir.errors import ConversionError, ExportError
@@ -25,6 +25,7 @@ from pipeline.torch_ir.extract.convert import converted
 from pipeline.torch_ir.extract.meta import validate_inputs_dense, validate_inputs_meta, validate_meta_device
 from pipeline.torch_ir.extract.names import dim_names, tied_in, tied_names
 from pipeline.torch_ir.extract.tied import merged
+from pipeline.torch_ir.given import a_module, arguments, by_name, mistaken
 from pipeline.torch_ir.ir import IR, Signature
 from pipeline.torch_ir.nodes import key_of, stored
 from pipeline.torch_ir.registry import REGISTERED
@@ -56,6 +57,8 @@ def extract_ir(
         ConversionError: the program holds something that the IR cannot; the message names the node and its line.
     """
     args, named = _arguments(model, example_inputs, kwargs)
+    if model_name is not None and not isinstance(model_name, str):
+        raise mistaken("model_name", model_name, "a str", ExportError)
     name = model_name or type(model).__name__
     if strict:
         validate_meta_device(model)
@@ -131,11 +134,9 @@ def _arguments(
     model: nn.Module, example_inputs: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(args, kwargs) as the tracer may have them: dense tensors, each of its own. A tensor is an only argument."""
-    if isinstance(example_inputs, Mapping):
-        raise ExportError(f"example_inputs: found a {type(example_inputs).__name__}; give arguments by name as kwargs=")
-    register_caches(model)
-    args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
-    given = (args, dict(kwargs or {}))
+    register_caches(a_module(model, ExportError))
+    args = arguments("example_inputs", example_inputs, ExportError)
+    given = (args, {} if kwargs is None else dict(by_name("kwargs", kwargs, ExportError)))
     validate_inputs_dense(given)
     return apart(model, given)
 
@@ -159,8 +160,11 @@ def convert_exported_program(
         ConversionError: the program holds something that the IR cannot; the message names the node and its line.
     """
     del strict  # kept for its users: there is one way to convert, and it leaves nothing out
+    if not isinstance(exported, ExportedProgram):
+        hints = {nn.Module: "export_model makes one of a module, extract_ir both at once"}
+        raise mistaken("exported", exported, "a torch.export.ExportedProgram", ConversionError, hints)
     tied = tied_in(exported) if tied is None else tied
-    graph = _graph(exported, model_name, functionalize, dims or {}, tied, constants)
+    graph = _graph(exported, model_name or "", functionalize, dims or {}, tied, constants)
     return _ir(graph, _signature(exported), frozenset(exported.graph_signature.non_persistent_buffers))
 
 
@@ -193,11 +197,14 @@ def _ir(graph: Graph, signature: Signature, unsaved: frozenset[str]) -> IR:
 
 
 def _constants(graph: Graph) -> dict[str, torch.Tensor]:
-    return {
+    found = {
         graph.sources[vid][0]: payload.tensor
         for vid, payload in graph.payloads.items()
         if isinstance(payload, TensorPayload) and vid in graph.sources
     }
+    if empty := [name for name, tensor in found.items() if not holds_values(tensor)]:
+        raise InternalError(f"constants without values came into the IR: {empty}; report this, with the model")
+    return found
 
 
 def _warn_of_meta(graph: Graph) -> None:
