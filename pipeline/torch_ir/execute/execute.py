@@ -247,7 +247,7 @@ class IRExecutor:
             if value.name in fed.tensors:
                 shape = value.spec.shape if self._strict_sizes else ("any",) * fed.tensors[value.name].dim()
                 wrong.extend(misfit(f"input {value.name!r}", fed.tensors[value.name], value, shape))
-            else:
+            elif value.name not in fed.explained:
                 missing.append(absent(self.ir.graph, value))
         if self._dynamic:
             wrong.extend(wrong_sizes(self.ir.graph, fed.tensors))
