@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from torch.utils import _pytree as pytree
 
 from pipeline.export.caches import fixed_values
+from pipeline.export.paths import own_names
 
 __all__ = ["Branch", "Leaf", "Tree", "fixed_of", "leaves", "structure", "tree_of", "under"]
 
@@ -93,10 +94,8 @@ def _kind(kind: Any) -> str:
 
 def _given_keys(item: Any, spec: Any, count: int) -> Sequence[str]:
     """As the type's own flattening names them (a cache's `layers.0.keys`), where it does."""
-    if spec.type in DICTS or pytree.SUPPORTED_NODES[spec.type].flatten_with_keys_fn is None:
-        return _keys(spec, count) or tuple(map(str, range(count)))
-    found = pytree.tree_leaves_with_path(item, is_leaf=lambda part: part is not item)
-    return [".".join(map(_named, path)) for path, _ in found]
+    own = None if spec.type in DICTS else own_names(item, spec.type)
+    return own or _keys(spec, count) or tuple(map(str, range(count)))
 
 
 def _keys(spec: Any, count: int) -> tuple[str, ...] | None:
@@ -119,10 +118,6 @@ def _text(key: Any) -> str:
     if isinstance(key, str) and not key.startswith("["):
         return str.__str__(key)  # of an enum of strings: the string, as a dict finds it
     return f"[{key!r}]"
-
-
-def _named(key: Any) -> str:
-    return str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
 
 
 DICTS = (dict, OrderedDict, defaultdict)
