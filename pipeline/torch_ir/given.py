@@ -24,7 +24,7 @@ def by_name(what: str, given: Any, error: type[UserMistake]) -> Mapping[str, Any
     """
     if isinstance(given, Mapping):
         return given
-    hints = {nn.Module: "give what its state_dict() returns"}
+    hints: dict[Any, str] = {nn.Module: "give what its state_dict() returns"}
     if what == "weights":
         hints[str | os.PathLike] = "load_weights reads a file"
     raise mistaken(what, given, "a mapping by name, as in {'x': tensor}", error, hints)

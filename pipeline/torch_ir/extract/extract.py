@@ -24,6 +24,7 @@ from pipeline.torch_ir.extract.buffers import recomputed, unsaved
 from pipeline.torch_ir.extract.convert import converted
 from pipeline.torch_ir.extract.meta import validate_inputs_dense, validate_inputs_meta, validate_meta_device
 from pipeline.torch_ir.extract.names import dim_names, tied_in, tied_names
+from pipeline.torch_ir.extract.shared import refuse_written_in_two
 from pipeline.torch_ir.extract.tied import merged
 from pipeline.torch_ir.given import a_module, arguments, by_name, mistaken
 from pipeline.torch_ir.ir import IR, Signature
@@ -176,12 +177,13 @@ def _graph(
     tied: Mapping[str, Sequence[str]] | None,
     constants: Mapping[str, torch.Tensor] | None,
 ) -> Graph:
+    refuse_written_in_two(program)
     try:
         program = functional(program) if functionalize else program
     except Exception as error:
         raise ConversionError(
             f"torch cannot functionalize the program: {type(error).__name__}: {error}\n"
-            "a buffer with two names, or an attribute that is no buffer, may be written to; or pass functionalize=False"
+            "an attribute that is no buffer may be written to: register_buffer makes it one; or functionalize=False"
         ) from error
     try:
         return from_torch(program, name, dims=dims, tied=tied, constants=constants)
