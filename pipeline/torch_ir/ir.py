@@ -81,13 +81,16 @@ class IR:
         return made
 
     @property
-    @collector_paused()
     def graph(self) -> Graph:
         """The static IR proper: values, ops, updates of states, named dims."""
         if self._graph is None:
-            data = self._written if self._written is not None else by_hand(self.model_name, self._view())
-            self._graph = read_graph(data, self.constants)
+            self._graph = self._read()
         return self._graph
+
+    @collector_paused()
+    def _read(self) -> Graph:
+        data = self._written if self._written is not None else by_hand(self.model_name, self._view())
+        return read_graph(data, self.constants)
 
     @property
     def nodes(self) -> list[OpNode]:

@@ -25,7 +25,7 @@ from pipeline.torch_ir.given import by_name
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.weights.load import load_weights
-from pipeline.torch_ir.weights.stored import Bound, absent, bind_stored, misfit
+from pipeline.torch_ir.weights.stored import Bound, absent, bind_stored, misfit, sized
 
 __all__ = ["IRExecutor", "execute_ir"]
 
@@ -200,10 +200,9 @@ class IRExecutor:
 
     def _fits(self, fed: Tensors) -> bool:
         """Whether the planned runtime may be asked: it wants the very sizes, and the CPU."""
-        return self._planned and all(
-            not any(misfit("", fed[value.name], value, value.spec.shape)) and fed[value.name].device.type == "cpu"
-            for value in self._inputs
-        )
+        if not self._planned or any(not tensor.is_cpu for tensor in fed.values()):
+            return False
+        return self._strict_sizes or all(sized(fed[value.name], value.spec.shape) for value in self._inputs)
 
     def _run_planned(self, bound: Bound, fed: Tensors) -> dict[str, torch.Tensor] | None:
         """None where the runtime says that it cannot run this graph; it is not asked again then."""

@@ -70,7 +70,6 @@ def _in_a_row(names: Sequence[str], given: Any) -> Fed:
 
 
 def _nested(names: Sequence[str], tree: Tree, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Fed:
-    register_cache_types()  # the IR may have been loaded from a file: then nobody has met the model
     matched = _Matched()
     matched.walk(tree, given, "")
     problems = [f"inputs: {problem}" for problem in matched.problems]
@@ -105,6 +104,8 @@ class _Matched:
             self.walk(child, part, under(path, key))
 
     def _children(self, tree: Branch, given: Any, path: str) -> Iterator[tuple[str, Tree, Any]]:
+        if type(given) not in pytree.SUPPORTED_NODES:
+            register_cache_types()  # the IR may have been loaded from a file: then nobody has met the model
         kind, found = structure(given) or (_leaf(given), None)
         count = len(tree.children)
         if found is None or not (kind == tree.kind or {kind, tree.kind} <= ROWS):
