@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from pipeline.ir import Attr, Body, Op, Size, Use, Word
-from pipeline.ir.attr import parts
 from pipeline.ir.json_attr import read_attr, write_attr
 from pipeline.torch_ir.words import KINDS as KINDS_OF_WORDS
 from pipeline.torch_ir.words import word
@@ -142,9 +141,8 @@ def _typed(kind: str, item: Any) -> Attr:
 
 
 def _known(item: Attr) -> Attr:
-    for part in parts(item):
-        if type(part) is Word and part.kind in KINDS_OF_WORDS:
-            word(part.kind, part.name)
+    if type(item) is Word and item.kind in KINDS_OF_WORDS:
+        word(item.kind, item.name)
     return item
 
 

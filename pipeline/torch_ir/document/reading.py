@@ -102,13 +102,13 @@ class Reader:
         return self._vids[name]
 
     def used(self, tensor: Data) -> int:
-        """The vid of a tensor that is read; which of its producer's results it is has to be said rightly, if at all."""
-        name, place = tensor["name"], tensor.get("producer_output_idx")
-        if place is not None and place != self._places.get(name, 0):
-            expected = self._places.get(name, 0)
-            raise Unexpected(f"{name!r}: producer_output_idx: found {place!r}, expected {expected}; save the IR again")
-        vid = self._vids.get(name)
-        return self.vid(name) if vid is None else vid
+        """The vid of a tensor that is read. Its name decides; a place that its producer has not is refused."""
+        if place := tensor.get("producer_output_idx"):  # a model has many tensors, and few are not the first of theirs
+            name, expected = tensor["name"], self._places.get(tensor["name"], 0)
+            if place != expected:
+                raise Unexpected(f"{name!r}: producer_output_idx: found {place!r}, expected {expected}")
+        vid = self._vids.get(tensor["name"])
+        return self.vid(tensor["name"]) if vid is None else vid
 
     def nodes(self, data: Data) -> None:
         for node in self.each(data, "nodes"):
