@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-__all__ = ["leaves_with_path"]
+__all__ = ["leaves_with_path", "own_names"]
 
 Path = tuple[str, ...]
 
@@ -26,10 +26,19 @@ def leaves_with_path(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield from leaves_with_path(child, (*path, key))
 
 
+def own_names(item: Any, kind: Any) -> list[str] | None:
+    """The names of the children of `item` as the flattening of its type, `kind`, has them: `keys`, `layers.0.keys`.
+
+    None where it has none. `kind` is the type of its TreeSpec, which is one for all named tuples.
+    """
+    named = pytree.SUPPORTED_NODES[kind].flatten_with_keys_fn
+    return None if named is None else [_key(key) for key, _ in named(item)[0]]
+
+
 def _keys(tree: Any, spec: Any, count: int) -> list[str]:
-    named = pytree.SUPPORTED_NODES[spec.type].flatten_with_keys_fn
-    if named is not None:
-        return [_key(key) for key, _ in named(tree)[0]]
+    own = own_names(tree, spec.type)
+    if own is not None:
+        return own
     names = list(tree) if isinstance(tree, Mapping) else []
     return [str(name) for name in (names if len(names) == count else range(count))]
 

@@ -20,7 +20,7 @@ def names_in(expression: str) -> frozenset[str]:
     """The dims that `expression` speaks of.
 
     Raises:
-        SourceMistake: it is no expression.
+        SourceMistake: it is no expression, or one with another operator.
     """
     tree = _parsed(expression)
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
@@ -34,35 +34,56 @@ def evaluate(expression: str, dims: Mapping[str, int]) -> Number:
         SourceMistake: it is no expression, or one with another operator.
         KeyError: a dim that is not in `dims`.
     """
-    return _value(_parsed(expression), expression, dims)
+    return _value(_parsed(expression), dims)
 
 
 @cache
 def _parsed(expression: str) -> ast.expr:
     try:
-        return ast.parse(expression.strip(), mode="eval").body
-    except SyntaxError as error:
+        tree = ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError) as error:
         raise _no_expression(expression) from error
+    if not _is_known(tree):
+        raise _no_expression(expression)
+    return tree
 
 
-def _value(node: ast.AST, expression: str, dims: Mapping[str, int]) -> Any:
+def _is_known(node: ast.expr) -> bool:
+    """Whether it is made of the operators of the tables below."""
     match node:
-        case ast.Constant(value=int() | float() as number):
+        case ast.Constant(value=int() | float()) | ast.Name():
+            return True
+        case ast.UnaryOp(op=sign, operand=item):
+            return type(sign) in SIGNS and _is_known(item)
+        case ast.BinOp(left=left, op=sign, right=right):
+            return type(sign) in OPERATORS and _is_known(left) and _is_known(right)
+        case ast.BoolOp(values=values):
+            return all(map(_is_known, values))
+        case ast.Compare(left=left, ops=[sign], comparators=[right]):
+            return type(sign) in COMPARISONS and _is_known(left) and _is_known(right)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            return name in FUNCTIONS and all(map(_is_known, args))
+    return False
+
+
+def _value(node: ast.AST, dims: Mapping[str, int]) -> Any:
+    """Of a node that is known."""
+    match node:
+        case ast.Constant(value=number):
             return number
         case ast.Name(id=name):
             return dims[name]
-        case ast.UnaryOp(op=sign, operand=item) if type(sign) in SIGNS:
-            return SIGNS[type(sign)](_value(item, expression, dims))
-        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATORS:
-            return OPERATORS[type(sign)](_value(left, expression, dims), _value(right, expression, dims))
+        case ast.UnaryOp(op=sign, operand=item):
+            return SIGNS[type(sign)](_value(item, dims))
+        case ast.BinOp(left=left, op=sign, right=right):
+            return OPERATORS[type(sign)](_value(left, dims), _value(right, dims))
         case ast.BoolOp(op=sign, values=values):
-            found = [_value(item, expression, dims) for item in values]
+            found = [_value(item, dims) for item in values]
             return all(found) if isinstance(sign, ast.And) else any(found)
-        case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in COMPARISONS:
-            return COMPARISONS[type(sign)](_value(left, expression, dims), _value(right, expression, dims))
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
-            return FUNCTIONS[name](*(_value(item, expression, dims) for item in args))
-    raise _no_expression(expression)
+        case ast.Compare(left=left, ops=[sign], comparators=[right]):
+            return COMPARISONS[type(sign)](_value(left, dims), _value(right, dims))
+        case ast.Call(func=ast.Name(id=name), args=args):
+            return FUNCTIONS[name](*(_value(item, dims) for item in args))
 
 
 def _no_expression(expression: str) -> SourceMistake:

@@ -2,7 +2,8 @@
 
 Which tensor belongs to which argument follows from the operator's schema: tensors are taken in order. Where that would
 not give back the very call (`clamp(max=t)`, an argument of a higher-order op, a number that JSON has not), the exact
-call is written beside it.
+call is written beside it. So it is for every operator that torch itself does not have: who reads the file may import
+the module that defines it later, or never.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 
 from pipeline.ir import Attr, Body, Op, Size, Use, Word
 from pipeline.ir.json_attr import read_attr, write_attr
+from pipeline.torch_ir.words import KINDS as KINDS_OF_WORDS
+from pipeline.torch_ir.words import word
 
 __all__ = ["read_call", "resolve", "spelled", "write_call"]
 
@@ -34,7 +37,9 @@ class Argument:
 def write_call(op: Op) -> dict[str, Any]:
     """The node's keys `attrs` and, where they do not say everything, `call`."""
     attrs = dict(spelled(op, _plain))
-    if _read(op.kind, len(op.inputs), attrs) == dict(op.attrs):
+    known = op.kind.partition(".")[0] in TORCHS_OWN
+    read = _read(op.kind, len(op.inputs), attrs) if known else _read_bare(attrs)
+    if read == dict(op.attrs):
         return {"attrs": attrs}
     return {"attrs": attrs, "call": {name: write_attr(item) for name, item in op.attrs.items()}}
 
@@ -42,7 +47,7 @@ def write_call(op: Op) -> dict[str, Any]:
 def read_call(kind: str, inputs: int, node: Mapping[str, Any]) -> dict[str, Attr]:
     """The attributes of an op of `kind` on so many `inputs`, from the node's keys `attrs` and `call`."""
     if "call" in node:
-        return {name: read_attr(item) for name, item in node["call"].items()}
+        return {name: _known(read_attr(item)) for name, item in node["call"].items()}
     return _read(kind, inputs, node.get("attrs") or {})
 
 
@@ -62,13 +67,24 @@ def spelled(op: Op, spell: Callable[[Attr], Any]) -> Iterator[tuple[str, Any]]:
         yield MASKS, masks
 
 
-@cache
 def resolve(kind: str) -> Any:
     """The operator `aten.linear.default`; None where torch has no such operator, as for a higher-order one."""
+    try:
+        return _resolved(kind)
+    except LookupError:
+        return None
+
+
+@cache
+def _resolved(kind: str) -> Any:
+    """An operator that is not there may come with a module that is imported later: an error is not kept by `cache`."""
     namespace, _, rest = kind.partition(".")
     name, _, overload = rest.rpartition(".")
     packet = getattr(getattr(torch.ops, namespace, None), name or overload, None) if rest else None
-    return getattr(packet, overload or "default", None) if hasattr(packet, "overloads") else None
+    found = getattr(packet, overload or "default", None) if hasattr(packet, "overloads") else None
+    if found is None:
+        raise LookupError(kind)
+    return found
 
 
 def _plain(item: Attr) -> Any:
@@ -93,8 +109,8 @@ def _plain(item: Attr) -> Any:
 
 
 def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
-    if resolve(kind) is None:  # an operator of the user's own: what its executor is given is what was written
-        return {name: _typed("other", item) for name, item in attrs.items()}
+    if resolve(kind) is None:
+        return _read_bare(attrs)
     places = iter(range(inputs))
     sizes, masks = iter(attrs.get(SIZES, ())), iter(attrs.get(MASKS, ()))
     found: dict[str, Attr] = {}
@@ -108,6 +124,11 @@ def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
     return found
 
 
+def _read_bare(attrs: Mapping[str, Any]) -> dict[str, Attr]:
+    """Without a schema: what the executor of an operator of the user's own is given is what was written."""
+    return {name: _typed("other", item) for name, item in attrs.items()}
+
+
 def _listed(places: Iterator[int], count: int, mask: Sequence[bool] | None) -> tuple[Attr, ...]:
     absent = mask or [False] * count
     return tuple(None if empty else Use(next(places, 0)) for empty in absent)
@@ -116,8 +137,12 @@ def _listed(places: Iterator[int], count: int, mask: Sequence[bool] | None) -> t
 def _typed(kind: str, item: Any) -> Attr:
     if isinstance(item, list):
         return tuple(_typed(kind, part) for part in item)
-    if kind in ("dtype", "layout", "memory_format", "device") and isinstance(item, str):
-        return Word(kind, item.removeprefix("torch."))
+    return word(kind, item) if kind in KINDS_OF_WORDS and isinstance(item, str) else item
+
+
+def _known(item: Attr) -> Attr:
+    if type(item) is Word and item.kind in KINDS_OF_WORDS:
+        word(item.kind, item.name)
     return item
 
 
@@ -133,6 +158,9 @@ def _kind(schema_type: str) -> str:
     inner = schema_type.removeprefix("Optional[").rstrip("]") if schema_type.startswith("Optional[") else schema_type
     return KINDS.get(inner, "tensors" if "Tensor" in inner else "other")
 
+
+TORCHS_OWN = frozenset({"aten", "prims"})
+"""Namespaces of operators that are there wherever torch is."""
 
 KINDS = {
     "Tensor": "tensor",

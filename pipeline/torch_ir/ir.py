@@ -11,16 +11,20 @@ from typing import Any
 import torch
 
 from passes.collector import collector_paused
+from pipeline.errors import UserMistake
 from pipeline.ir import Graph
 from pipeline.torch_ir.document import files, writing
 from pipeline.torch_ir.document.constants import THRESHOLD, Beside, read_constant, write_constant
 from pipeline.torch_ir.document.hand import by_hand
+from pipeline.torch_ir.document.head import constants_in, read_head
 from pipeline.torch_ir.document.reading import read_graph
+from pipeline.torch_ir.document.signature import write_tree
 from pipeline.torch_ir.errors import SerializationError
+from pipeline.torch_ir.given import mistaken, path_of
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of, stored
-from pipeline.torch_ir.tree import Tree, from_json, to_json
+from pipeline.torch_ir.tree import Tree
 
-__all__ = ["IR", "Signature"]
+__all__ = ["IR", "Signature", "an_ir"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +81,16 @@ class IR:
         return made
 
     @property
-    @collector_paused()
     def graph(self) -> Graph:
         """The static IR proper: values, ops, updates of states, named dims."""
         if self._graph is None:
-            data = self._written if self._written is not None else by_hand(self.model_name, self._view())
-            self._graph = read_graph(data, self.constants)
+            self._graph = self._read()
         return self._graph
+
+    @collector_paused()
+    def _read(self) -> Graph:
+        data = self._written if self._written is not None else by_hand(self.model_name, self._view())
+        return read_graph(data, self.constants)
 
     @property
     def nodes(self) -> list[OpNode]:
@@ -126,8 +133,9 @@ class IR:
         Raises:
             SerializationError: a file cannot be written; what was there stays.
         """
-        with files.explained(Path(path), "written"):
-            self._save(Path(path), threshold)
+        path = path_of("the IR", path, SerializationError)
+        with files.explained(path, "written"):
+            self._save(path, threshold)
 
     def _save(self, path: Path, threshold: int) -> None:
         prefix = files.sidecar_prefix(path)
@@ -154,9 +162,9 @@ class IR:
         Raises:
             SerializationError: the file cannot be read, or is no IR; or the file of its constants is gone.
         """
-        path = Path(path)
+        path = path_of("the IR", path, SerializationError)
         data = files.read(path)
-        wanted = {str(one["file"]) for one in _constants(data).values() if "file" in one}
+        wanted = {str(one["file"]) for one in constants_in(data).values() if "file" in one}
         return cls._of_written(data, {name: files.read_tensors(path, name) for name in wanted})
 
     def __repr__(self) -> str:
@@ -168,24 +176,11 @@ class IR:
 
     @classmethod
     def _of_written(cls, data: Mapping[str, Any], held: Mapping[str, Mapping[str, torch.Tensor]]) -> IR:
-        version = data.get("format_version", writing.FORMAT_VERSION)
-        if version != writing.FORMAT_VERSION:
-            raise SerializationError(
-                f"IR JSON: found format_version {version!r}, expected {writing.FORMAT_VERSION}; "
-                "read it with the release that wrote it"
-            )
-        missing = [key for key in ("graph_inputs", "graph_outputs", "weights", "nodes") if key not in data]
-        if missing:
-            raise SerializationError(f"IR JSON: the key {', '.join(missing)} is missing; expected what IR.save writes")
-        constants = {key: read_constant(key, one, held) for key, one in _constants(data).items()}
-        made = cls(
-            model_name=data.get("model_name", ""),
-            pytorch_version=data.get("pytorch_version", ""),
-            constants=constants,
-        )
+        head = read_head(data)
+        constants = {key: read_constant(key, one, held) for key, one in constants_in(data).items()}
+        made = cls(model_name=head.model_name, pytorch_version=head.pytorch_version, constants=constants)
         made._written, made._parts = data, None
-        made.signature = _signature(data.get("signature") or {})
-        made.unsaved = _unsaved(data.get("unsaved") or ())
+        made.signature, made.unsaved = Signature(*head.trees), head.unsaved
         return made
 
     @collector_paused()
@@ -202,7 +197,7 @@ class IR:
         yield "pytorch_version", self.pytorch_version
         yield from writing.facts(graph).items()
         if any(tree is not None for tree in trees.values()):
-            yield "signature", {side: to_json(tree) for side, tree in trees.items() if tree is not None}
+            yield "signature", {side: write_tree(tree) for side, tree in trees.items() if tree is not None}
         if self.unsaved:
             yield "unsaved", sorted(self.unsaved)
         yield "nodes", writing.nodes(graph)
@@ -224,25 +219,17 @@ class IR:
         yield "}\n"
 
 
-def _constants(data: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    found = data.get("constants") or {}
-    if not isinstance(found, Mapping) or not all(isinstance(one, Mapping) for one in found.values()):
-        raise SerializationError(
-            f"IR JSON: constants: found {str(found)[:60]}, expected a mapping of name to data and dtype"
-        )
-    return found
-
-
-def _unsaved(names: Any) -> frozenset[str]:
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise SerializationError(f"IR JSON: unsaved: found {str(names)[:60]}, expected a list of names of buffers")
-    return frozenset(names)
-
-
-def _signature(trees: Any) -> Signature:
-    try:
-        return Signature(*(from_json(trees[side]) if side in trees else None for side in ("inputs", "outputs")))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise SerializationError(
-            f"IR JSON: signature: found {str(trees)[:60]}, expected the trees that IR.save writes"
-        ) from error
+def an_ir(given: Any, error: type[UserMistake]) -> IR:
+    """
+    Raises:
+        UserMistake: (as `error`) it is no IR.
+    """
+    if isinstance(given, IR):
+        return given
+    hints = {
+        str | Path: "IR.load reads a file",
+        Graph: "IR.of(graph) is the IR of a graph",
+        torch.nn.Module: "extract_ir makes one of a module",
+        Mapping: "IR.from_dict reads one",
+    }
+    raise mistaken("ir", given, "an IR", error, hints)

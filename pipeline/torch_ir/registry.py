@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from pipeline.errors import UserMistake
 from pipeline.ir import Graph, Op
 from pipeline.runtime.eager import Own
 from pipeline.torch_ir.call import spelled
 from pipeline.torch_ir.errors import ExecutionError
+from pipeline.torch_ir.given import mistaken
 from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_torch
 
 __all__ = [
@@ -87,7 +89,12 @@ def looked_up(table: Mapping[str, T], kind: str) -> T | None:
 
 
 def _entering(table: dict[str, Any], name: str) -> Callable[[F], F]:
+    if not isinstance(name, str):
+        raise mistaken("the type of an op", name, 'text, as in "mylib.op"', UserMistake)
+
     def enter(function: F) -> F:
+        if not callable(function):
+            raise mistaken(name, function, "a function", UserMistake)
         table[name] = function
         return function
 

@@ -9,28 +9,33 @@ from pipeline.errors import InternalError
 from pipeline.ir import check
 from pipeline.torch_ir.document.parse import parsed
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.given import mistaken
+from pipeline.torch_ir.ir import IR, an_ir
 
 __all__ = ["deserialize_ir", "load_ir", "save_ir", "serialize_ir", "validate_ir"]
 
 
 def serialize_ir(ir: IR) -> str:
     """The IR as one string of JSON, constants included."""
-    return json.dumps(ir.to_dict(), allow_nan=False)
+    return json.dumps(an_ir(ir, SerializationError).to_dict(), allow_nan=False)
 
 
 def deserialize_ir(text: str | bytes) -> IR:
     """The IR of a string of `serialize_ir`.
 
     Raises:
-        SerializationError: it is no JSON, or no IR.
+        SerializationError: it is no text, no JSON, or no IR.
     """
+    if not isinstance(text, str | bytes):
+        raise mistaken(
+            "the text of the IR", text, "a str or bytes", SerializationError, {dict: "IR.from_dict reads it"}
+        )
     return IR.from_dict(parsed("the text of the IR", text.encode() if isinstance(text, str) else text))
 
 
 def save_ir(ir: IR, path: str | Path) -> None:
     """`ir.save(path)`."""
-    ir.save(path)
+    an_ir(ir, SerializationError).save(path)
 
 
 def load_ir(path: str | Path) -> IR:
@@ -45,7 +50,7 @@ def validate_ir(ir: IR) -> bool:
         SerializationError: a rule is broken, or a tensor is used that nothing makes; the message lists all.
     """
     try:
-        check(ir.graph)
+        check(an_ir(ir, SerializationError).graph)
     except InternalError as error:
         raise SerializationError(f"the IR {ir.model_name!r} is not sound: {error}") from error
     return True

@@ -12,6 +12,7 @@ from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, MistralConfi
 
 from pipeline.torch_ir import IR, ExecutionError, IRExecutor, extract_ir, verify_ir_with_state_dict
 
+X = torch.ones(1, 2, 5, 8)
 CONFIG = GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=16, bos_token_id=0, eos_token_id=0)
 
 
@@ -100,3 +101,47 @@ def test_files_from_before_such_numbers_were_kept_are_taken_as_they_are() -> Non
     past = data["signature"]["inputs"]["items"][1]["items"][1]
     assert past.pop("fixed")["layers.0.max_cache_len"] == {"value": 4}
     assert IRExecutor(IR.from_dict(data), model.state_dict()).execute((), filled(model, 6))
+
+
+def longer() -> DynamicCache:
+    made = DynamicCache()
+    for layer in range(3):
+        made.update(*torch.randn(2, 1, 2, 5, 8), layer)
+    return made
+
+
+NO_SUCH_CACHE = {
+    "None": (lambda: None, "found None, expected transformers.cache_utils.DynamicCache of 4"),
+    "a tuple": (lambda: ((X, X), (X, X)), "found tuple, expected transformers.cache_utils.DynamicCache of 4"),
+    "another": (
+        lambda: StaticCache(config=CONFIG, max_cache_len=16),
+        "found transformers.cache_utils.StaticCache, expected transformers.cache_utils.DynamicCache of 4",
+    ),
+    "empty": (
+        DynamicCache,
+        "found transformers.cache_utils.DynamicCache of 0, expected transformers.cache_utils.DynamicCache of 4",
+    ),
+    "longer": (
+        longer,
+        "found transformers.cache_utils.DynamicCache of 6, expected transformers.cache_utils.DynamicCache of 4",
+    ),
+}
+
+
+def test_a_cache_that_is_none_is_told_once() -> None:
+    """Its tensors are absent too, and that explains nothing."""
+    model = GPT2LMHeadModel(CONFIG).eval()
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    ir = extract_ir(model, (), kwargs={"input_ids": ids, "past_key_values": cache(5)}, strict=False)
+    executor = IRExecutor(ir, model.state_dict())
+    for make, said in NO_SUCH_CACHE.values():
+        with pytest.raises(ExecutionError) as caught:
+            executor.execute((), {"input_ids": ids, "past_key_values": make()})
+        (line,) = str(caught.value).splitlines()
+        assert line.startswith(f"inputs: argument past_key_values: {said}; the graph's own are input_ids, ")
+    with pytest.raises(ExecutionError) as caught:
+        executor.execute((), {"input_ids": ids.float()})
+    assert [line[:50] for line in str(caught.value).splitlines()] == [
+        "inputs: keyword arguments: without 'past_key_values'; expected input_ids, past_key_values"[:50],
+        "input 'input_ids': found float32[1, 1], expected int64[1, 1]"[:50],
+    ]

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +17,7 @@ from torch import library as registry
 
 from pipeline.errors import SourceMistake
 from pipeline.torch_ir import IR, ConversionError, IRExecutor, execute_ir, extract_ir, verify_ir_with_state_dict
+from tests.torch_ir.models import Does
 
 
 @registry.custom_op("onnxline_tests::bump", mutates_args={"x"})
@@ -122,3 +129,47 @@ def test_one_that_is_not_imported_is_named(saved: Path) -> None:
     ir = IR.load(saved)
     with pytest.raises(SourceMistake, match=r"no operator elsewhere\.both\.default; import the module that defines it"):
         execute_ir(ir, (torch.zeros(2, 4),), Bumps().state_dict())
+
+
+LATER = """
+import sys
+import torch
+from pipeline.torch_ir import IR, ExecutionError, IRExecutor
+ir = IR.load(sys.argv[1])
+assert ir.graph.ops[0].kind == "onnxline_later.mix.default"
+import later
+given = (torch.arange(4.0), torch.ones(4))
+for planned in (True, False):
+    try:
+        print(IRExecutor(ir, planned=planned).execute(given)[0].tolist())
+    except ExecutionError as error:
+        print(error)
+"""
+
+DEFINES = """
+import torch
+@torch.library.custom_op("onnxline_later::mix", mutates_args=())
+def mix(x: torch.Tensor, parts: list[torch.Tensor], scale: float, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return x * scale + parts[0] * 10 - parts[1] - bias
+mix.register_fake(lambda x, parts, scale, bias=None: torch.empty_like(x))
+"""
+
+
+def test_one_that_is_imported_after_the_file_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file says which tensor is which argument, as nobody can ask a schema when it is read."""
+    (tmp_path / "later.py").write_text(DEFINES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mix = importlib.import_module("later").mix
+    data = extract_ir(Does(lambda x, y: mix(x, [y, x], 3.0, y)), (torch.ones(4), torch.ones(4)), strict=False).to_dict()
+    files = {"ours.json": data, "in_a_row.json": copy.deepcopy(data)}
+    del files["in_a_row.json"]["nodes"][0]["call"]  # as pytorch-ir has it
+    said = []
+    for name, document in files.items():
+        (tmp_path / name).write_text(json.dumps(document))
+        paths = os.pathsep.join([str(tmp_path), *sys.path])
+        command = [sys.executable, "-c", LATER, str(tmp_path / name)]
+        said.append(subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True))
+    assert said[0].stdout.splitlines() == [str([9.0 + 2 * x for x in range(4)])] * 2, said[0].stderr
+    for line in said[1].stdout.splitlines():
+        assert line.startswith("node 'mix': onnxline_later.mix.default was not there when the IR was read"), said[1]
+    assert execute_ir(IR.load(tmp_path / "in_a_row.json"), (torch.ones(4), torch.ones(4)))[0].tolist() == [11.0] * 4

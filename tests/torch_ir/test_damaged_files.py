@@ -95,7 +95,56 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     ),
     "below zero": (("graph_inputs", 0, "shape"), [-1, 4], r"graph_inputs\[0\]: shape: found \[-1, 4\], expected "),
     "strides": (("graph_inputs", 0, "strides"), [1], r"strides: found \[1\], expected a list of 2, as many as dims"),
-    "dims": (("dims",), {"n": "x"}, "dims or guards: dims: n: found 'x', expected the least and the most size"),
+    "dims": (("dims",), {"n": "x"}, "dims: n: found 'x', expected the least and the most size"),
+    "no size": (("dims",), {"n": [5, 2]}, r"dims: n: found \[5, 2\], expected the least"),
+    "guards": (("guards",), "n > 2", "guards: found 'n > 2', expected a list of expressions; save the IR again"),
+    "a guard": (("guards",), ["n +"], r"guards\[0\]: 'n \+' is no expression of named dims"),
+    "a guard that runs": (("guards",), ["exit(1)"], r"guards\[0\]: 'exit\(1\)' is no expression of named dims"),
+    "a guard of nothing": (("guards",), ["n > 2"], r"guards\[0\]: found 'n > 2', expected none, as there are no dims"),
+    "place": (
+        ("nodes", 1, "inputs", 0, "producer_output_idx"),
+        7,
+        r"nodes\[1\]: 'linear': producer_output_idx: found 7, expected 0",
+    ),
+    "place of a result": (
+        ("graph_outputs", 0, "producer_output_idx"),
+        -1,
+        r"graph_outputs\[0\]: 'mul': producer_output_idx: found -1, expected 0",
+    ),
+    "device": (
+        ("nodes", 1),
+        {
+            "name": "zeros",
+            "op_type": "aten.zeros.default",
+            "inputs": [],
+            "outputs": [{"name": "mul", "shape": [1, 4], "dtype": "float32"}],
+            "attrs": {"size": [1, 4], "device": "warp:9"},
+        },
+        r"nodes\[1\]: torch has no device 'warp:9', expected one such as 'cpu'",
+    ),
+    "call": (("nodes", 0, "call"), {"dtype": {"word": ["dtype", "float33"]}}, "torch has no dtype 'float33'"),
+    "device of a tensor": (("weights", 0, "device"), "warp", r"weights\[0\]: torch has no device 'warp'"),
+    "dim": (("graph_inputs", 0, "shape"), ["n n", 4], r"graph_inputs\[0\]: shape: 'n n' is no expression"),
+    "signature": (("signature",), "x", "signature: found 'x', expected an object; save the IR again"),
+    "kind": (("signature", "inputs", "kind"), 3, "signature.inputs.kind: found 3, expected a string"),
+    "no call": (("signature", "inputs"), 0, "signature.inputs: found 0, expected a tuple of the positional arguments"),
+    "tensor 7": (
+        ("signature", "inputs", "items", 0, "items"),
+        [7],
+        r"signature.inputs: found \[7\], expected each tensor of graph_inputs once, by the numbers 0 to 0",
+    ),
+    "no tensor": (("signature", "outputs"), {"value": 1}, r"signature.outputs: found \[\], expected each tensor of"),
+    "keys": (
+        ("signature", "inputs", "items", 1, "keys"),
+        ["x"],
+        r"signature.inputs.items\[1\].keys: found \['x'\], expected a list of 0 strings",
+    ),
+    "a constant": (
+        ("signature", "inputs", "items", 0, "items"),
+        [0, {"int": "x"}],
+        r"signature.inputs.items\[0\].items\[1\]: found \{'int': 'x'\}, expected one of value, float, int",
+    ),
+    "name": (("model_name",), 5, "model_name: found 5, expected a string"),
 }
 
 
@@ -109,3 +158,10 @@ def test_what_is_wrong_in_a_file_is_said_with_its_place(path: tuple[str | int, .
     part[path[-1]] = item
     with pytest.raises(SerializationError, match=f"IR JSON: .*{said}"):
         assert IR.from_dict(data).graph
+
+
+def test_the_head_of_a_file_is_refused_before_anybody_asks_for_its_graph() -> None:
+    data = extract_ir(MaskedLinear(), (torch.ones(1, 4),), strict=False).to_dict()
+    for wrong in ({"signature": {"inputs": "x"}}, {"guards": ["n +"]}, {"dims": {"n": 3}}):
+        with pytest.raises(SerializationError):
+            IR.from_dict(data | wrong)

@@ -64,7 +64,7 @@ def test_a_tensor_is_an_only_argument_and_no_row_of_them() -> None:
     assert ir.graph_inputs[0].shape == (2, 4)
     assert torch.equal(execute_ir(ir, X, {})[0], X + 1)
     assert verify_ir_with_state_dict(ir, {}, Does(lambda x: x + 1), X)[0]
-    with pytest.raises(ExportError, match="found a dict; give arguments by name as kwargs="):
+    with pytest.raises(ExportError, match=r"found a dict, expected .*; give arguments by name as kwargs="):
         extract_ir(Does(lambda x: x + 1), {"x": X}, strict=False)  # type: ignore[arg-type]
 
 

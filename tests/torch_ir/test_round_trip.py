@@ -169,7 +169,7 @@ WRONG = {
     ),
     "a tree that is none": (
         '{"nodes": [], "graph_inputs": [], "graph_outputs": [], "weights": [], "signature": {"inputs": "x"}}',
-        "signature: found",
+        "signature.inputs: found",
     ),
     "names that are none": (
         '{"nodes": [], "graph_inputs": [], "graph_outputs": [], "weights": [], "unsaved": 3}',

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from pipeline.ir.expression import names_in
 from pipeline.ir.graph import DimRange
 
 __all__ = ["guards", "ranges"]
@@ -34,13 +35,17 @@ def ranges(program: ExportedProgram, dims: Mapping[str, str]) -> dict[str, DimRa
 
 
 def guards(program: ExportedProgram, dims: Mapping[str, str]) -> tuple[str, ...]:
-    """Conditions on named dims that the trace relied on, beyond their ranges: `Eq(Mod(batch, 2), 0)`."""
+    """Conditions on named dims that the trace relied on, beyond their ranges: `Eq(Mod(batch, 2), 0)`.
+
+    Those of other symbols, which torch has for itself, no caller could break.
+    """
     environment = _environment(program)
     if environment is None:
         return ()
     texts = [str(guard.expr.xreplace(environment.replacements)) for guard in environment.guards]
     renamed = [SYMBOL.sub(lambda found: dims.get(found[0], found[0]), text) for text in texts]
-    return tuple(text for text in dict.fromkeys(renamed) if text != "True")
+    known = ranges(program, dims).keys()
+    return tuple(text for text in dict.fromkeys(renamed) if text != "True" and names_in(text) <= known)
 
 
 def _environment(program: ExportedProgram) -> Any:

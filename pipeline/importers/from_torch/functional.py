@@ -8,8 +8,11 @@ not; that one is put back.
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from operator import getitem
 from typing import Any
 
@@ -40,12 +43,34 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     asked = next((node for node in _calls(program) if node.target is BATCH_NORM), None)
     with warnings.catch_warnings():  # of torch's own copy of the program
         warnings.filterwarnings("ignore", r".*LeafSpec", FutureWarning)
-        found = program.run_decompositions({})
+        found = _one_name_each(program).run_decompositions({})
     if asked is not None:
         for node in list(_calls(found)):
             if node.target is NO_TRAINING:
                 _put_back(node, cudnn=asked.args[8])
     return found
+
+
+def _one_name_each(program: ExportedProgram) -> ExportedProgram:
+    """`program` without the placeholders of further names of a tensor.
+
+    torch.export reads a tensor that the model has under several names by one of them. Functionalizing it trips over the
+    others if it is written to (torch 2.13: `expected compiled_fn to be GraphModule`).
+    """
+    held = {**program.state_dict, **program.constants}
+    names = Counter(id(tensor) for tensor in held.values())
+    unread = {node.name for node in program.graph.find_nodes(op="placeholder") if not node.users}
+    specs = program.graph_signature.input_specs
+    kept = [spec for spec in specs if not (spec.arg.name in unread and names[id(held.get(spec.target or ""))] > 1)]
+    if len(kept) == len(specs):
+        return program
+    module = copy.deepcopy(program.graph_module)
+    left = {spec.arg.name for spec in kept}
+    for node in module.graph.find_nodes(op="placeholder"):
+        if node.name not in left:
+            module.graph.erase_node(node)
+    module.recompile()
+    return program._update(module, replace(program.graph_signature, input_specs=kept))
 
 
 def writes(node: Node) -> bool:

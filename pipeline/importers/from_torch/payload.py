@@ -7,8 +7,14 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 import torch
+from torch._subclasses import FakeTensor
 
-__all__ = ["TensorPayload"]
+__all__ = ["TensorPayload", "holds_values"]
+
+
+def holds_values(tensor: torch.Tensor) -> bool:
+    """Whether there are numbers in it: on meta there are none, and a FakeTensor has none on any device."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 @dataclass(frozen=True, slots=True)

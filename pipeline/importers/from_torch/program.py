@@ -11,7 +11,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Tenso
 
 from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.dims import guards, ranges
-from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.importers.from_torch.region import Region
 from pipeline.importers.from_torch.tensors import Tensors
 from pipeline.ir import Graph, Payload, Role
@@ -99,7 +99,7 @@ def _payload(spec: InputSpec, known: Mapping[str, Any]) -> Payload | None:
     """What no checkpoint has: lifted constants and non-persistent buffers."""
     lifted = spec.kind is InputKind.CONSTANT_TENSOR or (spec.kind is InputKind.BUFFER and spec.persistent is False)
     held = known.get(spec.target or "") if lifted else None
-    return TensorPayload(held) if isinstance(held, torch.Tensor) and not held.is_meta else None
+    return TensorPayload(held) if isinstance(held, torch.Tensor) and holds_values(held) else None
 
 
 def _refuse_objects(spec: InputSpec) -> None:

@@ -14,7 +14,7 @@ from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.arguments import Arguments, Meaning, Number, Several
 from pipeline.importers.from_torch.names import Names
 from pipeline.importers.from_torch.operators import operator_of
-from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.importers.from_torch.place import line_of, module_of
 from pipeline.importers.from_torch.tensors import Tensors, contiguous
 from pipeline.ir import Attr, Body, Graph, Op, Payload, Role
@@ -128,7 +128,7 @@ class Region:
             return self._body(held, str(node.target))
         if not isinstance(held, torch.Tensor):
             raise Unsupported(f"an attribute of type {type(held).__name__}; the IR holds tensors, numbers and names")
-        if not held.is_meta:
+        if holds_values(held):
             self._payloads[node.name] = TensorPayload(held)
         return self._stub(node.name, held, Role.CONST)
 

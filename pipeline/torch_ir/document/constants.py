@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 
+from pipeline.importers.from_torch.payload import holds_values
 from pipeline.ir.spec import DTYPE_BITS
 from pipeline.runtime.memory import resolved
 from pipeline.torch_ir.errors import SerializationError
+from pipeline.torch_ir.given import a_type
 
 __all__ = ["THRESHOLD", "Beside", "raw_bytes", "read_constant", "settled", "write_constant"]
 
@@ -39,7 +41,14 @@ class Beside:
 
 
 def write_constant(key: str, tensor: torch.Tensor, beside: Beside | None = None) -> dict[str, Any]:
-    """One constant. With `beside`, a large one is put there; the caller names the `file`."""
+    """One constant. With `beside`, a large one is put there; the caller names the `file`.
+
+    Raises:
+        SerializationError: it holds no values, as on meta, or is no tensor.
+    """
+    if not isinstance(tensor, torch.Tensor) or not holds_values(tensor):
+        found = "a tensor on meta" if getattr(tensor, "is_meta", False) else a_type(tensor)
+        raise SerializationError(f"constant {key!r}: found {found}, expected one with values; give one, or remove it")
     tensor = settled(tensor)
     facts: dict[str, Any] = {"dtype": str(tensor.dtype).removeprefix("torch.")}
     if not tensor.is_contiguous():

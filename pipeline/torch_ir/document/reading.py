@@ -12,8 +12,10 @@ from pipeline.ir import Graph, Op, Payload, Role, TensorSpec
 from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.torch_ir.call import read_call
 from pipeline.torch_ir.document.constants import read_constant
-from pipeline.torch_ir.document.expected import Unexpected, dim_range, mapping, rows, shape_of, strides_of, text
+from pipeline.torch_ir.document.dims import dims_in, read_dims
+from pipeline.torch_ir.document.expected import Unexpected, mapping, rows, shape_of, strides_of, text
 from pipeline.torch_ir.errors import SerializationError
+from pipeline.torch_ir.words import word
 
 __all__ = ["read_graph"]
 
@@ -33,7 +35,7 @@ def read_graph(data: Data, constants: Mapping[str, torch.Tensor]) -> Graph:
         reader.weights(data)
         inputs = [reader.declare(one, Role.INPUT) for one in reader.each(data, "graph_inputs")]
         reader.nodes(data)
-        outputs = [reader.vid(one["name"]) for one in reader.each(data, "graph_outputs")]
+        outputs = [reader.used(one) for one in reader.each(data, "graph_outputs")]
         payloads: dict[str, Payload] = {
             stub.name: TensorPayload(constants[keys[0]])
             for vid, keys in reader.sources.items()
@@ -57,6 +59,8 @@ class Reader:
         self.ops: list[Op] = []
         self.sources: dict[int, tuple[str, ...]] = {}
         self._vids: dict[str, int] = {}
+        self._places: dict[str, int] = {}
+        """Which result of its op a value is, of those with several."""
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
         """A model has many tensors and few looks."""
 
@@ -87,7 +91,7 @@ class Reader:
         look = (shape_of(tensor), text(tensor, "dtype").removeprefix("torch."), tensor.get("device", "cpu"))
         spec = self._specs.get(look)
         if spec is None:
-            spec = self._specs[look] = TensorSpec(*look)
+            spec = self._specs[look] = _spec(*look)
         self.stubs.append(Stub(name, spec, role, strides_of(tensor)))
         self._vids[name] = vid = len(self.stubs) - 1
         return vid
@@ -96,6 +100,15 @@ class Reader:
         if name not in self._vids:
             raise ValueError(f"the tensor {name!r} is used, and nothing makes it")
         return self._vids[name]
+
+    def used(self, tensor: Data) -> int:
+        """The vid of a tensor that is read. Its name decides; a place that its producer has not is refused."""
+        if place := tensor.get("producer_output_idx"):  # a model has many tensors, and few are not the first of theirs
+            name, expected = tensor["name"], self._places.get(tensor["name"], 0)
+            if place != expected:
+                raise Unexpected(f"{name!r}: producer_output_idx: found {place!r}, expected {expected}")
+        vid = self._vids.get(tensor["name"])
+        return self.vid(tensor["name"]) if vid is None else vid
 
     def nodes(self, data: Data) -> None:
         for node in self.each(data, "nodes"):
@@ -106,8 +119,10 @@ class Reader:
 
     def _node(self, node: Data) -> None:
         mapping(node, "attrs")
-        inputs = tuple(self.vid(one["name"]) for one in rows(node, "inputs"))
+        inputs = tuple(self.used(one) for one in rows(node, "inputs"))
         outputs = tuple(self.declare(one, Role.TMP) for one in rows(node, "outputs"))
+        if len(outputs) > 1:
+            self._places |= {self.stubs[vid].name: place for place, vid in enumerate(outputs)}
         self.ops.append(
             Op(
                 oid=len(self.ops),
@@ -123,13 +138,20 @@ class Reader:
         )
 
     def facts(self, data: Data) -> Facts:
-        self.where = "updates, dims or guards"
+        self.where = "updates"
         return Facts(
             {self.vid(name): self.vid(after) for name, after in mapping(data, "updates").items()},
             self.sources,
-            {name: dim_range(name, item) for name, item in mapping(data, "dims").items()},
-            tuple(data.get("guards") or ()),
+            *read_dims(data),
         )
+
+
+def _spec(shape: tuple[int | str, ...], dtype: str, device: str) -> TensorSpec:
+    for dim in shape:
+        if isinstance(dim, str):
+            dims_in(dim, "shape")
+    word("device", device)
+    return TensorSpec(shape, dtype, device)
 
 
 def read_body(data: Data) -> Graph:

@@ -4,7 +4,7 @@
     a tensor  {name, shape, dtype[, producer_node, producer_output_idx]}     ours: device, strides
     a node    {name, op_type, inputs, outputs, attrs}                        ours: module_path, line, call, bodies
     ours      format_version; dims {name: [least, most or null]}, guards, updates {state or input: its value after a
-              run}, tied {weight: its other names in a checkpoint}, signature {inputs, outputs} (tree.to_json),
+              run}, tied {weight: its other names in a checkpoint}, signature {inputs, outputs} (write_tree),
               unsaved [buffers that no checkpoint has]
 
 A result of a node with several is used directly, as (producer_node, producer_output_idx): there are no `getitem` nodes.

@@ -20,10 +20,12 @@ from pipeline.torch_ir.execute.planned import Planned
 from pipeline.torch_ir.execute.shared import shared_and_written, unshared
 from pipeline.torch_ir.execute.sizes import wrong_sizes
 from pipeline.torch_ir.execute.states import given_states, lost, versions, writes
-from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.execute.unspelled import refuse_unspelled, unspelled
+from pipeline.torch_ir.given import by_name
+from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.weights.load import load_weights
-from pipeline.torch_ir.weights.stored import Bound, absent, bind_stored, misfit
+from pipeline.torch_ir.weights.stored import Bound, absent, bind_stored, misfit, sized
 
 __all__ = ["IRExecutor", "execute_ir"]
 
@@ -78,13 +80,14 @@ class IRExecutor:
         strict_sizes: bool = True,
         registry: Registry = REGISTERED,
     ) -> None:
-        self.ir = ir
-        self._weights = weights
-        self._constants = dict(constants or {})
+        self.ir = ir = an_ir(ir, ExecutionError)
+        self._weights = None if weights is None else by_name("weights", weights, ExecutionError)
+        self._constants = _optional("constants", constants)
         self._strict_sizes = strict_sizes
         self._own = registry.own(ir.graph)
         self.writes = writes(ir.graph)
         """Whether ops of the IR write to their arguments, as they do without functionalization."""
+        self._unspelled = unspelled(ir.graph, self._own)
         self._planned = planned and not self._own and not self.writes
         self._inputs = [ir.graph.values[vid] for vid in ir.graph.inputs]
         self._dynamic = strict_sizes and bool(dim_names(ir.graph))
@@ -107,7 +110,7 @@ class IRExecutor:
 
     def load_weights_from_state_dict(self, state_dict: Tensors) -> None:
         """Take these weights; what earlier runs have written to buffers is forgotten."""
-        self._weights = state_dict
+        self._weights = by_name("weights", state_dict, ExecutionError)
         self._bound = self._engine = None
         self._states, self._updated, self._lost = {}, {}, set()
 
@@ -119,6 +122,7 @@ class IRExecutor:
         Raises:
             ExecutionError: the model writes to no such buffer, or it has another shape or dtype.
         """
+        states = by_name("states", states, ExecutionError)
         given = given_states(self.ir.graph, states, any_stored=self.writes)
         if self._engine is not None:
             self._engine.give_states(given)
@@ -145,7 +149,7 @@ class IRExecutor:
                 it in one message, before anything runs; or an index in them is out of range, which the run tells;
                 or an earlier run that failed so left states half written (see `give_states`).
         """
-        return self._execute(inputs, kwargs, constants or {}, None)
+        return self._execute(inputs, _optional("kwargs", kwargs), _optional("constants", constants), None)
 
     def observe(
         self,
@@ -163,6 +167,7 @@ class IRExecutor:
         if not constants:
             self.refuse_without_weights()
         bound, fed = self._checked(inputs, kwargs, constants)
+        refuse_unspelled(self._unspelled)
         self._refuse_lost()
         try:
             outputs = None if own is not None or constants or not self._fits(fed) else self._run_planned(bound, fed)
@@ -195,10 +200,9 @@ class IRExecutor:
 
     def _fits(self, fed: Tensors) -> bool:
         """Whether the planned runtime may be asked: it wants the very sizes, and the CPU."""
-        return self._planned and all(
-            not any(misfit("", fed[value.name], value, value.spec.shape)) and fed[value.name].device.type == "cpu"
-            for value in self._inputs
-        )
+        if not self._planned or any(not tensor.is_cpu for tensor in fed.values()):
+            return False
+        return self._strict_sizes or all(sized(fed[value.name], value.spec.shape) for value in self._inputs)
 
     def _run_planned(self, bound: Bound, fed: Tensors) -> dict[str, torch.Tensor] | None:
         """None where the runtime says that it cannot run this graph; it is not asked again then."""
@@ -242,7 +246,7 @@ class IRExecutor:
             if value.name in fed.tensors:
                 shape = value.spec.shape if self._strict_sizes else ("any",) * fed.tensors[value.name].dim()
                 wrong.extend(misfit(f"input {value.name!r}", fed.tensors[value.name], value, shape))
-            else:
+            elif value.name not in fed.explained:
                 missing.append(absent(self.ir.graph, value))
         if self._dynamic:
             wrong.extend(wrong_sizes(self.ir.graph, fed.tensors))
@@ -270,3 +274,7 @@ class IRExecutor:
         if self._bound is None:
             self._bound = bind_stored(self.ir, self._weights or {}, self._constants)
         return self._bound
+
+
+def _optional(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    return {} if given is None else by_name(what, given, ExecutionError)

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from pipeline.export.caches import register_cache_types
 from pipeline.ir import Graph
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.tree import Branch, Leaf, Tree, fixed_of, structure, under
+from pipeline.torch_ir.tree import Branch, Leaf, Tree, fixed_of, leaves, structure, under
 
 __all__ = ["Fed", "feed"]
 
@@ -25,10 +25,15 @@ Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """Inputs by the names of the graph, as many as can be told, and what is wrong with the arguments, a line each."""
+    """Inputs by the names of the graph, as many as can be told, and what is wrong with the arguments, a line each.
+
+    `explained` are inputs that are absent for the reason that a problem tells, as the tensors of a cache are where None
+    was given for it.
+    """
 
     tensors: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    explained: frozenset[str] = frozenset()
 
 
 def feed(ir: IR, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Fed:
@@ -65,7 +70,6 @@ def _in_a_row(names: Sequence[str], given: Any) -> Fed:
 
 
 def _nested(names: Sequence[str], tree: Tree, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Fed:
-    register_cache_types()  # the IR may have been loaded from a file: then nobody has met the model
     matched = _Matched()
     matched.walk(tree, given, "")
     problems = [f"inputs: {problem}" for problem in matched.problems]
@@ -77,7 +81,8 @@ def _nested(names: Sequence[str], tree: Tree, given: tuple[tuple[Any, ...], dict
         if leaf.index is None and not _same(leaf.value, part)
     ]
     problems += matched.fixed
-    return Fed({names[leaf.index]: part for _, leaf, part in matched.leaves if leaf.index is not None}, problems)
+    tensors = {names[leaf.index]: part for _, leaf, part in matched.leaves if leaf.index is not None}
+    return Fed(tensors, problems, frozenset(names[index] for index in matched.explained))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,8 @@ class _Matched:
     problems: list[str] = field(default_factory=list)
     fixed: list[str] = field(default_factory=list)
     """How numbers of Python inside of caches differ: the trace has computed with its own."""
+    explained: set[int] = field(default_factory=set)
+    """The numbers of tensors in whole branches that were not given, or not as such branches."""
 
     def walk(self, tree: Tree, given: Any, path: str) -> None:
         if isinstance(tree, Leaf):
@@ -97,22 +104,34 @@ class _Matched:
             self.walk(child, part, under(path, key))
 
     def _children(self, tree: Branch, given: Any, path: str) -> Iterator[tuple[str, Tree, Any]]:
+        if type(given) not in pytree.SUPPORTED_NODES:
+            register_cache_types()  # the IR may have been loaded from a file: then nobody has met the model
         kind, found = structure(given) or (_leaf(given), None)
         count = len(tree.children)
         if found is None or not (kind == tree.kind or {kind, tree.kind} <= ROWS):
             self.problems.append(f"{_place(path)}: found {kind}, expected {tree.kind} of {count}")
+            self._explain(tree.children)
             return
         if tree.fixed is not None and len(found) == count:
             self._compare_fixed(tree.fixed, given, path)
         if tree.keys is None or kind in ROWS:  # without names, places are all there is
             if len(found) != count:
                 self.problems.append(f"{_place(path)}: found {kind} of {len(found)}, expected {tree.kind} of {count}")
+                self._leave_out(tree, tree.children[len(found) :])
             yield from zip(tree.keys or map(str, range(count)), tree.children, found.values(), strict=False)
             return
         self._compare_keys(tree.keys, found, path)
+        self._leave_out(tree, [child for key, child in zip(tree.keys, tree.children, strict=True) if key not in found])
         for key, child in zip(tree.keys, tree.children, strict=True):
             if key in found:
                 yield key, child, found[key]
+
+    def _leave_out(self, tree: Branch, children: Sequence[Tree]) -> None:
+        """A single tensor that is no part of a larger thing is missed by its own name."""
+        self._explain(children if tree.kind not in PLAIN else [one for one in children if isinstance(one, Branch)])
+
+    def _explain(self, trees: Sequence[Tree]) -> None:
+        self.explained.update(leaf.index for tree in trees for _, leaf in leaves(tree) if leaf.index is not None)
 
     def _compare_keys(self, expected: Sequence[str], found: Mapping[str, Any], path: str) -> None:
         missing = [_quoted(key) for key in expected if key not in found]
@@ -164,3 +183,6 @@ HALVES = {"": "the arguments", "0": "positional arguments", "1": "keyword argume
 
 ROWS = frozenset({"tuple", "list"})
 """Callers need not know which of the two the trace had."""
+
+PLAIN = ROWS | {"dict"}
+"""Branches of arguments that stand for themselves, as those of a cache do not."""

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from pipeline.ir import Graph, Op
 from pipeline.ir.attr import Attr, Use, Word, parts
 from pipeline.torch_ir.call import resolve, spelled
 from pipeline.torch_ir.errors import ConversionError
 from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_torch, parts_of
 from pipeline.torch_ir.registry import NodeInfo, Registry, looked_up
+from pipeline.torch_ir.words import KINDS
 
 __all__ = ["converted"]
 
@@ -61,7 +60,7 @@ def _attrs(op: Op, made: OpNode, inputs: tuple[int, ...]) -> dict[str, Attr]:
 def _attr(item: Any) -> Attr:
     if isinstance(item, list | tuple):
         return tuple(_attr(part) for part in item)
-    for kind, cls in WORDS.items():
+    for kind, cls in KINDS.items():
         if isinstance(item, cls):
             return Word(kind, str(item).removeprefix("torch."))
     return item
@@ -69,11 +68,3 @@ def _attr(item: Any) -> Attr:
 
 def _names(metas: list[TensorMeta]) -> list[str]:
     return [meta.name for meta in metas]
-
-
-WORDS = {
-    "dtype": torch.dtype,
-    "device": torch.device,
-    "layout": torch.layout,
-    "memory_format": torch.memory_format,
-}

@@ -12,13 +12,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from passes.collector import collector_paused
-from pipeline.errors import Unsupported
+from pipeline.errors import InternalError, Unsupported
 from pipeline.export.apart import apart
 from pipeline.export.caches import register_caches
 from pipeline.importers.from_torch import from_torch, functional
 from pipeline.importers.from_torch.kept import kept
 from pipeline.importers.from_torch.modules import every_module
-from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.importers.from_torch.stamp import Ends, TracedWhole, stamped
 from pipeline.ir import Graph, Role
 from pipeline.torch_ir.errors import ConversionError, ExportError
@@ -26,7 +26,9 @@ from pipeline.torch_ir.extract.buffers import recomputed, unsaved
 from pipeline.torch_ir.extract.convert import converted
 from pipeline.torch_ir.extract.meta import validate_inputs_dense, validate_inputs_meta, validate_meta_device
 from pipeline.torch_ir.extract.names import dim_names, tied_in, tied_names
+from pipeline.torch_ir.extract.shared import refuse_written_in_two
 from pipeline.torch_ir.extract.tied import merged
+from pipeline.torch_ir.given import a_module, arguments, by_name, mistaken
 from pipeline.torch_ir.ir import IR, Signature
 from pipeline.torch_ir.nodes import key_of, stored
 from pipeline.torch_ir.registry import REGISTERED
@@ -58,6 +60,8 @@ def extract_ir(
         ConversionError: the program holds something that the IR cannot; the message names the node and its line.
     """
     args, named = _arguments(model, example_inputs, kwargs)
+    if model_name is not None and not isinstance(model_name, str):
+        raise mistaken("model_name", model_name, "a str", ExportError)
     name = model_name or type(model).__name__
     if strict:
         validate_meta_device(model)
@@ -134,11 +138,9 @@ def _arguments(
     model: nn.Module, example_inputs: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(args, kwargs) as the tracer may have them: dense tensors, each of its own. A tensor is an only argument."""
-    if isinstance(example_inputs, Mapping):
-        raise ExportError(f"example_inputs: found a {type(example_inputs).__name__}; give arguments by name as kwargs=")
-    register_caches(model)
-    args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
-    given = (args, dict(kwargs or {}))
+    register_caches(a_module(model, ExportError))
+    args = arguments("example_inputs", example_inputs, ExportError)
+    given = (args, {} if kwargs is None else dict(by_name("kwargs", kwargs, ExportError)))
     validate_inputs_dense(given)
     return apart(model, given)
 
@@ -162,8 +164,11 @@ def convert_exported_program(
         ConversionError: the program holds something that the IR cannot; the message names the node and its line.
     """
     del strict  # kept for its users: there is one way to convert, and it leaves nothing out
+    if not isinstance(exported, ExportedProgram):
+        hints = {nn.Module: "export_model makes one of a module, extract_ir both at once"}
+        raise mistaken("exported", exported, "a torch.export.ExportedProgram", ConversionError, hints)
     tied = tied_in(exported) if tied is None else tied
-    graph = _graph(exported, model_name, functionalize, dims or {}, tied, constants)
+    graph = _graph(exported, model_name or "", functionalize, dims or {}, tied, constants)
     return _ir(graph, _signature(exported), frozenset(exported.graph_signature.non_persistent_buffers))
 
 
@@ -175,12 +180,13 @@ def _graph(
     tied: Mapping[str, Sequence[str]] | None,
     constants: Mapping[str, torch.Tensor] | None,
 ) -> Graph:
+    refuse_written_in_two(program)
     try:
         program = functional(program) if functionalize else program
     except Exception as error:
         raise ConversionError(
             f"torch cannot functionalize the program: {type(error).__name__}: {error}\n"
-            "a buffer with two names, or an attribute that is no buffer, may be written to; or pass functionalize=False"
+            "an attribute that is no buffer may be written to: register_buffer makes it one; or functionalize=False"
         ) from error
     try:
         return from_torch(program, name, dims=dims, tied=tied, constants=constants)
@@ -196,11 +202,14 @@ def _ir(graph: Graph, signature: Signature, unsaved: frozenset[str]) -> IR:
 
 
 def _constants(graph: Graph) -> dict[str, torch.Tensor]:
-    return {
+    found = {
         graph.sources[vid][0]: payload.tensor
         for vid, payload in graph.payloads.items()
         if isinstance(payload, TensorPayload) and vid in graph.sources
     }
+    if empty := [name for name, tensor in found.items() if not holds_values(tensor)]:
+        raise InternalError(f"constants without values came into the IR: {empty}; report this, with the model")
+    return found
 
 
 def _warn_of_meta(graph: Graph) -> None:

@@ -6,8 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from pipeline.errors import UserMistake
 from pipeline.ir import Dim, Graph, Op, Role, Value
-from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.ir import IR, an_ir
 
 __all__ = ["generate_op_distribution_pie", "ir_to_mermaid"]
 
@@ -16,13 +17,13 @@ STORED = (Role.PARAM, Role.STATE, Role.CONST)
 
 def ir_to_mermaid(ir: IR, max_nodes: int = 30, include_weights: bool = True) -> str:
     """A flowchart: inputs, the first `max_nodes` nodes with what they read, outputs. Weights hang on dotted edges."""
-    lines = _Flowchart(ir.graph).lines(max_nodes, include_weights)
+    lines = _Flowchart(an_ir(ir, UserMistake).graph).lines(max_nodes, include_weights)
     return "\n".join(["flowchart TD", *(f"    {line}" for line in lines)])
 
 
 def generate_op_distribution_pie(ir: IR, top_n: int = 10) -> str:
     """How many nodes there are of each type; what comes after the first `top_n` types is one slice."""
-    counts = Counter(short(op.kind) for op in ir.graph.ops).most_common()
+    counts = Counter(short(op.kind) for op in an_ir(ir, UserMistake).graph.ops).most_common()
     others = sum(count for _, count in counts[top_n:])
     slices = [*counts[:top_n], *([("Others", others)] if others else [])]
     return "\n".join(

@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from pipeline.errors import OnnxlineError
+from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute import IRExecutor
-from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.given import a_module, arguments, by_name
+from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.verify.localize import first_divergence
 from pipeline.torch_ir.verify.numbers import Difference, compare
 from pipeline.torch_ir.verify.original import answer_of, copied, same_randomness
@@ -89,8 +91,10 @@ class IRVerifier:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Verdict:
         """See `verify_ir_with_state_dict`."""
-        inputs = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)  # a tensor is an only argument
-        kwargs = dict(kwargs or {})
+        ir, model = an_ir(ir, ExecutionError), a_module(model, ExecutionError)
+        inputs = arguments("test_inputs", inputs, ExecutionError)
+        kwargs = {} if kwargs is None else dict(by_name("kwargs", kwargs, ExecutionError))
+        weights = by_name("weights", weights, ExecutionError)
         answer = answer_of(model, inputs, kwargs)
         executor = self.executor(ir, weights, constants)
         try:

@@ -10,7 +10,8 @@ import torch
 from pipeline.errors import SourceMistake
 from pipeline.export.checkpoint import read_checkpoint, read_pickle, read_safetensors
 from pipeline.torch_ir.errors import WeightLoadError
-from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.given import by_name, path_of
+from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.weights.stored import bind_stored
 
 __all__ = ["load_weights", "load_weights_pt", "load_weights_safetensors", "validate_weights_against_ir"]
@@ -50,11 +51,12 @@ def validate_weights_against_ir(weights: Mapping[str, torch.Tensor], ir: IR) -> 
 
     Empty where they fit. Constants that the IR holds itself need not be among them; what the IR does not use may be.
     """
-    return bind_stored(ir, weights, {}).problems
+    weights = by_name("weights", weights, WeightLoadError)
+    return bind_stored(an_ir(ir, WeightLoadError), weights, {}).problems
 
 
 def _loaded(path: str | Path, read: Callable[[Path], State]) -> State:
-    path = Path(path)
+    path = path_of("weights", path, WeightLoadError)
     if not path.exists():
         raise WeightLoadError(f"weights {path}: there is no such file; expected .pt, .pth, .bin or .safetensors")
     try:

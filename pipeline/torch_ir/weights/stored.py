@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import torch
 
+from pipeline.importers.from_torch.payload import holds_values
 from pipeline.ir import Graph, Role, Value
 from pipeline.runtime.dtypes import torch_dtype
 from pipeline.torch_ir.dense import not_dense
 from pipeline.torch_ir.document.constants import raw_bytes, settled
+from pipeline.torch_ir.given import a_type
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of, stored
 
 __all__ = ["Bound", "absent", "bind_stored", "misfit", "sized"]
 
 Tensors = Mapping[str, torch.Tensor]
+
+ABSENT: Final = object()
+"""None may stand where a tensor belongs; then it was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +56,11 @@ def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
     for value in stored(graph):
         names = (*graph.sources.get(value.vid, ()), value.name)
         tensor = _first(names, (constants, weights, ir.constants))
-        if tensor is None and 0 in value.spec.shape:  # as caches begin; without elements, it is known
+        if tensor is ABSENT and 0 in value.spec.shape:  # as caches begin; without elements, it is known
             tensor = torch.empty(value.spec.sizes, dtype=torch_dtype(value.spec.dtype))
-        if tensor is None and value.vid not in graph.payloads and _needed(graph, value):
+        if tensor is ABSENT and value.vid not in graph.payloads and _needed(graph, value):
             lacking.append(value)
-        elif tensor is not None:
+        elif tensor is not ABSENT:
             bound.tensors[value.name] = tensor
             wrong = [*misfit(f"{_kind(value)} {key_of(graph, value)!r}", tensor, value, value.spec.shape)]
             bound.wrong.extend(wrong or _other_twins(names, weights))
@@ -75,7 +81,7 @@ def absent(graph: Graph, value: Value) -> str:
 def misfit(what: str, tensor: object, value: Value, shape: Sequence[int | str]) -> Iterator[str]:
     """How `tensor` differs from what the graph declares for `value`; a size that is still a name fits any."""
     if not isinstance(tensor, torch.Tensor):
-        yield f"{what}: found {'None' if tensor is None else _a(type(tensor).__name__)}, expected a tensor"
+        yield f"{what}: found {a_type(tensor)}, expected a tensor"
         return
     if other := not_dense(tensor):
         yield f"{what}: found {other}"
@@ -84,8 +90,9 @@ def misfit(what: str, tensor: object, value: Value, shape: Sequence[int | str]) 
     if not sized(tensor, shape) or dtype != value.spec.dtype:
         expected = f"{value.spec.dtype}[{', '.join(map(str, value.spec.shape))}]"
         yield f"{what}: found {dtype}{list(tensor.shape)}, expected {expected}"
-    elif tensor.is_meta:
-        yield f"{what}: found a tensor on meta, which holds no values; expected one with values"
+    elif not holds_values(tensor):
+        found = "a tensor on meta" if tensor.is_meta else a_type(tensor)
+        yield f"{what}: found {found}, which holds no values; expected one with values"
 
 
 def sized(tensor: torch.Tensor, shape: Sequence[int | str]) -> bool:
@@ -95,8 +102,9 @@ def sized(tensor: torch.Tensor, shape: Sequence[int | str]) -> bool:
     )
 
 
-def _first(names: Sequence[str], places: Sequence[Tensors]) -> torch.Tensor | None:
-    return next((place[name] for place in places for name in names if name in place), None)
+def _first(names: Sequence[str], places: Sequence[Tensors]) -> Any:
+    """What stands there; it may be no tensor."""
+    return next((place[name] for place in places for name in names if name in place), ABSENT)
 
 
 def _needed(graph: Graph, value: Value) -> bool:
@@ -127,8 +135,10 @@ def _other_twins(names: Sequence[str], weights: Tensors) -> Iterator[str]:
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Bit for bit; one on meta says nothing."""
-    if left is right or right.is_meta:
+    """Bit for bit; one without values says nothing."""
+    if not isinstance(right, torch.Tensor):
+        return False
+    if left is right or not holds_values(right):
         return True
     if not_dense(right) or left.shape != right.shape or left.dtype != right.dtype:
         return False
@@ -146,10 +156,6 @@ def _unsaved(missing: Sequence[str]) -> str:
         f"{names} {what}: no checkpoint has such values, and the IR has none either, since the model was on meta; "
         f"give them by name, as in constants={{{missing[0]!r}: tensor}}"
     )
-
-
-def _a(kind: str) -> str:
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def _prefix(missing: Sequence[str], weights: Tensors) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.importers.from_torch.stamp.blocks import blocks_of
 from pipeline.importers.from_torch.stamp.call import Call
 from pipeline.importers.from_torch.stamp.placeholders import Placeholder, repeated_stores
@@ -82,7 +82,7 @@ class _Writer:
         held = self._whole.constants.get(target, getattr(self._whole.module.get_submodule(path), name, None))
         if not isinstance(held, torch.Tensor):
             return payload
-        return None if held.is_meta else TensorPayload(held)
+        return TensorPayload(held) if holds_values(held) else None
 
     def _inputs(self) -> dict[int, int]:
         """{key: vid in the whole graph}, in the order of the call."""

@@ -1,0 +1,84 @@
+"""What the JSON of an IR says beside its tensors and nodes.
+
+It is little, so it is read as soon as a file is loaded; tensors and nodes wait until somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.torch_ir.document.dims import read_dims
+from pipeline.torch_ir.document.expected import Unexpected, as_expected, is_list, is_object, is_text, mapping
+from pipeline.torch_ir.document.signature import read_trees
+from pipeline.torch_ir.document.writing import FORMAT_VERSION
+from pipeline.torch_ir.errors import SerializationError
+from pipeline.torch_ir.tree import Tree
+
+__all__ = ["Head", "constants_in", "read_head"]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The fields of an IR with these names; `trees` are those of the arguments and of the result."""
+
+    model_name: str
+    pytorch_version: str
+    trees: tuple[Tree | None, Tree | None]
+    unsaved: frozenset[str]
+
+
+def read_head(data: Mapping[str, Any]) -> Head:
+    """
+    Raises:
+        SerializationError: the data is no IR, or of a later format, or its signature, dims or guards are none.
+    """
+    with _told():
+        as_expected(data, "the top level", "an object", is_object)
+        _refuse_other_formats(data)
+        read_dims(data)  # the Graph takes them, when it is asked for
+        unsaved = as_expected(data.get("unsaved") or (), "unsaved", "a list of names of buffers", _are_names)
+        return Head(_text(data, "model_name"), _text(data, "pytorch_version"), read_trees(data), frozenset(unsaved))
+
+
+def constants_in(data: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """What is written of each constant, by name.
+
+    Raises:
+        SerializationError: it is no object of objects.
+    """
+    with _told():
+        found = mapping(data, "constants")
+        for name, one in found.items():
+            as_expected(one, f"constants: {name}", "an object of data and dtype", is_object)
+        return found
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except Unexpected as error:
+        raise SerializationError(f"IR JSON: {error}; save the IR again") from error
+
+
+def _refuse_other_formats(data: Mapping[str, Any]) -> None:
+    version = data.get("format_version", FORMAT_VERSION)
+    if version != FORMAT_VERSION:
+        raise SerializationError(
+            f"IR JSON: found format_version {version!r}, expected {FORMAT_VERSION}; "
+            "read it with the release that wrote it"
+        )
+    missing = [key for key in ("graph_inputs", "graph_outputs", "weights", "nodes") if key not in data]
+    if missing:
+        raise SerializationError(f"IR JSON: the key {', '.join(missing)} is missing; expected what IR.save writes")
+
+
+def _text(data: Mapping[str, Any], key: str) -> str:
+    return as_expected(data.get(key, ""), key, "a string", is_text)
+
+
+def _are_names(item: Any) -> bool:
+    return is_list(item) and all(map(is_text, item))

@@ -1,0 +1,85 @@
+"""What callers give, held to its type before Python stumbles over it far inside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.errors import UserMistake
+
+__all__ = ["a_module", "a_type", "arguments", "by_name", "mistaken", "path_of"]
+
+
+def by_name(what: str, given: Any, error: type[UserMistake]) -> Mapping[str, Any]:
+    """Tensors, or arguments, by name; their own types are another question.
+
+    Raises:
+        UserMistake: (as `error`) it is no mapping.
+    """
+    if isinstance(given, Mapping):
+        return given
+    hints: dict[Any, str] = {nn.Module: "give what its state_dict() returns"}
+    if what == "weights":
+        hints[str | os.PathLike] = "load_weights reads a file"
+    raise mistaken(what, given, "a mapping by name, as in {'x': tensor}", error, hints)
+
+
+def path_of(what: str, given: Any, error: type[UserMistake]) -> Path:
+    """
+    Raises:
+        UserMistake: (as `error`) it is no path.
+    """
+    if isinstance(given, str | os.PathLike) and isinstance(os.fspath(given), str):
+        return Path(given)
+    hints = {Mapping: "tensors by name are given as weights="} if what == "weights" else {}
+    raise mistaken(what, given, "a path, as text or a pathlib.Path", error, hints)
+
+
+def arguments(what: str, given: Any, error: type[UserMistake]) -> tuple[Any, ...]:
+    """Positional arguments; a tensor is an only one.
+
+    Raises:
+        UserMistake: (as `error`) it is no row of arguments.
+    """
+    if isinstance(given, torch.Tensor):
+        return (given,)
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        return tuple(given)
+    hints = {Mapping: "give arguments by name as kwargs=", type(None): "() where all arguments come as kwargs="}
+    raise mistaken(what, given, "a tuple of the positional arguments", error, hints)
+
+
+def a_module(given: Any, error: type[UserMistake]) -> nn.Module:
+    """
+    Raises:
+        UserMistake: (as `error`) it is no module.
+    """
+    if isinstance(given, nn.Module):
+        return given
+    hints = {
+        type: "make one of this class",
+        FunctionType | MethodType: "a module's forward can call it",
+        Mapping: "weights do not say what is computed",
+    }
+    raise mistaken("model", given, "a torch.nn.Module", error, hints)
+
+
+def mistaken(
+    what: str, given: Any, expected: str, error: type[UserMistake], hints: Mapping[Any, str] | None = None
+) -> UserMistake:
+    """An `error` to raise. `hints` say what to do, by the type of what was given; the first that fits is taken."""
+    hint = next((f"; {hint}" for kind, hint in (hints or {}).items() if isinstance(given, kind)), "")
+    found = f"the class {given.__name__}" if isinstance(given, type) else a_type(given)
+    return error(f"{what}: found {found}, expected {expected}{hint}")
+
+
+def a_type(given: Any) -> str:
+    """`an int`, `a DynamicCache`, `None`."""
+    name = type(given).__name__
+    return "None" if given is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -1,0 +1,236 @@
+"""Something else than was asked for is the caller's mistake, and is told as one: what was found, what was expected."""
+
+# pyright: reportArgumentType=false
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+
+from pipeline.errors import UserMistake
+from pipeline.torch_ir import (
+    IR,
+    ConversionError,
+    ExecutionError,
+    ExportError,
+    IRExecutor,
+    SerializationError,
+    WeightLoadError,
+    convert_exported_program,
+    deserialize_ir,
+    execute_ir,
+    export_model,
+    extract_ir,
+    ir_to_mermaid,
+    load_weights,
+    register_executor,
+    save_ir,
+    serialize_ir,
+    validate_ir,
+    validate_weights_against_ir,
+    verify_ir_with_state_dict,
+)
+from tests.torch_ir.models import MaskedLinear
+
+X = torch.ones(1, 4)
+MODEL = MaskedLinear()
+STATE = MODEL.state_dict()
+
+
+@pytest.fixture(scope="module")
+def ir() -> IR:
+    return extract_ir(MODEL, (X,), strict=False)
+
+
+NAMED = "expected a mapping by name, as in {'x': tensor}"
+
+MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
+    "weights: a module": (
+        lambda ir: IRExecutor(ir, MODEL),
+        ExecutionError,
+        f"weights: found a MaskedLinear, {NAMED}; give what its state_dict() returns",
+    ),
+    "weights: a list": (lambda ir: execute_ir(ir, (X,), [X]), ExecutionError, f"weights: found a list, {NAMED}"),
+    "weights: a path": (
+        lambda ir: execute_ir(ir, (X,), "m.pt"),
+        ExecutionError,
+        f"weights: found a str, {NAMED}; load_weights reads a file",
+    ),
+    "weights: none of tensors": (
+        lambda ir: execute_ir(ir, (X,), dict.fromkeys(STATE)),
+        ExecutionError,
+        "weight 'linear.weight': found None, expected a tensor\nweight 'linear.bias': found None, expected a tensor",
+    ),
+    "weights, later": (
+        lambda ir: IRExecutor(ir).load_weights_from_state_dict(MODEL),
+        ExecutionError,
+        f"weights: found a MaskedLinear, {NAMED}; give what its state_dict() returns",
+    ),
+    "path: a mapping": (
+        lambda ir: execute_ir(ir, (X,), weights_path=STATE),
+        WeightLoadError,
+        "weights: found an OrderedDict, expected a path, as text or a pathlib.Path; tensors by name are given as "
+        "weights=",
+    ),
+    "path: a number": (
+        lambda ir: load_weights(5),
+        WeightLoadError,
+        "weights: found an int, expected a path, as text or a pathlib.Path",
+    ),
+    "weights to validate": (
+        lambda ir: validate_weights_against_ir([X], ir),
+        WeightLoadError,
+        f"weights: found a list, {NAMED}",
+    ),
+    "constants": (
+        lambda ir: execute_ir(ir, (X,), STATE, constants=[X]),
+        ExecutionError,
+        f"constants: found a list, {NAMED}",
+    ),
+    "constants of a run": (
+        lambda ir: IRExecutor(ir, STATE).execute((X,), constants=[X]),
+        ExecutionError,
+        f"constants: found a list, {NAMED}",
+    ),
+    "kwargs": (
+        lambda ir: execute_ir(ir, (), STATE, kwargs=X),
+        ExecutionError,
+        f"kwargs: found a Tensor, {NAMED}",
+    ),
+    "states": (
+        lambda ir: IRExecutor(ir, STATE).give_states([X]),
+        ExecutionError,
+        f"states: found a list, {NAMED}",
+    ),
+    "ir: a path": (
+        lambda ir: execute_ir("m.json", (X,)),
+        ExecutionError,
+        "ir: found a str, expected an IR; IR.load reads a file",
+    ),
+    "ir: a graph": (
+        lambda ir: IRExecutor(ir.graph),
+        ExecutionError,
+        "ir: found a Graph, expected an IR; IR.of(graph) is the IR of a graph",
+    ),
+    "ir: a module": (
+        lambda ir: ir_to_mermaid(MODEL),
+        UserMistake,
+        "ir: found a MaskedLinear, expected an IR; extract_ir makes one of a module",
+    ),
+    "save_ir, swapped": (
+        lambda ir: save_ir("m.json", ir),
+        SerializationError,
+        "ir: found a str, expected an IR; IR.load reads a file",
+    ),
+    "validate_ir": (lambda ir: validate_ir(None), SerializationError, "ir: found None, expected an IR"),
+    "file": (
+        lambda ir: IR.load(5),
+        SerializationError,
+        "the IR: found an int, expected a path, as text or a pathlib.Path",
+    ),
+    "text": (
+        lambda ir: deserialize_ir({}),
+        SerializationError,
+        "the text of the IR: found a dict, expected a str or bytes; IR.from_dict reads it",
+    ),
+    "data": (
+        lambda ir: IR.from_dict([1]),
+        SerializationError,
+        "IR JSON: the top level: found [1], expected an object; save the IR again",
+    ),
+    "model: a function": (
+        lambda ir: extract_ir((lambda x: x), (X,), strict=False),
+        ExportError,
+        "model: found a function, expected a torch.nn.Module; a module's forward can call it",
+    ),
+    "model: a class": (
+        lambda ir: export_model(MaskedLinear, (X,)),
+        ExportError,
+        "model: found the class MaskedLinear, expected a torch.nn.Module; make one of this class",
+    ),
+    "example_inputs": (
+        lambda ir: extract_ir(MODEL, None, strict=False),
+        ExportError,
+        "example_inputs: found None, expected a tuple of the positional arguments; () where all arguments come as "
+        "kwargs=",
+    ),
+    "kwargs of an example": (
+        lambda ir: extract_ir(MODEL, (), kwargs=[X], strict=False),
+        ExportError,
+        f"kwargs: found a list, {NAMED}",
+    ),
+    "name": (
+        lambda ir: extract_ir(MODEL, (X,), model_name=3, strict=False),
+        ExportError,
+        "model_name: found an int, expected a str",
+    ),
+    "program": (
+        lambda ir: convert_exported_program(MODEL),
+        ConversionError,
+        "exported: found a MaskedLinear, expected a torch.export.ExportedProgram; export_model makes one of a module, "
+        "extract_ir both at once",
+    ),
+    "model to verify": (
+        lambda ir: verify_ir_with_state_dict(ir, STATE, (lambda x: x), (X,)),
+        ExecutionError,
+        "model: found a function, expected a torch.nn.Module; a module's forward can call it",
+    ),
+    "weights to verify": (
+        lambda ir: verify_ir_with_state_dict(ir, MODEL, MODEL, (X,)),
+        ExecutionError,
+        f"weights: found a MaskedLinear, {NAMED}; give what its state_dict() returns",
+    ),
+    "executor without a name": (
+        lambda ir: register_executor((lambda inputs, attrs: inputs)),
+        UserMistake,
+        'the type of an op: found a function, expected text, as in "mylib.op"',
+    ),
+}
+
+
+@pytest.mark.parametrize("do, error, said", MISTAKES.values(), ids=MISTAKES.keys())
+def test_another_type_than_was_asked_for(
+    do: Callable[[IR], object], error: type[UserMistake], said: str, ir: IR
+) -> None:
+    with pytest.raises(error) as caught:
+        do(ir)
+    assert str(caught.value) == said
+
+
+class Lifts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.arange(4.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+def test_fake_tensors_have_no_values_for_an_ir() -> None:
+    """torch keeps a FakeTensor as the value of a constant where the model has one, or a mode is on."""
+    mode = FakeTensorMode()
+    with mode:
+        fake = Lifts()
+    with pytest.warns(UserWarning, match=r"Skipping 1 .*\['scale'\]"):
+        ir = extract_ir(fake, (mode.from_tensor(X),), strict=False)
+    with pytest.warns(UserWarning, match=r"Skipping 1 .*\['scale'\]"), mode:
+        assert not extract_ir(Lifts(), (torch.ones(1, 4),), strict=False).constants
+    assert serialize_ir(ir).count('"constants": {}') == 1
+    scale = torch.arange(4.0)
+    assert torch.equal(execute_ir(ir, (X,), constants={"scale": scale})[0], scale[None])
+    said = "found a FakeTensor, which holds no values; expected one with values"
+    for inputs, constants in (((mode.from_tensor(X),), {"scale": scale}), ((X,), {"scale": fake.scale})):
+        with pytest.raises(ExecutionError, match=said):
+            execute_ir(ir, inputs, constants=constants)
+    for empty, found in ((fake.scale, "a FakeTensor"), (scale.to("meta"), "a tensor on meta")):
+        ir.constants["scale"] = empty
+        with pytest.raises(SerializationError, match=f"constant 'scale': found {found}, expected one with values"):
+            serialize_ir(ir)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert extract_ir(Lifts(), (mode.from_tensor(X),), strict=False).constants.keys() == {"scale"}
