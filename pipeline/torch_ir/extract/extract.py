@@ -18,6 +18,7 @@ from pipeline.export.caches import register_caches
 from pipeline.importers.from_torch import from_torch, functional
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.importers.from_torch.stamp import Ends, TracedWhole, stamped
+from pipeline.importers.from_torch.tables import tables_kept
 from pipeline.ir import Graph, Role
 from pipeline.torch_ir.errors import ConversionError, ExportError
 from pipeline.torch_ir.extract.buffers import recomputed, unsaved
@@ -119,7 +120,8 @@ def _exported(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None
 ) -> ExportedProgram:
     try:
-        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        with tables_kept(model):
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         raise ExportError(
             f"Failed to export model: {type(error).__name__}: {error}\n"

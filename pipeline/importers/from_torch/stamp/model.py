@@ -136,9 +136,9 @@ class _Stamping:
 
 
 def _alike(run: Run, whole: Walk) -> tuple[Run, Proof]:
-    """`run` in the smallest units that do the same, and that they do."""
+    """`run`, or what there is of it in the smallest units that do the same; and that they do."""
     reasons: list[Unsuited] = []
-    for one in (run, *run.coarser()):
+    for one in (run, *run.others()):
         try:
             return one, alike_units(one, whole)
         except Unsuited as reason:

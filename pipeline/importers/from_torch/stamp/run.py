@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,12 +44,17 @@ class Run:
         """Of all its layers, in the list."""
         return range(self.first, self.first + self.count * self.period)
 
-    def coarser(self) -> Iterator[Run]:
-        """The same layers in larger units, what is left over before them: every second may do something else."""
+    def others(self) -> Iterator[Run]:
+        """The same layers in other units: without the first, which may prepare something for all, or without the last;
+        then larger ones, what is left over before them, since every second may do something else.
+        """
+        for first, count in ((1, self.count - 1), (0, self.count - 1), (1, self.count - 2)):
+            if count > TRACED:
+                yield replace(self, first=self.first + first * self.period, count=count)
         for period in range(2 * self.period, LONGEST_PERIOD + 1, self.period):
             count = len(self.numbers) // period
             if count > TRACED:
-                yield Run(self.path, self.numbers.stop - count * period, period, count)
+                yield replace(self, first=self.numbers.stop - count * period, period=period, count=count)
 
     def layer(self, unit: int, offset: int, rest: str = "") -> str:
         """The module path of a layer; `rest` goes on from there: `.mlp.weight`."""

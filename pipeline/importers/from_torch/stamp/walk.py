@@ -25,6 +25,7 @@ from pipeline.importers.from_torch.stamp.aside import set_aside
 from pipeline.importers.from_torch.stamp.call import Call
 from pipeline.importers.from_torch.stamp.meta import MetaResults
 from pipeline.importers.from_torch.stamp.record import Event, Recorder, Ref
+from pipeline.importers.from_torch.tables import tables_kept
 
 __all__ = ["Unsuited", "Walk", "walk"]
 
@@ -66,6 +67,7 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Walk
         given = call.tensors()
         on_meta = all(tensor.is_meta for tensor in (*given.values(), *(tensor for _, tensor in _stored(module))))
         mode = None if on_meta else stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(tables_kept(module))
         stack.enter_context(set_aside(module, partial(_blank, mode=mode)))
         tensors = {key: _blank(tensor, mode) for key, tensor in given.items()}
         recorder = Recorder(MetaResults() if mode is None else None)

@@ -71,6 +71,39 @@ def test_layers_that_alternate_by_their_number() -> None:
     expect_stamped(Stack(7, sliding), (x(),), saved=2)
 
 
+class FirstForAll(Stack):
+    """Each layer reads what the first one made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.layers[0](x)
+        for layer in [*self.layers][1:]:
+            x = layer(x + first)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "saved"),
+    [
+        (Stack(5, lambda layer, x: layer.fc(x) if layer.index else layer.fc(x).tanh()), 2),
+        (Stack(5, lambda layer, x: layer.fc(x).sum(0) if layer.index == 4 else layer.fc(x)), 2),
+        (Stack(6, lambda layer, x: layer.fc(x).tanh() if layer.index in (0, 5) else layer.fc(x)), 2),
+        (FirstForAll(5), 2),
+    ],
+    ids=["first", "last", "both", "first for all"],
+)
+def test_layers_at_the_ends_that_do_more(model: Stack, saved: int) -> None:
+    """All look the same; the others are the run."""
+    expect_stamped(model, (x(),), saved=saved)
+
+
+def test_a_weight_of_all_layers() -> None:
+    """torch.export calls it by the name that it has in the last, which stands for itself therefore."""
+    model = Stack(5)
+    for layer in model.layers:
+        layer.fc.weight = model.layers[0].fc.weight  # pyright: ignore
+    expect_stamped(model, (x(),), saved=2)
+
+
 def test_weights_shared_by_pairs() -> None:
     model = Stack(8)
     for index in range(1, 8, 2):
