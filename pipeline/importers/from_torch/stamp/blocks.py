@@ -28,7 +28,7 @@ def blocks_of(run: Run, graph: Graph) -> Blocks:
     """
     if any(body.payloads for op in graph.ops for body in op.bodies):
         raise Unsuited("a body of a region holds a tensor of its own")
-    units = {op.oid: place[0] for op in graph.ops if (place := run.locate(op.origin)) is not None}
+    units = {op.oid: unit for op in graph.ops if (unit := _unit_of(run, op)) is not None}
     first, second = ([oid for oid, unit in units.items() if unit == wanted] for wanted in (0, 1))
     if not first or not second:
         raise Unsuited("torch does not say which ops belong to which layer")
@@ -37,6 +37,15 @@ def blocks_of(run: Run, graph: Graph) -> Blocks:
     block = range(first[-1] + 1, second[-1] + 1)
     own = graph.ops[first[0] : first[-1] + 1]
     return Blocks(block, _heirs(graph, own, graph.ops[block.stop - len(own) : block.stop]))
+
+
+def _unit_of(run: Run, op: Op) -> int | None:
+    """A region (autocast, a mode of gradients) has no module of its own: it belongs where the ops in it do."""
+    place = run.locate(op.origin)
+    inner = {_unit_of(run, one) for body in op.bodies for one in body.ops} - {None}
+    if len(inner) > 1:
+        raise Unsuited("several layers are in one region of autocast or of a mode of gradients")
+    return place[0] if place is not None else next(iter(inner), None)
 
 
 def _heirs(graph: Graph, first: tuple[Op, ...], second: tuple[Op, ...]) -> dict[int, int]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pipeline.importers.from_torch.stamp.assembled import Called, whole_graph
+from pipeline.importers.from_torch.stamp.blocks import blocks_of
 from pipeline.importers.from_torch.stamp.call import Call
 from pipeline.importers.from_torch.stamp.proof import Proof, alike_around, alike_units
 from pipeline.importers.from_torch.stamp.record import Event
@@ -214,6 +215,18 @@ def _traced(trace: Trace, short: Walked) -> Graph:
 def _check(run: Run, traced: Graph, walk: Walk, short: Called) -> None:
     """Written by the same rules, the graph of two units has to be the one that was traced."""
     proof = alike_units(run, walk)
+    _check_reads(run, traced, walk, proof)
     again = whole_graph(run, traced, short.call, short, proof, alike_around(run, walk, walk, proof))
     if replace(again, payloads={}) != replace(traced, payloads={}):
         raise Unsuited("torch orders or names things in a way that is not known here")
+
+
+def _check_reads(run: Run, traced: Graph, walk: Walk, proof: Proof) -> None:
+    """The ops that are repeated may read what belongs to the first unit only where the second has been seen to."""
+    _, events, _ = proof.frames[0]
+    seen = {ref[1] for event in walk.events[events.start : events.stop] for ref in event.refs if ref[0] == "stored"}
+    for vid in {vid for oid in blocks_of(run, traced).second for vid in traced.ops[oid].inputs}:
+        names = traced.sources.get(vid, ())
+        places = [place for name in names if (place := run.locate(name)) is not None]
+        if places and all(place[0] != 1 for place in places) and seen.isdisjoint(names):
+            raise Unsuited(f"torch lists {names[0]} with the ops of {run.layer(1, 0)}")

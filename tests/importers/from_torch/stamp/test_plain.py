@@ -12,7 +12,7 @@ from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.stamp import Stamped, stamped
 from pipeline.ir import Graph, to_text
 from tests.importers.from_torch.stamp.comparing import expect_stamped, stamp, traced
-from tests.importers.from_torch.stamp.models import WIDTH, Decode, LastLayer, Layer, Stack, Stateful, x
+from tests.importers.from_torch.stamp.models import WIDTH, Decode, LastLayer, Layer, RegionsByTurns, Stack, Stateful, x
 
 
 def test_three_layers_of_which_two_were_traced() -> None:
@@ -189,6 +189,19 @@ def test_regions(grad: bool) -> None:
     assert isinstance(found, Stamped)
     assert to_text(found.graph) == to_text(from_torch(program))
     assert sum(bool(op.bodies) for op in found.graph.ops) == 15
+
+
+class LastTwo(Stack):
+    """As `hidden_states[-2]`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        results = [x := layer(x) for layer in self.layers]
+        return results[-1] * results[-2]
+
+
+@pytest.mark.parametrize("model", [RegionsByTurns(7), LastTwo(4)])
+def test_what_is_read_is_of_the_right_layer(model: Stack) -> None:
+    expect_stamped(model, (x(),), saved=2)
 
 
 def exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:

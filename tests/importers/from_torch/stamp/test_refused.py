@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.stamp import Stamped, proof, stamped
+from pipeline.importers.from_torch.stamp import Stamped, blocks, proof, stamped
 from pipeline.importers.from_torch.stamp import model as way_in
 from pipeline.ir import Graph, to_text
 from tests.importers.from_torch.stamp.comparing import reason, stamp, traced
-from tests.importers.from_torch.stamp.models import WIDTH, Decode, Layer, Stack, x
+from tests.importers.from_torch.stamp.models import WIDTH, Decode, Layer, RegionsByTurns, Stack, x
 
 
 def other_eps(layer: Layer, x: Tensor) -> Tensor:
@@ -98,6 +98,12 @@ class OnData(Stack):
         return x
 
 
+class OneRegion(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -106,6 +112,7 @@ class OnData(Stack):
         (Twice, "layers.0 is called more than once"),
         (Backwards, "the layers of layers are not called one after the other"),
         (Past, "layers.0 is not called as a module"),
+        (OneRegion, "several layers are in one region"),
         (OnData, "it does not run without numbers"),
     ],
 )
@@ -173,3 +180,9 @@ def test_a_wrong_correspondence_of_inputs_shows(monkeypatch: pytest.MonkeyPatch)
     whole = to_text(traced(model, model.inputs()))
     assert to_text(right.graph) == whole
     assert to_text(wrong.graph) != whole
+
+
+def test_an_op_given_to_the_wrong_layer_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regions are held by their own origin alone, which they do not have: the weights in them tell."""
+    monkeypatch.setattr(blocks, "_unit_of", lambda run, op: (run.locate(op.origin) or (None,))[0])
+    assert "torch lists layers.2.fc.weight with the ops of layers.3" in reason(RegionsByTurns(7), (x(),))
