@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -119,7 +119,8 @@ class _Stamping:
         return None, tuple(left)
 
     def _stamped(self, run: Run, others: Sequence[Run], whole: Walked) -> Stamped:
-        run, proof = _alike(run, whole.walk)
+        run, proof = _alike(run, others, whole.walk)
+        others = [one for one in others if one.path not in run.beside]
         short = _shortened(run, others, whole, proof)
         within, left = self.first_of(others, short)
         try:
@@ -136,15 +137,29 @@ class _Stamping:
         return Called(one.module, one.call, self.tied, self.constants)
 
 
-def _alike(run: Run, whole: Walk) -> tuple[Run, Proof]:
-    """`run`, or what there is of it in the smallest units that do the same; and that they do."""
+def _alike(run: Run, others: Sequence[Run], whole: Walk) -> tuple[Run, Proof]:
+    """`run`, or what there is of it in the smallest units that do the same; and that they do.
+
+    Then with the lists that are called between its layers, for which a layer of each is a unit.
+    """
     reasons: list[Unsuited] = []
-    for one in (run, *run.others()):
+    beside = [one for one in others if _is_between(one, run, whole)]
+    joined = run.joined(beside) if beside else None
+    for one in (run, *run.others(), *((joined, *joined.others()) if joined else ())):
         try:
             return one, alike_units(one, whole)
         except Unsuited as reason:
             reasons.append(reason)
     raise reasons[0]
+
+
+def _is_between(one: Run, run: Run, whole: Walk) -> bool:
+    """Whether layers of `one` are called between those of `run`."""
+    try:
+        first, last = (whole.span(one.layer(unit, 0)) for unit in (0, one.count - 1))
+        return first < whole.span(run.layer(run.count - 1, 0)) and last > whole.span(run.layer(0, 0))
+    except Unsuited:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +172,18 @@ class Walked:
 
 
 def _layers(module: nn.Module, runs: Sequence[Run]) -> dict[str, nn.Module]:
-    paths = [run.layer(unit, offset) for run in runs for unit in range(run.count) for offset in range(run.period)]
-    return {path: module.get_submodule(path) for path in paths}
+    paths = [run.layer(unit, offset) for run in runs for unit in range(run.count) for offset in run.offsets]
+    layers = {path: module.get_submodule(path) for path in paths}
+    inside = [child for item in layers.items() for child in _called(*item)]
+    return layers | dict(inside)
+
+
+def _called(path: str, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules in a layer that is a list or a dict, which nobody can call."""
+    if isinstance(layer, nn.ModuleList | nn.ModuleDict):
+        for name, child in layer.named_children():
+            yield f"{path}.{name}", child
+            yield from _called(f"{path}.{name}", child)
 
 
 def _shortened(run: Run, others: Sequence[Run], whole: Walked, proof: Proof) -> Walked:

@@ -77,7 +77,7 @@ def alike_around(run: Run, whole: Walk, short: Walk, proof: Proof) -> tuple[Leav
 
 
 def _unit(run: Run, walk: Walk, unit: int) -> range:
-    spans = [walk.span(run.layer(unit, offset)) for offset in range(run.period)]
+    spans = sorted(walk.span(run.layer(unit, offset)) for offset in run.offsets)
     if any(before[1] > after[0] for before, after in pairwise(spans)):
         raise Unsuited(f"the layers of {run.path} are not called one after the other")
     return range(spans[0][0], spans[-1][1])
