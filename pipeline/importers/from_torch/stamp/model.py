@@ -79,14 +79,20 @@ def stamped(
         whole = Walked(module, call, walk(module, call, _layers(module, runs)))
     except Unsuited as reason:
         layers = next((run for run in runs if not run.is_inside), None)
-        return TracedWhole(f"{type(module).__name__} is traced whole: {reason}.", layers)
+        return TracedWhole(_whole(module, reason), layers)
     runs = [run for run in runs if not run.is_inside or run.layer(0, 0) in whole.walk.spans]
     if not runs:  # experts whose weights are stacked, say: nobody calls them
         return alone
     found, left = _Stamping(trace, tied or {}, constants or {}).first_of(runs, whole)
     if found is None:
-        return TracedWhole(f"{type(module).__name__} is traced whole: {'; '.join(left)}.", runs[0])
+        return TracedWhole(_whole(module, *left), runs[0])
     return replace(found, left=left)
+
+
+def _whole(module: nn.Module, *reasons: object) -> str:
+    further = f"; and {len(reasons) - 2} further lists cannot be repeated either" if len(reasons) > 2 else ""
+    why = "; ".join(map(str, reasons[:2]))
+    return f"{type(module).__name__} is traced whole, with the same graph in more time: {why}{further}."
 
 
 class _Late(Unsuited):
@@ -157,7 +163,8 @@ def _is_between(one: Run, run: Run, whole: Walk) -> bool:
     """Whether layers of `one` are called between those of `run`."""
     try:
         first, last = (whole.span(one.layer(unit, 0)) for unit in (0, one.count - 1))
-        return first < whole.span(run.layer(run.count - 1, 0)) and last > whole.span(run.layer(0, 0))
+        ends = whole.span(run.layer(0, 0)), whole.span(run.layer(run.count - 1, 0))
+        return one.path != run.path and first < ends[1] and last > ends[0]
     except Unsuited:
         return False
 
@@ -207,7 +214,10 @@ def _tried(run: Run, others: Sequence[Run], whole: Walked, proof: Proof, part: C
         module = shortened(whole.module, run, counts=counts)
     except Exception as error:
         raise Unsuited(f"no copy of it can be made: {type(error).__name__}: {error}") from error
-    found = walk(module, part, _layers(module, (replace(run, count=TRACED), *others)))
+    try:
+        found = walk(module, part, _layers(module, (replace(run, count=TRACED), *others)))
+    except Unsuited as reason:
+        raise Unsuited(f"with {TRACED * run.period} layers in place of {run.count * run.period} {reason}") from reason
     alike_around(run, whole.walk, found, proof)
     return Walked(module, part, found)
 

@@ -32,6 +32,8 @@ class Run:
     period: int
     count: int
     beside: tuple[str, ...] = ()
+    led: bool = False
+    """Whether the first unit, too, begins with what is called between two layers: another layer stands before it."""
 
     @property
     def saved(self) -> int:
@@ -63,8 +65,16 @@ class Run:
 
     def others(self) -> Iterator[Run]:
         """The same layers in other units: without the first, which may prepare something for all, or without the last;
-        then larger ones, what is left over before them, since every second may do something else.
+        then larger ones, what is left over before them, since every second may do something else. Each led, too.
         """
+        for run in self._parts():
+            if run != self:
+                yield run
+            if run.first > 0:
+                yield replace(run, led=True)
+
+    def _parts(self) -> Iterator[Run]:
+        yield self
         for first, count in ((1, self.count - 1), (0, self.count - 1), (1, self.count - 2)):
             if count > TRACED:
                 yield replace(self, first=self.first + first * self.period, count=count)

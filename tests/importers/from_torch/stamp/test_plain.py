@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -69,6 +70,44 @@ def test_layers_that_alternate_by_their_number() -> None:
         return layer.fc(x).tanh() if layer.index % 2 else layer.fc(x)
 
     expect_stamped(Stack(7, sliding), (x(),), saved=2)
+
+
+class Beside(Stack):
+    """Norms and heads in lists of their own, by turns with the layers."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(count))
+        self.heads = nn.ModuleList(nn.Linear(WIDTH, 2) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Any:
+        made = []
+        for index, layer in enumerate(self.layers):
+            x = x + layer(self.norms[index](x))
+            made.append(self.heads[index](x))
+        return [self.after(x), *made]
+
+
+class Unpacked(Stack):
+    """A layer is a list, or a dict, that nobody calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            first, second = layer.children()
+            x = second(first(x) + x) + x
+        return self.after(x)
+
+
+def test_lists_beside_the_layers() -> None:
+    expect_stamped(Beside(5), (x(),), saved=3)
+
+
+@pytest.mark.parametrize("kind", [nn.ModuleList, lambda pair: nn.ModuleDict(dict(zip("ab", pair, strict=True)))])
+def test_layers_that_are_containers(kind: Callable[[list[nn.Module]], nn.Module]) -> None:
+    """What the first one's result is added to is no layer's, so it stands for itself."""
+    model = Unpacked(0)
+    model.layers = nn.ModuleList(kind([Layer(index), nn.Linear(WIDTH, WIDTH)]) for index in range(5))
+    expect_stamped(model, (x(),), saved=2)
 
 
 class FirstForAll(Stack):

@@ -23,9 +23,9 @@ def other_eps(layer: Layer, x: Tensor) -> Tensor:
 
 def test_another_scalar() -> None:
     assert reason(Stack(5, other_eps), (x(),)) == (
-        "Stack is traced whole: layers.3 does not do as layers.1 does: layer_norm(tensor, (4))((weight, None), (bias, "
-        "None), (eps, 1e-06)) of made before -1, not layer_norm(tensor, (4))((weight, None), (bias, None), (eps, "
-        "1e-05)) of made before -1."
+        "Stack is traced whole, with the same graph in more time: layers.3 does not do as layers.1 does: it calls "
+        "layer_norm(tensor, (4), weight=None, bias=None, eps=1e-06) in place of "
+        "layer_norm(tensor, (4), weight=None, bias=None, eps=1e-05)."
     )
 
 
@@ -47,7 +47,11 @@ def test_the_index_of_the_layer_as_data(does: Any) -> None:
 def test_weights_shared_by_two() -> None:
     model = Stack(6)
     model.layers[5].fc = model.layers[3].fc  # pyright: ignore
-    assert "layers.3 does not do as layers.1 does" in reason(model, (x(),))
+    found = reason(model, (x(),))
+    assert found.endswith(
+        "layers.3 does not do as layers.1 does: linear(tensor, tensor, tensor) reads layers.5.fc.weight in place of "
+        "its own fc.weight."
+    )
 
 
 class EarlierResult(Stack):
@@ -91,6 +95,13 @@ class Past(Stack):
         return x
 
 
+class Numbered(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        for index in range(5):
+            x = self.layers[index](x)
+        return x
+
+
 class OnData(Stack):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -107,8 +118,13 @@ class OneRegion(Stack):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (EarlierResult, "layers.2 does not do as layers.1 does"),
-        (AllResults, "with 2 layers in place of 5 the model does something else after the layers"),
+        (EarlierResult, "layers.2 does not do as layers.1 does: it calls add(tensor, tensor) in place of linear("),
+        (
+            AllResults,
+            "with 2 layers in place of 5 the model does something else after the layers: it calls "
+            "stack((tensor, tensor)) in place of stack((tensor, tensor, tensor, tensor, tensor))",
+        ),
+        (Numbered, "with 2 layers in place of 5 it does not run without numbers: IndexError: index 2 is out of range"),
         (Twice, "layers.0 is called more than once"),
         (Backwards, "the layers of layers are not called one after the other"),
         (Past, "layers.0 is not called as a module"),
@@ -158,7 +174,7 @@ def in_autocast(layer: Layer, x: Tensor) -> Tensor:
 
 
 def test_regions_that_differ() -> None:
-    assert "layers.3 does not do as layers.1 does: _enter_autocast" in reason(Stack(5, in_autocast), (x(),))
+    assert "layers.3 does not do as layers.1 does: it calls _enter_autocast" in reason(Stack(5, in_autocast), (x(),))
 
 
 def test_a_wrong_correspondence_of_inputs_shows(monkeypatch: pytest.MonkeyPatch) -> None:
