@@ -16,10 +16,9 @@ from pipeline.errors import InternalError, Unsupported
 from pipeline.export.apart import apart
 from pipeline.export.caches import register_caches
 from pipeline.importers.from_torch import from_torch, functional
-from pipeline.importers.from_torch.kept import kept
-from pipeline.importers.from_torch.modules import every_module
 from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.importers.from_torch.stamp import Ends, TracedWhole, stamped
+from pipeline.importers.from_torch.untouched import untouched
 from pipeline.ir import Graph, Role
 from pipeline.torch_ir.errors import ConversionError, ExportError
 from pipeline.torch_ir.extract.buffers import recomputed, unsaved
@@ -125,7 +124,7 @@ def _exported(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None
 ) -> ExportedProgram:
     try:
-        with kept(every_module(model)):  # torch puts attributes back itself, but not what a forward registers
+        with untouched(model):
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         raise ExportError(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.importers.from_torch.kept import kept
-from pipeline.importers.from_torch.modules import STANDARD, every_module
+from pipeline.importers.from_torch.modules import STANDARD
+from pipeline.importers.from_torch.untouched import untouched
 
 __all__ = ["set_aside"]
 
@@ -24,7 +24,6 @@ def set_aside(module: nn.Module, blank: Callable[[torch.Tensor], torch.Tensor]) 
     Yields:
         {id of such a tensor: what stands in its place}.
     """
-    modules = every_module(module)
     made: dict[int, torch.Tensor] = {}
 
     def once(tensor: torch.Tensor) -> torch.Tensor:
@@ -32,7 +31,7 @@ def set_aside(module: nn.Module, blank: Callable[[torch.Tensor], torch.Tensor]) 
             made[id(tensor)] = blank(tensor)
         return made[id(tensor)]
 
-    with kept(modules):
+    with untouched(module) as modules:
         for one in modules:
             if one._buffers:
                 _replace(one._buffers, once)

@@ -27,16 +27,27 @@ def blocks_of(run: Run, graph: Graph) -> Blocks:
         Unsuited: the ops of both units are mixed, or are not the same.
     """
     if any(body.payloads for op in graph.ops for body in op.bodies):
-        raise Unsuited("a body of a region holds a tensor of its own")
-    units = {op.oid: place[0] for op in graph.ops if (place := run.locate(op.origin)) is not None}
+        raise Unsuited("a region of autocast, of a mode of gradients or of cond holds a constant of its own")
+    units = {op.oid: unit for op in graph.ops if (unit := _unit_of(run, op)) is not None}
     first, second = ([oid for oid, unit in units.items() if unit == wanted] for wanted in (0, 1))
     if not first or not second:
         raise Unsuited("torch does not say which ops belong to which layer")
     if first[-1] > second[0]:
-        raise Unsuited("the ops of two layers are mixed")
+        raise Unsuited("torch lists the ops of two layers mixed")
     block = range(first[-1] + 1, second[-1] + 1)
-    own = graph.ops[first[0] : first[-1] + 1]
+    if run.led and len(block) > block.start:
+        raise Unsuited("torch lists the ops of two layers mixed")
+    own = graph.ops[first[-1] + 1 - len(block) if run.led else first[0] : first[-1] + 1]
     return Blocks(block, _heirs(graph, own, graph.ops[block.stop - len(own) : block.stop]))
+
+
+def _unit_of(run: Run, op: Op) -> int | None:
+    """A region (autocast, a mode of gradients) has no module of its own: it belongs where the ops in it do."""
+    place = run.locate(op.origin)
+    inner = {_unit_of(run, one) for body in op.bodies for one in body.ops} - {None}
+    if len(inner) > 1:
+        raise Unsuited("several layers are in one region of autocast or of a mode of gradients")
+    return place[0] if place is not None else next(iter(inner), None)
 
 
 def _heirs(graph: Graph, first: tuple[Op, ...], second: tuple[Op, ...]) -> dict[int, int]:

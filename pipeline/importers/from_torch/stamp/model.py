@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pipeline.importers.from_torch.stamp.assembled import Called, whole_graph
+from pipeline.importers.from_torch.stamp.blocks import blocks_of
 from pipeline.importers.from_torch.stamp.call import Call
 from pipeline.importers.from_torch.stamp.proof import Proof, alike_around, alike_units
 from pipeline.importers.from_torch.stamp.record import Event
@@ -78,14 +79,20 @@ def stamped(
         whole = Walked(module, call, walk(module, call, _layers(module, runs)))
     except Unsuited as reason:
         layers = next((run for run in runs if not run.is_inside), None)
-        return TracedWhole(f"{type(module).__name__} is traced whole: {reason}.", layers)
+        return TracedWhole(_whole(module, reason), layers)
     runs = [run for run in runs if not run.is_inside or run.layer(0, 0) in whole.walk.spans]
     if not runs:  # experts whose weights are stacked, say: nobody calls them
         return alone
     found, left = _Stamping(trace, tied or {}, constants or {}).first_of(runs, whole)
     if found is None:
-        return TracedWhole(f"{type(module).__name__} is traced whole: {'; '.join(left)}.", runs[0])
+        return TracedWhole(_whole(module, *left), runs[0])
     return replace(found, left=left)
+
+
+def _whole(module: nn.Module, *reasons: object) -> str:
+    further = f"; and {len(reasons) - 2} further lists cannot be repeated either" if len(reasons) > 2 else ""
+    why = "; ".join(map(str, reasons[:2]))
+    return f"{type(module).__name__} is traced whole, with the same graph in more time: {why}{further}."
 
 
 class _Late(Unsuited):
@@ -118,7 +125,8 @@ class _Stamping:
         return None, tuple(left)
 
     def _stamped(self, run: Run, others: Sequence[Run], whole: Walked) -> Stamped:
-        run, proof = _alike(run, whole.walk)
+        run, proof = _alike(run, others, whole.walk)
+        others = [one for one in others if one.path not in run.beside]
         short = _shortened(run, others, whole, proof)
         within, left = self.first_of(others, short)
         try:
@@ -135,15 +143,30 @@ class _Stamping:
         return Called(one.module, one.call, self.tied, self.constants)
 
 
-def _alike(run: Run, whole: Walk) -> tuple[Run, Proof]:
-    """`run` in the smallest units that do the same, and that they do."""
+def _alike(run: Run, others: Sequence[Run], whole: Walk) -> tuple[Run, Proof]:
+    """`run`, or what there is of it in the smallest units that do the same; and that they do.
+
+    Then with the lists that are called between its layers, for which a layer of each is a unit.
+    """
     reasons: list[Unsuited] = []
-    for one in (run, *run.coarser()):
+    beside = [one for one in others if _is_between(one, run, whole)]
+    joined = run.joined(beside) if beside else None
+    for one in (run, *run.others(), *((joined, *joined.others()) if joined else ())):
         try:
             return one, alike_units(one, whole)
         except Unsuited as reason:
             reasons.append(reason)
     raise reasons[0]
+
+
+def _is_between(one: Run, run: Run, whole: Walk) -> bool:
+    """Whether layers of `one` are called between those of `run`."""
+    try:
+        first, last = (whole.span(one.layer(unit, 0)) for unit in (0, one.count - 1))
+        ends = whole.span(run.layer(0, 0)), whole.span(run.layer(run.count - 1, 0))
+        return one.path != run.path and first < ends[1] and last > ends[0]
+    except Unsuited:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +179,18 @@ class Walked:
 
 
 def _layers(module: nn.Module, runs: Sequence[Run]) -> dict[str, nn.Module]:
-    paths = [run.layer(unit, offset) for run in runs for unit in range(run.count) for offset in range(run.period)]
-    return {path: module.get_submodule(path) for path in paths}
+    paths = [run.layer(unit, offset) for run in runs for unit in range(run.count) for offset in run.offsets]
+    layers = {path: module.get_submodule(path) for path in paths}
+    inside = [child for item in layers.items() for child in _called(*item)]
+    return layers | dict(inside)
+
+
+def _called(path: str, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules in a layer that is a list or a dict, which nobody can call."""
+    if isinstance(layer, nn.ModuleList | nn.ModuleDict):
+        for name, child in layer.named_children():
+            yield f"{path}.{name}", child
+            yield from _called(f"{path}.{name}", child)
 
 
 def _shortened(run: Run, others: Sequence[Run], whole: Walked, proof: Proof) -> Walked:
@@ -181,7 +214,10 @@ def _tried(run: Run, others: Sequence[Run], whole: Walked, proof: Proof, part: C
         module = shortened(whole.module, run, counts=counts)
     except Exception as error:
         raise Unsuited(f"no copy of it can be made: {type(error).__name__}: {error}") from error
-    found = walk(module, part, _layers(module, (replace(run, count=TRACED), *others)))
+    try:
+        found = walk(module, part, _layers(module, (replace(run, count=TRACED), *others)))
+    except Unsuited as reason:
+        raise Unsuited(f"with {TRACED * run.period} layers in place of {run.count * run.period} {reason}") from reason
     alike_around(run, whole.walk, found, proof)
     return Walked(module, part, found)
 
@@ -214,6 +250,18 @@ def _traced(trace: Trace, short: Walked) -> Graph:
 def _check(run: Run, traced: Graph, walk: Walk, short: Called) -> None:
     """Written by the same rules, the graph of two units has to be the one that was traced."""
     proof = alike_units(run, walk)
+    _check_reads(run, traced, walk, proof)
     again = whole_graph(run, traced, short.call, short, proof, alike_around(run, walk, walk, proof))
     if replace(again, payloads={}) != replace(traced, payloads={}):
         raise Unsuited("torch orders or names things in a way that is not known here")
+
+
+def _check_reads(run: Run, traced: Graph, walk: Walk, proof: Proof) -> None:
+    """The ops that are repeated may read what belongs to the first unit only where the second has been seen to."""
+    _, events, _ = proof.frames[0]
+    seen = {ref[1] for event in walk.events[events.start : events.stop] for ref in event.refs if ref[0] == "stored"}
+    for vid in {vid for oid in blocks_of(run, traced).second for vid in traced.ops[oid].inputs}:
+        names = traced.sources.get(vid, ())
+        places = [place for name in names if (place := run.locate(name)) is not None]
+        if places and all(place[0] != 1 for place in places) and seen.isdisjoint(names):
+            raise Unsuited(f"torch lists {names[0]} with the ops of {run.layer(1, 0)}")

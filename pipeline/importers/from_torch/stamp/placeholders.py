@@ -55,7 +55,7 @@ def _repeated(run: Run, ones: Sequence[Placeholder]) -> list[Placeholder]:
     parts = [(one.value, one.name[:2], place[1], place[2]) for one in ones if (place := run.locate(one.target))]
     cleaned = [_cleaned(rest) for *_, rest in parts]
     for unit in range(1, run.count):
-        paths = [run.layer(unit, offset) for offset in range(run.period)]
+        paths = [run.layer(unit, offset) for offset in run.offsets]
         names = [_cleaned(path) for path in paths]
         for (value, prefix, offset, rest), tail in zip(parts, cleaned, strict=True):
             found.append(Placeholder(value, unit, f"{prefix}{names[offset]}{tail}", f"{paths[offset]}{rest}"))

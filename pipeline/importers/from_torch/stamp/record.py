@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
@@ -103,7 +104,7 @@ class Recorder:
             return TENSOR
         if kind in BY_VALUE:
             return item
-        if kind in NUMBERS:
+        if kind in NUMBERS or isinstance(item, np.generic):
             return kind, repr(item)  # 1, 1.0 and True are not the same argument, and nan is
         if kind in SERIES or isinstance(item, tuple):
             return kind, *(self._form(part, tensors) for part in item)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from pipeline.importers.from_torch.names import Names, base_name
 from pipeline.importers.from_torch.stamp.blocks import Blocks
 from pipeline.importers.from_torch.stamp.placeholders import Placeholder
-from pipeline.importers.from_torch.stamp.run import Run
+from pipeline.importers.from_torch.stamp.run import TRACED, Run
 from pipeline.ir import Graph, Op, Value
 from pipeline.ir.assemble import Stub
 
@@ -61,7 +61,7 @@ class Repeater:
             for op in ops[second.start : second.stop]:
                 self._write(self._moved(op, unit), names, reading, self._own[unit])
         for op in ops[second.stop :]:
-            self._write(op, names, self.around, self._around)
+            self._write(op, names, self._after, self._around)
 
     def around(self, vid: int) -> int:
         """What `vid` is before and after the units; of what unit 1 makes, the last is meant."""
@@ -75,6 +75,14 @@ class Repeater:
                 return known[vid]
         heir = self._blocks.heirs.get(vid)
         return self._around[vid] if heir is None or unit == 1 else self._own[unit - 1][heir]
+
+    def _after(self, vid: int) -> int:
+        """What `vid` is for an op that stands after the units: what the first unit makes, the last but one makes here.
+
+        (The proof has counted from the end: `hidden_states[-2]`. What is counted from the start it has refused.)
+        """
+        heir = self._blocks.heirs.get(vid)
+        return self.around(vid) if heir is None or self._run.count == TRACED else self._own[-2][heir]
 
     def _write(self, op: Op, names: Names, reading: Reading, made: dict[int, int]) -> None:
         name = names.new(base_name(op.kind))

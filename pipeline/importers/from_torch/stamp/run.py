@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,12 +22,18 @@ LONGEST_PERIOD = 8
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`count` equal units of `period` layers each, in the list at `path`, from the layer `first` on."""
+    """`count` equal units of `period` layers each, in the list at `path`, from the layer `first` on.
+
+    Further lists may be `beside` it, whose layers of the same numbers belong to the same units: `self.norms[i]`.
+    """
 
     path: str
     first: int
     period: int
     count: int
+    beside: tuple[str, ...] = ()
+    led: bool = False
+    """Whether the first unit, too, begins with what is called between two layers: another layer stands before it."""
 
     @property
     def saved(self) -> int:
@@ -44,31 +50,58 @@ class Run:
         """Of all its layers, in the list."""
         return range(self.first, self.first + self.count * self.period)
 
-    def coarser(self) -> Iterator[Run]:
-        """The same layers in larger units, what is left over before them: every second may do something else."""
+    @property
+    def offsets(self) -> range:
+        """Of the layers of a unit, list by list."""
+        return range(self.period * (1 + len(self.beside)))
+
+    def joined(self, others: Sequence[Run]) -> Run | None:
+        """One run of them all, of the numbers that they share; None where those save nothing."""
+        first = max(run.first for run in (self, *others))
+        count = min(run.numbers.stop for run in (self, *others)) - first
+        if count <= TRACED or any(run.period != 1 for run in (self, *others)):
+            return None
+        return Run(self.path, first, 1, count, tuple(run.path for run in others))
+
+    def others(self) -> Iterator[Run]:
+        """The same layers in other units: without the first, which may prepare something for all, or without the last;
+        then larger ones, what is left over before them, since every second may do something else. Each led, too.
+        """
+        for run in self._parts():
+            if run != self:
+                yield run
+            if run.first > 0:
+                yield replace(run, led=True)
+
+    def _parts(self) -> Iterator[Run]:
+        yield self
+        for first, count in ((1, self.count - 1), (0, self.count - 1), (1, self.count - 2)):
+            if count > TRACED:
+                yield replace(self, first=self.first + first * self.period, count=count)
         for period in range(2 * self.period, LONGEST_PERIOD + 1, self.period):
             count = len(self.numbers) // period
             if count > TRACED:
-                yield Run(self.path, self.numbers.stop - count * period, period, count)
+                yield replace(self, first=self.numbers.stop - count * period, period=period, count=count)
 
     def layer(self, unit: int, offset: int, rest: str = "") -> str:
         """The module path of a layer; `rest` goes on from there: `.mlp.weight`."""
-        return f"{self._prefix}{self.first + unit * self.period + offset}{rest}"
+        place, offset = divmod(offset, self.period)
+        return f"{self._prefixes[place]}{self.first + unit * self.period + offset}{rest}"
 
     def locate(self, name: str) -> tuple[int, int, str] | None:
         """(unit, offset, rest) of a module or a parameter of the run; None for what is not in it."""
-        prefix = self._prefix
-        if not name.startswith(prefix):
-            return None
-        number, dot, rest = name[len(prefix) :].partition(".")
-        if not number.isdigit():
-            return None
-        unit, offset = divmod(int(number) - self.first, self.period)
-        return (unit, offset, dot + rest) if 0 <= unit < self.count else None
+        for place, prefix in enumerate(self._prefixes):
+            if not name.startswith(prefix):
+                continue
+            number, dot, rest = name[len(prefix) :].partition(".")
+            if number.isdigit():
+                unit, offset = divmod(int(number) - self.first, self.period)
+                return (unit, offset + place * self.period, dot + rest) if 0 <= unit < self.count else None
+        return None
 
     @property
-    def _prefix(self) -> str:
-        return f"{self.path}." if self.path else ""
+    def _prefixes(self) -> tuple[str, ...]:
+        return tuple([f"{path}." if path else "" for path in (self.path, *self.beside)])
 
 
 def runs_in(module: nn.Module) -> list[Run]:

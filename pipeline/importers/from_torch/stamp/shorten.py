@@ -22,25 +22,28 @@ def shortened(module: nn.Module, run: Run, *, counts: bool = False) -> nn.Module
     Raises:
         Exception: whatever `copy.deepcopy` raises for an attribute on the way.
     """
-    way = _way(module, run.path)
-    layers = way[-1]
-    short = copy.copy(layers)
-    kept = {name: layer for name, layer in layers._modules.items() if _is_kept(run, name)}
-    short.__dict__["_modules"] = kept
-    memo: dict[int, Any] = {id(layers): short}
-    for one in way[:-1]:
-        memo.update({id(child): child for child in one.children() if not any(child is other for other in way)})
+    paths = (run.path, *run.beside)
+    ways = [_way(module, path) for path in paths]
+    lists = {id(way[-1]): _kept(run, path, way[-1]) for path, way in zip(paths, ways, strict=True)}
+    above = {id(one): one for way in ways for one in way[:-1]}
+    memo: dict[int, Any] = {**lists}
+    for one in above.values():
+        memo.update({id(child): child for child in one.children() if id(child) not in above.keys() | lists.keys()})
         memo.update({id(item): item for item in _tensors(one)})
     result = copy.deepcopy(module, memo)
     if counts:
         for one in _way(result, run.path)[:-1]:
-            _recount(one, len(layers._modules), len(kept))
+            _recount(one, len(ways[0][-1]._modules), len(lists[id(ways[0][-1])]._modules))
     return result
 
 
-def _is_kept(run: Run, name: str) -> bool:
-    found = run.locate(f"{run.path}.{name}" if run.path else name)
-    return found is None or found[0] < TRACED
+def _kept(run: Run, path: str, layers: nn.Module) -> nn.Module:
+    """The list with the units that are traced, and what is in none."""
+    short = copy.copy(layers)
+    places = {name: run.locate(f"{path}.{name}" if path else name) for name in layers._modules}
+    kept = {name: layers._modules[name] for name, place in places.items() if place is None or place[0] < TRACED}
+    short.__dict__["_modules"] = kept
+    return short
 
 
 def _way(module: nn.Module, path: str) -> list[nn.Module]:

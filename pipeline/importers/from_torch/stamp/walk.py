@@ -53,8 +53,13 @@ class Walk:
             Unsuited: the layer is not called exactly once.
         """
         spans = self.spans.get(layer, ())
+        inside = [span for path, (span, *_) in self.spans.items() if path.startswith(f"{layer}.")] if not spans else []
+        if inside:  # a list or a dict is a layer, of which the modules in it are called
+            return min(inside)[0], max(stop for _, stop in inside)
         if len(spans) != 1:
-            raise Unsuited(f"{layer} is {'called more than once' if spans else 'not called as a module'}")
+            raise Unsuited(
+                f"{layer} is {'called more than once' if spans else 'not called as a module, or not at all'}"
+            )
         return spans[0]
 
 

@@ -45,6 +45,16 @@ class Stack(nn.Module):
         return self.after(x)
 
 
+class RegionsByTurns(Stack):
+    """A region has no module: it belongs to the layer whose ops are in it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, layer in enumerate(self.layers):
+            with torch.set_grad_enabled(index % 2 == 0):
+                x = layer(x)
+        return x
+
+
 class StatefulLayer(nn.Module):
     """All that a layer can have: buffers of both kinds, a plain tensor, a constant in the code, writes in place."""
 

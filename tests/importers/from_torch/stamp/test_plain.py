@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.stamp import Stamped, stamped
 from pipeline.ir import Graph, to_text
 from tests.importers.from_torch.stamp.comparing import expect_stamped, stamp, traced
-from tests.importers.from_torch.stamp.models import WIDTH, Decode, LastLayer, Layer, Stack, Stateful, x
+from tests.importers.from_torch.stamp.models import WIDTH, Decode, LastLayer, Layer, RegionsByTurns, Stack, Stateful, x
 
 
 def test_three_layers_of_which_two_were_traced() -> None:
@@ -69,6 +70,77 @@ def test_layers_that_alternate_by_their_number() -> None:
         return layer.fc(x).tanh() if layer.index % 2 else layer.fc(x)
 
     expect_stamped(Stack(7, sliding), (x(),), saved=2)
+
+
+class Beside(Stack):
+    """Norms and heads in lists of their own, by turns with the layers."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(count))
+        self.heads = nn.ModuleList(nn.Linear(WIDTH, 2) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Any:
+        made = []
+        for index, layer in enumerate(self.layers):
+            x = x + layer(self.norms[index](x))
+            made.append(self.heads[index](x))
+        return [self.after(x), *made]
+
+
+class Unpacked(Stack):
+    """A layer is a list, or a dict, that nobody calls."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            first, second = layer.children()
+            x = second(first(x) + x) + x
+        return self.after(x)
+
+
+def test_lists_beside_the_layers() -> None:
+    expect_stamped(Beside(5), (x(),), saved=3)
+
+
+@pytest.mark.parametrize("kind", [nn.ModuleList, lambda pair: nn.ModuleDict(dict(zip("ab", pair, strict=True)))])
+def test_layers_that_are_containers(kind: Callable[[list[nn.Module]], nn.Module]) -> None:
+    """What the first one's result is added to is no layer's, so it stands for itself."""
+    model = Unpacked(0)
+    model.layers = nn.ModuleList(kind([Layer(index), nn.Linear(WIDTH, WIDTH)]) for index in range(5))
+    expect_stamped(model, (x(),), saved=2)
+
+
+class FirstForAll(Stack):
+    """Each layer reads what the first one made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.layers[0](x)
+        for layer in [*self.layers][1:]:
+            x = layer(x + first)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "saved"),
+    [
+        (Stack(5, lambda layer, x: layer.fc(x) if layer.index else layer.fc(x).tanh()), 2),
+        (Stack(5, lambda layer, x: layer.fc(x).sum(0) if layer.index == 4 else layer.fc(x)), 2),
+        (Stack(6, lambda layer, x: layer.fc(x).tanh() if layer.index in (0, 5) else layer.fc(x)), 2),
+        (FirstForAll(5), 2),
+    ],
+    ids=["first", "last", "both", "first for all"],
+)
+def test_layers_at_the_ends_that_do_more(model: Stack, saved: int) -> None:
+    """All look the same; the others are the run."""
+    expect_stamped(model, (x(),), saved=saved)
+
+
+def test_a_weight_of_all_layers() -> None:
+    """torch.export calls it by the name that it has in the last, which stands for itself therefore."""
+    model = Stack(5)
+    for layer in model.layers:
+        layer.fc.weight = model.layers[0].fc.weight  # pyright: ignore
+    expect_stamped(model, (x(),), saved=2)
 
 
 def test_weights_shared_by_pairs() -> None:
@@ -156,6 +228,19 @@ def test_regions(grad: bool) -> None:
     assert isinstance(found, Stamped)
     assert to_text(found.graph) == to_text(from_torch(program))
     assert sum(bool(op.bodies) for op in found.graph.ops) == 15
+
+
+class LastTwo(Stack):
+    """As `hidden_states[-2]`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        results = [x := layer(x) for layer in self.layers]
+        return results[-1] * results[-2]
+
+
+@pytest.mark.parametrize("model", [RegionsByTurns(7), LastTwo(4)])
+def test_what_is_read_is_of_the_right_layer(model: Stack) -> None:
+    expect_stamped(model, (x(),), saved=2)
 
 
 def exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:

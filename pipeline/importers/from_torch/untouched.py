@@ -8,14 +8,28 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["kept"]
+from pipeline.importers.from_torch.modules import every_module
+from pipeline.importers.from_torch.tables import tables_kept
+
+__all__ = ["untouched"]
 
 Held = dict[str, Any]
 
 
 @contextmanager
-def kept(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Afterwards each of `modules` has the attributes, parameters, buffers and children that it had, by identity."""
+def untouched(module: nn.Module) -> Iterator[list[nn.Module]]:
+    """Afterwards each module in `module`, which are given, has the attributes, parameters, buffers and children that it
+    had, by identity; and tables in reach of them hold the tensors that they held.
+
+    (torch.export puts back attributes of modules, and not what a forward registers or keeps elsewhere.)
+    """
+    modules = every_module(module)
+    with tables_kept(modules), _attributes_kept(modules):
+        yield modules
+
+
+@contextmanager
+def _attributes_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
     held = [part for one in modules for part in _held(one)]
     before = [part.copy() for part in held]
     try:
