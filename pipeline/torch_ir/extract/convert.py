@@ -1,70 +1,112 @@
-"""Nodes as functions of `register_op` write them down."""
+"""ExportedProgram → IR."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+import warnings
+from collections.abc import Mapping, Sequence
 
-from pipeline.ir import Graph, Op
-from pipeline.ir.attr import Attr, Use, Word, parts
-from pipeline.torch_ir.call import resolve, spelled
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from pipeline.errors import InternalError, Unsupported
+from pipeline.importers.from_torch import from_torch, functional
+from pipeline.importers.from_torch.payload import TensorPayload, holds_values
+from pipeline.ir import Graph, Role
 from pipeline.torch_ir.errors import ConversionError
-from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_torch, parts_of
-from pipeline.torch_ir.registry import NodeInfo, Registry, looked_up
-from pipeline.torch_ir.words import KINDS
+from pipeline.torch_ir.extract.names import tied_in
+from pipeline.torch_ir.extract.registered import converted
+from pipeline.torch_ir.extract.shared import refuse_written_in_two
+from pipeline.torch_ir.extract.signature import signature_of
+from pipeline.torch_ir.extract.tied import merged
+from pipeline.torch_ir.given import mistaken
+from pipeline.torch_ir.ir import IR, Signature
+from pipeline.torch_ir.nodes import key_of, stored
+from pipeline.torch_ir.registry import REGISTERED
 
-__all__ = ["converted"]
+__all__ = ["convert_exported_program", "graph_of", "ir_of"]
 
 
-def converted(graph: Graph, registry: Registry) -> Graph:
-    """`graph` with the ops that `registry` has a conversion for as that has them: other type, attributes, or inputs.
+def convert_exported_program(
+    exported: ExportedProgram,
+    model_name: str = "",
+    strict: bool = True,
+    *,
+    functionalize: bool = True,
+    dims: Mapping[str, str] | None = None,
+    tied: Mapping[str, Sequence[str]] | None = None,
+    constants: Mapping[str, torch.Tensor] | None = None,
+) -> IR:
+    """The IR of a program of torch.export.
+
+    `dims` names its symbols {"s77": "batch"}, `tied` further names of weights (default: those that the program knows to
+    be one tensor), `constants` what it lacks on meta.
 
     Raises:
-        ConversionError: it gives another node than one on these tensors with these outputs.
+        ConversionError: the program holds something that the IR cannot; the message names the node and its line.
     """
-    if not any(looked_up(registry.conversions, op.kind) for op in graph.ops):
-        return graph
-    vids = {value.name: value.vid for value in graph.values}
-    nodes = parts_of(graph).nodes
-    return replace(graph, ops=tuple(_op(op, node, vids, registry) for op, node in zip(graph.ops, nodes, strict=True)))
+    del strict  # kept for its users: there is one way to convert, and it leaves nothing out
+    if not isinstance(exported, ExportedProgram):
+        hints = {nn.Module: "export_model makes one of a module, extract_ir both at once"}
+        raise mistaken("exported", exported, "a torch.export.ExportedProgram", ConversionError, hints)
+    tied = tied_in(exported) if tied is None else tied
+    graph = graph_of(exported, model_name or "", functionalize, dims or {}, tied, constants)
+    return ir_of(graph, signature_of(exported), frozenset(exported.graph_signature.non_persistent_buffers))
 
 
-def _op(op: Op, node: OpNode, vids: Mapping[str, int], registry: Registry) -> Op:
-    convert = looked_up(registry.conversions, op.kind)
-    if convert is None:
-        return op
-    info = NodeInfo(node.name, resolve(op.kind) or op.kind, list(node.inputs), list(node.outputs), dict(node.attrs))
-    made = convert(info)
-    if not isinstance(made, OpNode) or _names(made.outputs) != _names(node.outputs):
+def graph_of(
+    program: ExportedProgram,
+    name: str,
+    functionalize: bool,
+    dims: Mapping[str, str],
+    tied: Mapping[str, Sequence[str]] | None,
+    constants: Mapping[str, torch.Tensor] | None,
+) -> Graph:
+    """The Graph of a program; see `convert_exported_program`.
+
+    Raises:
+        ConversionError: it holds something that the IR cannot.
+    """
+    refuse_written_in_two(program)
+    try:
+        program = functional(program) if functionalize else program
+    except Exception as error:
         raise ConversionError(
-            f"node {op.name!r}: the registered conversion of {op.kind} gave {made!r:.200}; "
-            f"expected an OpNode with the outputs {', '.join(_names(node.outputs))}"
+            f"torch cannot functionalize the program: {type(error).__name__}: {error}\n"
+            "an attribute that is no buffer may be written to: register_buffer makes it one; or functionalize=False"
+        ) from error
+    try:
+        return from_torch(program, name, dims=dims, tied=tied, constants=constants)
+    except Unsupported as error:
+        raise ConversionError(str(error)) from error
+
+
+def ir_of(graph: Graph, signature: Signature, unsaved: frozenset[str]) -> IR:
+    """A graph from a trace as an IR: one weight for all names of a tensor, nodes as the user's functions want them.
+
+    `unsaved` are names of buffers that no checkpoint has.
+    """
+    _warn_of_meta(graph)
+    graph = merged(graph)
+    known = {key_of(graph, value) for value in stored(graph)}
+    return IR.of(converted(graph, REGISTERED), _constants(graph), signature, unsaved=unsaved & known)
+
+
+def _constants(graph: Graph) -> dict[str, torch.Tensor]:
+    found = {
+        graph.sources[vid][0]: payload.tensor
+        for vid, payload in graph.payloads.items()
+        if isinstance(payload, TensorPayload) and vid in graph.sources
+    }
+    if empty := [name for name, tensor in found.items() if not holds_values(tensor)]:
+        raise InternalError(f"constants without values came into the IR: {empty}; report this, with the model")
+    return found
+
+
+def _warn_of_meta(graph: Graph) -> None:
+    lifted = [value for value in graph.with_role(Role.CONST) if value.name.startswith("c_")]
+    names = [graph.sources[value.vid][0] for value in lifted if value.vid not in graph.payloads]
+    if names:
+        warnings.warn(
+            f"Skipping {len(names)} meta-device constant(s) (shape/dtype already in weights): {names}", stacklevel=4
         )
-    if unknown := [name for name in _names(made.inputs) if name not in vids]:
-        raise ConversionError(
-            f"node {op.name!r}: the registered conversion of {op.kind} reads {unknown[0]!r}; no such tensor"
-        )
-    inputs = tuple(vids[name] for name in _names(made.inputs))
-    same = made.op_type == op.kind and inputs == op.inputs and made.attrs == dict(spelled(op, as_torch))
-    return op if same else replace(op, kind=made.op_type, inputs=inputs, attrs=_attrs(op, made, inputs))
-
-
-def _attrs(op: Op, made: OpNode, inputs: tuple[int, ...]) -> dict[str, Attr]:
-    """Where the tensors are still those of the call, they keep their places in it."""
-    tensors = {name: item for name, item in op.attrs.items() if any(type(part) is Use for part in parts(item))}
-    own = {name: _attr(item) for name, item in made.attrs.items() if not name.startswith("_tensor_list_")}
-    return {**(tensors if inputs == op.inputs else {}), **own}
-
-
-def _attr(item: Any) -> Attr:
-    if isinstance(item, list | tuple):
-        return tuple(_attr(part) for part in item)
-    for kind, cls in KINDS.items():
-        if isinstance(item, cls):
-            return Word(kind, str(item).removeprefix("torch."))
-    return item
-
-
-def _names(metas: list[TensorMeta]) -> list[str]:
-    return [meta.name for meta in metas]

@@ -12,7 +12,7 @@ from pipeline.errors import UserMistake
 from pipeline.export.capture import capture
 from pipeline.export.inputs import InputSpec
 from pipeline.export.source import TorchSource
-from pipeline.torch_ir.extract.extract import convert_exported_program
+from pipeline.torch_ir.extract.convert import convert_exported_program
 from pipeline.torch_ir.extract.names import tied_names
 from pipeline.torch_ir.ir import IR
 
