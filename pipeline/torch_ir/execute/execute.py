@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from pipeline.errors import Unsupported
-from pipeline.ir import Graph, Role
+from pipeline.ir import Graph
 from pipeline.ir.bind import dim_names
 from pipeline.runtime.blame import DataMistake
-from pipeline.runtime.eager import Own, run_eager
+from pipeline.runtime.eager import Own
 from pipeline.runtime.states import LostStates
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
-from pipeline.torch_ir.execute.feed import Inputs, feed
+from pipeline.torch_ir.execute.checked import checked
+from pipeline.torch_ir.execute.feed import Inputs
 from pipeline.torch_ir.execute.planned import Planned
-from pipeline.torch_ir.execute.shared import shared_and_written, unshared
-from pipeline.torch_ir.execute.sizes import wrong_sizes
-from pipeline.torch_ir.execute.states import given_states, lost, versions, writes
+from pipeline.torch_ir.execute.reference import Reference
+from pipeline.torch_ir.execute.states import given_states, lost
 from pipeline.torch_ir.execute.unspelled import refuse_unspelled, unspelled
 from pipeline.torch_ir.given import by_name
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.weights.load import load_weights
-from pipeline.torch_ir.weights.stored import Bound, absent, bind_stored, misfit, sized
+from pipeline.torch_ir.weights.stored import Bound, bind_stored, sized
 
 __all__ = ["IRExecutor", "execute_ir"]
 
 Tensors = Mapping[str, torch.Tensor]
+Engine = TypeVar("Engine", Planned, Reference)
 
 NOT_LOADED = "Weights not loaded: give IRExecutor weights, or call load_weights first"
 
@@ -85,18 +86,16 @@ class IRExecutor:
         self._constants = _optional("constants", constants)
         self._strict_sizes = strict_sizes
         self._own = registry.own(ir.graph)
-        self.writes = writes(ir.graph)
-        """Whether ops of the IR write to their arguments, as they do without functionalization."""
         self._unspelled = unspelled(ir.graph, self._own)
+        self._reference = Reference(ir.graph)
         self._planned = planned and not self._own and not self.writes
         self._inputs = [ir.graph.values[vid] for vid in ir.graph.inputs]
         self._dynamic = strict_sizes and bool(dim_names(ir.graph))
         self._bound: Bound | None = None
-        self._states: dict[str, torch.Tensor] = {}
         self._updated: dict[str, torch.Tensor] = {}
-        self._lost: set[str] = set()
-        """States on which ops of the reference had begun to write when it failed; the engine knows its own."""
         self._engine: Planned | None = None
+        self._holder: Planned | Reference = self._reference
+        """What ran last: it has the states."""
         self.not_planned = ""
         """Why runs are not planned although they were to be, in the words of the runtime."""
 
@@ -112,7 +111,8 @@ class IRExecutor:
         """Take these weights; what earlier runs have written to buffers is forgotten."""
         self._weights = by_name("weights", state_dict, ExecutionError)
         self._bound = self._engine = None
-        self._states, self._updated, self._lost = {}, {}, set()
+        self._updated = {}
+        self._reference = self._holder = Reference(self.ir.graph)
 
     def give_states(self, states: Tensors) -> None:
         """Set buffers that the model writes to, by their names in the checkpoint or by those of the placeholders.
@@ -124,10 +124,7 @@ class IRExecutor:
         """
         states = by_name("states", states, ExecutionError)
         given = given_states(self.ir.graph, states, any_stored=self.writes)
-        if self._engine is not None:
-            self._engine.give_states(given)
-        self._states |= given
-        self._lost -= given.keys()
+        self._holder.give_states(given)
 
     def refuse_without_weights(self, said: str = NOT_LOADED) -> None:
         """
@@ -166,9 +163,9 @@ class IRExecutor:
         """With `own` for the executors of single ops, it is the reference that runs."""
         if not constants:
             self.refuse_without_weights()
-        bound, fed = self._checked(inputs, kwargs, constants)
+        bound = self._stored(constants)
+        fed = checked(self.ir, bound, inputs, kwargs, strict_sizes=self._strict_sizes, dynamic=self._dynamic)
         refuse_unspelled(self._unspelled)
-        self._refuse_lost()
         try:
             outputs = None if own is not None or constants or not self._fits(fed) else self._run_planned(bound, fed)
             if outputs is None:
@@ -186,17 +183,16 @@ class IRExecutor:
         Raises:
             ExecutionError: a run that failed left some of them half written (see `give_states`).
         """
-        self._refuse_lost()
         try:
-            kept = self._engine.states() if self._engine else {}
+            kept = self._holder.states()
         except LostStates as error:
             raise lost(self.ir.graph, error.names) from error
-        others = {**self._updated, **self._states}
-        return {name: tensor.clone() for name, tensor in others.items() if name not in kept} | kept
+        return {**{name: tensor.clone() for name, tensor in self._updated.items()}, **kept}
 
-    def _refuse_lost(self) -> None:
-        if self._lost:
-            raise lost(self.ir.graph, self._lost)
+    @property
+    def writes(self) -> bool:
+        """Whether ops of the IR write to their arguments, as they do without functionalization."""
+        return self._reference.writes
 
     def _fits(self, fed: Tensors) -> bool:
         """Whether the planned runtime may be asked: it wants the very sizes, and the CPU."""
@@ -207,66 +203,27 @@ class IRExecutor:
     def _run_planned(self, bound: Bound, fed: Tensors) -> dict[str, torch.Tensor] | None:
         """None where the runtime says that it cannot run this graph; it is not asked again then."""
         if self._engine is None:
-            self._engine = Planned(self.ir.graph, {**bound.tensors, **self._states})
+            self._engine = Planned(self.ir.graph, bound.tensors)
         try:
-            outputs, self._updated = self._engine.run(fed)
+            outputs, self._updated = self._holding(self._engine).run(fed)
         except Unsupported as error:
-            self._states = {**self._states, **self._engine.states()}  # of runs with other sizes
+            self._holding(self._reference)
             self.not_planned, self._planned, self._engine = str(error), False, None
             return None
         return outputs
 
     def _run_reference(self, bound: Bound, fed: Tensors, constants: Tensors, own: Own) -> dict[str, torch.Tensor]:
-        if self._engine is not None:
-            self._states |= self._engine.states()
-        tensors = {**self._kept(bound, constants), **self._fed(fed)}
-        before = versions(self._states)
-        try:
-            with torch.no_grad():
-                result = run_eager(self.ir.graph, tensors, check=False, own=own)
-        except BaseException:
-            after = versions(self._states)
-            self._lost = {name for name in after if after[name] != before[name]}
-            raise
-        updates = unshared(result.updates, tensors.values())
-        states = {value.name for value in self.ir.graph.with_role(Role.STATE)}
-        self._states |= {name: tensor for name, tensor in updates.items() if name in states}
-        self._updated = {name: tensor for name, tensor in updates.items() if name not in states}
-        if self._engine is not None:
-            self._engine.give_states(self._states)
-        return unshared(result.outputs, [*tensors.values(), *self._states.values(), *self._updated.values()])
-
-    def _checked(
-        self, inputs: Inputs, kwargs: Mapping[str, Any] | None, constants: Tensors
-    ) -> tuple[Bound, dict[str, torch.Tensor]]:
-        """Weights and inputs by name, all of which fit."""
-        bound, fed = self._stored(constants), feed(self.ir, inputs, kwargs)
-        missing, wrong = list(bound.missing), [*fed.problems, *bound.wrong]
-        for value in self._inputs:
-            if value.name in fed.tensors:
-                shape = value.spec.shape if self._strict_sizes else ("any",) * fed.tensors[value.name].dim()
-                wrong.extend(misfit(f"input {value.name!r}", fed.tensors[value.name], value, shape))
-            elif value.name not in fed.explained:
-                missing.append(absent(self.ir.graph, value))
-        if self._dynamic:
-            wrong.extend(wrong_sizes(self.ir.graph, fed.tensors))
-        if not missing and not wrong:
-            wrong.extend(shared_and_written(self.ir.graph, fed.tensors))
-        if missing or wrong:
-            raise ExecutionError("\n".join([*missing, *wrong, *bound.hints]))
-        return bound, fed.tensors
-
-    def _kept(self, bound: Bound, constants: Tensors) -> Tensors:
-        """What is stored, with what earlier runs have made of it; what this call overrides is as the caller has it."""
-        if self.writes:
-            fresh = {name: tensor for name, tensor in bound.tensors.items() if name not in self._states}
-            self._states |= {name: tensor.clone() for name, tensor in fresh.items()}
         mapping = self.ir.weight_name_mapping if constants else {}
-        states = {name: one for name, one in self._states.items() if not {name, mapping.get(name)} & constants.keys()}
-        return {**bound.tensors, **states}
+        given = {name for name in bound.tensors if {name, mapping.get(name)} & constants.keys()}
+        outputs, self._updated = self._holding(self._reference).run(bound.tensors, fed, own, given)
+        return outputs
 
-    def _fed(self, tensors: Tensors) -> Tensors:
-        return {name: tensor.clone() for name, tensor in tensors.items()} if self.writes else tensors
+    def _holding(self, engine: Engine) -> Engine:
+        """`engine`, which is to run next, with the states as they are."""
+        if self._holder is not engine:
+            engine.give_states(self._holder.states())
+            self._holder = engine
+        return engine
 
     def _stored(self, constants: Tensors) -> Bound:
         if constants:

@@ -1,0 +1,44 @@
+"""All that a run needs, held against the IR before anything runs: what is absent or wrong is in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pipeline.torch_ir.errors import ExecutionError
+from pipeline.torch_ir.execute.feed import Inputs, feed
+from pipeline.torch_ir.execute.shared import shared_and_written
+from pipeline.torch_ir.execute.sizes import wrong_sizes
+from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.weights.stored import Bound, absent, misfit
+
+__all__ = ["checked"]
+
+
+def checked(
+    ir: IR, bound: Bound, inputs: Inputs, kwargs: Mapping[str, Any] | None, *, strict_sizes: bool, dynamic: bool
+) -> dict[str, torch.Tensor]:
+    """The inputs by name; `bound` is what is stored. Sizes may be others than the declared ones if not `strict_sizes`;
+    `dynamic`: some have names, and are held to their ranges and guards.
+
+    Raises:
+        ExecutionError: something is missing or does not fit.
+    """
+    fed = feed(ir, inputs, kwargs)
+    missing, wrong = list(bound.missing), [*fed.problems, *bound.wrong]
+    for vid in ir.graph.inputs:
+        value = ir.graph.values[vid]
+        if value.name in fed.tensors:
+            shape = value.spec.shape if strict_sizes else ("any",) * fed.tensors[value.name].dim()
+            wrong.extend(misfit(f"input {value.name!r}", fed.tensors[value.name], value, shape))
+        elif value.name not in fed.explained:
+            missing.append(absent(ir.graph, value))
+    if dynamic:
+        wrong.extend(wrong_sizes(ir.graph, fed.tensors))
+    if not missing and not wrong:
+        wrong.extend(shared_and_written(ir.graph, fed.tensors))
+    if missing or wrong:
+        raise ExecutionError("\n".join([*missing, *wrong, *bound.hints]))
+    return fed.tensors
