@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -13,10 +13,9 @@ from pipeline.importers.from_torch.stamp.assembled import Called, whole_graph
 from pipeline.importers.from_torch.stamp.blocks import blocks_of
 from pipeline.importers.from_torch.stamp.call import Call
 from pipeline.importers.from_torch.stamp.proof import Proof, alike_around, alike_units
-from pipeline.importers.from_torch.stamp.record import Event
 from pipeline.importers.from_torch.stamp.run import TRACED, Run, runs_in
-from pipeline.importers.from_torch.stamp.shorten import shortened
-from pipeline.importers.from_torch.stamp.walk import Unsuited, Walk, walk
+from pipeline.importers.from_torch.stamp.walk import Unsuited, Walk
+from pipeline.importers.from_torch.stamp.walked import Walked, short_of, walked
 from pipeline.ir import Graph
 
 __all__ = ["Ends", "Stamped", "TracedWhole", "stamped"]
@@ -76,7 +75,7 @@ def stamped(
         return alone
     call = Call.of(args, kwargs)
     try:
-        whole = Walked(module, call, walk(module, call, _layers(module, runs)))
+        whole = walked(module, call, runs)
     except Unsuited as reason:
         layers = next((run for run in runs if not run.is_inside), None)
         return TracedWhole(_whole(module, reason), layers)
@@ -127,7 +126,7 @@ class _Stamping:
     def _stamped(self, run: Run, others: Sequence[Run], whole: Walked) -> Stamped:
         run, proof = _alike(run, others, whole.walk)
         others = [one for one in others if one.path not in run.beside]
-        short = _shortened(run, others, whole, proof)
+        short = short_of(run, others, whole, proof)
         within, left = self.first_of(others, short)
         try:
             traced = within.graph if within else _traced(self.trace, short)
@@ -167,72 +166,6 @@ def _is_between(one: Run, run: Run, whole: Walk) -> bool:
         return one.path != run.path and first < ends[1] and last > ends[0]
     except Unsuited:
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class Walked:
-    """A module, its call, and what happened in it."""
-
-    module: nn.Module
-    call: Call
-    walk: Walk
-
-
-def _layers(module: nn.Module, runs: Sequence[Run]) -> dict[str, nn.Module]:
-    paths = [run.layer(unit, offset) for run in runs for unit in range(run.count) for offset in run.offsets]
-    layers = {path: module.get_submodule(path) for path in paths}
-    inside = [child for item in layers.items() for child in _called(*item)]
-    return layers | dict(inside)
-
-
-def _called(path: str, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules in a layer that is a list or a dict, which nobody can call."""
-    if isinstance(layer, nn.ModuleList | nn.ModuleDict):
-        for name, child in layer.named_children():
-            yield f"{path}.{name}", child
-            yield from _called(f"{path}.{name}", child)
-
-
-def _shortened(run: Run, others: Sequence[Run], whole: Walked, proof: Proof) -> Walked:
-    """The first shortened model that does around its layers what the whole one does around all of its own."""
-    parts = [whole.call]
-    if spare := _spare(run, whole, proof):
-        parts.append(whole.call.without(spare))
-    reasons: list[Unsuited] = []
-    for counts in (False, True):
-        for part in parts:
-            try:
-                return _tried(run, others, whole, proof, part, counts)
-            except Unsuited as reason:
-                reasons.append(reason)
-    raise reasons[0]
-
-
-def _tried(run: Run, others: Sequence[Run], whole: Walked, proof: Proof, part: Call, counts: bool) -> Walked:
-    """The layers of `others` are watched too: this model is the whole one of theirs."""
-    try:
-        module = shortened(whole.module, run, counts=counts)
-    except Exception as error:
-        raise Unsuited(f"no copy of it can be made: {type(error).__name__}: {error}") from error
-    try:
-        found = walk(module, part, _layers(module, (replace(run, count=TRACED), *others)))
-    except Unsuited as reason:
-        raise Unsuited(f"with {TRACED * run.period} layers in place of {run.count * run.period} {reason}") from reason
-    alike_around(run, whole.walk, found, proof)
-    return Walked(module, part, found)
-
-
-def _spare(run: Run, whole: Walked, proof: Proof) -> set[int]:
-    """Keys of inputs that only units without a trace read, and that the call can be made without."""
-    later = range(proof.frames[TRACED - 1][1].start, proof.frames[-1][1].stop)
-    events = whole.walk.events
-    inside = _inputs_of(events[later.start : later.stop])
-    around = _inputs_of((*events[: later.start], *events[later.stop :]))
-    return whole.call.spare(whole.module).keys() & (inside - around)
-
-
-def _inputs_of(events: Sequence[Event]) -> set[int]:
-    return {ref[1] for event in events for ref in event.refs if ref[0] == "given"}
 
 
 def _traced(trace: Trace, short: Walked) -> Graph:
