@@ -13,6 +13,7 @@ from types import MappingProxyType
 from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.graph import Graph, KernelSpec, Op, Plain
 from pipeline.lowering.aten import POINTWISE, changed_in_place
+from pipeline.lowering.aten.order import turned
 from pipeline.lowering.emitters import INPLACE, VIEWS
 from pipeline.lowering.kinds import Kind
 
@@ -68,6 +69,8 @@ def _call(op: Op, kernel: KernelSpec) -> KernelCall:
 
 def _inplace(op: Op) -> tuple[int, ...]:
     """What the kernel allows; an op may ask for less (`inplace: ()` for never), but not for more."""
+    if turned(op):  # of square sizes an operand looks like the result, and lies otherwise
+        return ()
     anywhere = tuple(range(len(op.inputs))) if op.kind in POINTWISE else ()
     allowed = anywhere or INPLACE.get(op.kind) or changed_in_place(op)
     asked = op.constraints.get("inplace", allowed)

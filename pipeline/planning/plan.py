@@ -153,9 +153,14 @@ def _slot(value: Value) -> Slot:
 
 
 def _feed_signature(graph: Graph, layouts: Mapping[int, Layout]) -> FeedSignature:
-    """States that are updated stay with who runs the plan, so they come once, and not with each feed."""
+    """States that are updated stay with who runs the plan, so they come once, and not with each feed.
+
+    What nobody reads, nobody has to give, but for inputs.
+    """
     held = {*graph.payloads, *graph.updates} - set(graph.inputs)
-    weightless = [value.vid for value in graph.with_role(*EXTERNAL - {Role.INPUT}) if value.vid not in held]
+    read = {vid for op in graph.ops for vid in op.inputs} | {*graph.outputs, *graph.updates.values()}
+    given = [value.vid for value in graph.with_role(*EXTERNAL - {Role.INPUT})]
+    weightless = [vid for vid in given if vid not in held and vid in read]
     return tuple(
         FeedEntry(graph.values[vid].name, graph.values[vid].spec, layouts[vid].strides if vid in layouts else None)
         for vid in (*graph.inputs, *weightless)

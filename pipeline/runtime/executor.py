@@ -71,6 +71,7 @@ class Executor:
         self.states = States(plan, weights)
         self._fill({**weights, **self.states.tensors})
         self._fill(bind_arena(plan, torch.empty(plan.arena_bytes, dtype=torch.uint8)))
+        self._read = {*plan.outputs, *plan.updates.values(), *(vid for call in plan.calls for vid in call.in_vids)}
         self._steps = [self._step(index) for index, call in enumerate(plan.calls) if not _is_free(plan, call)]
         self._launches: list[Launch] = [_unbound] * len(self._steps)
         inputs = set(plan.inputs)
@@ -236,7 +237,8 @@ class Executor:
         if kind is None or kind not in KERNELS:
             raise InternalError(f"call {index} has kind_id {call.kind_id}, for which this runtime has no kernel")
         attrs = unpack(call.attr_schema, call.attr_blob)
-        attrs |= {"functional": self._functional, "bodies": self._bodies.get(index, ())}
+        unread = [at for at, vid in enumerate(call.out_vids) if vid not in self._read]
+        attrs |= {"functional": self._functional, "bodies": self._bodies.get(index, ()), "unread": unread}
         return Step(index, prepared(kind, attrs), call, attrs)
 
     def _fill(self, bound: Mapping[int, torch.Tensor]) -> None:

@@ -72,9 +72,10 @@ def test_a_cache_is_written_as_torch_writes_it() -> None:
     assert not given.keys.any()
 
 
-def test_norms_in_train_mode_move_their_statistics() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_in_train_mode_move_their_statistics(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    module, x = torch.nn.BatchNorm1d(3).train(), torch.randn(5, 3)
+    module, x = torch.nn.BatchNorm1d(3).train().to(dtype), torch.randn(5, 3).to(dtype)
     program, feed = compiled(module, [x])
     found = next(iter(program.run(feed).values()))
     torch.testing.assert_close(found, module(x))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from pipeline.errors import Unsupported
+from pipeline.lowering import lower, with_kernels
+from pipeline.lowering.aten import in_traced_order
+from pipeline.planning import make_plan
+from pipeline.planning.check import violations
 from pipeline.runtime import compile_graph
 from tests.aten.programs import Calls, graph_of
 
@@ -62,3 +67,15 @@ def test_storage_is_not_a_value(cut: Callable[[torch.Tensor], torch.Tensor]) -> 
     graph = graph_of(Calls([lambda x: cut(x).as_strided((2, 2), (1, 1), 0)]), [torch.randn(4)])
     with pytest.raises(Unsupported, match=r"aten\.as_strided\.default, counts through the memory of .* within another"):
         compile_graph(graph)
+
+
+def test_the_checker_knows_that_an_operand_lies_otherwise() -> None:
+    """Told that the sum may be written over its second operand, as if its axes were not turned, the planner does it."""
+    graph = graph_of(Calls([lambda x, y: (x * 2).t() + (y * 3)]), [torch.randn(4, 4), torch.randn(4, 4)])
+    graph = with_kernels(in_traced_order(graph))
+    calls = lower(graph)
+    (total,) = [call for call in calls if call.out_vids == (graph.ops[-2].outputs[0],)]
+    assert "inplace" not in total.constraints
+    wrong = replace(total, constraints={"inplace": (1,)})
+    plan = make_plan(graph, [wrong if call is total else call for call in calls])
+    assert [found for found in violations(plan) if "may not put 'add as stored'" in found]

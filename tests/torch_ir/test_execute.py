@@ -147,6 +147,15 @@ def test_either_name_of_a_tied_weight_does() -> None:
         assert torch.equal(execute_ir(ir, (ids,), {name: model.embed.weight})[0], model(ids))
 
 
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_weight_that_nobody_reads_need_not_be_there(planned: bool) -> None:
+    model, ids = Tied(), torch.tensor([[1, 4]])
+    model.register_module("unused", torch.nn.Linear(2, 2))
+    executor = IRExecutor(extract_ir(model, (ids,), strict=False), Tied().state_dict(), planned=planned)
+    executor.execute((ids,))
+    assert executor.not_planned == ""
+
+
 @pytest.mark.parametrize("functionalize", [True, False])
 @pytest.mark.parametrize("planned", [True, False])
 def test_states_live_in_the_executor(functionalize: bool, planned: bool) -> None:

@@ -20,7 +20,7 @@ from pipeline.ir.graph import Graph, Op, Role, Value
 from pipeline.ir.spec import TensorSpec
 from pipeline.lowering.aten.shape import as_view
 
-__all__ = ["AS_STRIDED", "ORDERS", "in_traced_order", "memory_order"]
+__all__ = ["AS_STRIDED", "ORDERS", "in_traced_order", "memory_order", "turned"]
 
 AS_STRIDED = "aten.as_strided.default"
 
@@ -49,6 +49,12 @@ def in_traced_order(graph: Graph) -> Graph:
     payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
     facts = Facts(graph.updates, graph.sources, graph.dims, graph.guards)
     return assemble(graph.name, stubs, ops, graph.inputs, graph.outputs, payloads, facts=facts)
+
+
+def turned(op: Op) -> bool:
+    """Whether a result of `op` is stored with its axes in another order."""
+    orders = op.attrs.get(ORDERS, ())
+    return isinstance(orders, tuple) and any(orders)
 
 
 def _of_memory(graph: Graph, op: Op, stubs: list[Stub], ops: list[Op]) -> Op:

@@ -6,9 +6,11 @@ call write, strikes out what the write destroyed, and objects when something rea
 
 from __future__ import annotations
 
+import json
+
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
-from pipeline.lowering import KernelCall, Kind
+from pipeline.lowering import KernelCall, Kind, unpack
 from pipeline.planning.check.places import ARENA, place, rows, strides_of
 from pipeline.planning.check.shown import shows_its_operand
 from pipeline.planning.check.tables import GIVEN, outside, wrong_tables
@@ -140,7 +142,7 @@ class _Memory:
         legal = [call.in_vids[int(position)] for position in positions] if isinstance(positions, tuple) else []
         slots = self.plan.slots
         alike = slots[out].spec == slots[source].spec and strides_of(self.plan, out) == strides_of(self.plan, source)
-        return out == call.out_vids[0] and source in legal and alike
+        return out == call.out_vids[0] and source in legal and alike and not _turns_axes(call)
 
     def _is_in_rows(self, vid: int) -> bool:
         sizes = self.plan.slots[vid].spec.sizes
@@ -152,6 +154,11 @@ class _Memory:
     def _name(self, vid: int) -> str:
         slot = self.plan.slots[vid]
         return f"{slot.name!r} (vid {vid}, {slot.role})"
+
+
+def _turns_axes(call: KernelCall) -> bool:
+    """Whether the kernel writes a result with its axes in another order than the slot: an operand lies otherwise."""
+    return any(json.loads(str(unpack(call.attr_schema, call.attr_blob).get("orders", "[]"))))
 
 
 def _kind(call: KernelCall) -> str:

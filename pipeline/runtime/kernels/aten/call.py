@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,8 @@ class Call:
     """Every argument that was given, by name."""
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    unread: Collection[int] = ()
+    """Results that nobody reads, by number."""
 
 
 Quick = Callable[[Call, Outs], Launch | None]
@@ -47,12 +49,13 @@ class Words:
     """Those with tensors in them."""
     positional: Sequence[str]
     named: Sequence[str]
+    unread: Collection[int]
 
     def call(self, ins: Ins) -> Call:
         """With these tensors."""
         given = {**self.fixed, **{name: argument(item, ins) for name, item in self.tensors.items()}}
         args, kwargs = [given[name] for name in self.positional], {name: given[name] for name in self.named}
-        return Call(self.kind, self.operator, given, args, kwargs)
+        return Call(self.kind, self.operator, given, args, kwargs, self.unread)
 
 
 def read(attrs: Attrs) -> Words:
@@ -72,7 +75,7 @@ def read(attrs: Attrs) -> Words:
             break
         positional.append(parameter.name)
     named = [name for name in items if name not in positional]
-    return Words(attrs["op"], operator, fixed, tensors, positional, named)
+    return Words(attrs["op"], operator, fixed, tensors, positional, named, attrs.get("unread", ()))
 
 
 def _has_tensors(item: Attr) -> bool:
