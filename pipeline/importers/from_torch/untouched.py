@@ -4,50 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeAlias
 
 from torch import nn
 
-from pipeline.importers.from_torch.modules import every_module
+from pipeline.importers.from_torch.modules import STANDARD, every_module
+from pipeline.importers.from_torch.reach import Held, in_reach, same
 from pipeline.importers.from_torch.tables import tables_kept
 
 __all__ = ["untouched"]
 
-Held = dict[str, Any]
+Attributes: TypeAlias = dict[str, Any]
 
 
 @contextmanager
 def untouched(module: nn.Module) -> Iterator[list[nn.Module]]:
     """Afterwards each module in `module`, which are given, has the attributes, parameters, buffers and children that it
-    had, by identity; and tables in reach of them hold the tensors that they held.
+    had, and so has each plain object and container in reach of them, all by identity. Tables of their classes and files
+    hold the tensors that they held.
 
     (torch.export puts back attributes of modules, and not what a forward registers or keeps elsewhere.)
     """
     modules = every_module(module)
-    with tables_kept(modules), _attributes_kept(modules):
+    attributes = list(map(vars, modules))
+    inside = in_reach([_beside(attributes)])  # as one list, so that what stands in the attributes is in there too
+    with tables_kept(modules, inside), _attributes_kept(attributes), _kept(inside):
         yield modules
 
 
+def _beside(attributes: Sequence[Attributes]) -> list[Any]:
+    """What is in attributes that not every module has."""
+    return [held[name] for held in attributes if len(held) > len(STANDARD) for name in held.keys() - STANDARD]
+
+
 @contextmanager
-def _attributes_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
-    held = [part for one in modules for part in _held(one)]
-    before = [part.copy() for part in held]
+def _kept(inside: Sequence[Held]) -> Iterator[None]:
     try:
         yield
     finally:
-        if _differ(held, before):
-            for part, was in zip(held, before, strict=True):
-                if _differ(part, was):
-                    part.clear()
-                    part.update(was)
+        for held in [held for held in inside if held.changed()]:
+            held.put_back()
 
 
-def _held(module: nn.Module) -> tuple[Held, Held, Held, Held]:
-    return vars(module), module._buffers, module._parameters, module._modules
-
-
-def _differ(held: object, was: object) -> bool:
+@contextmanager
+def _attributes_kept(attributes: Sequence[Attributes]) -> Iterator[None]:
+    """As `_kept`, and in one go: a model of experts has 90,000 modules."""
+    parts = [part for held in attributes for part in (held, held["_buffers"], held["_parameters"], held["_modules"])]
+    lengths, names, items = list(map(len, parts)), list(chain.from_iterable(parts)), list(_items(parts))
     try:
-        return held != was  # by identity first: quick, where nothing has changed
-    except Exception:  # tensors, and whatever else has no plain answer
-        return True
+        yield
+    finally:
+        if not (same(chain.from_iterable(parts), names) and same(_items(parts), items)):
+            every_name, every_item = iter(names), iter(items)
+            for part, length in zip(parts, lengths, strict=True):
+                _put_back(part, dict(zip(islice(every_name, length), islice(every_item, length), strict=True)))
+
+
+def _items(parts: Sequence[Attributes]) -> Iterator[Any]:
+    return chain.from_iterable(map(dict.values, parts))
+
+
+def _put_back(part: Attributes, was: Attributes) -> None:
+    if not (same(part, was) and same(part.values(), was.values())):
+        part.clear()
+        part.update(was)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -99,15 +101,23 @@ class Tabled(nn.Module):
 
     of_class: ClassVar[dict[int, torch.Tensor]] = {}
     one: ClassVar[torch.Tensor | None] = None
+    rows: ClassVar[int] = 0
 
     def __init__(self, kept: Callable[[Tabled, int], torch.Tensor]) -> None:
         super().__init__()
         self.linear, self.kept = nn.Linear(4, 4), kept
         self.own: dict[int, torch.Tensor] = {}
         self.beside = Beside()
+        self.held = {"key": Beside(), "list": [(Beside(),)], "deque": deque([Beside()]), "set": {Beside()}}
+        self.held |= {"object": SimpleNamespace(inner=Beside()), "slots": Slotted(), "frozen": Frozen()}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x) * self.kept(self, x.shape[0])
+
+    @staticmethod
+    @functools.cache
+    def of_functools(rows: int) -> torch.Tensor:
+        return cosines(rows)
 
 
 class Beside:
@@ -116,6 +126,17 @@ class Beside:
     def __init__(self) -> None:
         self.table: torch.Tensor | None = None
         self.tables: list[torch.Tensor] = []
+
+
+class Slotted:
+    __slots__ = ("table",)
+
+
+class Frozen:
+    """Its own attributes are set past it."""
+
+    def __setattr__(self, name: str, item: object) -> None:
+        raise AssertionError("may not be called")
 
 
 def cosines(rows: int) -> torch.Tensor:
@@ -129,8 +150,9 @@ def filled(table: dict[int, torch.Tensor], rows: int) -> torch.Tensor:
 
 
 def of_class_by_name(_: Tabled, rows: int) -> torch.Tensor:
-    if Tabled.one is None:
-        Tabled.one = cosines(rows)
+    if rows > Tabled.rows:
+        Tabled.rows, Tabled.one = rows, cosines(rows)
+    assert Tabled.one is not None
     return Tabled.one
 
 
@@ -141,14 +163,27 @@ def beside(layer: Tabled, rows: int) -> torch.Tensor:
     return layer.beside.tables[0]
 
 
-def wrapped(function: Callable[[int], torch.Tensor]) -> Callable[[int], torch.Tensor]:
-    table: dict[int, torch.Tensor] = {}
-    return lambda rows: table[rows] if rows in table else table.setdefault(rows, function(rows))
+def within(find: Callable[[Any], Any]) -> Callable[[Tabled, int], torch.Tensor]:
+    def kept(layer: Tabled, rows: int) -> torch.Tensor:
+        one = find(layer.held)
+        if getattr(one, "table", None) is None:
+            object.__setattr__(one, "table", cosines(rows))
+        return one.table
+
+    return kept
 
 
 OF_FILE: dict[int, torch.Tensor] = {}
-of_closure = wrapped(cosines)
 of_functools = functools.cache(cosines)
+INSIDE: dict[str, Callable[[Any], Any]] = {
+    "value": lambda held: held["key"],
+    "list": lambda held: held["list"][0][0],
+    "deque": lambda held: held["deque"][0],
+    "set": lambda held: next(iter(held["set"])),
+    "inner": lambda held: held["object"].inner,
+    "slots": lambda held: held["slots"],
+    "frozen": lambda held: held["frozen"],
+}
 
 
 @pytest.mark.parametrize("stamp", [False, True])
@@ -160,10 +195,11 @@ of_functools = functools.cache(cosines)
         of_class_by_name,
         lambda _, rows: filled(OF_FILE, rows),
         lambda _, rows: of_functools(rows),
-        lambda _, rows: of_closure(rows),
+        lambda _, rows: Tabled.of_functools(rows),
         beside,
+        *map(within, INSIDE.values()),
     ],
-    ids=["module", "class", "class, by name", "file", "functools", "closure", "object"],
+    ids=["module", "class", "names", "file", "functools", "method", "object", *INSIDE],
 )
 @pytest.mark.filterwarnings("ignore:The tensor attribute", "ignore:Sequential is traced whole")
 def test_a_table_that_is_filled_once(
@@ -171,12 +207,57 @@ def test_a_table_that_is_filled_once(
 ) -> None:
     """torch.export by itself leaves a tensor without numbers in most of these, and so spoils the next run."""
     monkeypatch.setattr(Tabled, "one", None)
+    monkeypatch.setattr(Tabled, "rows", 0)
     model, x = nn.Sequential(*(Tabled(kept) for _ in range(5))), torch.randn(3 + stamp, 4)  # another key each time
     ir = extract_ir(model, (x,), strict=False, stamp=stamp)
     with torch.no_grad():
         expected = model(x)
     assert type(expected) is torch.Tensor
     assert torch.equal(execute_ir(ir, (x,), weights=model.state_dict())[0], expected)
+
+
+class Odd(dict[str, Any]):
+    """Has opinions on all that is done with it."""
+
+    def _refused(self, *_: object) -> Any:
+        raise AssertionError("may not be called")
+
+    __setitem__ = __getitem__ = __iter__ = __eq__ = __len__ = clear = items = copy = _refused
+    __hash__ = None
+
+
+class Noting(nn.Module):
+    """Counts, collects and throws away, in other places than its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.notes: dict[str, Any] = {"gone": 1, "step": 0, "names": ["first"]}
+        self.last, self.order = deque([1, 2], maxlen=2), OrderedDict(a=1, b=2)
+        self.odd, self.seen = Odd(a=1), {1}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.notes["step"] += 1
+        self.notes.pop("gone", None)
+        self.notes["names"].append("next")
+        self.last.append(self.notes["step"])
+        self.order.move_to_end("a")
+        dict.update(self.odd, a=2, b=3)
+        self.seen.add(2)
+        return self.linear(x) + self.notes["step"]
+
+    def told(self) -> str:
+        return str((self.notes, self.last, list(self.order), dict.__repr__(self.odd), self.seen))
+
+
+@pytest.mark.parametrize("stamp", [False, True])
+@pytest.mark.filterwarnings("ignore:Sequential is traced whole")
+def test_numbers_and_names_are_as_before_too(stamp: bool) -> None:
+    model, x = stacked(Noting), torch.randn(3, 4)
+    before = [layer.told() for layer in model]
+    ir = extract_ir(model, (x,), strict=False, stamp=stamp)
+    assert [layer.told() for layer in model] == before
+    assert torch.equal(execute_ir(ir, (x,), weights=model.state_dict())[0], model(x))
 
 
 def test_another_module_of_a_layer_is_another_path() -> None:
