@@ -21,14 +21,25 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from pipeline.importers.from_torch.operators import WHEN_TRAINING, marks_vmap, operator_of
+from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING, marks_vmap, operator_of
 
-__all__ = ["functional", "mutates"]
+__all__ = ["functional", "mutates", "writing", "written"]
 
 
 def mutates(program: ExportedProgram) -> bool:
     """Whether some op, in a body too, writes to one of its arguments."""
-    return any(isinstance(node.target, OpOverload) and writes(node) for node in _calls(program))
+    return any(True for _ in writing(program))
+
+
+def writing(program: ExportedProgram) -> Iterator[Node]:
+    """The calls, in bodies too, that write to one of their arguments."""
+    return (node for node in _calls(program) if isinstance(node.target, OpOverload) and written(node))
+
+
+def written(node: Node) -> frozenset[str]:
+    """The names of the arguments that this call changes."""
+    operator = operator_of(node.target)
+    return RUNNING if operator.kind in WHEN_TRAINING and trains(*node.args[3:6]) else operator.written
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
@@ -71,12 +82,6 @@ def _one_name_each(program: ExportedProgram) -> ExportedProgram:
             module.graph.erase_node(node)
     module.recompile()
     return program._update(module, replace(program.graph_signature, input_specs=kept))
-
-
-def writes(node: Node) -> bool:
-    """Whether this call changes one of its arguments."""
-    operator = operator_of(node.target)
-    return operator.writes or (operator.kind in WHEN_TRAINING and trains(*node.args[3:6]))
 
 
 def trains(mean: object, variance: object, training: object) -> bool:
