@@ -231,6 +231,29 @@ def test_a_saved_program_that_writes_to_shared_memory(tmp_path: Path) -> None:
         convert_exported_program(torch.export.load(tmp_path / "program.pt2"))
 
 
+class Names(nn.Module):
+    """A buffer of two names, which is written to by its second, and a parameter of two names that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.ones(4))
+        self.q = self.p
+        self.register_buffer("a", torch.zeros(4))
+        self.register_buffer("b", self.a)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.get_buffer("b").add_(x) * 1
+
+
+def test_weights_have_the_same_names_whether_functionalized_or_not() -> None:
+    for functionalize in (True, False):
+        ir = extract_ir(Names(), (torch.ones(4),), strict=False, functionalize=functionalize)
+        assert list(ir.weight_name_mapping.values()) == ["p", "a"]
+        executor = IRExecutor(ir, Names().state_dict())
+        assert [executor.execute((torch.ones(4),))[0].max() for _ in range(2)] == [1, 2]
+        assert executor.updates["b_a"].max() == 2
+
+
 def test_all_that_is_wrong_with_inputs_by_name_is_in_one_message() -> None:
     ir = extract_ir(Does(lambda x, y: x + y), (X, X), strict=False)
     first, second = (one.name for one in ir.graph_inputs)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import getitem
@@ -63,25 +62,34 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 
 
 def _one_name_each(program: ExportedProgram) -> ExportedProgram:
-    """`program` without the placeholders of further names of a tensor.
+    """`program` with one placeholder for each stored tensor, that of its first name, whichever is read.
 
     torch.export reads a tensor that the model has under several names by one of them. Functionalizing it trips over the
     others if it is written to (torch 2.13: `expected compiled_fn to be GraphModule`).
     """
-    held = {**program.state_dict, **program.constants}
-    names = Counter(id(tensor) for tensor in held.values())
-    unread = {node.name for node in program.graph.find_nodes(op="placeholder") if not node.users}
-    specs = program.graph_signature.input_specs
-    kept = [spec for spec in specs if not (spec.arg.name in unread and names[id(held.get(spec.target or ""))] > 1)]
-    if len(kept) == len(specs):
+    twins = _twins(program)
+    if not twins:
         return program
     module = copy.deepcopy(program.graph_module)
-    left = {spec.arg.name for spec in kept}
-    for node in module.graph.find_nodes(op="placeholder"):
-        if node.name not in left:
-            module.graph.erase_node(node)
+    nodes = {node.name: node for node in module.graph.find_nodes(op="placeholder")}
+    for name, first in twins.items():
+        nodes[name].replace_all_uses_with(nodes[first])
+        module.graph.erase_node(nodes[name])
     module.recompile()
-    return program._update(module, replace(program.graph_signature, input_specs=kept))
+    specs = [spec for spec in program.graph_signature.input_specs if spec.arg.name not in twins]
+    return program._update(module, replace(program.graph_signature, input_specs=specs))
+
+
+def _twins(program: ExportedProgram) -> dict[str, str]:
+    """{a further placeholder of a stored tensor: the first}."""
+    held = {**program.state_dict, **program.constants}
+    first: dict[int, str] = {}
+    twins: dict[str, str] = {}
+    for spec in program.graph_signature.input_specs:
+        name, tensor = spec.arg.name, held.get(spec.target or "")
+        if isinstance(tensor, torch.Tensor) and first.setdefault(id(tensor), name) != name:
+            twins[name] = first[id(tensor)]
+    return twins
 
 
 def trains(mean: object, variance: object, training: object) -> bool:
