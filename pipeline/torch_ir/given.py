@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from pipeline.errors import UserMistake
+from pipeline.importers.from_torch.modules import every_tensor
 
 __all__ = ["a_module", "a_type", "arguments", "by_name", "mistaken", "path_of"]
 
@@ -20,9 +22,13 @@ def by_name(what: str, given: Any, error: type[UserMistake]) -> Mapping[str, Any
     """Tensors, or arguments, by name; their own types are another question.
 
     Raises:
-        UserMistake: (as `error`) it is no mapping.
+        UserMistake: (as `error`) it is no mapping, or not by name.
     """
     if isinstance(given, Mapping):
+        if other := [key for key in given if not isinstance(key, str)]:
+            raise error(
+                f"{what}: found the key {other[0]!r}, {a_type(other[0])}, expected names, as in {{'x': tensor}}"
+            )
         return given
     hints: dict[Any, str] = {nn.Module: "give what its state_dict() returns"}
     if what == "weights":
@@ -58,9 +64,11 @@ def arguments(what: str, given: Any, error: type[UserMistake]) -> tuple[Any, ...
 def a_module(given: Any, error: type[UserMistake]) -> nn.Module:
     """
     Raises:
-        UserMistake: (as `error`) it is no module.
+        UserMistake: (as `error`) it is no module, or one whose parameters are still to be made.
     """
     if isinstance(given, nn.Module):
+        if any(map(is_lazy, every_tensor(given))):
+            raise _lazy(given, error)
         return given
     hints = {
         type: "make one of this class",
@@ -68,6 +76,15 @@ def a_module(given: Any, error: type[UserMistake]) -> nn.Module:
         Mapping: "weights do not say what is computed",
     }
     raise mistaken("model", given, "a torch.nn.Module", error, hints)
+
+
+def _lazy(model: nn.Module, error: type[UserMistake]) -> UserMistake:
+    named = (*model.named_parameters(), *model.named_buffers())
+    name = next(name for name, tensor in named if is_lazy(tensor))
+    return error(
+        f"model: found {name!r}, which is lazy and has no shape yet, expected tensors with shapes; "
+        "run the model once, which makes them"
+    )
 
 
 def mistaken(

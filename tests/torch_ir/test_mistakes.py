@@ -164,6 +164,40 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
         ExportError,
         f"kwargs: found a list, {NAMED}",
     ),
+    "kwargs by number": (
+        lambda ir: extract_ir(MODEL, (), kwargs={1: X}, strict=False),
+        ExportError,
+        "kwargs: found the key 1, an int, expected names, as in {'x': tensor}",
+    ),
+    "weights by number": (
+        lambda ir: execute_ir(ir, (X,), {1: X}),
+        ExecutionError,
+        "weights: found the key 1, an int, expected names, as in {'x': tensor}",
+    ),
+    "constants of another shape": (
+        lambda ir: execute_ir(ir, (X,), STATE, constants={"mask": X, "linear.bias": X}),
+        ExecutionError,
+        "constant 'linear.bias': found float32[1, 4], expected float32[4]\n"
+        "constant 'mask': found float32[1, 4], expected float32[4]",
+    ),
+    "model: a lazy one": (
+        lambda ir: extract_ir(nn.Sequential(nn.LazyLinear(3)), (X,), strict=False),
+        ExportError,
+        "model: found '0.weight', which is lazy and has no shape yet, expected tensors with shapes; run the model "
+        "once, which makes them",
+    ),
+    "model: a scripted one": (
+        lambda ir: extract_ir(torch.jit.script(nn.Identity()), (X,), strict=False),
+        ExportError,
+        "model: found a RecursiveScriptModule, expected modules of Python, which torch.export can trace; give the "
+        "module that it was scripted or traced from",
+    ),
+    "model: a traced one in it": (
+        lambda ir: extract_ir(nn.Sequential(torch.jit.trace(nn.Identity(), X)), (X,), strict=False),
+        ExportError,
+        "model, in '0': found a TopLevelTracedModule, expected modules of Python, which torch.export can trace; give "
+        "the module that it was scripted or traced from",
+    ),
     "name": (
         lambda ir: extract_ir(MODEL, (X,), model_name=3, strict=False),
         ExportError,
@@ -193,6 +227,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # is deprecated
 @pytest.mark.parametrize("do, error, said", MISTAKES.values(), ids=MISTAKES.keys())
 def test_another_type_than_was_asked_for(
     do: Callable[[IR], object], error: type[UserMistake], said: str, ir: IR

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -158,24 +159,99 @@ def test_a_buffer_with_two_names_that_is_written_to(functionalize: bool) -> None
     assert {name.rpartition(".")[2] for name in updates} >= {"running_mean", "running_var"}
 
 
+class Halves(nn.Module):
+    """`a` and `b` are views of one tensor; `does` gets them and the input."""
+
+    def __init__(self, does: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        held = torch.arange(6.0)
+        self.register_buffer("a", held[:4])
+        self.register_buffer("b", held[2:])
+        self.does = does
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.does(self.get_buffer("a"), self.get_buffer("b"), x)
+
+
+class Flat(nn.Module):
+    """All parameters are views of one vector, which optimizers make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 4), nn.Linear(4, 4)
+        vector = nn.utils.parameters_to_vector(self.parameters()).detach()
+        nn.utils.vector_to_parameters(vector, self.parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embed(x.long()).mul_(2.0))
+
+
+def add_without_grad(to: Tensor, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return to.add_(x)
+
+
 @pytest.mark.parametrize("functionalize", [True, False])
-def test_a_buffer_that_is_written_to_while_another_is_a_view_of_it(functionalize: bool) -> None:
-    class Views(nn.Module):
-        def __init__(self, written: str) -> None:
-            super().__init__()
-            self.register_buffer("a", torch.zeros(4))
-            self.register_buffer("b", self.a[:2])
-            self.register_buffer("c", torch.zeros(4))
-            self.written = written
+@pytest.mark.parametrize(
+    "model",
+    [Halves(lambda a, b, x: (a + 1).mul_(x) + b), Halves(lambda a, b, x: (x * 2).add_(a) + b), Flat()],
+    ids=["of a sum", "read by a write", "flat parameters"],
+)
+def test_what_was_made_of_shared_memory_may_be_written_to(model: nn.Module, functionalize: bool) -> None:
+    x = torch.arange(4.0)
+    ir = extract_ir(model, (x,), strict=False, functionalize=functionalize)
+    assert torch.equal(execute_ir(ir, (x,), model.state_dict())[0], model(x))
 
-        def forward(self, x: Tensor) -> Tensor:
-            self.get_buffer(self.written)[1:].add_(x)
-            return self.get_buffer("b") * 2 + self.get_buffer("a")[2:]
 
-    said = r"node 'add_' \(.*test_odd_models.py:\d+\) writes to memory that 'a' and 'b' share; expected one tensor"
+@pytest.mark.parametrize("functionalize", [True, False])
+@pytest.mark.parametrize(
+    "writes",
+    [
+        lambda a, b, x: a[1:].add_(x[1:]) * b[0],
+        lambda a, b, x: a.chunk(2)[1].add_(x[:2]) * b[:2],
+        lambda a, b, x: torch.einsum("i->i", a).add_(x) * b,
+        lambda a, b, x: add_without_grad(a, x) * b,
+        lambda a, b, x: torch.add(x, 1, out=a) * b,
+    ],
+    ids=["a slice", "a chunk", "a view that no schema tells", "a body", "out"],
+)
+def test_a_buffer_that_is_written_to_while_another_is_a_view_of_it(
+    writes: Callable[[Tensor, Tensor, Tensor], Tensor], functionalize: bool
+) -> None:
+    said = r"node 'add_?' \(.*test_odd_models.py:\d+\) writes to memory that 'a' and 'b' share; expected one tensor"
     with pytest.raises(ConversionError, match=said):
-        extract_ir(Views("a"), (torch.ones(3),), strict=False, functionalize=functionalize)
-    assert extract_ir(Views("c"), (torch.ones(3),), strict=False, functionalize=functionalize).graph.ops
+        extract_ir(Halves(writes), (torch.ones(4),), strict=False, functionalize=functionalize)
+
+
+@pytest.mark.filterwarnings("ignore:No complete tensor found")  # of torch's way to save views
+def test_a_saved_program_that_writes_to_shared_memory(tmp_path: Path) -> None:
+    model = Halves(lambda a, b, x: a.view(2, 2)[1].add_(x[:2]) * b[:2])
+    torch.export.save(torch.export.export(model, (torch.ones(4),), strict=False), tmp_path / "program.pt2")
+    with pytest.raises(ConversionError, match="writes to memory that 'a' and 'b' share"):
+        convert_exported_program(torch.export.load(tmp_path / "program.pt2"))
+
+
+class Names(nn.Module):
+    """A buffer of two names, which is written to by its second, and a parameter of two names that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.ones(4))
+        self.q = self.p
+        self.register_buffer("a", torch.zeros(4))
+        self.register_buffer("b", self.a)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.get_buffer("b").add_(x) * 1
+
+
+def test_weights_have_the_same_names_whether_functionalized_or_not() -> None:
+    for functionalize in (True, False):
+        ir = extract_ir(Names(), (torch.ones(4),), strict=False, functionalize=functionalize)
+        assert list(ir.weight_name_mapping.values()) == ["p", "a"]
+        executor = IRExecutor(ir, Names().state_dict())
+        assert [executor.execute((torch.ones(4),))[0].max() for _ in range(2)] == [1, 2]
+        assert executor.updates["b_a"].max() == 2
 
 
 def test_all_that_is_wrong_with_inputs_by_name_is_in_one_message() -> None:

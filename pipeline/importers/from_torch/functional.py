@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import getitem
@@ -21,14 +20,25 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from pipeline.importers.from_torch.operators import WHEN_TRAINING, marks_vmap, operator_of
+from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING, marks_vmap, operator_of
 
-__all__ = ["functional", "mutates"]
+__all__ = ["functional", "mutates", "writing", "written"]
 
 
 def mutates(program: ExportedProgram) -> bool:
     """Whether some op, in a body too, writes to one of its arguments."""
-    return any(isinstance(node.target, OpOverload) and writes(node) for node in _calls(program))
+    return any(True for _ in writing(program))
+
+
+def writing(program: ExportedProgram) -> Iterator[Node]:
+    """The calls, in bodies too, that write to one of their arguments."""
+    return (node for node in _calls(program) if isinstance(node.target, OpOverload) and written(node))
+
+
+def written(node: Node) -> frozenset[str]:
+    """The names of the arguments that this call changes."""
+    operator = operator_of(node.target)
+    return RUNNING if operator.kind in WHEN_TRAINING and trains(*node.args[3:6]) else operator.written
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
@@ -52,31 +62,34 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 
 
 def _one_name_each(program: ExportedProgram) -> ExportedProgram:
-    """`program` without the placeholders of further names of a tensor.
+    """`program` with one placeholder for each stored tensor, that of its first name, whichever is read.
 
     torch.export reads a tensor that the model has under several names by one of them. Functionalizing it trips over the
     others if it is written to (torch 2.13: `expected compiled_fn to be GraphModule`).
     """
-    held = {**program.state_dict, **program.constants}
-    names = Counter(id(tensor) for tensor in held.values())
-    unread = {node.name for node in program.graph.find_nodes(op="placeholder") if not node.users}
-    specs = program.graph_signature.input_specs
-    kept = [spec for spec in specs if not (spec.arg.name in unread and names[id(held.get(spec.target or ""))] > 1)]
-    if len(kept) == len(specs):
+    twins = _twins(program)
+    if not twins:
         return program
     module = copy.deepcopy(program.graph_module)
-    left = {spec.arg.name for spec in kept}
-    for node in module.graph.find_nodes(op="placeholder"):
-        if node.name not in left:
-            module.graph.erase_node(node)
+    nodes = {node.name: node for node in module.graph.find_nodes(op="placeholder")}
+    for name, first in twins.items():
+        nodes[name].replace_all_uses_with(nodes[first])
+        module.graph.erase_node(nodes[name])
     module.recompile()
-    return program._update(module, replace(program.graph_signature, input_specs=kept))
+    specs = [spec for spec in program.graph_signature.input_specs if spec.arg.name not in twins]
+    return program._update(module, replace(program.graph_signature, input_specs=specs))
 
 
-def writes(node: Node) -> bool:
-    """Whether this call changes one of its arguments."""
-    operator = operator_of(node.target)
-    return operator.writes or (operator.kind in WHEN_TRAINING and trains(*node.args[3:6]))
+def _twins(program: ExportedProgram) -> dict[str, str]:
+    """{a further placeholder of a stored tensor: the first}."""
+    held = {**program.state_dict, **program.constants}
+    first: dict[int, str] = {}
+    twins: dict[str, str] = {}
+    for spec in program.graph_signature.input_specs:
+        name, tensor = spec.arg.name, held.get(spec.target or "")
+        if isinstance(tensor, torch.Tensor) and first.setdefault(id(tensor), name) != name:
+            twins[name] = first[id(tensor)]
+    return twins
 
 
 def trains(mean: object, variance: object, training: object) -> bool:

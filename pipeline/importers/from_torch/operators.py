@@ -11,7 +11,7 @@ from torch._ops import HigherOrderOperator
 from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.names import base_name
 
-__all__ = ["WHEN_TRAINING", "Operator", "marks_vmap", "operator_of"]
+__all__ = ["RUNNING", "WHEN_TRAINING", "Operator", "marks_vmap", "operator_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,10 @@ class Operator:
     """It looks, and makes nothing. What it looks for is settled by the static shapes and dtypes."""
     same: bool = False
     """Its result is its first argument: what it changes is for autograd."""
-    writes: bool = False
-    """It writes to one of its arguments."""
+    written: frozenset[str] = frozenset()
+    """Arguments that it writes to."""
+    viewed: frozenset[str] = frozenset()
+    """Arguments that its results may be views of."""
 
 
 @cache
@@ -47,6 +49,7 @@ def operator_of(target: Any) -> Operator:
         name = target.name()
         return Operator(f"higher_order.{name}", name, HIGHER_ORDER.get(name, ()), frozenset())
     kind = str(target)
+    aliased = [one for one in schema.arguments if one.alias_info is not None]
     return Operator(
         kind,
         base_name(kind),
@@ -54,7 +57,8 @@ def operator_of(target: Any) -> Operator:
         frozenset(one.name for one in schema.arguments if one.has_default_value() and one.default_value is None),
         kind in NOTHING,
         kind in SAME,
-        kind not in SAME and schema.is_mutable,
+        frozenset(one.name for one in aliased if one.alias_info.is_write and kind not in SAME),
+        frozenset(one.name for one in aliased if any(result.alias_info is not None for result in schema.returns)),
     )
 
 
@@ -97,3 +101,5 @@ SAME = frozenset({"aten.detach_.default", "aten.lift_fresh.default"})
 
 WHEN_TRAINING = frozenset({"aten.batch_norm.default", "aten.instance_norm.default"})
 """They write to their running statistics when they train, which their schema does not say."""
+
+RUNNING = frozenset({"running_mean", "running_var"})

@@ -11,10 +11,11 @@ from torch.export import ExportedProgram
 
 from pipeline.export.apart import apart
 from pipeline.export.caches import register_caches
+from pipeline.importers.from_torch.modules import every_module, every_path
 from pipeline.importers.from_torch.untouched import untouched
 from pipeline.torch_ir.errors import ExportError
 from pipeline.torch_ir.extract.meta import validate_inputs_dense, validate_inputs_meta, validate_meta_device
-from pipeline.torch_ir.given import a_module, arguments, by_name
+from pipeline.torch_ir.given import a_module, arguments, by_name, mistaken
 
 __all__ = ["arguments_of", "export_model", "exported"]
 
@@ -62,9 +63,10 @@ def arguments_of(
     With `strict` they and the model have to be on meta.
 
     Raises:
-        ExportError: they are no arguments, or not dense, or not on meta.
+        ExportError: they are no arguments, or not dense, or not on meta; or the model is no module of Python.
     """
-    register_caches(a_module(model, ExportError))
+    _refuse_scripted(a_module(model, ExportError))
+    register_caches(model)
     args = arguments("example_inputs", example_inputs, ExportError)
     given = (args, {} if kwargs is None else dict(by_name("kwargs", kwargs, ExportError)))
     validate_inputs_dense(given)
@@ -72,3 +74,17 @@ def arguments_of(
         validate_meta_device(model)
         validate_inputs_meta(given)
     return apart(model, given)
+
+
+def _refuse_scripted(model: nn.Module) -> None:
+    """
+    Raises:
+        ExportError: `model`, or a module in it, is one of TorchScript, which torch.export does not read.
+    """
+    scripted = next((one for one in every_module(model) if isinstance(one, torch.jit.ScriptModule)), None)
+    if scripted is None:
+        return
+    path = next(path for path, one in every_path(model) if one is scripted)
+    hints = {torch.jit.ScriptModule: "give the module that it was scripted or traced from"}
+    what = f"model, in {path!r}" if path else "model"
+    raise mistaken(what, scripted, "modules of Python, which torch.export can trace", ExportError, hints)

@@ -62,7 +62,8 @@ def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
             lacking.append(value)
         elif tensor is not ABSENT:
             bound.tensors[value.name] = tensor
-            wrong = [*misfit(f"{_kind(value)} {key_of(graph, value)!r}", tensor, value, value.spec.shape)]
+            kind = "constant" if any(name in constants for name in names) else _kind(value)
+            wrong = [*misfit(f"{kind} {key_of(graph, value)!r}", tensor, value, value.spec.shape)]
             bound.wrong.extend(wrong or _other_twins(names, weights))
     bound.wrong.extend(_unknown(graph, constants))
     bound.missing.extend(absent(graph, value) for value in lacking)
