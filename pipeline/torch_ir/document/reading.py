@@ -40,15 +40,17 @@ Data = Mapping[str, Any]
 def read_graph(data: Data, constants: Mapping[str, torch.Tensor]) -> Graph:
     """The Graph of an IR as `document` writes it; `constants` are its values by checkpoint name.
 
+    The calls of a traced model, which has a signature, are whole; nodes that were put together by hand may be only a
+    picture, whose calls lack arguments.
+
     Raises:
         SerializationError: the data is no IR, or names a tensor that nothing makes; the message says where.
     """
     with refused():
-        return _read(data, constants)
+        return _read(data, constants, Reader("signature" in data))
 
 
-def _read(data: Data, constants: Mapping[str, torch.Tensor]) -> Graph:
-    reader = Reader()
+def _read(data: Data, constants: Mapping[str, torch.Tensor], reader: Reader) -> Graph:
     with _placed(reader):
         reader.meet_dims(data)
         reader.weights(data)
@@ -79,7 +81,8 @@ def _placed(reader: Reader) -> Iterator[None]:
 class Reader:
     """Values and ops as they are read; `where` says how far it came."""
 
-    def __init__(self, dims: frozenset[str] = frozenset()) -> None:
+    def __init__(self, whole: bool, dims: frozenset[str] = frozenset()) -> None:
+        self.whole = whole
         self.where = "the top level"
         self.dims = dims
         """The names that a shape may speak of."""
@@ -196,17 +199,17 @@ class Reader:
         kind, attrs = node["op_type"], mapping(node, "attrs")
         call = read_call(kind, inputs, node)
         if "call" not in node:
-            return held_call(kind, inputs, call, attrs)
+            return held_call(kind, inputs, call, attrs, self.whole)
         for name, item in call.items():
             self._known(name, tuple(part.expression for part in parts(item) if type(part) is Size))
-        return held_call(kind, inputs, call, call)
+        return held_call(kind, inputs, call, call, self.whole)
 
     def _bodies(self, node: Data, results: int) -> tuple[Graph, ...]:
         found: list[Graph] = []
         at = self.where
         for index, body in enumerate(rows(node, "bodies")):
             self.where = f"{at}.bodies[{index}]"
-            reader = Reader(self.dims)
+            reader = Reader(self.whole, self.dims)
             with _placed(reader):
                 found.append(reader.body(body))
                 if node["op_type"] == COND and len(found[-1].outputs) != results:

@@ -32,13 +32,14 @@ class Slot:
         return type(item) in self.alone or object in self.alone
 
 
-def held_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str]) -> dict[str, Attr]:
+def held_call(
+    kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str], whole: bool
+) -> dict[str, Attr]:
     """The call `attrs` of `kind` on so many `inputs`; the file has the arguments `written` for it.
 
-    An argument that may be None, and is not there, is None: pytorch-ir leaves it out.
-
     Raises:
-        Unexpected: an argument is unknown, missing or of another type, or a tensor is none of them.
+        Unexpected: an argument is unknown or of another type; or, of a call that is `whole`, one is missing, or a
+            tensor is none of them.
     """
     slots = _slots(kind)
     if not slots:
@@ -49,8 +50,10 @@ def held_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collec
     for name, item in attrs.items():
         if not slots[name].takes(item):
             raise Unexpected(f"{kind}: {name}: found {_shown(item)}, expected {slots[name].argument.type}")
-    _refuse_tensors_left_over(kind, inputs, attrs)
-    return {**attrs, **_absent(kind, attrs, slots)}
+    if whole:
+        _refuse_tensors_left_over(kind, inputs, attrs)
+        _refuse_missing(kind, attrs, slots)
+    return dict(attrs)
 
 
 def _refuse_tensors_left_over(kind: str, inputs: int, attrs: Mapping[str, Attr]) -> None:
@@ -64,20 +67,11 @@ def _refuse_tensors_left_over(kind: str, inputs: int, attrs: Mapping[str, Attr])
         raise Unexpected(f"{kind}: found {inputs} inputs, expected {len(used)}, as many as its arguments take")
 
 
-def _absent(kind: str, attrs: Mapping[str, Attr], slots: Mapping[str, Slot]) -> dict[str, Attr]:
-    """None for each required argument that may be None, and is not there.
-
-    Tensors are taken in order, so where another such argument has one, nobody knows whose it is.
-    """
-    missing = [slot for name, slot in slots.items() if slot.argument.required and name not in attrs]
-    if not missing:
-        return {}
-    maybe = [slot for slot in slots.values() if slot.argument.required and type(None) in slot.alone]
-    guessed = any(type(attrs.get(slot.argument.name)) is Use for slot in maybe)
-    if guessed or not all(slot in maybe for slot in missing):
-        names = ", ".join(slot.argument.name for slot in missing)
+def _refuse_missing(kind: str, attrs: Mapping[str, Attr], slots: Mapping[str, Slot]) -> None:
+    missing = [name for name, slot in slots.items() if slot.argument.required and name not in attrs]
+    if missing:
+        names = ", ".join(missing)
         raise Unexpected(f"{kind}: found no {names}, expected each argument that has no default, None too")
-    return {slot.argument.name: None for slot in missing}
 
 
 def _slots(kind: str) -> Mapping[str, Slot]:
