@@ -21,7 +21,7 @@ from pipeline.ir.json_attr import read_attr, write_attr
 from pipeline.torch_ir.words import KINDS as KINDS_OF_WORDS
 from pipeline.torch_ir.words import word
 
-__all__ = ["read_call", "resolve", "spelled", "write_call"]
+__all__ = ["MASKS", "SIZES", "Argument", "arguments", "read_call", "resolve", "spelled", "write_call"]
 
 SIZES, MASKS = "_tensor_list_sizes", "_tensor_list_none_masks"
 
@@ -32,6 +32,9 @@ class Argument:
 
     name: str
     kind: str
+    type: str
+    """As torch writes it: `Optional[List[int]]`."""
+    required: bool
 
 
 def write_call(op: Op) -> dict[str, Any]:
@@ -75,6 +78,20 @@ def resolve(kind: str) -> Any:
         return None
 
 
+def arguments(kind: str) -> tuple[Argument, ...]:
+    """Those that the operator's schema has; none where torch has no such operator."""
+    try:
+        return _arguments(kind)
+    except LookupError:
+        return ()
+
+
+@cache
+def _arguments(kind: str) -> tuple[Argument, ...]:
+    found = ((one, str(one.real_type)) for one in _resolved(kind)._schema.arguments)
+    return tuple(Argument(one.name, _kind(type), type, not one.has_default_value()) for one, type in found)
+
+
 @cache
 def _resolved(kind: str) -> Any:
     """An operator that is not there may come with a module that is imported later: an error is not kept by `cache`."""
@@ -114,7 +131,7 @@ def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
     places = iter(range(inputs))
     sizes, masks = iter(attrs.get(SIZES, ())), iter(attrs.get(MASKS, ()))
     found: dict[str, Attr] = {}
-    for argument in _arguments(kind):
+    for argument in arguments(kind):
         if argument.name in attrs:
             found[argument.name] = _typed(argument.kind, attrs[argument.name])
         elif argument.kind == "tensors" and SIZES in attrs:
@@ -137,21 +154,15 @@ def _listed(places: Iterator[int], count: int, mask: Sequence[bool] | None) -> t
 def _typed(kind: str, item: Any) -> Attr:
     if isinstance(item, list):
         return tuple(_typed(kind, part) for part in item)
-    return word(kind, item) if kind in KINDS_OF_WORDS and isinstance(item, str) else item
+    if kind in KINDS_OF_WORDS and isinstance(item, str | KINDS_OF_WORDS[kind]):
+        return word(kind, str(item))
+    return item
 
 
 def _known(item: Attr) -> Attr:
     if type(item) is Word and item.kind in KINDS_OF_WORDS:
         word(item.kind, item.name)
     return item
-
-
-@cache
-def _arguments(kind: str) -> tuple[Argument, ...]:
-    operator = resolve(kind)
-    if operator is None:
-        return ()
-    return tuple(Argument(one.name, _kind(str(one.real_type))) for one in operator._schema.arguments)
 
 
 def _kind(schema_type: str) -> str:

@@ -78,10 +78,10 @@ def test_what_is_no_file_of_an_ir(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
-    "nodes": (("nodes",), None, "the top level: nodes: found null, expected a list$"),
-    "a node": (("nodes", 0), 5, r"the top level: nodes\[0\]: found 5, expected an object$"),
-    "op_type": (("nodes", 1, "op_type"), 3, r"nodes\[1\]: op_type: found 3, expected a string$"),
-    "attrs": (("nodes", 0, "attrs"), [1], r"nodes\[0\]: attrs: found \[1\], expected an object$"),
+    "nodes": (("nodes",), None, "the top level: nodes: found null, expected a list; save the IR again$"),
+    "a node": (("nodes", 0), 5, r"the top level: nodes\[0\]: found 5, expected an object; save the IR again$"),
+    "op_type": (("nodes", 1, "op_type"), 3, r"nodes\[1\]: op_type: found 3, expected a string; save the IR again$"),
+    "attrs": (("nodes", 0, "attrs"), [1], r"nodes\[0\]: attrs: found \[1\], expected an object; save the IR again$"),
     "dtype": (("graph_inputs", 0, "dtype"), "float33", r"graph_inputs\[0\]: unknown dtype 'float33'; known: "),
     "letters": (
         ("graph_inputs", 0, "shape"),
@@ -125,6 +125,51 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "call": (("nodes", 0, "call"), {"dtype": {"word": ["dtype", "float33"]}}, "torch has no dtype 'float33'"),
     "device of a tensor": (("weights", 0, "device"), "warp", r"weights\[0\]: torch has no device 'warp'"),
     "dim": (("graph_inputs", 0, "shape"), ["n n", 4], r"graph_inputs\[0\]: shape: 'n n' is no expression"),
+    "a dim that is not there": (
+        ("nodes", 0, "outputs", 0, "shape"),
+        ["2*n", 4],
+        r"nodes\[0\]: shape: found '2\*n' of the dim 'n', expected only numbers, as there are no dims; save",
+    ),
+    "a size of 100 bits": (("nodes", 0, "outputs", 0, "shape"), [1, 2**100], r"nodes\[0\]: shape: found \[1, 12676506"),
+    "a stride of no dim": (
+        ("nodes", 0, "outputs", 0, "strides"),
+        ["n", 1],
+        r"nodes\[0\]: strides: found 'n' of the dim",
+    ),
+    "line": (("nodes", 0, "line"), [1], r"nodes\[0\]: line: found \[1\], expected a string"),
+    "no inputs": (("nodes", 1, "inputs"), [], r"nodes\[1\]: aten.mul.Tensor: found no self, other, expected each"),
+    "an argument twice": (("nodes", 1, "attrs"), {"other": 2}, r"mul.Tensor: found 2 inputs, expected 1, as many as"),
+    "an argument of no type": (
+        ("nodes", 1, "attrs"),
+        {"other": "p_w"},
+        r"nodes\[1\]: aten.mul.Tensor: other: found 'p_w', expected Tensor; save the IR again",
+    ),
+    "an unknown argument": (
+        ("nodes", 1, "attrs"),
+        {"zzz": 3},
+        r"nodes\[1\]: aten.mul.Tensor: found the argument 'zzz', expected only self, other; save",
+    ),
+    "an unknown argument of a call": (
+        ("nodes", 1, "call"),
+        {"zzz": {"int": 3}},
+        r"mul.Tensor: found the argument 'zzz'",
+    ),
+    "a size of no dim": (
+        ("nodes", 1, "call"),
+        {"other": {"size": "n"}},
+        r"nodes\[1\]: other: found 'n' of the dim 'n'",
+    ),
+    "a body": (
+        ("nodes", 1),
+        {
+            "name": "mul",
+            "op_type": "higher_order.cond",
+            "inputs": [],
+            "outputs": [{"name": "mul", "shape": [1, 4], "dtype": "float32"}],
+            "bodies": [{"name": "yes", "inputs": [], "outputs": [], "nodes": []}],
+        },
+        r"nodes\[1\].bodies\[0\]: outputs: found 0, expected 1, as its node has; save the IR again",
+    ),
     "signature": (("signature",), "x", "signature: found 'x', expected an object; save the IR again"),
     "kind": (("signature", "inputs", "kind"), 3, "signature.inputs.kind: found 3, expected a string"),
     "no call": (("signature", "inputs"), 0, "signature.inputs: found 0, expected a tuple of the positional arguments"),
@@ -158,6 +203,24 @@ def test_what_is_wrong_in_a_file_is_said_with_its_place(path: tuple[str | int, .
     part[path[-1]] = item
     with pytest.raises(SerializationError, match=f"IR JSON: .*{said}"):
         assert IR.from_dict(data).graph
+
+
+@pytest.mark.parametrize(
+    "written, said",
+    [
+        ({"dtype": 7, "data": [1]}, "dtype: found 7, expected a string"),
+        ({"dtype": "float33", "data": [1]}, "unknown dtype 'float33'; known: "),
+        ({"dtype": "float32", "shape": [2], "bytes": ""}, r"found 0 bytes, expected 8 of float32\[2\]"),
+        ({"dtype": "float32", "shape": [2], "bytes": "00" * 9}, r"found 9 bytes, expected 8 of float32\[2\]"),
+        ({"dtype": "float32", "shape": [-1], "bytes": "00" * 4}, r"shape: found \[-1\], expected a list of sizes"),
+        ({"dtype": "float32", "bytes": "00" * 4}, "it has no 'shape'"),
+        ({"dtype": "int64", "data": [10**30]}, "Overflow"),
+    ],
+)
+def test_a_damaged_constant(written: dict[str, Any], said: str) -> None:
+    data = extract_ir(MaskedLinear(), (torch.ones(1, 4),), strict=False).to_dict()
+    with pytest.raises(SerializationError, match=f"constant 'mask' cannot be read: {said}.*; save the IR again$"):
+        IR.from_dict(data | {"constants": {"mask": written}})
 
 
 def test_the_head_of_a_file_is_refused_before_anybody_asks_for_its_graph() -> None:

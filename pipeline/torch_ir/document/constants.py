@@ -20,6 +20,7 @@ import torch
 from pipeline.importers.from_torch.payload import holds_values
 from pipeline.ir.spec import DTYPE_BITS
 from pipeline.runtime.memory import resolved
+from pipeline.torch_ir.document.expected import Unexpected, as_expected, is_text, text, whole_shape
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.given import a_type
 
@@ -73,23 +74,41 @@ def read_constant(key: str, data: Mapping[str, Any], files: Mapping[str, Mapping
         SerializationError: a dtype that torch has not, a file that lacks the constant, or data of another size.
     """
     try:
-        name = data["dtype"].removeprefix("torch.")
+        name = text(data, "dtype").removeprefix("torch.")
         if name not in DTYPE_BITS:
-            raise ValueError(f"unknown dtype {name!r}; known: {', '.join(DTYPE_BITS)}")
-        dtype = getattr(torch, name)
-        if "file" in data:
-            tensor = files[data["file"]][data["key"]].view(dtype).view(data["shape"])
-        elif "bytes" in data:
-            raw = torch.frombuffer(bytearray.fromhex(data["bytes"]), dtype=torch.uint8) if data["bytes"] else None
-            tensor = torch.empty(data["shape"], dtype=dtype) if raw is None else raw.view(dtype).view(data["shape"])
-        else:
-            tensor = torch.tensor(data["data"], dtype=dtype)
-            tensor = tensor.view(data["shape"]) if "shape" in data else tensor
+            raise Unexpected(f"unknown dtype {name!r}; known: {', '.join(DTYPE_BITS)}")
+        tensor = _values(data, getattr(torch, name), files)
         if "view" in data:
             return tensor.as_strided(data["view"], data["strides"])
         return _strided(tensor, data.get("strides"))
-    except (KeyError, ValueError, TypeError, RuntimeError) as error:
-        raise SerializationError(f"constant {key!r} cannot be read: {error}; save the IR again") from error
+    except (KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise SerializationError(f"constant {key!r} cannot be read: {what}; save the IR again") from error
+
+
+def _values(
+    data: Mapping[str, Any], dtype: torch.dtype, files: Mapping[str, Mapping[str, torch.Tensor]]
+) -> torch.Tensor:
+    if "file" in data:
+        return _of_bytes(files[data["file"]][data["key"]], dtype, data)
+    if "bytes" in data:
+        content = bytearray.fromhex(as_expected(data["bytes"], "bytes", "a string of hexadecimal digits", is_text))
+        raw = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+        return _of_bytes(raw, dtype, data)
+    tensor = torch.tensor(data["data"], dtype=dtype)
+    return tensor.view(whole_shape(data)) if "shape" in data else tensor
+
+
+def _of_bytes(raw: torch.Tensor, dtype: torch.dtype, data: Mapping[str, Any]) -> torch.Tensor:
+    """
+    Raises:
+        Unexpected: there are more or fewer bytes than the shape says.
+    """
+    shape = whole_shape(data)
+    expected = math.prod(shape) * dtype.itemsize
+    if raw.nbytes != expected:
+        raise Unexpected(f"found {raw.nbytes} bytes, expected {expected} of {data['dtype']}{list(shape)}")
+    return raw.view(dtype).view(shape)
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:

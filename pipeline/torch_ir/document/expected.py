@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+from pipeline.torch_ir.errors import SerializationError
 
 __all__ = [
     "Unexpected",
+    "are_names",
     "as_expected",
     "is_list",
     "is_object",
     "is_text",
     "is_whole",
     "mapping",
+    "refused",
     "rows",
     "shape_of",
     "strides_of",
     "text",
+    "whole_shape",
 ]
 
 
@@ -24,8 +30,22 @@ class Unexpected(ValueError):
     """Something else than belongs there; the message says what was found, and what was expected."""
 
 
-def text(data: Mapping[str, Any], key: str) -> str:
-    found = data[key]
+@contextmanager
+def refused() -> Iterator[None]:
+    """What is Unexpected inside is a SerializationError."""
+    try:
+        yield
+    except Unexpected as error:
+        raise SerializationError(f"IR JSON: {error}; save the IR again") from error
+
+
+def text(data: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    """A string; where there is none, the `default`.
+
+    Raises:
+        KeyError: there is none, and no default.
+    """
+    found = data[key] if default is None else data.get(key, default)
     return found if type(found) is str else as_expected(found, key, "a string", is_text)
 
 
@@ -45,6 +65,12 @@ def mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def shape_of(tensor: Mapping[str, Any]) -> tuple[int | str, ...]:
     return tuple(as_expected(tensor["shape"], "shape", SIZES, _is_sizes))
+
+
+def whole_shape(data: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of a tensor that is at hand, so without names."""
+    what = "a list of sizes, each a whole number of 0 or more"
+    return tuple(as_expected(data["shape"], "shape", what, lambda item: is_list(item) and all(map(is_whole, item))))
 
 
 def strides_of(tensor: Mapping[str, Any]) -> tuple[int | str, ...] | None:
@@ -75,6 +101,10 @@ def is_object(item: Any) -> bool:
     return isinstance(item, Mapping)
 
 
+def are_names(item: Any) -> bool:
+    return is_list(item) and all(map(is_text, item))
+
+
 def is_list(item: Any) -> bool:
     return type(item) is list or type(item) is tuple
 
@@ -83,14 +113,17 @@ def _is_sizes(item: Any) -> bool:
     if not is_list(item):
         return False
     for size in item:  # noqa: SIM110  all() takes twice as long, and a model has many shapes
-        if type(size) is not str and (type(size) is not int or size < 0):
+        if type(size) is not str and (type(size) is not int or not 0 <= size < LIMIT):
             return False
     return True
 
 
 def is_whole(item: Any) -> bool:
-    return type(item) is int and item >= 0
+    return type(item) is int and 0 <= item < LIMIT
 
+
+LIMIT = 2**63
+"""torch's sizes have 64 bits."""
 
 SIZE = "a whole number of 0 or more, or a name"
 SIZES = f"a list of sizes, each {SIZE}"

@@ -5,13 +5,12 @@ It is little, so it is read as soon as a file is loaded; tensors and nodes wait 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.torch_ir.document.dims import read_dims
-from pipeline.torch_ir.document.expected import Unexpected, as_expected, is_list, is_object, is_text, mapping
+from pipeline.torch_ir.document.expected import are_names, as_expected, is_object, is_text, mapping, refused
 from pipeline.torch_ir.document.signature import read_trees
 from pipeline.torch_ir.document.writing import FORMAT_VERSION
 from pipeline.torch_ir.errors import SerializationError
@@ -35,11 +34,11 @@ def read_head(data: Mapping[str, Any]) -> Head:
     Raises:
         SerializationError: the data is no IR, or of a later format, or its signature, dims or guards are none.
     """
-    with _told():
+    with refused():
         as_expected(data, "the top level", "an object", is_object)
         _refuse_other_formats(data)
         read_dims(data)  # the Graph takes them, when it is asked for
-        unsaved = as_expected(data.get("unsaved") or (), "unsaved", "a list of names of buffers", _are_names)
+        unsaved = as_expected(data.get("unsaved") or (), "unsaved", "a list of names of buffers", are_names)
         return Head(_text(data, "model_name"), _text(data, "pytorch_version"), read_trees(data), frozenset(unsaved))
 
 
@@ -49,19 +48,11 @@ def constants_in(data: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     Raises:
         SerializationError: it is no object of objects.
     """
-    with _told():
+    with refused():
         found = mapping(data, "constants")
         for name, one in found.items():
             as_expected(one, f"constants: {name}", "an object of data and dtype", is_object)
         return found
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    try:
-        yield
-    except Unexpected as error:
-        raise SerializationError(f"IR JSON: {error}; save the IR again") from error
 
 
 def _refuse_other_formats(data: Mapping[str, Any]) -> None:
@@ -78,7 +69,3 @@ def _refuse_other_formats(data: Mapping[str, Any]) -> None:
 
 def _text(data: Mapping[str, Any], key: str) -> str:
     return as_expected(data.get(key, ""), key, "a string", is_text)
-
-
-def _are_names(item: Any) -> bool:
-    return is_list(item) and all(map(is_text, item))

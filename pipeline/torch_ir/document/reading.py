@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from pipeline.importers.from_torch.payload import TensorPayload
-from pipeline.ir import Graph, Op, Payload, Role, TensorSpec
+from pipeline.ir import Attr, Dim, Graph, Op, Payload, Role, Size, TensorSpec
 from pipeline.ir.assemble import Facts, Stub, assemble
+from pipeline.ir.attr import parts
 from pipeline.torch_ir.call import read_call
 from pipeline.torch_ir.document.constants import read_constant
 from pipeline.torch_ir.document.dims import dims_in, read_dims
-from pipeline.torch_ir.document.expected import Unexpected, mapping, rows, shape_of, strides_of, text
-from pipeline.torch_ir.errors import SerializationError
+from pipeline.torch_ir.document.expected import (
+    Unexpected,
+    are_names,
+    as_expected,
+    mapping,
+    refused,
+    rows,
+    shape_of,
+    strides_of,
+    text,
+)
+from pipeline.torch_ir.document.schema import held_call
 from pipeline.torch_ir.words import word
 
 __all__ = ["read_graph"]
 
 GETITEM = "<built-in function getitem>"
+COND = "higher_order.cond"
 
 Data = Mapping[str, Any]
 
@@ -27,11 +40,19 @@ Data = Mapping[str, Any]
 def read_graph(data: Data, constants: Mapping[str, torch.Tensor]) -> Graph:
     """The Graph of an IR as `document` writes it; `constants` are its values by checkpoint name.
 
+    The calls of a traced model, which has a signature, are whole; nodes that were put together by hand may be only a
+    picture, whose calls lack arguments.
+
     Raises:
         SerializationError: the data is no IR, or names a tensor that nothing makes; the message says where.
     """
-    reader = Reader()
-    try:
+    with refused():
+        return _read(data, constants, Reader("signature" in data))
+
+
+def _read(data: Data, constants: Mapping[str, torch.Tensor], reader: Reader) -> Graph:
+    with _placed(reader):
+        reader.meet_dims(data)
         reader.weights(data)
         inputs = [reader.declare(one, Role.INPUT) for one in reader.each(data, "graph_inputs")]
         reader.nodes(data)
@@ -43,18 +64,28 @@ def read_graph(data: Data, constants: Mapping[str, torch.Tensor]) -> Graph:
         }
         facts = reader.facts(data)
         return assemble(data.get("model_name", ""), reader.stubs, reader.ops, inputs, outputs, payloads, facts=facts)
+
+
+@contextmanager
+def _placed(reader: Reader) -> Iterator[None]:
+    """What is wrong inside is Unexpected, with its place."""
+    try:
+        yield
     except Unexpected as error:
-        raise SerializationError(f"IR JSON: {reader.where}: {error}") from error
+        raise Unexpected(f"{reader.where}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise SerializationError(f"IR JSON: {reader.where}: {what}; expected what IR.save writes") from error
+        raise Unexpected(f"{reader.where}: {what}; expected what IR.save writes") from error
 
 
 class Reader:
     """Values and ops as they are read; `where` says how far it came."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: bool, dims: frozenset[str] = frozenset()) -> None:
+        self.whole = whole
         self.where = "the top level"
+        self.dims = dims
+        """The names that a shape may speak of."""
         self.stubs: list[Stub] = []
         self.ops: list[Op] = []
         self.sources: dict[int, tuple[str, ...]] = {}
@@ -70,6 +101,16 @@ class Reader:
         for index, one in enumerate(rows(data, key)):
             self.where = f"{key}[{index}]"
             yield one
+
+    def meet_dims(self, data: Data) -> None:
+        """Names may have a range, or only stand in the shape of an input, which gives them a size."""
+        named = [
+            dims_in(dim, "shape")
+            for one in self.each(data, "graph_inputs")
+            for dim in shape_of(one)
+            if isinstance(dim, str)
+        ]
+        self.dims = frozenset(mapping(data, "dims")).union(*named)
 
     def weights(self, data: Data) -> None:
         """Weights are used by the names of their placeholders; where there is no mapping, by their own."""
@@ -91,10 +132,28 @@ class Reader:
         look = (shape_of(tensor), text(tensor, "dtype").removeprefix("torch."), tensor.get("device", "cpu"))
         spec = self._specs.get(look)
         if spec is None:
-            spec = self._specs[look] = _spec(*look)
-        self.stubs.append(Stub(name, spec, role, strides_of(tensor)))
+            spec = self._specs[look] = self._spec(*look)
+        strides = strides_of(tensor)
+        if strides is not None:
+            self._known("strides", strides)
+        self.stubs.append(Stub(name, spec, role, strides))
         self._vids[name] = vid = len(self.stubs) - 1
         return vid
+
+    def _spec(self, shape: tuple[Dim, ...], dtype: str, device: str) -> TensorSpec:
+        self._known("shape", shape)
+        word("device", device)
+        return TensorSpec(shape, dtype, device)
+
+    def _known(self, where: str, sizes: tuple[Dim, ...]) -> None:
+        """
+        Raises:
+            Unexpected: one speaks of a dim that is not there, or is no expression.
+        """
+        for size in sizes:
+            if isinstance(size, str) and (unknown := dims_in(size, where) - self.dims):
+                known = f"one of {', '.join(sorted(self.dims))}" if self.dims else "only numbers, as there are no dims"
+                raise Unexpected(f"{where}: found {size!r} of the dim {min(unknown)!r}, expected {known}")
 
     def vid(self, name: str) -> int:
         if name not in self._vids:
@@ -118,7 +177,6 @@ class Reader:
                 self._node(node)
 
     def _node(self, node: Data) -> None:
-        mapping(node, "attrs")
         inputs = tuple(self.used(one) for one in rows(node, "inputs"))
         outputs = tuple(self.declare(one, Role.TMP) for one in rows(node, "outputs"))
         if len(outputs) > 1:
@@ -129,13 +187,35 @@ class Reader:
                 kind=node["op_type"],
                 inputs=inputs,
                 outputs=outputs,
-                attrs=read_call(node["op_type"], len(inputs), node),
+                attrs=self._call(node, len(inputs)),
                 name=text(node, "name"),
-                origin=node.get("module_path", ""),
-                line=node.get("line", ""),
-                bodies=tuple(map(read_body, node.get("bodies", ()))),
+                origin=text(node, "module_path", ""),
+                line=text(node, "line", ""),
+                bodies=self._bodies(node, len(outputs)) if "bodies" in node else (),
             )
         )
+
+    def _call(self, node: Data, inputs: int) -> dict[str, Attr]:
+        kind, attrs = node["op_type"], mapping(node, "attrs")
+        call = read_call(kind, inputs, node)
+        if "call" not in node:
+            return held_call(kind, inputs, call, attrs, self.whole)
+        for name, item in call.items():
+            self._known(name, tuple(part.expression for part in parts(item) if type(part) is Size))
+        return held_call(kind, inputs, call, call, self.whole)
+
+    def _bodies(self, node: Data, results: int) -> tuple[Graph, ...]:
+        found: list[Graph] = []
+        at = self.where
+        for index, body in enumerate(rows(node, "bodies")):
+            self.where = f"{at}.bodies[{index}]"
+            reader = Reader(self.whole, self.dims)
+            with _placed(reader):
+                found.append(reader.body(body))
+                if node["op_type"] == COND and len(found[-1].outputs) != results:
+                    raise Unexpected(f"found {len(found[-1].outputs)}, expected {results}, as its node has")
+        self.where = at
+        return tuple(found)
 
     def facts(self, data: Data) -> Facts:
         self.where = "updates"
@@ -145,25 +225,15 @@ class Reader:
             *read_dims(data),
         )
 
-
-def _spec(shape: tuple[int | str, ...], dtype: str, device: str) -> TensorSpec:
-    for dim in shape:
-        if isinstance(dim, str):
-            dims_in(dim, "shape")
-    word("device", device)
-    return TensorSpec(shape, dtype, device)
-
-
-def read_body(data: Data) -> Graph:
-    reader = Reader()
-    payloads: dict[str, Payload] = {}
-    inputs = [reader.declare(one, Role.INPUT) for one in data["inputs"]]
-    for name, constant in data.get("constants", {}).items():
-        tensor = read_constant(name, constant, {})
-        shape, dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-        reader.declare({"name": name, "shape": shape, "dtype": dtype}, Role.CONST)
-        payloads[name] = TensorPayload(tensor)
-    reader.nodes(data)
-    return assemble(
-        data["name"], reader.stubs, reader.ops, inputs, [reader.vid(name) for name in data["outputs"]], payloads
-    )
+    def body(self, data: Data) -> Graph:
+        payloads: dict[str, Payload] = {}
+        inputs = [self.declare(one, Role.INPUT) for one in self.each(data, "inputs")]
+        for name, constant in mapping(data, "constants").items():
+            tensor = read_constant(name, constant, {})
+            shape, dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+            self.declare({"name": name, "shape": shape, "dtype": dtype}, Role.CONST)
+            payloads[name] = TensorPayload(tensor)
+        self.nodes(data)
+        self.where = "outputs"
+        outputs = [self.vid(name) for name in as_expected(data["outputs"], "outputs", "a list of names", are_names)]
+        return assemble(text(data, "name"), self.stubs, self.ops, inputs, outputs, payloads)

@@ -11,7 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.torch_ir.document.expected import Unexpected, as_expected, is_list, is_object, is_text, is_whole, rows
+from pipeline.torch_ir.document.expected import (
+    Unexpected,
+    are_names,
+    as_expected,
+    is_list,
+    is_object,
+    is_text,
+    is_whole,
+    rows,
+)
 from pipeline.torch_ir.tree import Branch, Leaf, Tree, leaves
 
 __all__ = ["read_trees", "write_tree"]
@@ -20,10 +29,10 @@ __all__ = ["read_trees", "write_tree"]
 def write_tree(tree: Tree) -> Any:
     if isinstance(tree, Branch):
         keys = {} if tree.keys is None else {"keys": list(tree.keys)}
-        fixed = {path: _told(value) for path, value in (tree.fixed or {}).items()}
+        fixed = {path: _write_constant(value) for path, value in (tree.fixed or {}).items()}
         known = {"fixed": fixed} if fixed else {}
         return {"kind": tree.kind, **keys, "items": [write_tree(child) for child in tree.children], **known}
-    return _told(tree.value) if tree.index is None else tree.index
+    return _write_constant(tree.value) if tree.index is None else tree.index
 
 
 def read_trees(data: Mapping[str, Any]) -> tuple[Tree | None, Tree | None]:
@@ -57,7 +66,7 @@ def _read(data: Any, where: str) -> Tree:
         return Leaf(data)
     as_expected(data, where, "the number of a tensor, a constant or a branch", lambda item: is_object(item) and item)
     if "items" not in data:
-        return Leaf(None, _constant(data, where))
+        return Leaf(None, _read_constant(data, where))
     kind = as_expected(data.get("kind"), f"{where}.kind", "a string", is_text)
     items = as_expected(data["items"], f"{where}.items", "a list", is_list)
     fixed = as_expected(data.get("fixed", {}), f"{where}.fixed", "an object", is_object)
@@ -65,7 +74,9 @@ def _read(data: Any, where: str) -> Tree:
         kind,
         _keys(data, where, len(items)),
         tuple(_read(item, f"{where}.items[{index}]") for index, item in enumerate(items)),
-        {path: _constant(one, f"{where}.fixed[{path!r}]") for path, one in fixed.items()} if "fixed" in data else None,
+        {path: _read_constant(one, f"{where}.fixed[{path!r}]") for path, one in fixed.items()}
+        if "fixed" in data
+        else None,
     )
 
 
@@ -73,10 +84,10 @@ def _keys(data: Mapping[str, Any], where: str, count: int) -> tuple[str, ...] | 
     if data.get("keys") is None:
         return None
     what = f"a list of {count} strings, one for each of its items"
-    return tuple(as_expected(data["keys"], f"{where}.keys", what, lambda keys: _are_names(keys) and len(keys) == count))
+    return tuple(as_expected(data["keys"], f"{where}.keys", what, lambda keys: are_names(keys) and len(keys) == count))
 
 
-def _constant(data: Any, where: str) -> Any:
+def _read_constant(data: Any, where: str) -> Any:
     as_expected(data, where, 'a constant, as in {"value": 3}', lambda item: is_object(item) and len(item) == 1)
     ((form, item),) = data.items()
     try:
@@ -87,7 +98,7 @@ def _constant(data: Any, where: str) -> Any:
         ) from error
 
 
-def _told(value: Any) -> Any:
+def _write_constant(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(value)}
     if isinstance(value, int) and value.bit_length() > 63:  # orjson would read a float
@@ -102,10 +113,6 @@ def _is_call(tree: Tree) -> bool:
 
 def _kinds(trees: Sequence[Tree]) -> list[str]:
     return [tree.kind if isinstance(tree, Branch) else "" for tree in trees]
-
-
-def _are_names(item: Any) -> bool:
-    return is_list(item) and all(map(is_text, item))
 
 
 def _plain(item: Any) -> Any:

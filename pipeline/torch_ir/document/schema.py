@@ -1,0 +1,132 @@
+"""A call, held against the schema of its operator before anything runs: required, unknown, and of what type.
+
+What is no operator of torch's (higher-order ones, the user's own that are not imported) is taken as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from pipeline.ir import Attr, Size, Use, Word
+from pipeline.torch_ir.call import MASKS, SIZES, Argument, arguments
+from pipeline.torch_ir.document.expected import Unexpected
+
+__all__ = ["held_call"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What an argument may be: `alone` the types of one item, `each` those of the items of a list (none: no list)."""
+
+    argument: Argument
+    alone: frozenset[type]
+    each: frozenset[type]
+
+    def takes(self, item: Attr) -> bool:
+        if type(item) is tuple:
+            return all(type(part) in self.each for part in item) if self.each else object in self.alone
+        if type(item) is Word and item.kind != self.argument.kind:
+            return False
+        return type(item) in self.alone or object in self.alone
+
+
+def held_call(
+    kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str], whole: bool
+) -> dict[str, Attr]:
+    """The call `attrs` of `kind` on so many `inputs`; the file has the arguments `written` for it.
+
+    Raises:
+        Unexpected: an argument is unknown or of another type; or, of a call that is `whole`, one is missing, or a
+            tensor is none of them.
+    """
+    slots = _slots(kind)
+    if not slots:
+        return dict(attrs)
+    for name in written:
+        if name not in slots and name not in LISTS:
+            raise Unexpected(f"{kind}: found the argument {name!r}, expected only {', '.join(slots)}")
+    for name, item in attrs.items():
+        if not slots[name].takes(item):
+            raise Unexpected(f"{kind}: {name}: found {_shown(item)}, expected {slots[name].argument.type}")
+    if whole:
+        _refuse_tensors_left_over(kind, inputs, attrs)
+        _refuse_missing(kind, attrs, slots)
+    return dict(attrs)
+
+
+def _refuse_tensors_left_over(kind: str, inputs: int, attrs: Mapping[str, Attr]) -> None:
+    used: list[int] = []
+    for item in attrs.values():
+        if type(item) is Use:
+            used.append(item.index)
+        elif type(item) is tuple:
+            used += [part.index for part in item if type(part) is Use]
+    if used != list(range(inputs)):
+        raise Unexpected(f"{kind}: found {inputs} inputs, expected {len(used)}, as many as its arguments take")
+
+
+def _refuse_missing(kind: str, attrs: Mapping[str, Attr], slots: Mapping[str, Slot]) -> None:
+    missing = [name for name, slot in slots.items() if slot.argument.required and name not in attrs]
+    if missing:
+        names = ", ".join(missing)
+        raise Unexpected(f"{kind}: found no {names}, expected each argument that has no default, None too")
+
+
+def _slots(kind: str) -> Mapping[str, Slot]:
+    """By name. An operator that is not there may come later, so its absence is not kept."""
+    return _kept_slots(kind) if arguments(kind) else {}
+
+
+@cache
+def _kept_slots(kind: str) -> Mapping[str, Slot]:
+    return {argument.name: _slot(argument) for argument in arguments(kind)}
+
+
+def _slot(argument: Argument) -> Slot:
+    type_, optional = _inner(argument.type, "Optional[")
+    none = frozenset({type(None)}) if optional else frozenset()
+    part, is_list = _inner(type_, "List[")
+    if not is_list:
+        return Slot(argument, TYPES.get(type_, ANYTHING) | none, frozenset())
+    part, holes = _inner(part, "Optional[")
+    each = frozenset({Use}) if part == "Tensor" else TYPES.get(part, ANYTHING)
+    if each is ANYTHING:
+        return Slot(argument, ANYTHING, frozenset())
+    # a number alone stands for as many as there are dims
+    return Slot(argument, each - {Use} | none, each | {type(None)} if holes else each)
+
+
+def _inner(type_: str, outer: str) -> tuple[str, bool]:
+    """(what is inside of `outer`, whether it is there)"""
+    return (type_.removeprefix(outer)[:-1], True) if type_.startswith(outer) else (type_, False)
+
+
+def _shown(item: Attr) -> str:
+    if type(item) is Use:
+        return "a tensor"
+    return "null" if item is None else str(item.name if type(item) is Word else repr(item))[:60]
+
+
+LISTS = frozenset({SIZES, MASKS})
+
+ANYTHING: frozenset[type] = frozenset({object})
+
+NUMBERS: frozenset[type] = frozenset({bool, int, Use, Size})
+"""torch takes a tensor of one element where a number stands, and a size for one."""
+
+TYPES: dict[str, frozenset[type]] = {
+    "Tensor": NUMBERS | {float, complex},
+    "int": NUMBERS,
+    "bool": NUMBERS,
+    "float": NUMBERS | {float},
+    "number": NUMBERS | {float, complex},
+    "complex": NUMBERS | {float, complex},
+    "str": frozenset({str}),
+    "ScalarType": frozenset({Word, int}),
+    "Device": frozenset({Word}),
+    "Layout": frozenset({Word, int}),
+    "MemoryFormat": frozenset({Word, int}),
+}
+"""What torch takes for a schema's types (torch 2.13); of any other type anything is taken."""
