@@ -51,6 +51,17 @@ def test_memory_is_read_as_it_lies(held: Tensor, why: str, buffer: bool, tmp_pat
         assert bool(why) == bool(executor.not_planned)
 
 
+@pytest.mark.parametrize("offset", [(), (0,), (1,)], ids=["where it begins", "0", "1"])
+def test_an_input_that_is_a_slice_is_counted_from_its_storage(offset: tuple[int, ...]) -> None:
+    model = Does(lambda x: torch.as_strided(x, (2,), (1,), *offset))
+    whole = torch.arange(8.0)
+    ir = extract_ir(model, (whole[:4],), strict=False)
+    for planned in (True, False):
+        executor = IRExecutor(ir, planned=planned)
+        for x in (whole[:4], whole[4:], whole[4:].clone()):
+            assert torch.equal(executor.execute((x,))[0], model(x))
+
+
 def test_a_cnn_on_channels_last_is_planned_as_it_was_traced() -> None:
     """Whatever order the tensors come in, convolutions take the way that they took in the trace, bit for bit."""
     first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)

@@ -17,7 +17,7 @@ from pipeline.runtime.states import LostStates
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
 from pipeline.torch_ir.execute.checked import checked
 from pipeline.torch_ir.execute.feed import Inputs
-from pipeline.torch_ir.execute.planned import Planned
+from pipeline.torch_ir.execute.planned import Planned, counts_from_storage
 from pipeline.torch_ir.execute.reference import Reference
 from pipeline.torch_ir.execute.states import given_states, lost
 from pipeline.torch_ir.execute.unspelled import refuse_unspelled, unspelled
@@ -89,6 +89,7 @@ class IRExecutor:
         self._unspelled = unspelled(ir.graph, self._own)
         self._reference = Reference(ir.graph)
         self._planned = planned and not self._own and not self.writes
+        self._from_storage = counts_from_storage(ir.graph)
         self._inputs = [ir.graph.values[vid] for vid in ir.graph.inputs]
         self._dynamic = strict_sizes and bool(dim_names(ir.graph))
         self._bound: Bound | None = None
@@ -195,8 +196,12 @@ class IRExecutor:
         return self._reference.writes
 
     def _fits(self, fed: Tensors) -> bool:
-        """Whether the planned runtime may be asked: it wants the very sizes, and the CPU."""
+        """Whether the planned runtime may be asked: it wants the very sizes, the CPU, and for an
+        `as_strided` that counts from the storage inputs that begin theirs.
+        """
         if not self._planned or any(not tensor.is_cpu for tensor in fed.values()):
+            return False
+        if self._from_storage and any(tensor.storage_offset() for tensor in fed.values()):
             return False
         return self._strict_sizes or all(sized(fed[value.name], value.spec.shape) for value in self._inputs)
 

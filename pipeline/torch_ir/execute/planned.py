@@ -8,9 +8,10 @@ import torch
 
 from pipeline.ir import Graph, Role
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.lowering.aten.order import AS_STRIDED
 from pipeline.runtime import CompiledProgram, compile_graph
 
-__all__ = ["Planned"]
+__all__ = ["Planned", "counts_from_storage"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -63,3 +64,13 @@ class Planned:
             graph = bind_dims(self._graph, dims) if dims else self._graph
             self._programs[key] = compile_graph(graph, self._weights)
         return self._programs[key]
+
+
+def counts_from_storage(graph: Graph) -> bool:
+    """Whether some `as_strided` says where in the storage it begins. A plan counts from the first element of an input,
+    which is the same place only where the input begins its storage.
+    """
+    return any(
+        (op.kind == AS_STRIDED and "storage_offset" in op.attrs) or any(map(counts_from_storage, op.bodies))
+        for op in graph.ops
+    )
