@@ -9,7 +9,7 @@ from itertools import chain
 from operator import is_
 from typing import Any
 
-from pipeline.importers.from_torch.entries import Entries, entries_of
+from pipeline.importers.from_torch.untouched.entries import Entries, entries_of
 
 __all__ = ["Held", "in_reach", "same"]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
 from typing import Any, TypeAlias
 
 from torch import nn
 
 from pipeline.importers.from_torch.modules import STANDARD, every_module
-from pipeline.importers.from_torch.reach import Held, in_reach, same
-from pipeline.importers.from_torch.tables import tables_kept
+from pipeline.importers.from_torch.untouched.reach import Held, in_reach, same
+from pipeline.importers.from_torch.untouched.tables import tables_kept
 
 __all__ = ["untouched"]
 
@@ -51,21 +50,25 @@ def _kept(inside: Sequence[Held]) -> Iterator[None]:
 def _attributes_kept(attributes: Sequence[Attributes]) -> Iterator[None]:
     """As `_kept`, and in one go: a model of experts has 90,000 modules."""
     parts = [part for held in attributes for part in (held, held["_buffers"], held["_parameters"], held["_modules"])]
-    lengths, names, items = list(map(len, parts)), list(chain.from_iterable(parts)), list(_items(parts))
+    before = [part.copy() for part in parts]
+    own = [(part, was) for part, was in zip(parts, before, strict=True) if len(was) > len(STANDARD)]
     try:
         yield
     finally:
-        if not (same(chain.from_iterable(parts), names) and same(_items(parts), items)):
-            every_name, every_item = iter(names), iter(items)
-            for part, length in zip(parts, lengths, strict=True):
-                _put_back(part, dict(zip(islice(every_name, length), islice(every_item, length), strict=True)))
+        if _differ(parts, before) or not all(_is_same(part, was) for part, was in own):
+            for part, was in zip(parts, before, strict=True):
+                if not _is_same(part, was):
+                    part.clear()
+                    part.update(was)
 
 
-def _items(parts: Sequence[Attributes]) -> Iterator[Any]:
-    return chain.from_iterable(map(dict.values, parts))
+def _differ(parts: Sequence[Attributes], before: Sequence[Attributes]) -> bool:
+    """Quick where nothing has changed; of attributes of a user's own, `==` may say anything."""
+    try:
+        return parts != before
+    except Exception:  # tensors, and whatever else has no plain answer
+        return True
 
 
-def _put_back(part: Attributes, was: Attributes) -> None:
-    if not (same(part, was) and same(part.values(), was.values())):
-        part.clear()
-        part.update(was)
+def _is_same(part: Attributes, was: Attributes) -> bool:
+    return same(part, was) and same(part.values(), was.values())

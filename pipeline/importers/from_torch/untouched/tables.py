@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.importers.from_torch.entries import Entries, is_users
-from pipeline.importers.from_torch.reach import Held, in_reach
+from pipeline.importers.from_torch.untouched.entries import Entries, is_users
+from pipeline.importers.from_torch.untouched.reach import Held, in_reach
 
 __all__ = ["tables_kept"]
 
