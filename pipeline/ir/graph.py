@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -87,6 +87,11 @@ class Op:
     def __post_init__(self) -> None:
         object.__setattr__(self, "attrs", MappingProxyType(dict(self.attrs)))
         object.__setattr__(self, "constraints", MappingProxyType(dict(self.constraints)))
+
+    def __reduce__(self) -> tuple[type[Op], tuple[Any, ...]]:
+        """For pickle and copy, which do not take a view of a mapping."""
+        found = (getattr(self, one.name) for one in fields(self))
+        return Op, tuple(dict(item) if isinstance(item, MappingProxyType) else item for item in found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,9 +131,11 @@ class IR:
         """Write the IR as JSON, at once; `m.json.zst` is packed. Constants over `threshold` bytes lie in a file beside.
 
         Raises:
-            SerializationError: a file cannot be written; what was there stays.
+            SerializationError: a file cannot be written, and what was there stays; or `threshold` is no number.
         """
         path = path_of("the IR", path, SerializationError)
+        if not isinstance(threshold, int | float):
+            raise mistaken("threshold", threshold, "a number of bytes, as in 4096", SerializationError)
         with files.explained(path, "written"):
             self._save(path, threshold)
 
@@ -166,6 +168,10 @@ class IR:
         data = files.read(path)
         wanted = {str(one["file"]) for one in constants_in(data).values() if "file" in one}
         return cls._of_written(data, {name: files.read_tensors(path, name) for name in wanted})
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the documents are the same, to the bit of each constant."""
+        return self.to_dict() == other.to_dict() if isinstance(other, IR) else NotImplemented
 
     def __repr__(self) -> str:
         graph = self.graph

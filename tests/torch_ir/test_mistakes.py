@@ -143,6 +143,21 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
         SerializationError,
         "IR JSON: the top level: found [1], expected an object; save the IR again",
     ),
+    "threshold": (
+        lambda ir: ir.save("never.json", threshold="4k"),
+        SerializationError,
+        "threshold: found a str, expected a number of bytes, as in 4096",
+    ),
+    "max_nodes": (
+        lambda ir: ir_to_mermaid(ir, max_nodes=-1),
+        UserMistake,
+        "max_nodes: found -1, expected a whole number of 0 or more",
+    ),
+    "max_nodes as text": (
+        lambda ir: ir_to_mermaid(ir, max_nodes="x"),
+        UserMistake,
+        "max_nodes: found 'x', expected a whole number of 0 or more",
+    ),
     "model: a function": (
         lambda ir: extract_ir((lambda x: x), (X,), strict=False),
         ExportError,

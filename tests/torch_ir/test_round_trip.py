@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import pickle
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,20 @@ def test_updates_trees_and_named_dims_come_back(tmp_path: Path) -> None:
     assert (again.graph.dims, again.graph_outputs[0].shape) == (ir.graph.dims, ("2*batch",))
     x = torch.randn(7, 4)
     assert torch.equal(execute_ir(again, (x,), model.state_dict())[0], model(x))
+
+
+class Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda y: y * torch.tensor([1.0, math.inf]), lambda y: y + 1, (x,))
+
+
+def test_copies_and_pickles_are_equal() -> None:
+    ir = extract_ir(Branches(), (torch.ones(2, 2),), strict=False)
+    for again in (copy.deepcopy(ir), pickle.loads(pickle.dumps(ir)), IR.from_dict(ir.to_dict())):
+        assert again == ir
+        assert execute_ir(again, (torch.ones(2, 2),))[0].tolist() == [[1.0, math.inf]] * 2
+        again.model_name = "another"
+        assert again != ir
 
 
 def test_an_unbind_of_1024_is_small() -> None:

@@ -26,7 +26,7 @@ from pipeline.torch_ir.document.expected import (
     strides_of,
     text,
 )
-from pipeline.torch_ir.document.schema import held_call
+from pipeline.torch_ir.document.schema import hold_call
 from pipeline.torch_ir.words import word
 
 __all__ = ["read_graph"]
@@ -198,11 +198,11 @@ class Reader:
     def _call(self, node: Data, inputs: int) -> dict[str, Attr]:
         kind, attrs = node["op_type"], mapping(node, "attrs")
         call = read_call(kind, inputs, node)
-        if "call" not in node:
-            return held_call(kind, inputs, call, attrs, self.whole)
-        for name, item in call.items():
-            self._known(name, tuple(part.expression for part in parts(item) if type(part) is Size))
-        return held_call(kind, inputs, call, call, self.whole)
+        if "call" in node:
+            for name, item in call.items():
+                self._known(name, tuple(part.expression for part in parts(item) if type(part) is Size))
+        hold_call(kind, inputs, call, call if "call" in node else attrs, self.whole)
+        return call
 
     def _bodies(self, node: Data, results: int) -> tuple[Graph, ...]:
         found: list[Graph] = []

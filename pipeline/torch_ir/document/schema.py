@@ -13,7 +13,7 @@ from pipeline.ir import Attr, Size, Use, Word
 from pipeline.torch_ir.call import MASKS, SIZES, Argument, arguments
 from pipeline.torch_ir.document.expected import Unexpected
 
-__all__ = ["held_call"]
+__all__ = ["hold_call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,61 +27,47 @@ class Slot:
     def takes(self, item: Attr) -> bool:
         if type(item) is tuple:
             return all(type(part) in self.each for part in item) if self.each else object in self.alone
-        if type(item) is Word and item.kind != self.argument.kind:
-            return False
+        if type(item) is Word:
+            return item.kind == self.argument.kind or object in self.alone
         return type(item) in self.alone or object in self.alone
 
 
-def held_call(
-    kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str], whole: bool
-) -> dict[str, Attr]:
-    """The call `attrs` of `kind` on so many `inputs`; the file has the arguments `written` for it.
+def hold_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str], whole: bool) -> None:
+    """Hold the call `attrs` of `kind` on so many `inputs`, of which the file has the arguments `written`.
 
     Raises:
         Unexpected: an argument is unknown or of another type; or, of a call that is `whole`, one is missing, or a
             tensor is none of them.
     """
-    slots = _slots(kind)
-    if not slots:
-        return dict(attrs)
+    try:
+        slots, required = _slots(kind)
+    except LookupError:
+        return
     for name in written:
         if name not in slots and name not in LISTS:
             raise Unexpected(f"{kind}: found the argument {name!r}, expected only {', '.join(slots)}")
-    for name, item in attrs.items():
-        if not slots[name].takes(item):
-            raise Unexpected(f"{kind}: {name}: found {_shown(item)}, expected {slots[name].argument.type}")
-    if whole:
-        _refuse_tensors_left_over(kind, inputs, attrs)
-        _refuse_missing(kind, attrs, slots)
-    return dict(attrs)
-
-
-def _refuse_tensors_left_over(kind: str, inputs: int, attrs: Mapping[str, Attr]) -> None:
     used: list[int] = []
-    for item in attrs.values():
+    for name, item in attrs.items():
         if type(item) is Use:
             used.append(item.index)
         elif type(item) is tuple:
             used += [part.index for part in item if type(part) is Use]
-    if used != list(range(inputs)):
+        if type(item) not in slots[name].alone and not slots[name].takes(item):
+            raise Unexpected(f"{kind}: {name}: found {_shown(item)}, expected {slots[name].argument.type}")
+    if whole and not required <= attrs.keys():
+        names = ", ".join(name for name in slots if name in required - attrs.keys())
+        raise Unexpected(f"{kind}: found no {names}, expected each argument that has no default, None too")
+    if whole and used != list(range(inputs)):
         raise Unexpected(f"{kind}: found {inputs} inputs, expected {len(used)}, as many as its arguments take")
 
 
-def _refuse_missing(kind: str, attrs: Mapping[str, Attr], slots: Mapping[str, Slot]) -> None:
-    missing = [name for name, slot in slots.items() if slot.argument.required and name not in attrs]
-    if missing:
-        names = ", ".join(missing)
-        raise Unexpected(f"{kind}: found no {names}, expected each argument that has no default, None too")
-
-
-def _slots(kind: str) -> Mapping[str, Slot]:
-    """By name. An operator that is not there may come later, so its absence is not kept."""
-    return _kept_slots(kind) if arguments(kind) else {}
-
-
 @cache
-def _kept_slots(kind: str) -> Mapping[str, Slot]:
-    return {argument.name: _slot(argument) for argument in arguments(kind)}
+def _slots(kind: str) -> tuple[Mapping[str, Slot], frozenset[str]]:
+    """(arguments by name, those that are required). An operator that is not there may come later: no `cache` of it."""
+    found = arguments(kind)
+    if not found:
+        raise LookupError(kind)
+    return {one.name: _slot(one) for one in found}, frozenset(one.name for one in found if one.required)
 
 
 def _slot(argument: Argument) -> Slot:
@@ -124,9 +110,10 @@ TYPES: dict[str, frozenset[type]] = {
     "number": NUMBERS | {float, complex},
     "complex": NUMBERS | {float, complex},
     "str": frozenset({str}),
-    "ScalarType": frozenset({Word, int}),
-    "Device": frozenset({Word}),
-    "Layout": frozenset({Word, int}),
-    "MemoryFormat": frozenset({Word, int}),
+    "ScalarType": frozenset({int}),
+    "Device": frozenset(),
+    "Layout": frozenset({int}),
+    "MemoryFormat": frozenset({int}),
 }
-"""What torch takes for a schema's types (torch 2.13); of any other type anything is taken."""
+"""What torch takes for a schema's types (torch 2.13); of any other type anything is taken.
+A Word is taken where its own kind is asked for."""

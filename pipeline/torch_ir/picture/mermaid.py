@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.errors import UserMistake
 from pipeline.ir import Dim, Graph, Op, Role, Value
+from pipeline.torch_ir.document.expected import is_whole
 from pipeline.torch_ir.ir import IR, an_ir
 
 __all__ = ["generate_op_distribution_pie", "ir_to_mermaid"]
@@ -16,7 +17,13 @@ STORED = (Role.PARAM, Role.STATE, Role.CONST)
 
 
 def ir_to_mermaid(ir: IR, max_nodes: int = 30, include_weights: bool = True) -> str:
-    """A flowchart: inputs, the first `max_nodes` nodes with what they read, outputs. Weights hang on dotted edges."""
+    """A flowchart: inputs, the first `max_nodes` nodes with what they read, outputs. Weights hang on dotted edges.
+
+    Raises:
+        UserMistake: it is no IR, or `max_nodes` is no whole number of 0 or more.
+    """
+    if not is_whole(max_nodes):
+        raise UserMistake(f"max_nodes: found {max_nodes!r}, expected a whole number of 0 or more")
     lines = _Flowchart(an_ir(ir, UserMistake).graph).lines(max_nodes, include_weights)
     return "\n".join(["flowchart TD", *(f"    {line}" for line in lines)])
 
