@@ -5,4 +5,5 @@ reading.py   data → Graph, ours or pytorch-ir's         constants.py   values 
 hand.py      nodes that were put together by hand       signature.py   how arguments and the result nest
 head.py      all but tensors and nodes, read at once    dims.py        named dims, and guards
 parse.py     bytes → data, or what is wrong with them   expected.py    parts of the data, or what was found there
+schema.py    calls, held to their operators
 """
