@@ -37,7 +37,7 @@ def tables_kept(modules: Sequence[nn.Module], own: Iterable[Held]) -> Iterator[N
     try:
         yield
     finally:
-        for table in [table for table in tables if _has_tensors(table.changed())]:
+        for table in [table for table in tables if (moved := table.changed()) and _has_tensors(moved)]:
             table.put_back()
         for item, misses in before:  # nothing but the garbage collector is told what a cache holds
             if item.cache_info().misses != misses and _has_tensors(gc.get_referents(item)):
