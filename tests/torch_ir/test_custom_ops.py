@@ -148,7 +148,8 @@ for planned in (True, False):
 
 DEFINES = """
 import torch
-@torch.library.custom_op("onnxline_later::mix", mutates_args=())
+from torch import library as registry
+@registry.custom_op("onnxline_later::mix", mutates_args=())
 def mix(x: torch.Tensor, parts: list[torch.Tensor], scale: float, bias: torch.Tensor | None = None) -> torch.Tensor:
     return x * scale + parts[0] * 10 - parts[1] - bias
 mix.register_fake(lambda x, parts, scale, bias=None: torch.empty_like(x))
