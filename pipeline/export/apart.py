@@ -6,12 +6,13 @@ one of them twice, and with its own weight as an input, one that reads no weight
 
 from __future__ import annotations
 
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from pipeline.importers.from_torch.memory import memory_of
 from pipeline.importers.from_torch.modules import every_tensor
 
 __all__ = ["apart"]
@@ -24,31 +25,20 @@ def apart(module: nn.Module, arguments: T) -> T:
 
     The same object where no tensor does.
     """
-    tensors = [leaf for leaf in pytree.tree_leaves(arguments) if _plain(leaf)]
-    memories = {_memory(leaf) for leaf in tensors}
-    held = {_memory(one) for one in every_tensor(module) if _plain(one)} if tensors else set()
-    if len(memories) == len(tensors) and not memories & held:
+    memories = [memory for leaf in pytree.tree_leaves(arguments) if (memory := memory_of(leaf)) is not None]
+    held = {memory_of(one) for one in every_tensor(module)} if memories else set()
+    if len(set(memories)) == len(memories) and held.isdisjoint(memories):
         return arguments
     seen = set(held)
 
-    def own(leaf: object) -> object:
-        if not _plain(leaf):
-            return leaf
-        memory = _memory(leaf)
-        if memory not in seen:
+    def own(leaf: Any) -> Any:
+        memory = memory_of(leaf)
+        if memory is None or memory not in seen:
             seen.add(memory)
             return leaf
         return _copied(leaf)
 
     return pytree.tree_map(own, arguments)
-
-
-def _plain(leaf: object) -> TypeGuard[torch.Tensor]:
-    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # an address would be 0 for everything on meta
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

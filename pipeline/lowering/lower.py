@@ -12,8 +12,7 @@ from types import MappingProxyType
 
 from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.graph import Graph, KernelSpec, Op, Plain
-from pipeline.lowering.aten import POINTWISE, changed_in_place
-from pipeline.lowering.aten.order import turned
+from pipeline.lowering.aten import POINTWISE, changed_in_place, turned
 from pipeline.lowering.emitters import INPLACE, VIEWS
 from pipeline.lowering.kinds import Kind
 

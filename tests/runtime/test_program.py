@@ -33,6 +33,14 @@ def one(kind: str, spec: TensorSpec = F32, **attrs) -> CompiledProgram:
     return compile_graph(builder.build(builder.emit(kind, [x], [("y", spec)], attrs)))
 
 
+def test_what_is_kept_in_the_arena_cannot_grow() -> None:
+    """Some operators resize their result, and would write over what stands beside it."""
+    program = one("Neg")
+    ((vid, _),) = program.plan.offsets.items()
+    with pytest.raises(RuntimeError, match="not resizable"):
+        program.executor._slots[vid].resize_(7)
+
+
 def naive(graph: Graph, feed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The graph by plain torch, a fresh tensor for every value."""
     values = {vid: feed[graph.values[vid].name] for vid in graph.inputs}

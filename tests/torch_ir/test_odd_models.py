@@ -170,6 +170,15 @@ def test_a_buffer_with_two_names_that_is_written_to(functionalize: bool) -> None
     assert {name.rpartition(".")[2] for name in updates} >= {"running_mean", "running_var"}
 
 
+def test_a_constant_goes_before_a_state_by_any_name() -> None:
+    x = torch.arange(8.0).view(2, 4)
+    executor = IRExecutor(extract_ir(Twice(), (x,), strict=False), Twice().state_dict())
+    (first,) = executor.execute((x,))
+    norms = {"first.running_mean": torch.zeros(4), "second.running_var": torch.ones(4)}
+    for name in ("a", "b", "b_a"):
+        assert torch.equal(executor.execute((x,), constants={name: torch.zeros(4), **norms})[0], first), name
+
+
 class Halves(nn.Module):
     """`a` and `b` are views of one tensor; `does` gets them and the input."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pipeline.lowering.aten.call import EMITTERS, INPLACE, VIEWS, emitter_of, is_call
 from pipeline.lowering.aten.elementwise import POINTWISE
 from pipeline.lowering.aten.index import changed_in_place
-from pipeline.lowering.aten.order import AS_STRIDED, in_traced_order, memory_order
+from pipeline.lowering.aten.order import AS_STRIDED, in_traced_order, memory_order, turned
 from pipeline.lowering.aten.shape import as_view
 
 __all__ = [
@@ -25,4 +25,5 @@ __all__ = [
     "in_traced_order",
     "is_call",
     "memory_order",
+    "turned",
 ]

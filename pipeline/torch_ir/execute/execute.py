@@ -23,6 +23,7 @@ from pipeline.torch_ir.execute.states import given_states, lost
 from pipeline.torch_ir.execute.unspelled import refuse_unspelled, unspelled
 from pipeline.torch_ir.given import by_name
 from pipeline.torch_ir.ir import IR, an_ir
+from pipeline.torch_ir.nodes import stored
 from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.weights.load import load_weights
 from pipeline.torch_ir.weights.stored import Bound, bind_stored, sized
@@ -218,8 +219,8 @@ class IRExecutor:
         return outputs
 
     def _run_reference(self, bound: Bound, fed: Tensors, constants: Tensors, own: Own) -> dict[str, torch.Tensor]:
-        mapping = self.ir.weight_name_mapping if constants else {}
-        given = {name for name in bound.tensors if {name, mapping.get(name)} & constants.keys()}
+        graph = self.ir.graph
+        given = [one.name for one in stored(graph) if constants.keys() & {one.name, *graph.sources.get(one.vid, ())}]
         outputs, self._updated = self._holding(self._reference).run(bound.tensors, fed, own, given)
         return outputs
 

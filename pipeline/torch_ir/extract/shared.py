@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator
 from operator import getitem
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.node import map_arg
 
 from pipeline.importers.from_torch.functional import writing, written
+from pipeline.importers.from_torch.memory import memory_of
 from pipeline.importers.from_torch.operators import operator_of
 from pipeline.importers.from_torch.place import line_of
 from pipeline.torch_ir.errors import ConversionError
@@ -32,7 +32,7 @@ def refuse_written_in_two(program: ExportedProgram) -> None:
     traced = _traced(program)
     for node in calls:
         for argument in _arguments(node, written(node)):
-            for name in (*_roots(argument), *traced.get(_memory(argument.meta.get("val")), ())):
+            for name in (*_roots(argument), *traced.get(memory_of(argument.meta.get("val")), ())):
                 if name in groups:
                     raise _in_two(node, groups[name])
 
@@ -77,16 +77,9 @@ def _traced(program: ExportedProgram) -> dict[int | None, list[str]]:
     """
     found: dict[int | None, list[str]] = {}
     for node in program.graph.find_nodes(op="placeholder"):
-        if (memory := _memory(node.meta.get("val"))) is not None:
+        if (memory := memory_of(node.meta.get("val"))) is not None:
             found.setdefault(memory, []).append(node.name)
     return found
-
-
-def _memory(tensor: object) -> int | None:
-    """None of what is no dense tensor."""
-    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-        return None
-    return tensor.untyped_storage()._cdata  # an address would be 0 for everything on meta
 
 
 def _sharing(program: ExportedProgram) -> dict[str, list[str]]:
@@ -96,7 +89,7 @@ def _sharing(program: ExportedProgram) -> dict[str, list[str]]:
     held = {**program.state_dict, **program.constants}
     for spec in program.graph_signature.input_specs:
         tensor = held.get(spec.target or "")
-        if (memory := _memory(tensor)) is not None:
+        if (memory := memory_of(tensor)) is not None:
             placed[spec.arg.name] = memory
             memories.setdefault(memory, {}).setdefault(id(tensor), str(spec.target))
     return {name: [*memories[memory].values()] for name, memory in placed.items() if len(memories[memory]) > 1}

@@ -19,8 +19,10 @@ def bare(event: Event) -> Event:
 
 def difference(expected: Event | None, found: Event | None) -> str:
     """What `found` does in the place of `expected`; None where there is no further call."""
-    if found is None or expected is None:
-        return f"it does not call {_call(expected)}" if expected else f"it also calls {_call(found)}"
+    if expected is None:
+        return "it does the same" if found is None else f"it also calls {_call(found)}"
+    if found is None:
+        return f"it does not call {_call(expected)}"
     if bare(expected) != bare(found):
         return f"it calls {_call(found)} in place of {_call(expected)}"
     for was, now in zip(expected.refs, found.refs, strict=True):
@@ -38,17 +40,12 @@ def _source(ref: Ref) -> str:
             return f"its own {rest[1:]}"
         case ("given", int(key)):
             return f"the input number {key}"
-        case (kind, place, *_):
-            what = "constant" if kind == "found" else "result"
-            return {"own": f"a {what} of its own", "before": f"a {what} of the layer before"}.get(
-                place, f"an earlier {what}"
-            )
-    raise AssertionError(ref)
+    what = "constant" if ref[0] == "found" else "result"
+    return {"own": f"a {what} of its own", "before": f"a {what} of the layer before"}.get(ref[1], f"an earlier {what}")
 
 
-def _call(event: Event | None) -> str:
+def _call(event: Event) -> str:
     """`layer_norm(tensor, (4), eps=1e-06)`; a property of a tensor as `.device`."""
-    assert event is not None
     name = event.name.replace("::", ".").rpartition(".")[2]
     if name == "__get__":
         return f".{getattr(event.function.__self__, '__name__', 'attribute')} of a tensor"
