@@ -31,12 +31,12 @@ class Unexpected(ValueError):
 
 
 @contextmanager
-def refused() -> Iterator[None]:
-    """What is Unexpected inside is a SerializationError."""
+def refused(what: str = "IR JSON", advice: str = "save the IR again") -> Iterator[None]:
+    """What is Unexpected inside is a SerializationError about `what`."""
     try:
         yield
     except Unexpected as error:
-        raise SerializationError(f"IR JSON: {error}; save the IR again") from error
+        raise SerializationError(f"{what}: {error}; {advice}") from error
 
 
 def text(data: Mapping[str, Any], key: str, default: str | None = None) -> str:
