@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.torch_ir.errors import SerializationError
 
 __all__ = [
+    "LIMIT",
     "Unexpected",
     "are_names",
     "as_expected",
@@ -123,7 +124,7 @@ def is_whole(item: Any) -> bool:
 
 
 LIMIT = 2**63
-"""torch's sizes have 64 bits."""
+"""torch's whole numbers have 64 bits."""
 
 SIZE = "a whole number of 0 or more, or a name"
 SIZES = f"a list of sizes, each {SIZE}"
