@@ -122,7 +122,7 @@ class IR:
             save(path, self._sections(), self.constants, threshold)
 
     @classmethod
-    @collector_paused()
+    @collector_paused(stays=True)
     def load(cls, path: str | Path) -> IR:
         """The IR of a file of `save`, or of pytorch-ir.
 
@@ -154,7 +154,7 @@ class IR:
             self._see()
             return vars(self)[name]
 
-    @collector_paused()
+    @collector_paused(stays=True)
     def _see(self) -> None:
         made = parts_of(self._source.graph(self.constants))
         vars(self).update({name: getattr(made, name) for name in PARTS - vars(self).keys()})

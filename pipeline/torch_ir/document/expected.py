@@ -65,7 +65,8 @@ def mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def shape_of(tensor: Mapping[str, Any]) -> tuple[int | str, ...]:
-    return tuple(as_expected(tensor["shape"], "shape", SIZES, _is_sizes))
+    found = tensor["shape"]
+    return tuple(found if _is_sizes(found) else as_expected(found, "shape", SIZES, _is_sizes))
 
 
 def whole_shape(data: Mapping[str, Any]) -> tuple[int, ...]:
