@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,103 +13,86 @@ from passes.collector import collector_paused
 from pipeline.errors import UserMistake
 from pipeline.ir import Graph
 from pipeline.torch_ir.document import files, writing
-from pipeline.torch_ir.document.constants import THRESHOLD, Beside, read_constant, write_constant
-from pipeline.torch_ir.document.hand import by_hand
+from pipeline.torch_ir.document.constants import THRESHOLD, read_constant, write_constant
 from pipeline.torch_ir.document.head import constants_in, read_head
-from pipeline.torch_ir.document.reading import read_graph
+from pipeline.torch_ir.document.saving import save
 from pipeline.torch_ir.document.signature import write_tree
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.given import mistaken, path_of
-from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of, stored
-from pipeline.torch_ir.tree import Tree
+from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of
+from pipeline.torch_ir.source import EMPTY, Source
+from pipeline.torch_ir.tree import Signature
 
-__all__ = ["IR", "Signature", "an_ir"]
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """How the arguments (a tuple of args and kwargs) and the result of the model nest; None where nobody knows."""
-
-    inputs: Tree | None = None
-    outputs: Tree | None = None
+__all__ = ["IR", "an_ir"]
 
 
+@dataclass
 class IR:
     """A model as a graph of aten operations.
 
-    `nodes`, `graph_inputs`, `graph_outputs`, `weights` and `weight_name_mapping` are made from the Graph when they are
-    asked for; or the Graph from them, for an IR that is put together by hand. `constants` holds the values of lifted
-    constants and of non-persistent buffers by their names in the model, where they are known; `unsaved` the names of
-    all non-persistent buffers, which no checkpoint has.
+    The first five fields are a view of the Graph, made when somebody asks for one of them; or the Graph is made from
+    them, for an IR that is put together by hand. What is changed in them, or assigned, counts: the Graph follows when
+    it is asked for next. `constants` holds the values of lifted constants and of non-persistent buffers by their names
+    in the model, where they are known; `unsaved` the names of all non-persistent buffers, which no checkpoint has.
     """
 
-    def __init__(
-        self,
-        nodes: Sequence[OpNode] = (),
-        graph_inputs: Sequence[TensorMeta] = (),
-        graph_outputs: Sequence[TensorMeta] = (),
-        weights: Sequence[TensorMeta] = (),
-        weight_name_mapping: Mapping[str, str] | None = None,
-        constants: Mapping[str, torch.Tensor] | None = None,
-        model_name: str = "",
-        pytorch_version: str = "",
-    ) -> None:
-        mapping = dict(weight_name_mapping or {})
-        self._parts: Parts | None = Parts(list(nodes), list(graph_inputs), list(graph_outputs), list(weights), mapping)
-        self._graph: Graph | None = None
-        self._written: Mapping[str, Any] | None = None
-        self.model_name = model_name
-        self.pytorch_version = pytorch_version
-        self.constants = dict(constants or {})
-        self.signature = Signature()
-        self.unsaved: frozenset[str] = frozenset()
+    nodes: list[OpNode] = field(default_factory=list)
+    graph_inputs: list[TensorMeta] = field(default_factory=list)
+    graph_outputs: list[TensorMeta] = field(default_factory=list)
+    weights: list[TensorMeta] = field(default_factory=list)
+    weight_name_mapping: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    model_name: str = ""
+    pytorch_version: str = ""
+    signature: Signature = field(default_factory=Signature)
+    unsaved: frozenset[str] = frozenset()
+    source: InitVar[Source | None] = None
+    """What the view does not show, which `dataclasses.replace` hands on."""
+
+    def __post_init__(self, source: Source | None) -> None:
+        vars(self)["source"] = source or Source(EMPTY)  # where `replace` looks for it
 
     @classmethod
     def of(
         cls,
         graph: Graph,
-        constants: Mapping[str, torch.Tensor] | None = None,
+        constants: dict[str, torch.Tensor] | None = None,
         signature: Signature | None = None,
         pytorch_version: str = torch.__version__,
         unsaved: frozenset[str] = frozenset(),
     ) -> IR:
         """The IR whose graph is `graph`."""
-        made = cls(model_name=graph.name, pytorch_version=pytorch_version, constants=constants)
-        made._graph, made._parts = graph, None
-        made.signature, made.unsaved = signature or Signature(), unsaved
-        return made
+        made = cls(
+            constants={} if constants is None else constants,
+            model_name=graph.name,
+            pytorch_version=pytorch_version,
+            signature=signature or Signature(),
+            unsaved=unsaved,
+            source=Source(graph),
+        )
+        return made._unseen()
 
     @property
     def graph(self) -> Graph:
-        """The static IR proper: values, ops, updates of states, named dims."""
-        if self._graph is None:
-            self._graph = self._read()
-        return self._graph
+        """The static IR proper: values, ops, updates of states, named dims.
 
-    @collector_paused()
-    def _read(self) -> Graph:
-        data = self._written if self._written is not None else by_hand(self.model_name, self._view())
-        return read_graph(data, self.constants)
-
-    @property
-    def nodes(self) -> list[OpNode]:
-        return self._view().nodes
+        Raises:
+            SerializationError: a file, or what was changed in the view, is no IR; the message says where.
+        """
+        if not PARTS.isdisjoint(vars(self)):
+            self._take_edits()
+        graph = self._source.graph(self.constants)
+        if graph.name != self.model_name:
+            vars(self)["source"] = self._source.called(self.model_name, self.constants)
+        return self._source.graph(self.constants)
 
     @property
-    def graph_inputs(self) -> list[TensorMeta]:
-        return self._view().graph_inputs
+    def _source(self) -> Source:
+        return vars(self)["source"]
 
-    @property
-    def graph_outputs(self) -> list[TensorMeta]:
-        return self._view().graph_outputs
-
-    @property
-    def weights(self) -> list[TensorMeta]:
-        return self._view().weights
-
-    @property
-    def weight_name_mapping(self) -> dict[str, str]:
-        return self._view().weight_name_mapping
+    def settled(self) -> IR:
+        """The IR as it is now. What is changed in this one afterwards does not count there."""
+        return IR.of(self.graph, self.constants, self.signature, self.pytorch_version, self.unsaved)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, as it is saved; constants of any size are in it."""
@@ -137,27 +119,10 @@ class IR:
         if not isinstance(threshold, int | float):
             raise mistaken("threshold", threshold, "a number of bytes, as in 4096", SerializationError)
         with files.explained(path, "written"):
-            self._save(path, threshold)
-
-    def _save(self, path: Path, threshold: int) -> None:
-        prefix = files.sidecar_prefix(path)
-        beside = Beside(threshold)
-        constants = {key: write_constant(key, tensor, beside) for key, tensor in self.constants.items()}
-        large = path.with_name(files.sidecar_name(prefix, beside.tensors))
-        constants |= {key: {"file": large.name, **constants[key]} for key in beside.tensors}
-        was_there = large.exists()
-        if beside.tensors:
-            files.write_tensors(large, beside.tensors)
-        try:
-            files.write(path, self._text(constants))
-        except SerializationError:
-            if not was_there:
-                large.unlink(missing_ok=True)
-            raise
-        files.remove_others(path, prefix, keep=large.name if beside.tensors else "")
+            save(path, self._sections(), self.constants, threshold)
 
     @classmethod
-    @collector_paused()
+    @collector_paused(stays=True)
     def load(cls, path: str | Path) -> IR:
         """The IR of a file of `save`, or of pytorch-ir.
 
@@ -174,26 +139,51 @@ class IR:
         return self.to_dict() == other.to_dict() if isinstance(other, IR) else NotImplemented
 
     def __repr__(self) -> str:
-        graph = self.graph
+        view = parts_of(self.graph) if PARTS.isdisjoint(vars(self)) else self
         return (
-            f"IR(model_name={self.model_name!r}, nodes={len(graph.ops)}, inputs={len(graph.inputs)}, "
-            f"outputs={len(graph.outputs)}, weights={len(list(stored(graph)))})"
+            f"IR(model_name={self.model_name!r}, nodes={len(view.nodes)}, inputs={len(view.graph_inputs)}, "
+            f"outputs={len(view.graph_outputs)}, weights={len(view.weights)})"
         )
+
+    if not TYPE_CHECKING:  # a checker would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Asked for what is not there, as a part that nobody has seen: all of them are made then."""
+            if name not in PARTS:
+                return object.__getattribute__(self, name)  # which says that there is none
+            self._see()
+            return vars(self)[name]
+
+    @collector_paused(stays=True)
+    def _see(self) -> None:
+        made = parts_of(self._source.graph(self.constants))
+        vars(self).update({name: getattr(made, name) for name in PARTS - vars(self).keys()})
+
+    def _unseen(self) -> IR:
+        for name in PARTS:
+            delattr(self, name)
+        return self
+
+    def _take_edits(self) -> None:
+        view = Parts(self.nodes, self.graph_inputs, self.graph_outputs, self.weights, self.weight_name_mapping)
+        seen = self._source.seen(view, self.model_name, self.constants, whole=self.signature != Signature())
+        if seen is not self._source:
+            vars(self)["source"] = seen
+            graph = seen.graph(self.constants)
+            self.signature = self.signature.fitting(len(graph.inputs), len(graph.outputs))
 
     @classmethod
     def _of_written(cls, data: Mapping[str, Any], held: Mapping[str, Mapping[str, torch.Tensor]]) -> IR:
         head = read_head(data)
-        constants = {key: read_constant(key, one, held) for key, one in constants_in(data).items()}
-        made = cls(model_name=head.model_name, pytorch_version=head.pytorch_version, constants=constants)
-        made._written, made._parts = data, None
-        made.signature, made.unsaved = Signature(*head.trees), head.unsaved
-        return made
-
-    @collector_paused()
-    def _view(self) -> Parts:
-        if self._parts is None:
-            self._parts = parts_of(self.graph)
-        return self._parts
+        made = cls(
+            constants={key: read_constant(key, one, held) for key, one in constants_in(data).items()},
+            model_name=head.model_name,
+            pytorch_version=head.pytorch_version,
+            signature=Signature(*head.trees),
+            unsaved=head.unsaved,
+            source=Source(data),
+        )
+        return made._unseen()
 
     def _sections(self) -> Iterator[tuple[str, Any]]:
         graph = self.graph
@@ -207,22 +197,6 @@ class IR:
         if self.unsaved:
             yield "unsaved", sorted(self.unsaved)
         yield "nodes", writing.nodes(graph)
-
-    def _text(self, constants: Mapping[str, Any]) -> Iterator[str]:
-        """The JSON in pieces, a line for each node, so that a large graph is never one string."""
-        encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
-        opening = "{"
-        for key, part in (*self._sections(), ("constants", constants)):
-            yield f"{opening}{encode(key)}:"
-            opening = ",\n"
-            if key == "nodes":
-                yield "["
-                for index, node in enumerate(part):
-                    yield f",\n{encode(node)}" if index else f"\n{encode(node)}"
-                yield "]"
-            else:
-                yield encode(part)
-        yield "}\n"
 
 
 def an_ir(given: Any, error: type[UserMistake]) -> IR:
@@ -239,3 +213,7 @@ def an_ir(given: Any, error: type[UserMistake]) -> IR:
         Mapping: "IR.from_dict reads one",
     }
     raise mistaken("ir", given, "an IR", error, hints)
+
+
+PARTS = frozenset(one.name for one in fields(Parts))
+"""The fields of an IR that are the view of its Graph."""

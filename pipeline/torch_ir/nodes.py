@@ -10,8 +10,9 @@ import torch
 
 from pipeline.ir import Attr, Graph, Role, Size, Value, Word
 from pipeline.torch_ir.call import spelled
+from pipeline.torch_ir.words import KINDS
 
-__all__ = ["OpNode", "Parts", "TensorMeta", "key_of", "parts_of", "stored"]
+__all__ = ["OpNode", "Parts", "TensorMeta", "as_attr", "as_torch", "key_of", "parts_of", "producer_of", "stored"]
 
 
 @dataclass
@@ -146,6 +147,16 @@ def as_torch(item: Attr) -> Any:
             return expression
         case _:
             return item
+
+
+def as_attr(item: Any) -> Attr:
+    """What `as_torch` gives, or somebody has put in its place, as an attribute."""
+    if isinstance(item, list | tuple):
+        return tuple(as_attr(part) for part in item)
+    for kind, cls in KINDS.items():
+        if isinstance(item, cls):
+            return Word(kind, str(item).removeprefix("torch."))
+    return item
 
 
 def _named(item: Any) -> Any:

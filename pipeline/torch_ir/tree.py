@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from pipeline.export.caches import fixed_values
 from pipeline.export.paths import own_names
 
-__all__ = ["Branch", "Leaf", "Tree", "fixed_of", "leaves", "structure", "tree_of", "under"]
+__all__ = ["Branch", "Leaf", "Signature", "Tree", "fixed_of", "leaves", "structure", "tree_of", "under"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,18 @@ class Branch:
 
 
 Tree: TypeAlias = Leaf | Branch
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """How the arguments (a tuple of args and kwargs) and the result of the model nest; None where nobody knows."""
+
+    inputs: Tree | None = None
+    outputs: Tree | None = None
+
+    def fitting(self, inputs: int, outputs: int) -> Signature:
+        """Without a side that has another number of tensors."""
+        return Signature(_of(self.inputs, inputs), _of(self.outputs, outputs))
 
 
 def tree_of(spec: Any, ends: Sequence[Leaf]) -> Tree:
@@ -82,6 +94,11 @@ def structure(item: Any) -> tuple[str, dict[str, Any]] | None:
 def fixed_of(item: Any) -> Mapping[str, Any] | None:
     """The `fixed` of the branch that `item` is."""
     return fixed_values(pytree.tree_flatten(item, is_leaf=lambda part: part is not item)[1].context)
+
+
+def _of(tree: Tree | None, count: int) -> Tree | None:
+    found = 0 if tree is None else sum(leaf.index is not None for _, leaf in leaves(tree))
+    return tree if found == count else None
 
 
 def _built(spec: Any, ends: Iterator[Leaf]) -> Tree:

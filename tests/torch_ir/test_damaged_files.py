@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.torch_ir import IR, SerializationError, extract_ir
-from tests.torch_ir.models import MaskedLinear
+from pipeline.torch_ir import IR, ExecutionError, IRExecutor, SerializationError, execute_ir, extract_ir
+from tests.torch_ir.models import Does, MaskedLinear
 
 Damage = Callable[[bytes], bytes]
 
@@ -154,6 +154,16 @@ WRONG: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
         {"zzz": {"int": 3}},
         r"mul.Tensor: found the argument 'zzz'",
     ),
+    "a number of 100 bits": (
+        ("nodes", 1, "attrs"),
+        {"other": 2**100},
+        r"nodes\[1\]: aten.mul.Tensor: other: found 1267650600228229401496703205376, expected Tensor; save",
+    ),
+    "a tensor of a call": (
+        ("nodes", 1, "call"),
+        {"self": {"use": 0}, "other": {"use": 10**30}},
+        r"nodes\[1\]: aten.mul.Tensor: found inputs \(0, 10{30}\), expected each of 2 once, in order; save",
+    ),
     "a size of no dim": (
         ("nodes", 1, "call"),
         {"other": {"size": "n"}},
@@ -203,6 +213,43 @@ def test_what_is_wrong_in_a_file_is_said_with_its_place(path: tuple[str | int, .
     part[path[-1]] = item
     with pytest.raises(SerializationError, match=f"IR JSON: .*{said}"):
         assert IR.from_dict(data).graph
+
+
+UNLIKELY: dict[str, tuple[int, dict[str, Any], str]] = {
+    "a shape": (
+        0,
+        {"shape": [5, 3]},
+        r"op 'sum_1' .*: found float32\[5, 3\] in the IR for what it makes, expected",
+    ),
+    "a dtype": (
+        0,
+        {"dtype": "int32"},
+        r"op 'sum_1' .*: found int32\[2, 3\] in the IR for what it makes, expected",
+    ),
+    "a rank": (
+        1,
+        {"shape": [6]},
+        r"op 'view' .*: found float32\[6\] in the IR for .*, expected float32\[3, 2\]",
+    ),
+    "of a copy": (2, {"dtype": "int64"}, r"op 'to' .*: found int64\[3, 2\] in the IR for .*, expected float64\[3, 2\]"),
+}
+
+
+@pytest.mark.parametrize("at, output, said", UNLIKELY.values(), ids=UNLIKELY.keys())
+def test_a_result_that_its_operator_does_not_make(at: int, output: dict[str, Any], said: str) -> None:
+    """Which no reader sees; it was a bug of ours once, and a plan took its word for what only moves elements."""
+    data = extract_ir(Does(lambda x: x.sum(0).view(3, 2).double()), (torch.ones(2, 2, 3),), strict=False).to_dict()
+    data["nodes"][at]["outputs"][0] |= output
+    with pytest.raises(ExecutionError, match=f"{said}.*; correct the node, or extract the IR again"):
+        execute_ir(IR.from_dict(data), (torch.ones(2, 2, 3),))
+
+
+def test_an_argument_that_its_operator_does_not_take() -> None:
+    data = extract_ir(Does(lambda x: x.sum(0).view(3, 2)), (torch.ones(2, 2, 3),), strict=False).to_dict()
+    data["nodes"][1]["attrs"]["size"] = [2**62, 2]
+    for planned in (True, False):
+        with pytest.raises(ExecutionError, match=r"op 'view' .*: torch refuses it on float32\[2, 3\] \(shape"):
+            IRExecutor(IR.from_dict(data), {}, planned=planned).execute((torch.ones(2, 2, 3),))
 
 
 @pytest.mark.parametrize(

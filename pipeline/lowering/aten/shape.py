@@ -15,7 +15,7 @@ from pipeline.ir.spec import TensorSpec
 from pipeline.lowering import shape
 from pipeline.lowering.elementwise import EMITTERS as ELEMENTWISE
 
-__all__ = ["as_view"]
+__all__ = ["MOVES", "as_view"]
 
 Attrs = Mapping[str, Any]
 Outs = Sequence[TensorSpec]
@@ -256,3 +256,6 @@ RULES: dict[str, Rule] = {
     "aten.diagonal.default": diagonal,
     "aten.unfold.default": unfolded,
 }
+
+MOVES = frozenset(RULES)
+"""Operators of which some calls, or all, only move elements."""

@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.torch_ir.errors import SerializationError
 
 __all__ = [
+    "LIMIT",
     "Unexpected",
     "are_names",
     "as_expected",
@@ -31,12 +32,12 @@ class Unexpected(ValueError):
 
 
 @contextmanager
-def refused() -> Iterator[None]:
-    """What is Unexpected inside is a SerializationError."""
+def refused(what: str = "IR JSON", advice: str = "save the IR again") -> Iterator[None]:
+    """What is Unexpected inside is a SerializationError about `what`."""
     try:
         yield
     except Unexpected as error:
-        raise SerializationError(f"IR JSON: {error}; save the IR again") from error
+        raise SerializationError(f"{what}: {error}; {advice}") from error
 
 
 def text(data: Mapping[str, Any], key: str, default: str | None = None) -> str:
@@ -64,7 +65,8 @@ def mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def shape_of(tensor: Mapping[str, Any]) -> tuple[int | str, ...]:
-    return tuple(as_expected(tensor["shape"], "shape", SIZES, _is_sizes))
+    found = tensor["shape"]
+    return tuple(found if _is_sizes(found) else as_expected(found, "shape", SIZES, _is_sizes))
 
 
 def whole_shape(data: Mapping[str, Any]) -> tuple[int, ...]:
@@ -123,7 +125,7 @@ def is_whole(item: Any) -> bool:
 
 
 LIMIT = 2**63
-"""torch's sizes have 64 bits."""
+"""torch's whole numbers have 64 bits."""
 
 SIZE = "a whole number of 0 or more, or a name"
 SIZES = f"a list of sizes, each {SIZE}"

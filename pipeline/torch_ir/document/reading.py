@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from pipeline.importers.from_torch.payload import TensorPayload
-from pipeline.ir import Attr, Dim, Graph, Op, Payload, Role, Size, TensorSpec
-from pipeline.ir.assemble import Facts, Stub, assemble
-from pipeline.ir.attr import parts
-from pipeline.torch_ir.call import read_call
-from pipeline.torch_ir.document.constants import read_constant
-from pipeline.torch_ir.document.dims import dims_in, read_dims
-from pipeline.torch_ir.document.expected import (
-    Unexpected,
-    are_names,
-    as_expected,
-    mapping,
-    refused,
-    rows,
-    shape_of,
-    strides_of,
-    text,
-)
-from pipeline.torch_ir.document.schema import hold_call
-from pipeline.torch_ir.words import word
+from pipeline.ir import Graph, Payload, Role
+from pipeline.ir.assemble import assemble
+from pipeline.torch_ir.document.expected import refused
+from pipeline.torch_ir.document.reader import Reader
 
-__all__ = ["read_graph"]
-
-GETITEM = "<built-in function getitem>"
-COND = "higher_order.cond"
+__all__ = ["graph_in", "read_graph"]
 
 Data = Mapping[str, Any]
 
@@ -47,11 +28,17 @@ def read_graph(data: Data, constants: Mapping[str, torch.Tensor]) -> Graph:
         SerializationError: the data is no IR, or names a tensor that nothing makes; the message says where.
     """
     with refused():
-        return _read(data, constants, Reader("signature" in data))
+        return graph_in(data, constants, "signature" in data)
 
 
-def _read(data: Data, constants: Mapping[str, torch.Tensor], reader: Reader) -> Graph:
-    with _placed(reader):
+def graph_in(data: Data, constants: Mapping[str, torch.Tensor], whole: bool) -> Graph:
+    """See `read_graph`; the calls are held to be `whole`, or not.
+
+    Raises:
+        Unexpected: the data is no IR.
+    """
+    reader = Reader(whole)
+    with reader.placed():
         reader.meet_dims(data)
         reader.weights(data)
         inputs = [reader.declare(one, Role.INPUT) for one in reader.each(data, "graph_inputs")]
@@ -64,176 +51,3 @@ def _read(data: Data, constants: Mapping[str, torch.Tensor], reader: Reader) -> 
         }
         facts = reader.facts(data)
         return assemble(data.get("model_name", ""), reader.stubs, reader.ops, inputs, outputs, payloads, facts=facts)
-
-
-@contextmanager
-def _placed(reader: Reader) -> Iterator[None]:
-    """What is wrong inside is Unexpected, with its place."""
-    try:
-        yield
-    except Unexpected as error:
-        raise Unexpected(f"{reader.where}: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise Unexpected(f"{reader.where}: {what}; expected what IR.save writes") from error
-
-
-class Reader:
-    """Values and ops as they are read; `where` says how far it came."""
-
-    def __init__(self, whole: bool, dims: frozenset[str] = frozenset()) -> None:
-        self.whole = whole
-        self.where = "the top level"
-        self.dims = dims
-        """The names that a shape may speak of."""
-        self.stubs: list[Stub] = []
-        self.ops: list[Op] = []
-        self.sources: dict[int, tuple[str, ...]] = {}
-        self._vids: dict[str, int] = {}
-        self._places: dict[str, int] = {}
-        """Which result of its op a value is, of those with several."""
-        self._specs: dict[tuple[Any, ...], TensorSpec] = {}
-        """A model has many tensors and few looks."""
-
-    def each(self, data: Data, key: str) -> Iterator[Data]:
-        """The objects in the list `data[key]`, with `where` at each."""
-        self.where = "the top level"
-        for index, one in enumerate(rows(data, key)):
-            self.where = f"{key}[{index}]"
-            yield one
-
-    def meet_dims(self, data: Data) -> None:
-        """Names may have a range, or only stand in the shape of an input, which gives them a size."""
-        named = [
-            dims_in(dim, "shape")
-            for one in self.each(data, "graph_inputs")
-            for dim in shape_of(one)
-            if isinstance(dim, str)
-        ]
-        self.dims = frozenset(mapping(data, "dims")).union(*named)
-
-    def weights(self, data: Data) -> None:
-        """Weights are used by the names of their placeholders; where there is no mapping, by their own."""
-        self.where = "the top level"
-        updated, tied, placeholders = (mapping(data, key) for key in ("updates", "tied", "weight_name_mapping"))
-        names = {key: name for name, key in placeholders.items()}
-        for weight in self.each(data, "weights"):
-            key: str = weight["name"]
-            name: str = names.get(key, key)
-            param = name.startswith("p_") or not placeholders
-            role = Role.STATE if name in updated else Role.PARAM if param else Role.CONST
-            vid = self.declare(weight, role, name)
-            self.sources[vid] = (key, *tied.get(key, ()))
-
-    def declare(self, tensor: Data, role: Role, name: str | None = None) -> int:
-        name = str(name or tensor["name"])
-        if name in self._vids:
-            raise ValueError(f"{name!r} is declared twice")
-        look = (shape_of(tensor), text(tensor, "dtype").removeprefix("torch."), tensor.get("device", "cpu"))
-        spec = self._specs.get(look)
-        if spec is None:
-            spec = self._specs[look] = self._spec(*look)
-        strides = strides_of(tensor)
-        if strides is not None:
-            self._known("strides", strides)
-        self.stubs.append(Stub(name, spec, role, strides))
-        self._vids[name] = vid = len(self.stubs) - 1
-        return vid
-
-    def _spec(self, shape: tuple[Dim, ...], dtype: str, device: str) -> TensorSpec:
-        self._known("shape", shape)
-        word("device", device)
-        return TensorSpec(shape, dtype, device)
-
-    def _known(self, where: str, sizes: tuple[Dim, ...]) -> None:
-        """
-        Raises:
-            Unexpected: one speaks of a dim that is not there, or is no expression.
-        """
-        for size in sizes:
-            if isinstance(size, str) and (unknown := dims_in(size, where) - self.dims):
-                known = f"one of {', '.join(sorted(self.dims))}" if self.dims else "only numbers, as there are no dims"
-                raise Unexpected(f"{where}: found {size!r} of the dim {min(unknown)!r}, expected {known}")
-
-    def vid(self, name: str) -> int:
-        if name not in self._vids:
-            raise ValueError(f"the tensor {name!r} is used, and nothing makes it")
-        return self._vids[name]
-
-    def used(self, tensor: Data) -> int:
-        """The vid of a tensor that is read. Its name decides; a place that its producer has not is refused."""
-        if place := tensor.get("producer_output_idx"):  # a model has many tensors, and few are not the first of theirs
-            name, expected = tensor["name"], self._places.get(tensor["name"], 0)
-            if place != expected:
-                raise Unexpected(f"{name!r}: producer_output_idx: found {place!r}, expected {expected}")
-        vid = self._vids.get(tensor["name"])
-        return self.vid(tensor["name"]) if vid is None else vid
-
-    def nodes(self, data: Data) -> None:
-        for node in self.each(data, "nodes"):
-            if text(node, "op_type") == GETITEM:
-                self._vids[node["outputs"][0]["name"]] = self.vid(node["inputs"][node["attrs"]["index"]]["name"])
-            else:
-                self._node(node)
-
-    def _node(self, node: Data) -> None:
-        inputs = tuple(self.used(one) for one in rows(node, "inputs"))
-        outputs = tuple(self.declare(one, Role.TMP) for one in rows(node, "outputs"))
-        if len(outputs) > 1:
-            self._places |= {self.stubs[vid].name: place for place, vid in enumerate(outputs)}
-        self.ops.append(
-            Op(
-                oid=len(self.ops),
-                kind=node["op_type"],
-                inputs=inputs,
-                outputs=outputs,
-                attrs=self._call(node, len(inputs)),
-                name=text(node, "name"),
-                origin=text(node, "module_path", ""),
-                line=text(node, "line", ""),
-                bodies=self._bodies(node, len(outputs)) if "bodies" in node else (),
-            )
-        )
-
-    def _call(self, node: Data, inputs: int) -> dict[str, Attr]:
-        kind, attrs = node["op_type"], mapping(node, "attrs")
-        call = read_call(kind, inputs, node)
-        if "call" in node:
-            for name, item in call.items():
-                self._known(name, tuple(part.expression for part in parts(item) if type(part) is Size))
-        hold_call(kind, inputs, call, call if "call" in node else attrs, self.whole)
-        return call
-
-    def _bodies(self, node: Data, results: int) -> tuple[Graph, ...]:
-        found: list[Graph] = []
-        at = self.where
-        for index, body in enumerate(rows(node, "bodies")):
-            self.where = f"{at}.bodies[{index}]"
-            reader = Reader(self.whole, self.dims)
-            with _placed(reader):
-                found.append(reader.body(body))
-                if node["op_type"] == COND and len(found[-1].outputs) != results:
-                    raise Unexpected(f"found {len(found[-1].outputs)}, expected {results}, as its node has")
-        self.where = at
-        return tuple(found)
-
-    def facts(self, data: Data) -> Facts:
-        self.where = "updates"
-        return Facts(
-            {self.vid(name): self.vid(after) for name, after in mapping(data, "updates").items()},
-            self.sources,
-            *read_dims(data),
-        )
-
-    def body(self, data: Data) -> Graph:
-        payloads: dict[str, Payload] = {}
-        inputs = [self.declare(one, Role.INPUT) for one in self.each(data, "inputs")]
-        for name, constant in mapping(data, "constants").items():
-            tensor = read_constant(name, constant, {})
-            shape, dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-            self.declare({"name": name, "shape": shape, "dtype": dtype}, Role.CONST)
-            payloads[name] = TensorPayload(tensor)
-        self.nodes(data)
-        self.where = "outputs"
-        outputs = [self.vid(name) for name in as_expected(data["outputs"], "outputs", "a list of names", are_names)]
-        return assemble(text(data, "name"), self.stubs, self.ops, inputs, outputs, payloads)

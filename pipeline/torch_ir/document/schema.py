@@ -11,7 +11,7 @@ from functools import cache
 
 from pipeline.ir import Attr, Size, Use, Word
 from pipeline.torch_ir.call import MASKS, SIZES, Argument, arguments
-from pipeline.torch_ir.document.expected import Unexpected
+from pipeline.torch_ir.document.expected import LIMIT, Unexpected
 
 __all__ = ["hold_call"]
 
@@ -26,10 +26,18 @@ class Slot:
 
     def takes(self, item: Attr) -> bool:
         if type(item) is tuple:
-            return all(type(part) in self.each for part in item) if self.each else object in self.alone
+            if not self.each:
+                return object in self.alone
+            return all(type(part) in self.each and self.holds(part) for part in item)
+        if not self.holds(item):
+            return False
         if type(item) is Word:
             return item.kind == self.argument.kind or object in self.alone
         return type(item) in self.alone or object in self.alone
+
+    def holds(self, item: Attr) -> bool:
+        """Whether a whole number is one of torch's, which have 64 bits; a scalar may be unsigned."""
+        return type(item) is not int or -LIMIT <= item < (LIMIT if "int" in self.argument.type else 2 * LIMIT)
 
 
 def hold_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str], whole: bool) -> None:
@@ -52,12 +60,14 @@ def hold_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collec
             used.append(item.index)
         elif type(item) is tuple:
             used += [part.index for part in item if type(part) is Use]
-        if type(item) not in slots[name].alone and not slots[name].takes(item):
+        if (type(item) not in slots[name].alone or type(item) is int) and not slots[name].takes(item):
             raise Unexpected(f"{kind}: {name}: found {_shown(item)}, expected {slots[name].argument.type}")
     if whole and not required <= attrs.keys():
         names = ", ".join(name for name in slots if name in required - attrs.keys())
         raise Unexpected(f"{kind}: found no {names}, expected each argument that has no default, None too")
     if whole and used != list(range(inputs)):
+        if len(used) == inputs:
+            raise Unexpected(f"{kind}: found inputs {_shown(tuple(used))}, expected each of {inputs} once, in order")
         raise Unexpected(f"{kind}: found {inputs} inputs, expected {len(used)}, as many as its arguments take")
 
 

@@ -8,14 +8,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from pipeline.errors import Unsupported
+from pipeline.errors import InternalError, Unsupported
 from pipeline.ir import Graph
-from pipeline.ir.bind import dim_names
+from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime.blame import DataMistake
 from pipeline.runtime.eager import Own
 from pipeline.runtime.states import LostStates
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
 from pipeline.torch_ir.execute.checked import checked
+from pipeline.torch_ir.execute.declared import misdeclared
 from pipeline.torch_ir.execute.feed import Inputs
 from pipeline.torch_ir.execute.planned import Planned, counts_from_storage
 from pipeline.torch_ir.execute.reference import Reference
@@ -82,7 +83,7 @@ class IRExecutor:
         strict_sizes: bool = True,
         registry: Registry = REGISTERED,
     ) -> None:
-        self.ir = ir = an_ir(ir, ExecutionError)
+        self.ir = ir = an_ir(ir, ExecutionError).settled()  # compared once with what somebody may have changed
         self._weights = None if weights is None else by_name("weights", weights, ExecutionError)
         self._constants = _optional("constants", constants)
         self._strict_sizes = strict_sizes
@@ -176,7 +177,17 @@ class IRExecutor:
             raise ExecutionError(str(error)) from error
         except LostStates as error:
             raise lost(self.ir.graph, error.names) from error
+        except (InternalError, RuntimeError, ArithmeticError) as error:
+            raise self._misdeclared(fed) or error from error
         return tuple(outputs[self.ir.graph.values[vid].name] for vid in self.ir.graph.outputs)
+
+    def _misdeclared(self, fed: Tensors) -> ExecutionError | None:
+        """What to raise of a run that failed since the IR says of some nodes what they do not do."""
+        graph = self.ir.graph
+        if self._dynamic:
+            graph = bind_dims(graph, dims_of(graph, {name: tensor.shape for name, tensor in fed.items()}))
+        said = [] if dim_names(graph) else misdeclared(graph, self._own)
+        return ExecutionError("\n".join(said)) if said else None
 
     @property
     def updates(self) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from pipeline.ir import Graph, Role
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.lowering.aten.order import AS_STRIDED
 from pipeline.runtime import CompiledProgram, compile_graph
+from pipeline.torch_ir.execute.declared import refuse_other_moves
 
 __all__ = ["Planned", "counts_from_storage"]
 
@@ -33,6 +34,7 @@ class Planned:
         Raises:
             Unsupported: the runtime cannot run this graph; the message says what it lacks.
             UserMistake: sizes that the graph does not hold for.
+            ExecutionError: a node has other results than the graph says.
             DataMistake: an index in the inputs is out of range.
             LostStates: an earlier run that failed had begun to write to some states.
         """
@@ -62,6 +64,7 @@ class Planned:
         key = tuple(sorted(dims.items()))
         if key not in self._programs:
             graph = bind_dims(self._graph, dims) if dims else self._graph
+            refuse_other_moves(graph)
             self._programs[key] = compile_graph(graph, self._weights)
         return self._programs[key]
 

@@ -20,9 +20,10 @@ from pipeline.torch_ir.extract.shared import refuse_written_in_two
 from pipeline.torch_ir.extract.signature import signature_of
 from pipeline.torch_ir.extract.tied import merged
 from pipeline.torch_ir.given import mistaken
-from pipeline.torch_ir.ir import IR, Signature
+from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of, stored
 from pipeline.torch_ir.registry import REGISTERED
+from pipeline.torch_ir.tree import Signature
 
 __all__ = ["convert_exported_program", "graph_of", "ir_of"]
 

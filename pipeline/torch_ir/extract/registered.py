@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from pipeline.ir import Graph, Op
-from pipeline.ir.attr import Attr, Use, Word, parts
+from pipeline.ir.attr import Attr, Use, parts
 from pipeline.torch_ir.call import resolve, spelled
 from pipeline.torch_ir.errors import ConversionError
-from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_torch, parts_of
+from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_attr, as_torch, parts_of
 from pipeline.torch_ir.registry import NodeInfo, Registry, looked_up
-from pipeline.torch_ir.words import KINDS
 
 __all__ = ["converted"]
 
@@ -53,17 +51,8 @@ def _op(op: Op, node: OpNode, vids: Mapping[str, int], registry: Registry) -> Op
 def _attrs(op: Op, made: OpNode, inputs: tuple[int, ...]) -> dict[str, Attr]:
     """Where the tensors are still those of the call, they keep their places in it."""
     tensors = {name: item for name, item in op.attrs.items() if any(type(part) is Use for part in parts(item))}
-    own = {name: _attr(item) for name, item in made.attrs.items() if not name.startswith("_tensor_list_")}
+    own = {name: as_attr(item) for name, item in made.attrs.items() if not name.startswith("_tensor_list_")}
     return {**(tensors if inputs == op.inputs else {}), **own}
-
-
-def _attr(item: Any) -> Attr:
-    if isinstance(item, list | tuple):
-        return tuple(_attr(part) for part in item)
-    for kind, cls in KINDS.items():
-        if isinstance(item, cls):
-            return Word(kind, str(item).removeprefix("torch."))
-    return item
 
 
 def _names(metas: list[TensorMeta]) -> list[str]:

@@ -11,8 +11,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from pipeline.importers.from_torch.stamp import Ends
 from pipeline.torch_ir.errors import ConversionError
-from pipeline.torch_ir.ir import Signature
-from pipeline.torch_ir.tree import Leaf, Tree, tree_of
+from pipeline.torch_ir.tree import Leaf, Signature, Tree, tree_of
 
 __all__ = ["signature_of", "signature_of_ends"]
 
