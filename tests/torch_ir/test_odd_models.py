@@ -62,6 +62,28 @@ def test_an_input_that_is_a_slice_is_counted_from_its_storage(offset: tuple[int,
             assert torch.equal(executor.execute((x,))[0], model(x))
 
 
+def test_what_is_counted_through_lies_as_in_the_trace() -> None:
+    model = Does(lambda x, y: torch.as_strided(x * 2, (3,), (1,)) + y)
+    x, y = torch.arange(12.0).view(3, 4), torch.ones(6)
+    ir = extract_ir(model, (x, y[:3]), strict=False)
+    assert torch.equal(execute_ir(ir, (x, y[::2]))[0], model(x, y[:3]))
+    with pytest.raises(ExecutionError, match=r"'args_0': found strides \[1, 3\], but the IR was traced with \[4, 1\]"):
+        execute_ir(ir, (x.view(4, 3).t(), y[:3]))
+    model, gaps = Does(lambda x: torch.as_strided(x, (4,), (1,)) * 2), x[:, :2]
+    assert verify_ir_with_state_dict(extract_ir(model, (gaps,), strict=False), {}, model, (gaps,))[0]
+
+
+def test_what_is_counted_through_is_a_tensor_by_itself() -> None:
+    whole, x = torch.arange(12.0), torch.ones(4)
+    with pytest.raises(ConversionError, match=r"models.py:\d+\) counts through memory of which 'held' is a part"):
+        extract_ir(Holds(whole[:2], buffer=True), (x,), strict=False)
+    ir = extract_ir(Holds(whole[::2], buffer=True), (x,), strict=False)
+    for held in (whole[::2], torch.cat([x, whole])[4::2]):
+        assert torch.equal(execute_ir(ir, (x,), {"held": held})[0], whole[:4])
+    with pytest.raises(ExecutionError, match=r"weight 'b_held': found strides \[1\], .* traced with \[2\]"):
+        execute_ir(ir, (x,), {"held": whole[:6]})
+
+
 def test_a_cnn_on_channels_last_is_planned_as_it_was_traced() -> None:
     """Whatever order the tensors come in, convolutions take the way that they took in the trace, bit for bit."""
     first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)

@@ -2,8 +2,8 @@
 
 torch functionalizes a program by running it again. Operators stay what they are, with two exceptions. What may be a
 view of its argument or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes the one that it is: only so
-is it known which writes reach it (hidden.py, and copies.py: where torch itself loses that). And `batch_norm`, which may write too, becomes another operator also where it does
-not; that one is put back.
+is it known which writes reach it (hidden.py and copies.py: where torch loses that). And `batch_norm`, which may write
+too, becomes another operator also where it does not; that one is put back.
 """
 
 from __future__ import annotations

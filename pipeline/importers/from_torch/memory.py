@@ -1,4 +1,4 @@
-"""Which memory a tensor lies in, and whether two have a byte of it in common."""
+"""Which memory a tensor lies in, a copy of that, and whether two tensors have a byte of it in common."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch._C._functorch import is_batchedtensor
 
-__all__ = ["extent", "meet", "memory_of"]
+__all__ = ["copy_as_it_lies", "extent", "meet", "memory_of"]
 
 Step = tuple[int, int, int]
 """How far one step goes, in bytes, and how many there are at least and at most."""
@@ -20,6 +20,15 @@ def memory_of(item: object) -> int | None:
     if is_batchedtensor(item):  # what vmap computes with while it is traced
         return None
     return item.untyped_storage()._cdata
+
+
+def copy_as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a dense tensor from its first element to its last, looked at with the same strides."""
+    tensor = tensor.detach()
+    if not tensor.numel():
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    span = extent(tensor) // tensor.element_size()
+    return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def extent(tensor: torch.Tensor) -> int:
