@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from pipeline.importers.from_torch.memory import memory_of
+from pipeline.importers.from_torch.memory import copy_as_it_lies, memory_of
 from pipeline.importers.from_torch.modules import every_tensor
 
 __all__ = ["apart"]
@@ -36,15 +35,6 @@ def apart(module: nn.Module, arguments: T) -> T:
         if memory is None or memory not in seen:
             seen.add(memory)
             return leaf
-        return _copied(leaf)
+        return copy_as_it_lies(leaf)
 
     return pytree.tree_map(own, arguments)
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Its memory from the first element to the last, looked at with the same strides."""
-    tensor = tensor.detach()
-    if not tensor.numel():
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)

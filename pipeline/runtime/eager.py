@@ -21,7 +21,7 @@ from pipeline.runtime.lacking import ON_THE_CPU
 from pipeline.runtime.memory import resolved
 from pipeline.runtime.words import argument, operator_of, tensors_in
 
-__all__ = ["EagerResult", "Observer", "Own", "apply", "run_eager"]
+__all__ = ["EagerResult", "Observer", "Own", "apply", "as_traced", "run_eager"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -81,14 +81,18 @@ def _given(graph: Graph, tensors: Tensors, *, check: bool) -> dict[int, torch.Te
             continue
         if check and (problem := _misfit(value, tensor)):
             wrong.append(problem)
-        found[value.vid] = _laid(resolved(tensor.detach()), value)
+        found[value.vid] = as_traced(tensor.detach(), value)
     if wrong:
         raise UserMistake(f"graph {graph.name!r} cannot run:\n" + "\n".join(f"  - {problem}" for problem in wrong))
     return found
 
 
-def _laid(tensor: torch.Tensor, value: Value) -> torch.Tensor:
-    """In the order in memory that the trace had: operators such as `as_strided` and `view` count on it."""
+def as_traced(tensor: torch.Tensor, value: Value) -> torch.Tensor:
+    """`tensor` in the order in memory that the trace had: operators such as `as_strided` and `view` count on it.
+
+    It is itself where it lies so already.
+    """
+    tensor = resolved(tensor)
     if tuple(tensor.shape) != value.spec.shape:
         return tensor
     if value.strides is None:

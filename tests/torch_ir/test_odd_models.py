@@ -62,6 +62,28 @@ def test_an_input_that_is_a_slice_is_counted_from_its_storage(offset: tuple[int,
             assert torch.equal(executor.execute((x,))[0], model(x))
 
 
+def test_what_is_counted_through_lies_as_in_the_trace() -> None:
+    model = Does(lambda x, y: torch.as_strided(x * 2, (3,), (1,)) + y)
+    x, y = torch.arange(12.0).view(3, 4), torch.ones(6)
+    ir = extract_ir(model, (x, y[:3]), strict=False)
+    assert torch.equal(execute_ir(ir, (x, y[::2]))[0], model(x, y[:3]))
+    with pytest.raises(ExecutionError, match=r"'args_0': found strides \[1, 3\], but the IR was traced with \[4, 1\]"):
+        execute_ir(ir, (x.view(4, 3).t(), y[:3]))
+    model, gaps = Does(lambda x: torch.as_strided(x, (4,), (1,)) * 2), x[:, :2]
+    assert verify_ir_with_state_dict(extract_ir(model, (gaps,), strict=False), {}, model, (gaps,))[0]
+
+
+def test_what_is_counted_through_is_a_tensor_by_itself() -> None:
+    whole, x = torch.arange(12.0), torch.ones(4)
+    with pytest.raises(ConversionError, match=r"models.py:\d+\) counts through memory of which 'held' is a part"):
+        extract_ir(Holds(whole[:2], buffer=True), (x,), strict=False)
+    ir = extract_ir(Holds(whole[::2], buffer=True), (x,), strict=False)
+    for held in (whole[::2], torch.cat([x, whole])[4::2]):
+        assert torch.equal(execute_ir(ir, (x,), {"held": held})[0], whole[:4])
+    with pytest.raises(ExecutionError, match=r"weight 'b_held': found strides \[1\], .* traced with \[2\]"):
+        execute_ir(ir, (x,), {"held": whole[:6]})
+
+
 def test_a_cnn_on_channels_last_is_planned_as_it_was_traced() -> None:
     """Whatever order the tensors come in, convolutions take the way that they took in the trace, bit for bit."""
     first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
@@ -170,6 +192,55 @@ def test_a_buffer_with_two_names_that_is_written_to(functionalize: bool) -> None
     assert {name.rpartition(".")[2] for name in updates} >= {"running_mean", "running_var"}
 
 
+class Keeps(nn.Module):
+    """Copies its input into a float buffer of three columns, which lies in a wider one, and reads it as it lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(2, 3))
+        self.register_buffer("cut", torch.zeros(2, 4)[:, :3])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows, cut = self.get_buffer("rows"), self.get_buffer("cut")
+        cut.add_(rows.copy_(x))
+        return (rows * 1).view(-1) / 2, cut * 1
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize("x", [torch.arange(6).view(2, 3), torch.randn(3), torch.randn(3, 2).t()], ids=["", "row", "t"])
+def test_a_copy_takes_dtype_shape_and_strides_of_its_target(x: Tensor, planned: bool, functionalize: bool) -> None:
+    model = Keeps()
+    ir = extract_ir(model, (x,), strict=False, functionalize=functionalize)
+    executor = IRExecutor(ir, {name: tensor.clone() for name, tensor in model.state_dict().items()}, planned=planned)
+    for _ in range(2):
+        for ours, wanted in zip(executor.execute((x,)), model(x), strict=True):
+            assert ours.dtype == wanted.dtype
+            assert torch.equal(ours, wanted)
+    assert torch.equal(executor.updates["b_rows"], model.rows)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: torch.nn.functional.dropout(x, 0.5, training=False),
+        lambda x: torch.einsum("ij->ji", x),
+    ],
+    ids=["dropout", "einsum"],
+)
+def test_a_write_reaches_what_is_a_view_by_no_schema(view: Callable[[Tensor], Tensor]) -> None:
+    def does(x: Tensor) -> tuple[Tensor, ...]:
+        first = x * 2
+        before = view(first)
+        first.add_(1)
+        after = view(before).mul_(3)
+        return first * 1, before * 1, after * 1
+
+    x = torch.arange(6.0).view(2, 3)
+    for ours, wanted in zip(execute_ir(extract_ir(Does(does), (x,), strict=False), (x,)), does(x), strict=True):
+        assert torch.equal(ours, wanted)
+
+
 def test_a_constant_goes_before_a_state_by_any_name() -> None:
     x = torch.arange(8.0).view(2, 4)
     executor = IRExecutor(extract_ir(Twice(), (x,), strict=False), Twice().state_dict())
@@ -241,6 +312,36 @@ def test_a_buffer_that_is_written_to_while_another_is_a_view_of_it(
     said = r"node 'add_?' \(.*test_odd_models.py:\d+\) writes to memory that 'a' and 'b' share; expected one tensor"
     with pytest.raises(ConversionError, match=said):
         extract_ir(Halves(writes), (torch.ones(4),), strict=False, functionalize=functionalize)
+
+
+class KeyAndValue(nn.Module):
+    """Two caches in one tensor: one after the other, or side by side."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        key, value = torch.zeros(2, 4, 3).transpose(0, axis).unbind(axis)
+        self.register_buffer("key", key)
+        self.register_buffer("value", value)
+
+    def forward(self, at: Tensor, x: Tensor) -> Tensor:
+        key, value = self.get_buffer("key"), self.get_buffer("value")
+        key.index_copy_(0, at, x)
+        torch.einsum("ij->ij", value)[1:3].add_(x)
+        return key @ value.t()
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_caches_in_one_memory_that_share_no_byte(axis: int, functionalize: bool) -> None:
+    model, x = KeyAndValue(axis), torch.ones(1, 3)
+    ir = extract_ir(model, (torch.tensor([2]), x), strict=False, functionalize=functionalize)
+    assert verify_ir_with_state_dict(ir, model.state_dict(), model, (torch.tensor([2]), x))[0]
+    executor, eager = IRExecutor(ir, model.state_dict()), KeyAndValue(axis)
+    for at in range(3):
+        given = torch.tensor([at]), x + at
+        assert torch.equal(executor.execute(given)[0], eager(*given))
+    assert all(torch.equal(executor.updates[f"b_{name}"], one) for name, one in eager.named_buffers())
+    assert not any(one.any() for one in model.buffers())
 
 
 @pytest.mark.filterwarnings("ignore:No complete tensor found")  # of torch's way to save views

@@ -2,15 +2,15 @@
 
 torch functionalizes a program by running it again. Operators stay what they are, with two exceptions. What may be a
 view of its argument or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes the one that it is: only so
-is it known which writes reach it. And `batch_norm`, which may write too, becomes another operator also where it does
-not; that one is put back.
+is it known which writes reach it (hidden.py and copies.py: where torch loses that). And `batch_norm`, which may write
+too, becomes another operator also where it does not; that one is put back.
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from operator import getitem
 from typing import Any
@@ -19,10 +19,13 @@ import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
+from pipeline.importers.from_torch.copies import converting, through_aliases, without_aliases
+from pipeline.importers.from_torch.hidden import hidden_views, parts_of, without_identities
 from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING, marks_vmap, operator_of
 
-__all__ = ["functional", "mutates", "writing", "written"]
+__all__ = ["arguments_of", "functional", "mutates", "writing", "written"]
 
 
 def mutates(program: ExportedProgram) -> bool:
@@ -41,6 +44,14 @@ def written(node: Node) -> frozenset[str]:
     return RUNNING if operator.kind in WHEN_TRAINING and trains(*node.args[3:6]) else operator.written
 
 
+def arguments_of(node: Node, names: Collection[str]) -> list[Node]:
+    """What `node`, a call of an operator, is given by these names."""
+    given = {**dict(zip(operator_of(node.target).arguments, node.args, strict=False)), **node.kwargs}
+    found: list[Node] = []
+    map_arg([given[name] for name in names if name in given], found.append)
+    return found
+
+
 def functional(program: ExportedProgram) -> ExportedProgram:
     """`program` itself where nothing is written, else as torch functionalizes it, without decomposing anything else.
 
@@ -53,11 +64,25 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     asked = next((node for node in _calls(program) if node.target is BATCH_NORM), None)
     with warnings.catch_warnings():  # of torch's own copy of the program
         warnings.filterwarnings("ignore", r".*LeafSpec", FutureWarning)
-        found = _one_name_each(program).run_decompositions({})
+        found = _run_again(_one_name_each(program))
     if asked is not None:
         for node in list(_calls(found)):
             if node.target is NO_TRAINING:
                 _put_back(node, cudnn=asked.args[8])
+    return found
+
+
+def _run_again(program: ExportedProgram) -> ExportedProgram:
+    """`program` as torch functionalizes it, with all of its copies and views."""
+    changed = [one for node in writing(program) for one in arguments_of(node, written(node))]
+    hidden, copies = hidden_views(_calls(program), changed), converting(program)
+    if hidden:
+        program = without_identities(program, {node.name for node in hidden})
+    if copies:
+        program = through_aliases(program, copies)
+    found = program.run_decompositions(parts_of(hidden))
+    if copies:
+        without_aliases(found)
     return found
 
 

@@ -1,14 +1,70 @@
-"""Which memory a tensor lies in."""
+"""Which memory a tensor lies in, a copy of that, and whether two tensors have a byte of it in common."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-__all__ = ["memory_of"]
+import torch
+from torch._C._functorch import is_batchedtensor
+
+__all__ = ["copy_as_it_lies", "extent", "meet", "memory_of"]
+
+Step = tuple[int, int, int]
+"""How far one step goes, in bytes, and how many there are at least and at most."""
 
 
 def memory_of(item: object) -> int | None:
     """What names the storage of a tensor, on meta too, where every address is 0; None of what is no dense tensor."""
     if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.is_nested:
         return None
+    if is_batchedtensor(item):  # what vmap computes with while it is traced
+        return None
     return item.untyped_storage()._cdata
+
+
+def copy_as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a dense tensor from its first element to its last, looked at with the same strides."""
+    tensor = tensor.detach()
+    if not tensor.numel():
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    span = extent(tensor) // tensor.element_size()
+    return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Bytes from where a dense tensor begins to the end of its last element; 0 where it has none."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def meet(one: torch.Tensor, other: torch.Tensor, distance: int) -> bool:
+    """Whether two dense tensors have a byte in common, of which `other` begins `distance` bytes after `one`.
+
+    Exact, whatever the strides are: every second column and the columns between them do not meet.
+    """
+    if not -extent(other) < distance < extent(one):
+        return False
+    bounds = {1: [1 - other.element_size(), one.element_size() - 1]}
+    for size, stride in _axes(one):
+        bounds.setdefault(stride, [0, 0])[1] += size - 1
+    for size, stride in _axes(other):
+        bounds.setdefault(stride, [0, 0])[0] -= size - 1
+    return _reached(distance, [(stride, low, high) for stride, (low, high) in sorted(bounds.items(), reverse=True)])
+
+
+def _axes(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """(size, stride in bytes) of each axis on which the elements lie apart."""
+    width = tensor.element_size()
+    return [(size, stride * width) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+
+
+def _reached(distance: int, steps: Sequence[Step]) -> bool:
+    """Whether so many of each step make up `distance`. The longest goes first: it leaves few numbers of the others."""
+    if not steps:
+        return distance == 0
+    (stride, low, high), *rest = steps
+    least, most = (sum(step[0] * step[end] for step in rest) for end in (1, 2))
+    first, last = max(low, -((most - distance) // stride)), min(high, (distance - least) // stride)
+    return any(_reached(distance - count * stride, rest) for count in range(first, last + 1))

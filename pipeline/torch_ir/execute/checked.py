@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from pipeline.ir import Value
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute.feed import Inputs, feed
 from pipeline.torch_ir.execute.shared import shared_and_written
 from pipeline.torch_ir.execute.sizes import wrong_sizes
+from pipeline.torch_ir.execute.strided import laid_otherwise
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.weights.stored import Bound, absent, misfit
 
@@ -18,10 +20,18 @@ __all__ = ["checked"]
 
 
 def checked(
-    ir: IR, bound: Bound, inputs: Inputs, kwargs: Mapping[str, Any] | None, *, strict_sizes: bool, dynamic: bool
+    ir: IR,
+    bound: Bound,
+    inputs: Inputs,
+    kwargs: Mapping[str, Any] | None,
+    *,
+    strict_sizes: bool,
+    dynamic: bool,
+    counted: Sequence[Value] = (),
 ) -> dict[str, torch.Tensor]:
     """The inputs by name; `bound` is what is stored. Sizes may be others than the declared ones if not `strict_sizes`;
-    `dynamic`: some have names, and are held to their ranges and guards.
+    `dynamic`: some have names, and are held to their ranges and guards. `counted` are the values whose order in memory
+    the results depend on.
 
     Raises:
         ExecutionError: something is missing or does not fit.
@@ -39,6 +49,7 @@ def checked(
         wrong.extend(wrong_sizes(ir.graph, fed.tensors))
     if not missing and not wrong:
         wrong.extend(shared_and_written(ir.graph, fed.tensors))
+        wrong.extend(laid_otherwise(ir.graph, counted, {**bound.tensors, **fed.tensors}))
     if missing or wrong:
         raise ExecutionError("\n".join([*missing, *wrong, *bound.hints]))
     return fed.tensors

@@ -21,6 +21,7 @@ from pipeline.torch_ir.execute.feed import Inputs
 from pipeline.torch_ir.execute.planned import Planned, counts_from_storage
 from pipeline.torch_ir.execute.reference import Reference
 from pipeline.torch_ir.execute.states import given_states, lost
+from pipeline.torch_ir.execute.strided import counted, from_the_first
 from pipeline.torch_ir.execute.unspelled import refuse_unspelled, unspelled
 from pipeline.torch_ir.given import by_name
 from pipeline.torch_ir.ir import IR, an_ir
@@ -92,6 +93,7 @@ class IRExecutor:
         self._reference = Reference(ir.graph)
         self._planned = planned and not self._own and not self.writes
         self._from_storage = counts_from_storage(ir.graph)
+        self._counted = counted(ir.graph)
         self._inputs = [ir.graph.values[vid] for vid in ir.graph.inputs]
         self._dynamic = strict_sizes and bool(dim_names(ir.graph))
         self._bound: Bound | None = None
@@ -167,7 +169,8 @@ class IRExecutor:
         if not constants:
             self.refuse_without_weights()
         bound = self._stored(constants)
-        fed = checked(self.ir, bound, inputs, kwargs, strict_sizes=self._strict_sizes, dynamic=self._dynamic)
+        how = {"strict_sizes": self._strict_sizes, "dynamic": self._dynamic, "counted": self._counted}
+        fed = checked(self.ir, bound, inputs, kwargs, **how)
         refuse_unspelled(self._unspelled)
         try:
             outputs = None if own is not None or constants or not self._fits(fed) else self._run_planned(bound, fed)
@@ -244,10 +247,16 @@ class IRExecutor:
 
     def _stored(self, constants: Tensors) -> Bound:
         if constants:
-            return bind_stored(self.ir, self._weights or {}, {**self._constants, **constants})
+            return self._bind({**self._constants, **constants})
         if self._bound is None:
-            self._bound = bind_stored(self.ir, self._weights or {}, self._constants)
+            self._bound = self._bind(self._constants)
         return self._bound
+
+    def _bind(self, constants: Tensors) -> Bound:
+        bound = bind_stored(self.ir, self._weights or {}, constants)
+        if self._from_storage:
+            bound.tensors.update(from_the_first(self._counted, bound.tensors))
+        return bound
 
 
 def _optional(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:

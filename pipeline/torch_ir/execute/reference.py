@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping
 import torch
 
 from pipeline.ir import Graph, Role
-from pipeline.runtime.eager import Own, run_eager
+from pipeline.runtime.eager import Own, as_traced, run_eager
 from pipeline.runtime.states import LostStates
 from pipeline.torch_ir.execute.shared import unshared
 from pipeline.torch_ir.execute.states import versions, writes
+from pipeline.torch_ir.nodes import stored
 
 __all__ = ["Reference"]
 
@@ -28,6 +29,7 @@ class Reference:
         self.writes = writes(graph)
         self._graph = graph
         self._names = {value.name for value in graph.with_role(Role.STATE)}
+        self._values = {value.name: value for value in stored(graph)}
         self._states: dict[str, torch.Tensor] = {}
         self._lost: set[str] = set()
         """States on which ops had begun to write when a run failed."""
@@ -69,7 +71,7 @@ class Reference:
         return _copies(self._states)
 
     def give_states(self, states: Tensors) -> None:
-        self._states |= states
+        self._states |= self._laid(states)
         self._lost -= states.keys()
 
     def _refuse_lost(self) -> None:
@@ -78,8 +80,13 @@ class Reference:
 
     def _kept(self, stored: Tensors, given: Collection[str]) -> Tensors:
         if self.writes:
-            self._states |= _copies({name: one for name, one in stored.items() if name not in self._states})
+            missing = {name: one for name, one in stored.items() if name not in self._states}
+            self._states |= self._laid(_copies(missing))
         return {**stored, **{name: one for name, one in self._states.items() if name not in given}}
+
+    def _laid(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """In the order in memory that a run wants: else it would copy them, and write to the copies."""
+        return {name: as_traced(tensor, self._values[name]) for name, tensor in tensors.items()}
 
 
 def _copies(tensors: Tensors) -> dict[str, torch.Tensor]:

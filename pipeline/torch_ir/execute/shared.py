@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
+from pipeline.importers.from_torch.memory import extent, meet
 from pipeline.ir import Graph
 
 __all__ = ["shared_and_written", "unshared"]
@@ -14,16 +15,22 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def shared_and_written(graph: Graph, tensors: Tensors) -> Iterator[str]:
-    """Inputs that the model writes to and that begin where another begins: an IR takes each for a tensor of its own.
+    """Inputs that the model writes to and that have bytes in common with another: an IR takes each for one of its own.
 
-    Tensors of one memory that begin elsewhere in it, such as the halves of a cache, are taken for distinct.
+    The halves of a cache have none in common, though they may lie in the same memory.
     """
     written = [graph.values[vid].name for vid in graph.inputs if vid in graph.updates]
+    places = {name: (tensor.data_ptr(), tensor.data_ptr() + extent(tensor)) for name, tensor in tensors.items()}
     for name in written:
-        others = [other for other in tensors if other != name and _begins_with(tensors[name], tensors[other])]
+        begin, end = places[name]
+        others = [
+            other
+            for other, (first, last) in places.items()
+            if first < end and begin < last and other != name and meet(tensors[name], tensors[other], first - begin)
+        ]
         if others:
             yield (
-                f"input {name!r} is the same tensor as {', '.join(map(repr, others))}, and the model writes to it, "
+                f"input {name!r} shares memory with {', '.join(map(repr, others))}, and the model writes to it, "
                 "which the IR shows in one place only: give copies (.clone())"
             )
 
@@ -35,7 +42,3 @@ def unshared(outputs: Tensors, kept: Iterable[torch.Tensor]) -> dict[str, torch.
         name: tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
         for name, tensor in outputs.items()
     }
-
-
-def _begins_with(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one is other or (one.numel() > 0 and other.numel() > 0 and one.data_ptr() == other.data_ptr() != 0)

@@ -5,7 +5,7 @@ export.py      module → ExportedProgram                 tied.py         one we
 convert.py     ExportedProgram → IR                     shared.py       memory of two tensors, written to
 signature.py   what goes in and comes out               buffers.py      what no checkpoint has, computed again
 meta.py        nothing has been loaded                  registered.py   nodes that functions of the user's write down
-source.py      the model as the configuration gives it
+source.py      the model as the configuration gives it  strided.py      what counts beyond a tensor's memory
 """
 
 from pipeline.torch_ir.extract.convert import convert_exported_program

@@ -18,6 +18,7 @@ from pipeline.torch_ir.extract.names import tied_in
 from pipeline.torch_ir.extract.registered import converted
 from pipeline.torch_ir.extract.shared import refuse_written_in_two
 from pipeline.torch_ir.extract.signature import signature_of
+from pipeline.torch_ir.extract.strided import refuse_counting_beyond
 from pipeline.torch_ir.extract.tied import merged
 from pipeline.torch_ir.given import mistaken
 from pipeline.torch_ir.ir import IR
@@ -69,6 +70,7 @@ def graph_of(
         ConversionError: it holds something that the IR cannot.
     """
     refuse_written_in_two(program)
+    refuse_counting_beyond(program)
     try:
         program = functional(program) if functionalize else program
     except Exception as error:

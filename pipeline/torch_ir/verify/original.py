@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from pipeline.export.caches import register_caches
+from pipeline.importers.from_torch.memory import copy_as_it_lies, memory_of
 from pipeline.torch_ir.errors import ExecutionError
 
 __all__ = ["Answer", "answer_of", "copied", "same_randomness", "stored_in"]
@@ -65,7 +66,7 @@ def copied_model(model: nn.Module) -> nn.Module:
     """
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers(), *_with_history(model)):
-        fresh = tensor.detach().clone()
+        fresh = _copy(tensor)
         memo[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
     try:
         return copy.deepcopy(model, dict(memo))
@@ -74,6 +75,11 @@ def copied_model(model: nn.Module) -> nn.Module:
             f"{type(model).__name__} cannot be copied, and verification runs nothing but a copy: "
             f"{_culprit(model, memo) or error}; take it out of the model for the time of the verification"
         ) from error
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A clone of a slice is none; what a model makes of its memory would be another thing."""
+    return tensor.detach().clone() if memory_of(tensor) is None else copy_as_it_lies(tensor)
 
 
 def _with_history(model: nn.Module) -> Iterator[torch.Tensor]:
@@ -106,7 +112,7 @@ def copied(arguments: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if id(leaf) not in made:
-            made[id(leaf)] = leaf.detach().clone()
+            made[id(leaf)] = _copy(leaf)
         return made[id(leaf)]
 
     return pytree.tree_map(own, arguments)

@@ -1,0 +1,87 @@
+"""Views that no schema tells: `einsum("ij->ji", x)` lies in the memory of `x`, and a dropout at rest gives `x` itself.
+
+torch keeps an `einsum` as it is where it makes writes into values, and takes its result for a tensor of its own, as it
+makes a copy of the dropout (torch 2.13): a write to one of the two does not reach the other then. So such an operator
+becomes what it consists of, which are views that are declared, and one that gives its very argument that argument.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from pipeline.importers.from_torch.memory import memory_of
+from pipeline.importers.from_torch.operators import operator_of
+
+__all__ = ["hidden_views", "memories_at", "parts_of", "without_identities"]
+
+
+def hidden_views(calls: Iterable[Node], changed: Iterable[Node]) -> list[Node]:
+    """Those of `calls` that give views of memory in which one of the nodes `changed` lies, and do not declare it.
+
+    A dropout that does nothing is among them anyhow: a trace has copied there.
+    """
+    memories = frozenset[int]().union(*map(memories_at, changed))
+    return [node for node in calls if _idle(node) or (memories & memories_at(node) and _hides(node))]
+
+
+def parts_of(nodes: Iterable[Node]) -> dict[Any, Callable[..., Any]]:
+    """What the operators of these calls consist of; an idle dropout is gone by then."""
+    operators = {node.target for node in nodes if not _idle(node)}
+    known = torch.export.default_decompositions() if operators else {}
+    return {operator: known[operator] for operator in operators if operator in known}
+
+
+def without_identities(program: ExportedProgram, names: Collection[str]) -> ExportedProgram:
+    """Another program, in which what is made of the nodes `names` that give their very argument is made of that."""
+    module, signature = copy.deepcopy((program.graph_module, program.graph_signature))
+    bodies = [body for body in module.modules() if isinstance(body, GraphModule)]
+    with module._set_replace_hook(signature.get_replace_hook()):
+        for node in [node for body in bodies for node in body.graph.nodes if node.name in names]:
+            same = next((one for one in node.all_input_nodes if _idle(node) or _is_same(node, one)), None)
+            if same is not None:
+                node.replace_all_uses_with(same)
+                node.graph.erase_node(node)
+    for body in bodies:
+        body.recompile()
+    return program._update(module, signature)
+
+
+def memories_at(node: Node) -> frozenset[int]:
+    """Where the result of `node` lay in the trace; a program that was saved and loaded has forgotten it."""
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    return frozenset(memory for leaf in leaves if (memory := memory_of(leaf)) is not None)
+
+
+def _idle(node: Node) -> bool:
+    return node.target is DROPOUT and not (node.args[1] and node.args[2])
+
+
+def _is_same(node: Node, given: Node) -> bool:
+    one, other = node.meta.get("val"), given.meta.get("val")
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    return memories_at(node) == memories_at(given) != frozenset() and _looked_at(one) == _looked_at(other)
+
+
+def _looked_at(tensor: torch.Tensor) -> tuple[str, ...]:
+    """How a tensor looks at its memory, as it is written: to compare symbols would bind them."""
+    marks = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return *map(str, marks), str(tuple(tensor.shape)), str(tensor.stride()), str(tensor.storage_offset())
+
+
+def _hides(node: Node) -> bool:
+    if not isinstance(node.target, OpOverload) or operator_of(node.target).viewed:
+        return False
+    return any(memories_at(node) & memories_at(given) for given in node.all_input_nodes)
+
+
+DROPOUT = torch.ops.aten.dropout.default
+"""(input, p, train)"""
