@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import RLock
 
 import torch
 
@@ -36,7 +37,7 @@ class Step:
 
 
 class Executor:
-    """Owns the arena of one plan. Not for two threads at once: they would share the arena.
+    """Owns the arena of one plan. Threads that share it wait for one another, since a run fills the arena.
 
     A step becomes a launch, a callable without arguments, when the storage of its operands is known: nearly all of them
     here. What reads the caller's inputs is bound at each run, since a copy into buffers of our own would cost a second
@@ -92,6 +93,7 @@ class Executor:
         self._at_home = False
         """Whether what makes and reads large outputs is bound, to the arena."""
         self._proved = False
+        self._alone = RLock()
         self._reached = 0
         """Steps of the last run that began, and so may have written."""
 
@@ -125,6 +127,10 @@ class Executor:
         return [found[self.plan.slots[vid].name] for vid in self.plan.outputs]
 
     def _run(self, feed: Feed, wanted: Sequence[int], *, copy: bool) -> dict[str, torch.Tensor]:
+        with self._alone:
+            return self._run_alone(feed, wanted, copy=copy)
+
+    def _run_alone(self, feed: Feed, wanted: Sequence[int], *, copy: bool) -> dict[str, torch.Tensor]:
         states = {name: tensor for name, tensor in feed.items() if name in self.states.names}
         rest = {name: tensor for name, tensor in feed.items() if name not in states}
         given = dict(zip(self._signature, bind_feed(self.plan.feed_signature, rest), strict=True))

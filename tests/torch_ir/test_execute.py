@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,7 @@ def test_states_live_in_the_executor(functionalize: bool, planned: bool) -> None
         assert torch.equal(rows, expected["more"][1])
     assert torch.equal(executor.updates["b_rows"], model.rows)
     assert not state["rows"].any()
+    assert ("functionalize=False" in executor.not_planned) == (planned and not functionalize)
     executor.load_weights_from_state_dict(state)
     assert executor.execute(*cache_call(0))[1].count_nonzero() == 3
 
@@ -328,6 +330,20 @@ def test_planned_runs_are_planned_and_equal_the_reference() -> None:
     assert planned.not_planned == ""
     assert reference.updates["b_norm_num_batches_tracked"] == 2
     assert model.norm.num_batches_tracked == 0
+
+
+def test_threads_that_share_an_executor_get_their_own_results() -> None:
+    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(8)])
+    executor = IRExecutor(extract_ir(model, (torch.ones(8, 16),), strict=False), model.state_dict())
+    inputs = [torch.full((8, 16), float(thread)) for thread in range(2)]
+    expected = [executor.execute((x,))[0] for x in inputs]
+
+    def worker(thread: int) -> list[torch.Tensor]:
+        return [executor.execute((inputs[thread],))[0] for _ in range(100)]
+
+    with ThreadPoolExecutor(2) as pool:
+        for thread, found in enumerate(pool.map(worker, range(2))):
+            assert all(torch.equal(one, expected[thread]) for one in found)
 
 
 def test_weights_of_every_kind_of_file(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def test_an_executor_goes_before_the_operator_of_torch() -> None:
     assert execute_ir(ir, (X,))[0].tolist() == [1.0, 0.0]
     register_executor("aten.relu")(lambda inputs, attrs: [inputs[0] * 10])
     assert execute_ir(ir, (X,))[0].tolist() == [10.0, -20.0]
+    assert "your own run aten.relu.default" in IRExecutor(ir).not_planned
     assert IRExecutor(ir, registry=type(REGISTERED)()).execute((X,))[0].tolist() == [1.0, 0.0]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import RLock
+from typing import Any
 
 import torch
 
-from pipeline.errors import InternalError, Unsupported
+from pipeline.errors import InternalError
 from pipeline.ir import Graph
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime.blame import DataMistake
@@ -17,23 +19,21 @@ from pipeline.runtime.states import LostStates
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
 from pipeline.torch_ir.execute.checked import checked
 from pipeline.torch_ir.execute.declared import misdeclared
+from pipeline.torch_ir.execute.engines import Engines
 from pipeline.torch_ir.execute.feed import Inputs
-from pipeline.torch_ir.execute.planned import Planned, counts_from_storage
-from pipeline.torch_ir.execute.reference import Reference
 from pipeline.torch_ir.execute.states import given_states, lost
-from pipeline.torch_ir.execute.strided import counted, from_the_first
+from pipeline.torch_ir.execute.strided import counted, counts_from_storage, from_the_first
 from pipeline.torch_ir.execute.unspelled import refuse_unspelled, unspelled
 from pipeline.torch_ir.given import by_name
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.nodes import stored
 from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.weights.load import load_weights
-from pipeline.torch_ir.weights.stored import Bound, bind_stored, sized
+from pipeline.torch_ir.weights.stored import Bound, bind_stored
 
 __all__ = ["IRExecutor", "execute_ir"]
 
 Tensors = Mapping[str, torch.Tensor]
-Engine = TypeVar("Engine", Planned, Reference)
 
 NOT_LOADED = "Weights not loaded: give IRExecutor weights, or call load_weights first"
 
@@ -70,7 +70,8 @@ class IRExecutor:
 
     Runs are planned: storage and kernels are settled once for all calls with equal sizes. `planned=False` takes the
     plain reference, op by op with torch's operators, and so does an IR that was not functionalized or that has ops with
-    an executor of the user's own. `strict_sizes=False` lets inputs have other sizes than the declared ones, on the
+    an executor of the user's own. Threads may share an executor, and wait for one another: the runs of one are planned
+    in one storage. `strict_sizes=False` lets inputs have other sizes than the declared ones, on the
     reference too: right where the ops happen not to care, as with a batch of 2 for a batch of 1.
     """
 
@@ -90,19 +91,17 @@ class IRExecutor:
         self._strict_sizes = strict_sizes
         self._own = registry.own(ir.graph)
         self._unspelled = unspelled(ir.graph, self._own)
-        self._reference = Reference(ir.graph)
-        self._planned = planned and not self._own and not self.writes
-        self._from_storage = counts_from_storage(ir.graph)
         self._counted = counted(ir.graph)
-        self._inputs = [ir.graph.values[vid] for vid in ir.graph.inputs]
         self._dynamic = strict_sizes and bool(dim_names(ir.graph))
         self._bound: Bound | None = None
-        self._updated: dict[str, torch.Tensor] = {}
-        self._engine: Planned | None = None
-        self._holder: Planned | Reference = self._reference
-        """What ran last: it has the states."""
-        self.not_planned = ""
-        """Why runs are not planned although they were to be, in the words of the runtime."""
+        self._planned = planned
+        self._engines = Engines(ir.graph, self._own, planned=planned)
+        self._alone = RLock()
+
+    @property
+    def not_planned(self) -> str:
+        """Why runs are not planned although they were to be; "" as far as they are."""
+        return self._engines.not_planned
 
     def load_weights(self, path: str | Path) -> None:
         """Take the weights of a file.
@@ -114,10 +113,10 @@ class IRExecutor:
 
     def load_weights_from_state_dict(self, state_dict: Tensors) -> None:
         """Take these weights; what earlier runs have written to buffers is forgotten."""
-        self._weights = by_name("weights", state_dict, ExecutionError)
-        self._bound = self._engine = None
-        self._updated = {}
-        self._reference = self._holder = Reference(self.ir.graph)
+        weights = by_name("weights", state_dict, ExecutionError)
+        with self._alone:
+            self._weights, self._bound = weights, None
+            self._engines = Engines(self.ir.graph, self._own, planned=self._planned)
 
     def give_states(self, states: Tensors) -> None:
         """Set buffers that the model writes to, by their names in the checkpoint or by those of the placeholders.
@@ -129,7 +128,8 @@ class IRExecutor:
         """
         states = by_name("states", states, ExecutionError)
         given = given_states(self.ir.graph, states, any_stored=self.writes)
-        self._holder.give_states(given)
+        with self._alone:
+            self._engines.give_states(given)
 
     def refuse_without_weights(self, said: str = NOT_LOADED) -> None:
         """
@@ -166,23 +166,35 @@ class IRExecutor:
         self, inputs: Inputs, kwargs: Mapping[str, Any] | None, constants: Tensors, own: Own | None
     ) -> tuple[torch.Tensor, ...]:
         """With `own` for the executors of single ops, it is the reference that runs."""
-        if not constants:
-            self.refuse_without_weights()
-        bound = self._stored(constants)
-        how = {"strict_sizes": self._strict_sizes, "dynamic": self._dynamic, "counted": self._counted}
-        fed = checked(self.ir, bound, inputs, kwargs, **how)
-        refuse_unspelled(self._unspelled)
+        with self._alone:
+            if not constants:
+                self.refuse_without_weights()
+            bound = self._stored(constants)
+            how = {"strict_sizes": self._strict_sizes, "dynamic": self._dynamic, "counted": self._counted}
+            fed = checked(self.ir, bound, inputs, kwargs, **how)
+            refuse_unspelled(self._unspelled)
+            with self._explained(fed):
+                outputs = self._run(bound.tensors, fed, constants, own)
+        return tuple(outputs[self.ir.graph.values[vid].name] for vid in self.ir.graph.outputs)
+
+    def _run(self, tensors: Tensors, fed: Tensors, constants: Tensors, own: Own | None) -> Tensors:
+        if own is None and not constants:
+            return self._engines.run(tensors, fed, strict_sizes=self._strict_sizes)
+        graph = self.ir.graph
+        given = [one.name for one in stored(graph) if constants.keys() & {one.name, *graph.sources.get(one.vid, ())}]
+        return self._engines.refer(tensors, fed, own, given)
+
+    @contextmanager
+    def _explained(self, fed: Tensors) -> Iterator[None]:
+        """A run that fails says what to do."""
         try:
-            outputs = None if own is not None or constants or not self._fits(fed) else self._run_planned(bound, fed)
-            if outputs is None:
-                outputs = self._run_reference(bound, fed, constants, self._own if own is None else own)
+            yield
         except DataMistake as error:
             raise ExecutionError(str(error)) from error
         except LostStates as error:
             raise lost(self.ir.graph, error.names) from error
         except (InternalError, RuntimeError, ArithmeticError) as error:
             raise self._misdeclared(fed) or error from error
-        return tuple(outputs[self.ir.graph.values[vid].name] for vid in self.ir.graph.outputs)
 
     def _misdeclared(self, fed: Tensors) -> ExecutionError | None:
         """What to raise of a run that failed since the IR says of some nodes what they do not do."""
@@ -199,51 +211,17 @@ class IRExecutor:
         Raises:
             ExecutionError: a run that failed left some of them half written (see `give_states`).
         """
-        try:
-            kept = self._holder.states()
-        except LostStates as error:
-            raise lost(self.ir.graph, error.names) from error
-        return {**{name: tensor.clone() for name, tensor in self._updated.items()}, **kept}
+        with self._alone:
+            try:
+                kept = self._engines.states()
+            except LostStates as error:
+                raise lost(self.ir.graph, error.names) from error
+            return {**{name: tensor.clone() for name, tensor in self._engines.updated.items()}, **kept}
 
     @property
     def writes(self) -> bool:
         """Whether ops of the IR write to their arguments, as they do without functionalization."""
-        return self._reference.writes
-
-    def _fits(self, fed: Tensors) -> bool:
-        """Whether the planned runtime may be asked: it wants the very sizes, the CPU, and for an
-        `as_strided` that counts from the storage inputs that begin theirs.
-        """
-        if not self._planned or any(not tensor.is_cpu for tensor in fed.values()):
-            return False
-        if self._from_storage and any(tensor.storage_offset() for tensor in fed.values()):
-            return False
-        return self._strict_sizes or all(sized(fed[value.name], value.spec.shape) for value in self._inputs)
-
-    def _run_planned(self, bound: Bound, fed: Tensors) -> dict[str, torch.Tensor] | None:
-        """None where the runtime says that it cannot run this graph; it is not asked again then."""
-        if self._engine is None:
-            self._engine = Planned(self.ir.graph, bound.tensors)
-        try:
-            outputs, self._updated = self._holding(self._engine).run(fed)
-        except Unsupported as error:
-            self._holding(self._reference)
-            self.not_planned, self._planned, self._engine = str(error), False, None
-            return None
-        return outputs
-
-    def _run_reference(self, bound: Bound, fed: Tensors, constants: Tensors, own: Own) -> dict[str, torch.Tensor]:
-        graph = self.ir.graph
-        given = [one.name for one in stored(graph) if constants.keys() & {one.name, *graph.sources.get(one.vid, ())}]
-        outputs, self._updated = self._holding(self._reference).run(bound.tensors, fed, own, given)
-        return outputs
-
-    def _holding(self, engine: Engine) -> Engine:
-        """`engine`, which is to run next, with the states as they are."""
-        if self._holder is not engine:
-            engine.give_states(self._holder.states())
-            self._holder = engine
-        return engine
+        return self._engines.writes
 
     def _stored(self, constants: Tensors) -> Bound:
         if constants:
@@ -254,7 +232,7 @@ class IRExecutor:
 
     def _bind(self, constants: Tensors) -> Bound:
         bound = bind_stored(self.ir, self._weights or {}, constants)
-        if self._from_storage:
+        if counts_from_storage(self.ir.graph):
             bound.tensors.update(from_the_first(self._counted, bound.tensors))
         return bound
 

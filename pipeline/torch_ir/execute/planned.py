@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from pipeline.ir import Graph, Role
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
-from pipeline.lowering.aten.order import AS_STRIDED
 from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.torch_ir.execute.declared import refuse_other_moves
+from pipeline.torch_ir.execute.reference import Results, Tensors
 
-__all__ = ["Planned", "counts_from_storage"]
-
-Tensors = Mapping[str, torch.Tensor]
+__all__ = ["Planned"]
 
 
 class Planned:
@@ -28,9 +24,8 @@ class Planned:
         self._programs: dict[tuple[tuple[str, int], ...], CompiledProgram] = {}
         self._current: CompiledProgram | None = None
 
-    def run(self, inputs: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Outputs by name, and the values after the run of the inputs that the model writes to.
-
+    def run(self, inputs: Tensors) -> Results:
+        """
         Raises:
             Unsupported: the runtime cannot run this graph; the message says what it lacks.
             UserMistake: sizes that the graph does not hold for.
@@ -67,13 +62,3 @@ class Planned:
             refuse_other_moves(graph)
             self._programs[key] = compile_graph(graph, self._weights)
         return self._programs[key]
-
-
-def counts_from_storage(graph: Graph) -> bool:
-    """Whether some `as_strided` says where in the storage it begins. A plan counts from the first element of an input,
-    which is the same place only where the input begins its storage.
-    """
-    return any(
-        (op.kind == AS_STRIDED and "storage_offset" in op.attrs) or any(map(counts_from_storage, op.bodies))
-        for op in graph.ops
-    )

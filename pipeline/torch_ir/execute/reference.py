@@ -13,9 +13,11 @@ from pipeline.torch_ir.execute.shared import unshared
 from pipeline.torch_ir.execute.states import versions, writes
 from pipeline.torch_ir.nodes import stored
 
-__all__ = ["Reference"]
+__all__ = ["Reference", "Results", "Tensors"]
 
 Tensors = Mapping[str, torch.Tensor]
+Results = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
+"""Outputs by name, and the values after the run of the inputs that the model writes to."""
 
 
 class Reference:
@@ -34,11 +36,8 @@ class Reference:
         self._lost: set[str] = set()
         """States on which ops had begun to write when a run failed."""
 
-    def run(
-        self, stored: Tensors, inputs: Tensors, own: Own, given: Collection[str] = ()
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Outputs by name, and the values after the run of the inputs that the model writes to.
-
+    def run(self, stored: Tensors, inputs: Tensors, own: Own, given: Collection[str] = ()) -> Results:
+        """
         `stored` are weights, constants and states as they were at first; those in `given` are taken for this run as
         they come. `own` are executors of single ops.
 

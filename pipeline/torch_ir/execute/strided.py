@@ -14,8 +14,9 @@ from pipeline.importers.from_torch.memory import copy_as_it_lies, extent
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.lowering import Layout
+from pipeline.lowering.aten.order import AS_STRIDED
 
-__all__ = ["counted", "from_the_first", "laid_otherwise"]
+__all__ = ["counted", "counts_from_storage", "from_the_first", "laid_otherwise"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -27,6 +28,16 @@ def counted(graph: Graph) -> list[Value]:
         if _counts(op) or (op.kind not in ROWS and not reached.isdisjoint(op.outputs)):
             reached.update(op.inputs)
     return [value for value in graph.values if value.producer is None and value.vid in reached]
+
+
+def counts_from_storage(graph: Graph) -> bool:
+    """Whether some `as_strided` says where in the storage it begins. A plan counts from the first element of an input,
+    which is the same place only where the input begins its storage.
+    """
+    return any(
+        (op.kind == AS_STRIDED and "storage_offset" in op.attrs) or any(map(counts_from_storage, op.bodies))
+        for op in graph.ops
+    )
 
 
 def laid_otherwise(graph: Graph, values: Sequence[Value], tensors: Tensors) -> Iterator[str]:
