@@ -82,8 +82,9 @@ class IR:
         if not PARTS.isdisjoint(vars(self)):
             self._take_edits()
         graph = self._source.graph(self.constants)
-        if graph.name != self.model_name:
-            vars(self)["source"] = self._source.called(self.model_name, self.constants)
+        if graph.name == self.model_name:
+            return graph
+        vars(self)["source"] = self._source.called(self.model_name, self.constants)
         return self._source.graph(self.constants)
 
     @property
@@ -122,7 +123,7 @@ class IR:
             save(path, self._sections(), self.constants, threshold)
 
     @classmethod
-    @collector_paused(stays=True)
+    @collector_paused()
     def load(cls, path: str | Path) -> IR:
         """The IR of a file of `save`, or of pytorch-ir.
 
@@ -154,7 +155,7 @@ class IR:
             self._see()
             return vars(self)[name]
 
-    @collector_paused(stays=True)
+    @collector_paused()
     def _see(self) -> None:
         made = parts_of(self._source.graph(self.constants))
         vars(self).update({name: getattr(made, name) for name in PARTS - vars(self).keys()})

@@ -38,7 +38,7 @@ class Source:
             SerializationError: the data is no IR.
         """
         if not isinstance(self.found, Graph):
-            with collector_paused(stays=True):
+            with collector_paused():
                 self.found = read_graph(self.found, constants)
         return self.found
 

@@ -7,12 +7,13 @@ meta device, on tensors as they are declared, so nothing is computed. One that c
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from pipeline.ir import Graph, Op, TensorSpec
+from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.lowering.aten.shape import MOVES
 from pipeline.runtime.blame import place_of
 from pipeline.runtime.dtypes import dtype_name, torch_dtype
@@ -32,11 +33,18 @@ def refuse_other_moves(graph: Graph) -> None:
     with torch.no_grad():
         said = [*_told(graph, (op for op in graph.ops if op.kind in MOVES))]
     if said:
-        raise ExecutionError("\n".join(misdeclared(graph) or said))  # all of them: it may be another that is wrong
+        raise ExecutionError("\n".join(_of_all(graph) or said))  # all of them: it may be another that is wrong
 
 
-def misdeclared(graph: Graph, own: Container[str] = ()) -> list[str]:
-    """A sentence for each node whose results are others than declared; those of kinds in `own` are not asked."""
+def misdeclared(graph: Graph, inputs: Mapping[str, torch.Tensor], own: Container[str]) -> ExecutionError | None:
+    """What to raise of a run on `inputs` that failed, if results are others than declared; `own` are not asked."""
+    if dim_names(graph):
+        graph = bind_dims(graph, dims_of(graph, {name: tuple(tensor.shape) for name, tensor in inputs.items()}))
+    said = _of_all(graph, own)
+    return ExecutionError("\n".join(said)) if said else None
+
+
+def _of_all(graph: Graph, own: Container[str] = ()) -> list[str]:
     with torch.no_grad(), torch.device("meta"), warnings.catch_warnings(action="ignore"):
         return [*_told(graph, (op for op in graph.ops if op.kind not in own))]
 

@@ -12,7 +12,7 @@ import torch
 
 from pipeline.errors import InternalError
 from pipeline.ir import Graph
-from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.ir.bind import dim_names
 from pipeline.runtime.blame import DataMistake
 from pipeline.runtime.eager import Own
 from pipeline.runtime.states import LostStates
@@ -194,15 +194,9 @@ class IRExecutor:
         except LostStates as error:
             raise lost(self.ir.graph, error.names) from error
         except (InternalError, RuntimeError, ArithmeticError) as error:
-            raise self._misdeclared(fed) or error from error
-
-    def _misdeclared(self, fed: Tensors) -> ExecutionError | None:
-        """What to raise of a run that failed since the IR says of some nodes what they do not do."""
-        graph = self.ir.graph
-        if self._dynamic:
-            graph = bind_dims(graph, dims_of(graph, {name: tensor.shape for name, tensor in fed.items()}))
-        said = [] if dim_names(graph) else misdeclared(graph, self._own)
-        return ExecutionError("\n".join(said)) if said else None
+            if (told := misdeclared(self.ir.graph, fed, self._own)) is not None:
+                raise told from error
+            raise
 
     @property
     def updates(self) -> dict[str, torch.Tensor]:
