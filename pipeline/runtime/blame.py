@@ -1,4 +1,6 @@
-"""Whose mistake it is that an op fails in a run: shapes were checked before, so a wrong index came with the feed."""
+"""Whose mistake it is that an op fails in a run: shapes were checked before, so a wrong index came with the feed, and
+another result than the graph has with the trace.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,17 @@ from collections.abc import Iterable
 from pipeline.errors import UserMistake
 from pipeline.ir import Op, TensorSpec
 
-__all__ = ["DataMistake", "data_mistake", "is_of_data", "place_of"]
+__all__ = ["DataMistake", "OtherResult", "data_mistake", "is_of_data", "place_of"]
 
 Named = tuple[str, TensorSpec]
 
 
 class DataMistake(UserMistake):
     """The numbers of the feed do not suit an op, as an index that is out of range."""
+
+
+class OtherResult(RuntimeError):
+    """An op made another dtype or shape than the graph says, as one that was traced on another device may."""
 
 
 def is_of_data(error: Exception) -> bool:

@@ -8,12 +8,12 @@ from threading import RLock
 
 import torch
 
-from pipeline.errors import InternalError, OnnxlineError
+from pipeline.errors import InternalError, OnnxlineError, SourceMistake
 from pipeline.ir.graph import Payload
 from pipeline.ir.spec import TensorSpec
 from pipeline.lowering import KernelCall, Kind, unpack
 from pipeline.planning import ExecutionPlan
-from pipeline.runtime.blame import data_mistake, is_of_data
+from pipeline.runtime.blame import OtherResult, data_mistake, is_of_data
 from pipeline.runtime.dtypes import torch_dtype
 from pipeline.runtime.kernels import KERNELS, Attrs, Bind, Launch, prepared
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
@@ -106,6 +106,7 @@ class Executor:
         Raises:
             UserMistake: the feed does not fit the plan's signature.
             DataMistake: an index in it is out of range (a UserMistake too).
+            SourceMistake: an op made another dtype or shape than the graph says.
             InternalError: a kernel failed.
         """
         return self._run(feed, self.plan.outputs, copy=copy)
@@ -219,10 +220,12 @@ class Executor:
 
     def _failure(self, step: Step, error: Exception) -> OnnxlineError:
         described = self._described(step.index)
+        place = self._places[step.index] if self._places else described
+        if isinstance(error, OtherResult):
+            return SourceMistake(f"{place}: {error}")
         # Shapes were settled when the plan was made, so a gather that fails read an index that is too large.
         if is_of_data(error) or Kind(step.call.kind_id) in INDEXING:
             slots = [self.plan.slots[vid] for vid in step.call.in_vids]
-            place = self._places[step.index] if self._places else described
             return data_mistake(place, [(slot.name, slot.spec) for slot in slots], error)
         return InternalError(f"{described} failed: {error}")
 

@@ -284,3 +284,17 @@ def test_fake_tensors_have_no_values_for_an_ir() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert extract_ir(Lifts(), (mode.from_tensor(X),), strict=False).constants.keys() == {"scale"}
+
+
+class Narrowed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return x @ x.T
+
+
+def test_a_trace_where_autocast_does_nothing_is_named() -> None:
+    ir = extract_ir(Narrowed(), (X.to("meta"),))
+    with pytest.raises(
+        ExecutionError, match=r"op 'matmul' .* made torch.bfloat16.* says torch.float32.*: trace the model"
+    ):
+        execute_ir(ir, (X,))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import InternalError
+from pipeline.errors import InternalError, SourceMistake
 from pipeline.ir import Graph
 from pipeline.ir.bind import dim_names
 from pipeline.runtime.blame import DataMistake
@@ -189,7 +189,7 @@ class IRExecutor:
         """A run that fails says what to do."""
         try:
             yield
-        except DataMistake as error:
+        except (DataMistake, SourceMistake) as error:
             raise ExecutionError(str(error)) from error
         except LostStates as error:
             raise lost(self.ir.graph, error.names) from error

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pipeline.runtime.blame import OtherResult
 from pipeline.runtime.kernels.aten.call import Call, Quick
 from pipeline.runtime.kernels.base import Launch, Outs
 from pipeline.runtime.words import tensors_in
@@ -71,8 +72,8 @@ def _holds(wide: torch.dtype, dtype: torch.dtype) -> bool:
     return dtype is wide or (floating and torch.promote_types(wide, dtype) is wide)
 
 
-def _misfit(result: torch.Tensor, out: torch.Tensor) -> RuntimeError:
-    return RuntimeError(
+def _misfit(result: torch.Tensor, out: torch.Tensor) -> OtherResult:
+    return OtherResult(
         f"it made {result.dtype}{list(result.shape)}, and the graph says {out.dtype}{list(out.shape)}; "
         "a trace on another device than the CPU may differ there, and torch before 2.13 gives the states of an LSTM "
         "one dim more than they have: trace the model on the CPU, or with a newer torch"
