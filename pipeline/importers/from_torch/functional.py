@@ -22,6 +22,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from pipeline.importers.from_torch.copies import converting, through_aliases, without_aliases
+from pipeline.importers.from_torch.held import held_tensors
 from pipeline.importers.from_torch.hidden import hidden_views, parts_of, without_identities
 from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING, marks_vmap, operator_of
 
@@ -107,14 +108,9 @@ def _one_name_each(program: ExportedProgram) -> ExportedProgram:
 
 def _twins(program: ExportedProgram) -> dict[str, str]:
     """{a further placeholder of a stored tensor: the first}."""
-    held = {**program.state_dict, **program.constants}
     first: dict[int, str] = {}
-    twins: dict[str, str] = {}
-    for spec in program.graph_signature.input_specs:
-        name, tensor = spec.arg.name, held.get(spec.target or "")
-        if isinstance(tensor, torch.Tensor) and first.setdefault(id(tensor), name) != name:
-            twins[name] = first[id(tensor)]
-    return twins
+    made = {name: first.setdefault(id(tensor), name) for name, _, tensor in held_tensors(program)}
+    return {name: one for name, one in made.items() if name != one}
 
 
 def trains(mean: object, variance: object, training: object) -> bool:
