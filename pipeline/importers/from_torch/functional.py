@@ -1,9 +1,10 @@
 """Writes become values: a program without in-place ops, whose updates of buffers and inputs are among its outputs.
 
-torch functionalizes a program by running it again. Operators stay what they are, with two exceptions. What may be a
+torch functionalizes a program by running it again. Operators stay what they are, with three exceptions. What may be a
 view of its argument or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes the one that it is: only so
-is it known which writes reach it (hidden.py and copies.py: where torch loses that). And `batch_norm`, which may write
-too, becomes another operator also where it does not; that one is put back.
+is it known which writes reach it (hidden.py and copies.py: where torch loses that). `batch_norm`, which may write too,
+becomes another operator also where it does not; that one is put back. And an `instance_norm` that writes becomes its
+parts.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def _run_again(program: ExportedProgram) -> ExportedProgram:
         program = without_identities(program, {node.name for node in hidden})
     if copies:
         program = through_aliases(program, copies)
-    found = program.run_decompositions(parts_of(hidden))
+    silent = [node for node in writing(program) if node.target is INSTANCE_NORM]
+    found = program.run_decompositions(parts_of([*hidden, *silent]))
     if copies:
         without_aliases(found)
     return found
@@ -140,5 +142,7 @@ def _put_back(node: Node, *, cudnn: Any) -> None:
 
 
 BATCH_NORM = torch.ops.aten.batch_norm.default
+INSTANCE_NORM = torch.ops.aten.instance_norm.default
+"""torch keeps it as it is, and sees what it writes in its parts alone (torch 2.13)."""
 NO_TRAINING = torch.ops.aten._native_batch_norm_legit_no_training.default
 """What functionalizing makes of it where it does not train: (input, weight, bias, mean, variance, momentum, eps)."""
