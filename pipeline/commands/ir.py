@@ -158,7 +158,7 @@ def run(
 
 
 def _into(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
-    from pipeline.torch_ir.extract.names import tied_names
+    from pipeline.torch_ir.extract.tied import tied_names
 
     try:  # not strictly: of tied weights, a checkpoint has one
         missing, unknown = module.load_state_dict(state, strict=False)

@@ -1,9 +1,10 @@
 """Writes become values: a program without in-place ops, whose updates of buffers and inputs are among its outputs.
 
-torch functionalizes a program by running it again. Operators stay what they are, with two exceptions. What may be a
+torch functionalizes a program by running it again. Operators stay what they are, with three exceptions. What may be a
 view of its argument or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes the one that it is: only so
-is it known which writes reach it (hidden.py and copies.py: where torch loses that). And `batch_norm`, which may write
-too, becomes another operator also where it does not; that one is put back.
+is it known which writes reach it (hidden.py and copies.py: where torch loses that). `batch_norm`, which may write too,
+becomes another operator also where it does not; that one is put back. And an `instance_norm` that writes becomes its
+parts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from pipeline.importers.from_torch.copies import converting, through_aliases, without_aliases
+from pipeline.importers.from_torch.held import held_tensors
 from pipeline.importers.from_torch.hidden import hidden_views, parts_of, without_identities
 from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING, marks_vmap, operator_of
 
@@ -80,7 +82,8 @@ def _run_again(program: ExportedProgram) -> ExportedProgram:
         program = without_identities(program, {node.name for node in hidden})
     if copies:
         program = through_aliases(program, copies)
-    found = program.run_decompositions(parts_of(hidden))
+    silent = [node for node in writing(program) if node.target is INSTANCE_NORM]
+    found = program.run_decompositions(parts_of([*hidden, *silent]))
     if copies:
         without_aliases(found)
     return found
@@ -107,14 +110,9 @@ def _one_name_each(program: ExportedProgram) -> ExportedProgram:
 
 def _twins(program: ExportedProgram) -> dict[str, str]:
     """{a further placeholder of a stored tensor: the first}."""
-    held = {**program.state_dict, **program.constants}
     first: dict[int, str] = {}
-    twins: dict[str, str] = {}
-    for spec in program.graph_signature.input_specs:
-        name, tensor = spec.arg.name, held.get(spec.target or "")
-        if isinstance(tensor, torch.Tensor) and first.setdefault(id(tensor), name) != name:
-            twins[name] = first[id(tensor)]
-    return twins
+    made = {name: first.setdefault(id(tensor), name) for name, _, tensor in held_tensors(program)}
+    return {name: one for name, one in made.items() if name != one}
 
 
 def trains(mean: object, variance: object, training: object) -> bool:
@@ -144,5 +142,7 @@ def _put_back(node: Node, *, cudnn: Any) -> None:
 
 
 BATCH_NORM = torch.ops.aten.batch_norm.default
+INSTANCE_NORM = torch.ops.aten.instance_norm.default
+"""torch keeps it as it is, and sees what it writes in its parts alone (torch 2.13)."""
 NO_TRAINING = torch.ops.aten._native_batch_norm_legit_no_training.default
 """What functionalizing makes of it where it does not train: (input, weight, bias, mean, variance, momentum, eps)."""

@@ -68,11 +68,10 @@ class Tensors:
         text = str(number)
         if text.lstrip("-").isdigit():
             return int(text)
-        unknown = [symbol for symbol in SYMBOL.findall(text) if UNBACKED.fullmatch(symbol)]
-        if unknown:
+        if any(UNBACKED.fullmatch(symbol) for symbol in SYMBOL.findall(text)):
             raise Unsupported(
-                f"the size {text} follows from the numbers in a tensor ({', '.join(unknown)}), and a static IR needs "
-                "sizes that follow from the inputs': give that number as a plain argument, or use masks in its place"
+                f"the size {text} follows from the numbers in a tensor, and a static IR needs sizes that follow from "
+                "those of the inputs: give that number as a plain argument, or use masks in its place"
             )
         return SYMBOL.sub(lambda found: self._dims.get(found[0], found[0]), text)
 

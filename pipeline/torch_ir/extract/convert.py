@@ -14,12 +14,11 @@ from pipeline.importers.from_torch import from_torch, functional
 from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.ir import Graph, Role
 from pipeline.torch_ir.errors import ConversionError
-from pipeline.torch_ir.extract.names import tied_in
 from pipeline.torch_ir.extract.registered import converted
 from pipeline.torch_ir.extract.shared import refuse_written_in_two
 from pipeline.torch_ir.extract.signature import signature_of
 from pipeline.torch_ir.extract.strided import refuse_counting_beyond
-from pipeline.torch_ir.extract.tied import merged
+from pipeline.torch_ir.extract.tied import merged, tied_in
 from pipeline.torch_ir.given import mistaken
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of, stored

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from pipeline.importers.from_torch.functional import arguments_of, writing, written
+from pipeline.importers.from_torch.held import held_tensors
 from pipeline.importers.from_torch.hidden import memories_at
 from pipeline.importers.from_torch.memory import meet, memory_of
 from pipeline.importers.from_torch.operators import operator_of
@@ -99,13 +100,11 @@ def _in_one(one: Node, other: Node) -> bool:
 
 
 def _sharing(program: ExportedProgram) -> dict[str, tuple[str, torch.Tensor]]:
-    stored = {**program.state_dict, **program.constants}
     held: dict[str, tuple[str, torch.Tensor]] = {}
     tensors: dict[int, set[int]] = {}
-    for spec in program.graph_signature.input_specs:
-        tensor = stored.get(spec.target or "")
-        if isinstance(tensor, torch.Tensor) and (memory := memory_of(tensor)) is not None:
-            held[spec.arg.name] = str(spec.target), tensor
+    for name, target, tensor in held_tensors(program):
+        if (memory := memory_of(tensor)) is not None:
+            held[name] = target, tensor
             tensors.setdefault(memory, set()).add(id(tensor))
     return {name: one for name, one in held.items() if len(tensors[memory_of(one[1]) or 0]) > 1}
 

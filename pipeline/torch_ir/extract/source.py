@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 
 from pipeline.errors import UserMistake
 from pipeline.export.capture import capture
 from pipeline.export.inputs import InputSpec
 from pipeline.export.source import TorchSource
 from pipeline.torch_ir.extract.convert import convert_exported_program
-from pipeline.torch_ir.extract.names import tied_names
+from pipeline.torch_ir.extract.dims import inputs_of
+from pipeline.torch_ir.extract.tied import tied_names
 from pipeline.torch_ir.ir import IR
 
 __all__ = ["extract_source"]
@@ -39,7 +38,7 @@ def extract_source(source: TorchSource, name: str, *, functionalize: bool = True
 
 def _dims(program: ExportedProgram, inputs: Iterable[InputSpec]) -> Iterator[tuple[str, str]]:
     """(torch's symbol, the declared name) of every named dim."""
-    for tensor, spec in zip(_tensors(program), inputs, strict=True):
+    for (_, tensor), spec in zip(inputs_of(program), inputs, strict=True):
         for axis, declared in enumerate(spec.shape):
             if not isinstance(declared, str):
                 continue
@@ -52,11 +51,3 @@ def _dims(program: ExportedProgram, inputs: Iterable[InputSpec]) -> Iterator[tup
                 )
             if symbol.isidentifier():
                 yield symbol, declared
-
-
-def _tensors(program: ExportedProgram) -> Iterator[torch.Tensor]:
-    kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
-    for node in program.graph.find_nodes(op="placeholder"):
-        value = node.meta.get("val")
-        if kinds.get(node.name) is InputKind.USER_INPUT and isinstance(value, torch.Tensor):
-            yield value

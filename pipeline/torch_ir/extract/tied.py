@@ -1,14 +1,41 @@
-"""One tensor under several names is one weight: the placeholders that torch.export makes of the names are merged."""
+"""One tensor under several names is one weight: torch.export forgets that, and makes a placeholder of each name."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
+from torch import nn
+from torch.export import ExportedProgram
+
+from pipeline.importers.from_torch.modules import every_tensor
 from pipeline.ir import Graph, Payload
 from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.torch_ir.nodes import stored
 
-__all__ = ["merged"]
+__all__ = ["merged", "tied_in", "tied_names"]
+
+
+def tied_names(model: nn.Module) -> dict[str, list[str]]:
+    """{name: the other names of the same parameter or buffer}, for those that have any."""
+    shared = _shared(model)
+    if not shared:
+        return {}
+    names: dict[int, list[str]] = {}
+    for walk in (model.named_parameters, model.named_buffers):
+        for name, tensor in walk(remove_duplicate=False):
+            if id(tensor) in shared:
+                names.setdefault(id(tensor), []).append(name)
+    return _others(names)
+
+
+def tied_in(program: ExportedProgram) -> dict[str, list[str]]:
+    """`tied_names`, of a program whose model is not at hand."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in program.state_dict.items():
+        names.setdefault(id(tensor), []).append(name)
+    return _others(names)
 
 
 def merged(graph: Graph) -> Graph:
@@ -56,3 +83,14 @@ def _twins(graph: Graph) -> dict[int, int]:
         if first.setdefault(look, value.vid) != value.vid:
             twins[value.vid] = first[look]
     return twins
+
+
+def _others(names: Mapping[int, list[str]]) -> dict[str, list[str]]:
+    groups = [group for group in names.values() if len(group) > 1]
+    return {name: [one for one in group if one != name] for group in groups for name in group}
+
+
+def _shared(model: nn.Module) -> set[int]:
+    """Ids of tensors that stand in more than one place. Names are not made for it: a model may have 100,000 of them."""
+    places = Counter(map(id, every_tensor(model)))
+    return {tensor for tensor, count in places.items() if count > 1}

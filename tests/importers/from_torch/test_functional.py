@@ -95,3 +95,18 @@ def test_a_generic_associative_scan_is_its_steps() -> None:
 
     program = torch.export.export(Beside(does, None, writes=False), (torch.ones(5, 3),), strict=False)
     assert kinds(from_torch(functional(program))).count("aten.add.Tensor") == 3
+
+
+@pytest.mark.parametrize("norm", [F.batch_norm, F.instance_norm])
+def test_running_statistics_are_written_though_no_schema_says_so(norm: Callable[..., Tensor]) -> None:
+    class Running(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+            self.register_buffer("variance", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return norm(x, self.mean, self.variance, None, None, True)
+
+    program = torch.export.export(Running(), (torch.randn(2, 4, 8),), strict=False)
+    assert len(from_torch(functional(program)).updates) == 2

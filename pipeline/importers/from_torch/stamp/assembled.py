@@ -15,7 +15,7 @@ from pipeline.importers.from_torch.stamp.placeholders import Placeholder, repeat
 from pipeline.importers.from_torch.stamp.proof import Kept, Leaving, Proof, Repeated
 from pipeline.importers.from_torch.stamp.repeat import Repeater
 from pipeline.importers.from_torch.stamp.run import Run
-from pipeline.importers.from_torch.stamp.walk import Unsuited
+from pipeline.importers.from_torch.stamp.unsuited import Unsuited
 from pipeline.ir import Graph, Payload
 from pipeline.ir.assemble import Facts, assemble
 

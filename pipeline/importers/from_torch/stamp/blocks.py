@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.importers.from_torch.stamp.run import Run
-from pipeline.importers.from_torch.stamp.walk import Unsuited
+from pipeline.importers.from_torch.stamp.unsuited import Unsuited
 from pipeline.ir import Graph, Op
 
 __all__ = ["Blocks", "blocks_of"]

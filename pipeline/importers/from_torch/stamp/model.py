@@ -14,7 +14,8 @@ from pipeline.importers.from_torch.stamp.blocks import blocks_of
 from pipeline.importers.from_torch.stamp.call import Call
 from pipeline.importers.from_torch.stamp.proof import Proof, alike_around, alike_units
 from pipeline.importers.from_torch.stamp.run import TRACED, Run, runs_in
-from pipeline.importers.from_torch.stamp.walk import Unsuited, Walk
+from pipeline.importers.from_torch.stamp.unsuited import Unsuited
+from pipeline.importers.from_torch.stamp.walk import Walk
 from pipeline.importers.from_torch.stamp.walked import Walked, short_of, walked
 from pipeline.ir import Graph
 

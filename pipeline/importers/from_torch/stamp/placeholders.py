@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from pipeline.importers.from_torch.stamp.run import TRACED, Run
-from pipeline.importers.from_torch.stamp.walk import Unsuited
+from pipeline.importers.from_torch.stamp.unsuited import Unsuited
 from pipeline.ir import Graph, Role, Value
 
 __all__ = ["Placeholder", "repeated_stores"]

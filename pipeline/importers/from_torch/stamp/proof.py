@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from pipeline.importers.from_torch.stamp.difference import bare, difference
 from pipeline.importers.from_torch.stamp.record import Event, Ref
 from pipeline.importers.from_torch.stamp.run import TRACED, Run
-from pipeline.importers.from_torch.stamp.walk import Unsuited, Walk
+from pipeline.importers.from_torch.stamp.unsuited import Unsuited
+from pipeline.importers.from_torch.stamp.walk import Walk
 
 __all__ = ["Kept", "Leaving", "Proof", "Repeated", "alike_around", "alike_units"]
 
@@ -171,7 +172,7 @@ def _seen_from(run: Run, ref: Ref, frame: Frame, renamed: Mapping[int, int]) -> 
         return "given", renamed.get(ref[1], ref[1])
     kind, number, *rest = ref
     if number >= own.start:
-        return kind, "own", number - own.stop, *rest
+        return kind, "own", number - own.start, *rest
     return (kind, "before", number - before.stop, *rest) if number in before else ref
 
 

@@ -10,12 +10,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.importers.from_torch.stamp.meta import MetaResults
+from pipeline.importers.from_torch.stamp.unsuited import Unsuited
 
 __all__ = ["Event", "Recorder", "Ref"]
 
@@ -137,13 +139,20 @@ class _Functions(PreDispatchTorchFunctionMode):
 
 
 class _Operators(TorchDispatchMode):
-    """Calls as torch breaks them down."""
+    """Calls as torch breaks them down; those of operators that have bodies too, which are left to a trace."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            raise Unsuited(
+                f"{self._recorder.origin or 'it'} calls the higher-order operator {func.name()}, whose bodies "
+                "a run without numbers does not enter"
+            )
         return self._recorder.call(func, args, kwargs or {}, operator=True)
 
 

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
 from pipeline.importers.from_torch.exporting import as_exporting
@@ -25,15 +24,12 @@ from pipeline.importers.from_torch.stamp.aside import set_aside
 from pipeline.importers.from_torch.stamp.call import Call
 from pipeline.importers.from_torch.stamp.meta import MetaResults
 from pipeline.importers.from_torch.stamp.record import Event, Recorder, Ref
+from pipeline.importers.from_torch.stamp.unsuited import Unsuited
 
-__all__ = ["Unsuited", "Walk", "walk"]
+__all__ = ["Walk", "walk"]
 
 Place: TypeAlias = tuple[str, nn.Module]
 """A module and its path."""
-
-
-class Unsuited(Exception):
-    """Why a model has to be traced whole; a sentence without its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +81,15 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Walk
         for key, tensor in tensors.items():
             recorder.know(tensor, ("given", key))
         stack.enter_context(as_exporting())
+        # Else `torch.cond` is compiled in here, and what that remembers of this run fails in the trace.
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_spans(recorder, layers, spans, _origins(places)))
         args, kwargs = call.renewed(tensors)
         stack.enter_context(recorder)
         try:
             result = module(*args, **kwargs)
+        except Unsuited:
+            raise
         except Exception as error:
             raise Unsuited(f"it does not run without numbers: {type(error).__name__}: {error}") from error
     leaves, spec = pytree.tree_flatten(result)
@@ -137,22 +137,22 @@ def _spans(
     origins: Mapping[int, str],
 ) -> Iterator[None]:
     paths = {id(layer): path for path, layer in layers.items()}
-    entered: list[tuple[int, str]] = []
+    plain = nn.Module.__call__
 
-    def enter(module: nn.Module, _: Any) -> None:
-        entered.append((len(recorder.events), recorder.origin))
+    def seen(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        start, around = len(recorder.events), recorder.origin
         recorder.origin = origins.get(id(module), "")
+        try:
+            return plain(module, *args, **kwargs)
+        finally:
+            recorder.origin = around
+            path = paths.get(id(module))
+            if path is not None:
+                spans.setdefault(path, []).append((start, len(recorder.events)))
 
-    def leave(module: nn.Module, _: Any, __: Any) -> None:
-        start, recorder.origin = entered.pop()
-        path = paths.get(id(module))
-        if path is not None:
-            spans.setdefault(path, []).append((start, len(recorder.events)))
-
-    # Hooks for all modules, since hooks on the caller's would change them.
-    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave)
+    # As torch.fx does. Hooks would end a span before the caller's own, which belong to the module in a trace too.
+    nn.Module.__call__ = seen
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        nn.Module.__call__ = plain

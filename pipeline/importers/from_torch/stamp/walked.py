@@ -12,7 +12,8 @@ from pipeline.importers.from_torch.stamp.proof import Proof, alike_around
 from pipeline.importers.from_torch.stamp.record import Event
 from pipeline.importers.from_torch.stamp.run import TRACED, Run
 from pipeline.importers.from_torch.stamp.shorten import shortened
-from pipeline.importers.from_torch.stamp.walk import Unsuited, Walk, walk
+from pipeline.importers.from_torch.stamp.unsuited import Unsuited
+from pipeline.importers.from_torch.stamp.walk import Walk, walk
 
 __all__ = ["Walked", "short_of", "walked"]
 

@@ -137,6 +137,29 @@ def test_another_way_through_the_layers(kind: type[Stack], said: str) -> None:
         assert said in reason(kind(5), (x(),))
 
 
+def either(_: nn.Module, x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+
+class EitherAfter(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        return either(self, super().forward(x))
+
+
+@pytest.mark.parametrize(("model", "where"), [(EitherAfter(3), "it"), (Stack(3, either), "layers.0")])
+def test_an_operator_with_bodies(model: Stack, where: str) -> None:
+    """torch compiles it with what surrounds it, and remembers that: nothing may be left of the run without numbers."""
+    said = f": {where} calls the higher-order operator cond, whose bodies a run without numbers does not enter."
+    assert reason(model, (x(),)).endswith(said)
+    assert sum(bool(op.bodies) for op in traced(model, (x(),)).ops) == (1 if where == "it" else 3)
+
+
+def test_what_a_hook_does_is_its_layers() -> None:
+    model = Stack(5)
+    model.layers[3].register_forward_hook(lambda *called: called[-1] * 2)
+    assert "layers.3 does not do as layers.1 does: it also calls mul(tensor, 2)" in reason(model, (x(),))
+
+
 def test_a_list_inside_of_a_layer_that_nobody_calls() -> None:
     """The weights of experts are stacked: no layers, and nothing to warn of."""
 
