@@ -15,6 +15,7 @@ from pipeline.ir import Graph
 from pipeline.torch_ir.document import files, writing
 from pipeline.torch_ir.document.constants import THRESHOLD, read_constant, write_constant
 from pipeline.torch_ir.document.head import constants_in, read_head
+from pipeline.torch_ir.document.loading import whole
 from pipeline.torch_ir.document.saving import save
 from pipeline.torch_ir.document.signature import write_tree
 from pipeline.torch_ir.errors import SerializationError
@@ -129,10 +130,7 @@ class IR:
         Raises:
             SerializationError: the file cannot be read, or is no IR; or the file of its constants is gone.
         """
-        path = path_of("the IR", path, SerializationError)
-        data = files.read(path)
-        wanted = {str(one["file"]) for one in constants_in(data).values() if "file" in one}
-        return cls._of_written(data, {name: files.read_tensors(path, name) for name in wanted})
+        return cls._of_written(*whole(path_of("the IR", path, SerializationError)))
 
     def __eq__(self, other: object) -> bool:
         """Whether the documents are the same, to the bit of each constant."""
