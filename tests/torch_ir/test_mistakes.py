@@ -3,6 +3,7 @@
 # pyright: reportArgumentType=false
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from pipeline.torch_ir import (
     ExecutionError,
     ExportError,
     IRExecutor,
+    IRVerifier,
     SerializationError,
     WeightLoadError,
     convert_exported_program,
@@ -33,6 +35,7 @@ from pipeline.torch_ir import (
     serialize_ir,
     validate_ir,
     validate_weights_against_ir,
+    verify_ir,
     verify_ir_with_state_dict,
 )
 from tests.torch_ir.models import MaskedLinear
@@ -48,6 +51,8 @@ def ir() -> IR:
 
 
 NAMED = "expected a mapping by name, as in {'x': tensor}"
+
+TOLERANCE = "expected a finite number of 0 or more, or None for that of the dtype"
 
 MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
     "weights: a module": (
@@ -233,6 +238,18 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
         lambda ir: verify_ir_with_state_dict(ir, MODEL, MODEL, (X,)),
         ExecutionError,
         f"weights: found a MaskedLinear, {NAMED}; give what its state_dict() returns",
+    ),
+    "atol": (
+        lambda ir: verify_ir_with_state_dict(ir, STATE, MODEL, (X,), atol=math.nan),
+        ExecutionError,
+        f"atol: found nan, {TOLERANCE}",
+    ),
+    "rtol": (lambda ir: IRVerifier(rtol=-1.0), ExecutionError, f"rtol: found -1.0, {TOLERANCE}"),
+    "atol that all pass": (lambda ir: IRVerifier(atol=math.inf), ExecutionError, f"atol: found inf, {TOLERANCE}"),
+    "rtol as text": (
+        lambda ir: verify_ir(ir, "never.pt", MODEL, (X,), rtol="x"),
+        ExecutionError,
+        f"rtol: found 'x', {TOLERANCE}",
     ),
     "executor without a name": (
         lambda ir: register_executor((lambda inputs, attrs: inputs)),
