@@ -28,6 +28,7 @@ from pipeline.torch_ir import (
     execute_ir,
     export_model,
     extract_ir,
+    generate_op_distribution_pie,
     ir_to_mermaid,
     load_weights,
     register_executor,
@@ -151,7 +152,17 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
     "threshold": (
         lambda ir: ir.save("never.json", threshold="4k"),
         SerializationError,
-        "threshold: found a str, expected a number of bytes, as in 4096",
+        "threshold: found '4k', expected a number of bytes of 0 or more, as in 4096",
+    ),
+    "threshold below 0": (
+        lambda ir: ir.save("never.json", threshold=-1),
+        SerializationError,
+        "threshold: found -1, expected a number of bytes of 0 or more, as in 4096",
+    ),
+    "threshold that is none": (
+        lambda ir: ir.save("never.json", threshold=math.nan),
+        SerializationError,
+        "threshold: found nan, expected a number of bytes of 0 or more, as in 4096",
     ),
     "max_nodes": (
         lambda ir: ir_to_mermaid(ir, max_nodes=-1),
@@ -162,6 +173,16 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
         lambda ir: ir_to_mermaid(ir, max_nodes="x"),
         UserMistake,
         "max_nodes: found 'x', expected a whole number of 0 or more",
+    ),
+    "top_n": (
+        lambda ir: generate_op_distribution_pie(ir, top_n=-1),
+        UserMistake,
+        "top_n: found -1, expected a whole number of 0 or more",
+    ),
+    "top_n as text": (
+        lambda ir: generate_op_distribution_pie(ir, top_n="a"),
+        UserMistake,
+        "top_n: found 'a', expected a whole number of 0 or more",
     ),
     "model: a function": (
         lambda ir: extract_ir((lambda x: x), (X,), strict=False),

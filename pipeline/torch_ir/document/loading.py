@@ -24,7 +24,7 @@ def whole(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, torc
         was = _stamp(path)
         data = files.read(path)
         try:
-            return data, {name: files.read_tensors(path, name) for name in files_in(data)}
+            return data, {name: files.read_tensors(path, name) for name in files_in(data, str(path))}
         except files.Gone:
             if _stamp(path) == was:
                 raise
