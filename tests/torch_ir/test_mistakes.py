@@ -322,3 +322,15 @@ def test_fake_tensors_have_no_values_for_an_ir() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert extract_ir(Lifts(), (mode.from_tensor(X),), strict=False).constants.keys() == {"scale"}
+
+
+def test_a_warning_points_to_the_line_that_asked_for_what_it_speaks_of() -> None:
+    """Python shows equal words of one line once; so each of these lines has its own."""
+    with torch.device("meta"):
+        model, x = MaskedLinear(), torch.ones(1, 4)
+    with pytest.warns(UserWarning, match=r"Skipping 1|is traced whole") as caught:
+        extract_ir(model, (x,))
+        convert_exported_program(export_model(model, (x,)))
+        extract_ir(model, (x,), stamp=True, dynamic_shapes={"x": None})
+    start = test_a_warning_points_to_the_line_that_asked_for_what_it_speaks_of.__code__.co_firstlineno
+    assert [(one.filename, one.lineno - start) for one in caught] == [(__file__, at) for at in (5, 6, 7, 7)]
