@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from pipeline.commands import audit, baseline, batch, bisect, diff, guard, ir, passes, why
-from pipeline.errors import InternalError, OnnxlineError
+from pipeline.errors import InternalError, OnnxlineError, told
 from pipeline.screen import Screen
 
 __all__ = ["app", "main"]
@@ -103,7 +103,7 @@ def _explained(error: Exception) -> int:
         return 2
     code = getattr(error, "exit_code", None)
     if isinstance(error, OnnxlineError) or code is not None:
-        _complain(str(error))
+        _complain(told(error))
         return code or InternalError.exit_code
     traceback.print_exception(error)
     _complain(f"this is a bug of onnxline ({type(error).__name__}: {error}); please report it with the lines above")

@@ -24,6 +24,7 @@ __all__ = [
     "SourceMistake",
     "Unsupported",
     "UserMistake",
+    "told",
 ]
 
 
@@ -61,3 +62,8 @@ class InternalError(OnnxlineError):
     """A bug of ours."""
 
     exit_code = 3
+
+
+def told(error: BaseException) -> str:
+    """What `error` says, and below it its notes, which help where the message is held to the words of others."""
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -115,8 +116,11 @@ def _point(tensor: TensorProto, location: str, offset: int, length: int) -> None
 
 @contextlib.contextmanager
 def replace_when_done(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it takes `path`'s place, otherwise it is removed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Yield a temporary path beside `path`; on success it takes `path`'s place, otherwise it is removed.
+
+    No other process and no other thread has the same one.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     try:
         yield temporary
         with temporary.open("rb") as file:

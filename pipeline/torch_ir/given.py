@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
@@ -15,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from pipeline.errors import UserMistake
 from pipeline.importers.from_torch.modules import every_tensor
 
-__all__ = ["a_module", "a_type", "arguments", "by_name", "mistaken", "path_of"]
+__all__ = ["a_module", "a_number", "a_type", "arguments", "by_name", "mistaken", "path_of"]
 
 
 def by_name(what: str, given: Any, error: type[UserMistake]) -> Mapping[str, Any]:
@@ -85,6 +87,15 @@ def _lazy(model: nn.Module, error: type[UserMistake]) -> UserMistake:
         f"model: found {name!r}, which is lazy and has no shape yet, expected tensors with shapes; "
         "run the model once, which makes them"
     )
+
+
+def a_number(what: str, given: Any, expected: str, error: type[UserMistake], below: float = math.inf) -> None:
+    """
+    Raises:
+        UserMistake: (as `error`) it is no number of 0 or more, and less than `below`.
+    """
+    if not isinstance(given, Real) or isinstance(given, bool) or not 0 <= float(given) < below:
+        raise error(f"{what}: found {given!r:.60}, expected {expected}")
 
 
 def mistaken(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
@@ -14,11 +15,13 @@ from pipeline.errors import UserMistake
 from pipeline.ir import Graph
 from pipeline.torch_ir.document import files, writing
 from pipeline.torch_ir.document.constants import THRESHOLD, read_constant, write_constant
+from pipeline.torch_ir.document.expected import TEXT, refused
 from pipeline.torch_ir.document.head import constants_in, read_head
+from pipeline.torch_ir.document.loading import whole
 from pipeline.torch_ir.document.saving import save
 from pipeline.torch_ir.document.signature import write_tree
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.given import mistaken, path_of
+from pipeline.torch_ir.given import a_number, mistaken, path_of
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of
 from pipeline.torch_ir.source import EMPTY, Source
 from pipeline.torch_ir.tree import Signature
@@ -114,11 +117,12 @@ class IR:
         """Write the IR as JSON, at once; `m.json.zst` is packed. Constants over `threshold` bytes lie in a file beside.
 
         Raises:
-            SerializationError: a file cannot be written, and what was there stays; or `threshold` is no number.
+            SerializationError: a file cannot be written, and what was there stays; or `threshold` is no number of 0
+                or more; with infinity, all constants are in the JSON.
         """
         path = path_of("the IR", path, SerializationError)
-        if not isinstance(threshold, int | float):
-            raise mistaken("threshold", threshold, "a number of bytes, as in 4096", SerializationError)
+        if threshold != math.inf:
+            a_number("threshold", threshold, "a number of bytes of 0 or more, as in 4096", SerializationError)
         with files.explained(path, "written"):
             save(path, self._sections(), self.constants, threshold)
 
@@ -131,9 +135,7 @@ class IR:
             SerializationError: the file cannot be read, or is no IR; or the file of its constants is gone.
         """
         path = path_of("the IR", path, SerializationError)
-        data = files.read(path)
-        wanted = {str(one["file"]) for one in constants_in(data).values() if "file" in one}
-        return cls._of_written(data, {name: files.read_tensors(path, name) for name in wanted})
+        return cls._of_written(*whole(path), what=str(path))
 
     def __eq__(self, other: object) -> bool:
         """Whether the documents are the same, to the bit of each constant."""
@@ -174,15 +176,19 @@ class IR:
             self.signature = self.signature.fitting(len(graph.inputs), len(graph.outputs))
 
     @classmethod
-    def _of_written(cls, data: Mapping[str, Any], held: Mapping[str, Mapping[str, torch.Tensor]]) -> IR:
-        head = read_head(data)
+    def _of_written(
+        cls, data: Mapping[str, Any], held: Mapping[str, Mapping[str, torch.Tensor]], what: str = TEXT
+    ) -> IR:
+        head = read_head(data, what)
+        with refused(what):
+            constants = {key: read_constant(key, one, held) for key, one in constants_in(data, what).items()}
         made = cls(
-            constants={key: read_constant(key, one, held) for key, one in constants_in(data).items()},
+            constants=constants,
             model_name=head.model_name,
             pytorch_version=head.pytorch_version,
             signature=Signature(*head.trees),
             unsaved=head.unsaved,
-            source=Source(data),
+            source=Source(data, what=what),
         )
         return made._unseen()
 

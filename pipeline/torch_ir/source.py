@@ -13,7 +13,7 @@ from passes.collector import collector_paused
 from pipeline.ir import Graph
 from pipeline.torch_ir.document.alike import alike
 from pipeline.torch_ir.document.edited import edited
-from pipeline.torch_ir.document.expected import refused
+from pipeline.torch_ir.document.expected import TEXT, refused
 from pipeline.torch_ir.document.reading import graph_in, read_graph
 from pipeline.torch_ir.nodes import Parts, parts_of
 
@@ -31,6 +31,8 @@ class Source:
 
     found: Graph | Mapping[str, Any]
     shown: Parts | None = None
+    what: str = TEXT
+    """The file that the data is of."""
 
     def graph(self, constants: Tensors) -> Graph:
         """
@@ -39,7 +41,7 @@ class Source:
         """
         if not isinstance(self.found, Graph):
             with collector_paused():
-                self.found = read_graph(self.found, constants)
+                self.found = read_graph(self.found, constants, self.what)
         return self.found
 
     @collector_paused()

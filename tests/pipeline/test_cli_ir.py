@@ -100,6 +100,8 @@ def test_mistakes_are_exit_code_2_and_one_sentence(ask: Asked, monkeypatch: pyte
     save_file(state, "w.safetensors")
     lacking = sorted(state)[0]
     save_file({name: one for name, one in state.items() if name != lacking}, "part.safetensors")
+    save_file({f"{'model.' * (name == lacking)}{name}": one for name, one in state.items()}, "moved.safetensors")
+    np.savez("x.npz", x=np.zeros((4, 8, 32), np.float32))
     weights = ("--weights", "w.safetensors")
     wrong = {
         ("extract", FACTORY, "-o", "folder"): "folder is a folder; expected a file, as in folder/name.json",
@@ -122,6 +124,7 @@ def test_mistakes_are_exit_code_2_and_one_sentence(ask: Asked, monkeypatch: pyte
             "-o",
             "out.npz",
         ): "Weight/input 'x' not found in registry for node 'linear'",
+        ("run", "m.json", "x.npz", "--weights", "moved.safetensors", "-o", "out.npz"): "prefix 'model.'; remove it",
         ("info", "none.json"): "none.json cannot be read: there is no such file or folder",
         ("visualize", "m.json", "-o", "m.png"): "needs the command mmdc, which is not installed",
         ("extract", "somewhere"): "expected file.py:make, package.module:make, or a configuration (.yaml)",

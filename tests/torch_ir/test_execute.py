@@ -25,6 +25,7 @@ from pipeline.torch_ir import (
     validate_weights_against_ir,
 )
 from pipeline.torch_ir.errors import NoWeights
+from pipeline.torch_ir.tree import Signature
 from tests.torch_ir.models import BufferVsConstant, Cache, MaskedLinear, Norm, Tied, cache_call
 
 X = torch.arange(4.0).view(1, 4)
@@ -43,6 +44,12 @@ def refused(ir: IR, *args: Any, **kwargs: Any) -> str:
     return str(caught.value)
 
 
+def refused_with_notes(ir: IR, *args: Any, **kwargs: Any) -> tuple[str, ...]:
+    with pytest.raises(ExecutionError) as caught:
+        execute_ir(ir, *args, **kwargs)
+    return str(caught.value), *caught.value.__notes__
+
+
 def test_an_absent_tensor_is_said_in_the_words_of_pytorch_ir() -> None:
     ir, state = on_meta(MaskedLinear), MaskedLinear().state_dict()
     mask = "Weight/input 'c_mask' not found in registry for node 'mul'."
@@ -51,6 +58,30 @@ def test_an_absent_tensor_is_said_in_the_words_of_pytorch_ir() -> None:
     assert refused(ir, (X,), {"linear.weight": state["linear.weight"]}) == f"{bias}\n{mask}"
     absent = "Weight/input 'x' not found in registry for node 'linear'."
     assert refused(ir, {}, state, constants={"mask": X[0]}) == absent
+    assert refused_with_notes(ir, (), state, constants={"mask": X[0]}) == (
+        absent,
+        "inputs: positional arguments: found tuple of 0, expected tuple of 1; the graph's own are x",
+    )
+    ir.signature = Signature()
+    assert refused(ir, (), state, constants={"mask": X[0]}) == absent
+
+
+def test_one_absent_tensor_beside_another_mistake_is_one_line_of_several() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor, *, y: Tensor, n: int) -> Tensor:
+            return x * n + y
+
+    ir = extract_ir(Two(), (X,), kwargs={"y": X, "n": 2}, strict=False)
+    absent = "Weight/input 'y' not found in registry for node 'add'."
+    lacks = "inputs: keyword arguments: without 'y'; expected y, n; the graph's own are x, y"
+    assert refused_with_notes(ir, (X,), {}, kwargs={"n": 2}) == (absent, lacks)
+    number = "argument n: found 3, but the IR was traced with 2; extract it again"
+    assert refused(ir, (X,), {}, kwargs={"n": 3}).splitlines() == [absent, lacks, number]
+    said = refused(ir, (X,), {}, kwargs={"n": 2, "z": X}).splitlines()
+    assert said[0] == absent and "without 'y' and with 'z'" in said[1]
+    assert len(refused(ir, (X.double(),), {}, kwargs={"n": 2}).splitlines()) == 3
+    assert "found tuple of 2" in refused(ir, (X, X), {}, kwargs={"n": 2})
+    assert "without 'y', 'n'" in refused(ir, (X,), {}).splitlines()[1]
 
 
 def test_every_mismatch_is_in_one_message() -> None:
@@ -104,13 +135,13 @@ def test_a_buffer_that_no_checkpoint_has_is_asked_for_by_name() -> None:
     with torch.device("meta"):
         ir = IR.from_dict(extract_ir(Rotary(), (torch.ones(1, 4),)).to_dict())
     said = "'steps' is a non-persistent buffer: no checkpoint has such values"
-    absent, hint = refused(ir, (X,), model.state_dict()).splitlines()
+    absent, hint = refused_with_notes(ir, (X,), model.state_dict())
     assert absent == "Weight/input 'b_steps' not found in registry for node 'mul'."
     assert said in hint and hint.endswith("constants={'steps': tensor}")
     with pytest.raises(NoWeights, match=said):
         execute_ir(ir, (X,))
     constants = {name: one.detach() for name, one in model.named_parameters()}
-    assert refused(ir, (X,), constants=constants).splitlines() == [absent, hint]
+    assert refused_with_notes(ir, (X,), constants=constants) == (absent, hint)
     assert torch.equal(execute_ir(ir, (X,), constants={**constants, "steps": model.steps})[0], model(X))
 
 

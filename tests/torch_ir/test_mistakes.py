@@ -3,6 +3,7 @@
 # pyright: reportArgumentType=false
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from pipeline.torch_ir import (
     ExecutionError,
     ExportError,
     IRExecutor,
+    IRVerifier,
     SerializationError,
     WeightLoadError,
     convert_exported_program,
@@ -26,6 +28,7 @@ from pipeline.torch_ir import (
     execute_ir,
     export_model,
     extract_ir,
+    generate_op_distribution_pie,
     ir_to_mermaid,
     load_weights,
     register_executor,
@@ -33,6 +36,7 @@ from pipeline.torch_ir import (
     serialize_ir,
     validate_ir,
     validate_weights_against_ir,
+    verify_ir,
     verify_ir_with_state_dict,
 )
 from tests.torch_ir.models import MaskedLinear
@@ -48,6 +52,8 @@ def ir() -> IR:
 
 
 NAMED = "expected a mapping by name, as in {'x': tensor}"
+
+TOLERANCE = "expected a finite number of 0 or more, or None for that of the dtype"
 
 MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
     "weights: a module": (
@@ -146,7 +152,17 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
     "threshold": (
         lambda ir: ir.save("never.json", threshold="4k"),
         SerializationError,
-        "threshold: found a str, expected a number of bytes, as in 4096",
+        "threshold: found '4k', expected a number of bytes of 0 or more, as in 4096",
+    ),
+    "threshold below 0": (
+        lambda ir: ir.save("never.json", threshold=-1),
+        SerializationError,
+        "threshold: found -1, expected a number of bytes of 0 or more, as in 4096",
+    ),
+    "threshold that is none": (
+        lambda ir: ir.save("never.json", threshold=math.nan),
+        SerializationError,
+        "threshold: found nan, expected a number of bytes of 0 or more, as in 4096",
     ),
     "max_nodes": (
         lambda ir: ir_to_mermaid(ir, max_nodes=-1),
@@ -157,6 +173,16 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
         lambda ir: ir_to_mermaid(ir, max_nodes="x"),
         UserMistake,
         "max_nodes: found 'x', expected a whole number of 0 or more",
+    ),
+    "top_n": (
+        lambda ir: generate_op_distribution_pie(ir, top_n=-1),
+        UserMistake,
+        "top_n: found -1, expected a whole number of 0 or more",
+    ),
+    "top_n as text": (
+        lambda ir: generate_op_distribution_pie(ir, top_n="a"),
+        UserMistake,
+        "top_n: found 'a', expected a whole number of 0 or more",
     ),
     "model: a function": (
         lambda ir: extract_ir((lambda x: x), (X,), strict=False),
@@ -234,6 +260,18 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
         ExecutionError,
         f"weights: found a MaskedLinear, {NAMED}; give what its state_dict() returns",
     ),
+    "atol": (
+        lambda ir: verify_ir_with_state_dict(ir, STATE, MODEL, (X,), atol=math.nan),
+        ExecutionError,
+        f"atol: found nan, {TOLERANCE}",
+    ),
+    "rtol": (lambda ir: IRVerifier(rtol=-1.0), ExecutionError, f"rtol: found -1.0, {TOLERANCE}"),
+    "atol that all pass": (lambda ir: IRVerifier(atol=math.inf), ExecutionError, f"atol: found inf, {TOLERANCE}"),
+    "rtol as text": (
+        lambda ir: verify_ir(ir, "never.pt", MODEL, (X,), rtol="x"),
+        ExecutionError,
+        f"rtol: found 'x', {TOLERANCE}",
+    ),
     "executor without a name": (
         lambda ir: register_executor((lambda inputs, attrs: inputs)),
         UserMistake,
@@ -298,3 +336,15 @@ def test_a_trace_where_autocast_does_nothing_is_named() -> None:
         ExecutionError, match=r"op 'matmul' .* made torch.bfloat16.* says torch.float32.*: trace the model"
     ):
         execute_ir(ir, (X,))
+
+
+def test_a_warning_points_to_the_line_that_asked_for_what_it_speaks_of() -> None:
+    """Python shows equal words of one line once; so each of these lines has its own."""
+    with torch.device("meta"):
+        model, x = MaskedLinear(), torch.ones(1, 4)
+    with pytest.warns(UserWarning, match=r"Skipping 1|is traced whole") as caught:
+        extract_ir(model, (x,))
+        convert_exported_program(export_model(model, (x,)))
+        extract_ir(model, (x,), stamp=True, dynamic_shapes={"x": None})
+    start = test_a_warning_points_to_the_line_that_asked_for_what_it_speaks_of.__code__.co_firstlineno
+    assert [(one.filename, one.lineno - start) for one in caught] == [(__file__, at) for at in (5, 6, 7, 7)]

@@ -167,7 +167,7 @@ def _failing(graph: object) -> object:
 WRONG = {
     "no JSON": ("{", "ends early, after 1 bytes"),
     "no object": ("[]", "expected the object that IR.save writes"),
-    "a key is missing": ('{"nodes": []}', "graph_inputs, graph_outputs, weights is missing"),
+    "a key is missing": ('{"nodes": []}', "m.json: the keys graph_inputs, graph_outputs, weights are missing"),
     "a later format": ('{"format_version": 99}', "found format_version 99, expected 1"),
     "a file elsewhere": (
         '{"nodes": [], "graph_inputs": [], "graph_outputs": [], "weights": [],'
@@ -177,7 +177,7 @@ WRONG = {
     "an unknown dtype": (
         '{"nodes": [], "graph_inputs": [], "graph_outputs": [], "weights": [],'
         ' "constants": {"k": {"data": [1], "dtype": "load"}}}',
-        "unknown dtype 'load'",
+        "m.json: constant 'k' cannot be read: unknown dtype 'load'",
     ),
     "constants that are no mapping": (
         '{"nodes": [], "graph_inputs": [], "graph_outputs": [], "weights": [], "constants": [1]}',
@@ -193,7 +193,7 @@ WRONG = {
     ),
     "a dangling tensor": (
         '{"graph_inputs": [], "weights": [], "graph_outputs": [{"name": "y"}], "nodes": []}',
-        "'y' is used, and nothing makes it",
+        "m.json: .*'y' is used, and nothing makes it",
     ),
     "a node that is no mapping": (
         '{"graph_inputs": [], "weights": [], "graph_outputs": [], "nodes": ["add"]}',

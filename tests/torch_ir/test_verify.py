@@ -220,6 +220,35 @@ def test_wrong_weights_are_a_divergence_too() -> None:
     assert report.first_divergence.startswith("node 'linear_1' (aten.linear.default; module layers.1, ")
 
 
+class Stack(nn.Module):
+    def __init__(self, *between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.between = between
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        for function in self.between:
+            x = function(x)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    "between, said",
+    [
+        ([torch.relu], "; before it, 1 node has no counterpart in a trace of the model (relu)"),
+        ([torch.relu, torch.sin, torch.cos, torch.exp, torch.tan, torch.relu], " (relu, sin, cos, exp, and 2 more)"),
+    ],
+    ids=["one", "many"],
+)
+def test_nodes_without_a_counterpart_may_be_the_first_that_differ(between: Any, said: str) -> None:
+    model, x = Stack(torch.sigmoid), torch.randn(2, 4)
+    ir = extract_ir(Stack(*between), (x,), strict=False)
+    _, report = verify_ir_with_state_dict(ir, model.state_dict(), model, (x,), localize=True)
+    assert (report.first_divergence or "").startswith("node 'linear_1' (aten.linear.default; module linear, ")
+    assert (report.first_divergence or "").endswith(said)
+
+
 def test_what_cannot_run_is_a_report(tmp_path: Any) -> None:
     model, x = MaskedLinear(), torch.randn(1, 4)
     ir = extract_ir(model, (x,), strict=False)

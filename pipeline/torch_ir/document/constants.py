@@ -71,7 +71,7 @@ def read_constant(key: str, data: Mapping[str, Any], files: Mapping[str, Mapping
     """The tensor that `write_constant` wrote; `files` holds what the files beside the JSON contain.
 
     Raises:
-        SerializationError: a dtype that torch has not, a file that lacks the constant, or data of another size.
+        Unexpected: a dtype that torch has not, a file that lacks the constant, or data of another size.
     """
     try:
         name = text(data, "dtype").removeprefix("torch.")
@@ -83,7 +83,7 @@ def read_constant(key: str, data: Mapping[str, Any], files: Mapping[str, Mapping
         return _strided(tensor, data.get("strides"))
     except (KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise SerializationError(f"constant {key!r} cannot be read: {what}; save the IR again") from error
+        raise Unexpected(f"constant {key!r} cannot be read: {what}") from error
 
 
 def _values(

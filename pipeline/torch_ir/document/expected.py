@@ -10,6 +10,7 @@ from pipeline.torch_ir.errors import SerializationError
 
 __all__ = [
     "LIMIT",
+    "TEXT",
     "Unexpected",
     "are_names",
     "as_expected",
@@ -27,12 +28,16 @@ __all__ = [
 ]
 
 
+TEXT = "IR JSON"
+"""What messages are about where there is no file to name."""
+
+
 class Unexpected(ValueError):
     """Something else than belongs there; the message says what was found, and what was expected."""
 
 
 @contextmanager
-def refused(what: str = "IR JSON", advice: str = "save the IR again") -> Iterator[None]:
+def refused(what: str = TEXT, advice: str = "save the IR again") -> Iterator[None]:
     """What is Unexpected inside is a SerializationError about `what`."""
     try:
         yield

@@ -6,6 +6,7 @@ the JSON that is there finds its own. A save that fails leaves what was there.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,14 +20,15 @@ from pipeline.torch_ir.document.parse import AGAIN, parsed
 from pipeline.torch_ir.errors import SerializationError
 
 __all__ = [
+    "Gone",
     "explained",
     "read",
     "read_tensors",
-    "remove_others",
     "sidecar_name",
     "sidecar_prefix",
     "write",
     "write_tensors",
+    "written",
 ]
 
 PACKED = ".zst"
@@ -40,31 +42,55 @@ MAGIC = b"\x28\xb5\x2f\xfd"
 """How a file of zstd begins (RFC 8878)."""
 
 
-def write(path: Path, pieces: Iterator[str]) -> None:
-    """The text of `pieces` in the file `path`, at once.
+class Gone(SerializationError):
+    """A file of constants is not there: it was not copied, or a save of this moment has put others in its place."""
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, which it becomes in the end.
 
     Raises:
-        SerializationError: the file cannot be written.
+        SerializationError: the file cannot be written, and what was there stays.
     """
-    with explained(path, "written"), replace_when_done(path) as temporary, _opened(temporary, path) as file:
+    with explained(path, "written"):
+        if path.is_dir():
+            raise IsADirectoryError
+        with replace_when_done(path) as temporary:
+            yield temporary
+
+
+def write(temporary: Path, pieces: Iterator[str], named: Path) -> None:
+    """The text of `pieces` in the file `temporary`, packed if it is to be `named` so."""
+    with _opened(temporary, named) as file:
         for piece in pieces:
             file.write(piece.encode())
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """`tensors` (vectors of bytes) in the safetensors file `path`."""
-    from safetensors.torch import save_file
+def write_tensors(temporary: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """`tensors` (vectors of bytes) as a safetensors file, all of it under the name `temporary`.
 
-    with explained(path, "written"), replace_when_done(path) as temporary:
-        if not path.parent.is_dir():  # safetensors has an error of its own for it
-            raise FileNotFoundError(path.parent)
-        save_file(dict(tensors), temporary)
+    safetensors' own `save_file` has a hidden name of its own for the time, which nobody knows to remove after a kill,
+    and makes a file that only its owner may read.
+    """
+    places: dict[str, Any] = {}
+    end = 0
+    for key, tensor in tensors.items():
+        start, end = end, end + tensor.numel()
+        places[key] = {"dtype": "U8", "shape": [tensor.numel()], "data_offsets": [start, end]}
+    header = json.dumps(places, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # the bytes begin at a multiple of 8
+    with temporary.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for tensor in tensors.values():
+            file.write(tensor.numpy().data)
 
 
 def read_tensors(path: Path, name: str) -> Mapping[str, torch.Tensor]:
     """The tensors of the safetensors file `name` beside `path`.
 
     Raises:
+        Gone: there is no such file.
         SerializationError: it cannot be read, or the name leads out of the folder.
     """
     from safetensors import SafetensorError
@@ -73,13 +99,13 @@ def read_tensors(path: Path, name: str) -> Mapping[str, torch.Tensor]:
     beside = path.with_name(Path(name).name)
     if name != beside.name:
         raise SerializationError(f"{path} names the file {name!r} for its constants, which is not beside it")
-    if not beside.exists():
-        raise SerializationError(f"{path} has its large constants in {name}, which is not beside it; copy it too")
     with explained(beside, "read"):
         if beside.is_dir():
             raise IsADirectoryError
         try:
             tensors = load_file(beside)
+        except FileNotFoundError as error:
+            raise Gone(f"{path} has its large constants in {name}, which is not beside it; copy it too") from error
         except SafetensorError as error:
             raise SerializationError(
                 f"{beside}, the constants of {path.name}, ends early or is damaged ({error}); {AGAIN}"
@@ -113,13 +139,6 @@ def sidecar_prefix(path: Path) -> str:
 def sidecar_name(prefix: str, tensors: Mapping[str, torch.Tensor]) -> str:
     """The file of `tensors` (vectors of bytes), called by what it holds."""
     return f"{prefix}{_digest(tensors)}.safetensors"
-
-
-def remove_others(path: Path, prefix: str, keep: str) -> None:
-    """Remove what earlier saves of `path` have left: files beside it that begin with `prefix`, all but `keep`."""
-    for old in path.parent.iterdir():
-        if old.name.startswith(prefix) and old.suffix == ".safetensors" and old.name != keep:
-            old.unlink(missing_ok=True)
 
 
 @contextmanager

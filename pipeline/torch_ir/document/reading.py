@@ -10,7 +10,7 @@ import torch
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir import Graph, Payload, Role
 from pipeline.ir.assemble import assemble
-from pipeline.torch_ir.document.expected import refused
+from pipeline.torch_ir.document.expected import TEXT, refused
 from pipeline.torch_ir.document.reader import Reader
 
 __all__ = ["graph_in", "read_graph"]
@@ -18,8 +18,9 @@ __all__ = ["graph_in", "read_graph"]
 Data = Mapping[str, Any]
 
 
-def read_graph(data: Data, constants: Mapping[str, torch.Tensor]) -> Graph:
-    """The Graph of an IR as `document` writes it; `constants` are its values by checkpoint name.
+def read_graph(data: Data, constants: Mapping[str, torch.Tensor], what: str = TEXT) -> Graph:
+    """The Graph of an IR as `document` writes it; `constants` are its values by checkpoint name. It is
+    of the file `what`.
 
     The calls of a traced model, which has a signature, are whole; nodes that were put together by hand may be only a
     picture, whose calls lack arguments.
@@ -27,7 +28,7 @@ def read_graph(data: Data, constants: Mapping[str, torch.Tensor]) -> Graph:
     Raises:
         SerializationError: the data is no IR, or names a tensor that nothing makes; the message says where.
     """
-    with refused():
+    with refused(what):
         return graph_in(data, constants, "signature" in data)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from pipeline.torch_ir.document import files
+from pipeline.torch_ir.document.clearing import clearing
 from pipeline.torch_ir.document.constants import Beside, write_constant
-from pipeline.torch_ir.errors import SerializationError
 
 __all__ = ["save"]
 
@@ -24,21 +24,15 @@ def save(
     Raises:
         SerializationError: a file cannot be written, and what was there stays.
     """
-    prefix = files.sidecar_prefix(path)
     beside = Beside(threshold)
     written = {key: write_constant(key, tensor, beside) for key, tensor in constants.items()}
-    large = path.with_name(files.sidecar_name(prefix, beside.tensors))
+    large = path.with_name(files.sidecar_name(files.sidecar_prefix(path), beside.tensors))
     written |= {key: {"file": large.name, **written[key]} for key in beside.tensors}
-    was_there = large.exists()
-    if beside.tensors:
-        files.write_tensors(large, beside.tensors)
-    try:
-        files.write(path, _text(sections, written))
-    except SerializationError:
-        if not was_there:
-            large.unlink(missing_ok=True)
-        raise
-    files.remove_others(path, prefix, keep=large.name if beside.tensors else "")
+    with clearing(path, large), files.written(path) as temporary:
+        files.write(temporary, _text(sections, written), path)
+        if beside.tensors:
+            with files.written(large) as data:  # which is in place before the JSON that names it
+                files.write_tensors(data, beside.tensors)
 
 
 def _text(sections: Iterable[tuple[str, Any]], constants: Mapping[str, Any]) -> Iterator[str]:

@@ -37,7 +37,7 @@ def checked(
         ExecutionError: something is missing or does not fit.
     """
     fed = feed(ir, inputs, kwargs)
-    missing, wrong = list(bound.missing), [*fed.problems, *bound.wrong]
+    missing, wrong = list(bound.missing), list(bound.wrong)
     for vid in ir.graph.inputs:
         value = ir.graph.values[vid]
         if value.name in fed.tensors:
@@ -47,9 +47,18 @@ def checked(
             missing.append(absent(ir.graph, value))
     if dynamic:
         wrong.extend(wrong_sizes(ir.graph, fed.tensors))
-    if not missing and not wrong:
+    if not missing and not wrong and not fed.problems:
         wrong.extend(shared_and_written(ir.graph, fed.tensors))
         wrong.extend(laid_otherwise(ir.graph, counted, {**bound.tensors, **fed.tensors}))
-    if missing or wrong:
-        raise ExecutionError("\n".join([*missing, *wrong, *bound.hints]))
+    if len(missing) == 1 and not wrong and (fed.only_absent or not fed.problems):
+        raise _noted(ExecutionError(missing[0]), [*fed.problems, *bound.hints])
+    if missing or wrong or fed.problems:
+        raise ExecutionError("\n".join([*missing, *fed.problems, *wrong, *bound.hints]))
     return fed.tensors
+
+
+def _noted(error: ExecutionError, notes: Sequence[str]) -> ExecutionError:
+    """The message stays the sentence of pytorch-ir, which its users know; what helps with it stands below."""
+    for note in notes:
+        error.add_note(note)
+    return error

@@ -28,12 +28,13 @@ class Fed:
     """Inputs by the names of the graph, as many as can be told, and what is wrong with the arguments, a line each.
 
     `explained` are inputs that are absent for the reason that a problem tells, as the tensors of a cache are where None
-    was given for it.
+    was given for it. `only_absent`: the problems say no more than that tensors were not given.
     """
 
     tensors: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     explained: frozenset[str] = frozenset()
+    only_absent: bool = False
 
 
 def feed(ir: IR, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Fed:
@@ -66,7 +67,8 @@ def _named(graph: Graph, names: Sequence[str], given: Mapping[str, Any]) -> Fed:
 def _in_a_row(names: Sequence[str], given: Any) -> Fed:
     tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
     said = f"inputs: found {len(tensors)} tensors, expected {len(names)}: {', '.join(names)}"
-    return Fed(dict(zip(names, tensors, strict=False)), [] if len(tensors) == len(names) else [said])
+    problems = [] if len(tensors) == len(names) else [said]
+    return Fed(dict(zip(names, tensors, strict=False)), problems, only_absent=len(tensors) < len(names))
 
 
 def _nested(names: Sequence[str], tree: Tree, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Fed:
@@ -75,17 +77,18 @@ def _nested(names: Sequence[str], tree: Tree, given: tuple[tuple[Any, ...], dict
     problems = [f"inputs: {problem}" for problem in matched.problems]
     if problems:
         problems[-1] += f"; the graph's own are {', '.join(names)}"
-    problems += [
+    others = [
         f"argument {_readable(path)}: found {part!r:.60}, but the IR was traced with {leaf.value!r}; extract it again"
         for path, leaf, part in matched.leaves
         if leaf.index is None and not _same(leaf.value, part)
     ]
-    problems += matched.fixed
+    others += matched.fixed
     tensors = {names[leaf.index]: part for _, leaf, part in matched.leaves if leaf.index is not None}
-    return Fed(tensors, problems, frozenset(names[index] for index in matched.explained))
+    explained = frozenset(names[index] for index in matched.explained)
+    return Fed(tensors, [*problems, *others], explained, matched.only_absent and not others)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Matched:
     """(path, leaf of the tree, what was given there) from left to right, and where no such tree was given."""
 
@@ -95,6 +98,8 @@ class _Matched:
     """How numbers of Python inside of caches differ: the trace has computed with its own."""
     explained: set[int] = field(default_factory=set)
     """The numbers of tensors in whole branches that were not given, or not as such branches."""
+    only_absent: bool = True
+    """Whether the problems are no more than single tensors that were not given."""
 
     def walk(self, tree: Tree, given: Any, path: str) -> None:
         if isinstance(tree, Leaf):
@@ -110,6 +115,7 @@ class _Matched:
         count = len(tree.children)
         if found is None or not (kind == tree.kind or {kind, tree.kind} <= ROWS):
             self.problems.append(f"{_place(path)}: found {kind}, expected {tree.kind} of {count}")
+            self.only_absent = False
             self._explain(tree.children)
             return
         if tree.fixed is not None and len(found) == count:
@@ -117,18 +123,21 @@ class _Matched:
         if tree.keys is None or kind in ROWS:  # without names, places are all there is
             if len(found) != count:
                 self.problems.append(f"{_place(path)}: found {kind} of {len(found)}, expected {tree.kind} of {count}")
-                self._leave_out(tree, tree.children[len(found) :])
+                self._leave_out(tree, tree.children[len(found) :], too_many=len(found) > count)
             yield from zip(tree.keys or map(str, range(count)), tree.children, found.values(), strict=False)
             return
         self._compare_keys(tree.keys, found, path)
-        self._leave_out(tree, [child for key, child in zip(tree.keys, tree.children, strict=True) if key not in found])
+        lacking = [child for key, child in zip(tree.keys, tree.children, strict=True) if key not in found]
+        self._leave_out(tree, lacking, too_many=any(key not in tree.keys for key in found))
         for key, child in zip(tree.keys, tree.children, strict=True):
             if key in found:
                 yield key, child, found[key]
 
-    def _leave_out(self, tree: Branch, children: Sequence[Tree]) -> None:
+    def _leave_out(self, tree: Branch, children: Sequence[Tree], too_many: bool) -> None:
         """A single tensor that is no part of a larger thing is missed by its own name."""
         self._explain(children if tree.kind not in PLAIN else [one for one in children if isinstance(one, Branch)])
+        single = tree.kind in PLAIN and all(isinstance(one, Leaf) and one.index is not None for one in children)
+        self.only_absent = self.only_absent and single and not too_many
 
     def _explain(self, trees: Sequence[Tree]) -> None:
         self.explained.update(leaf.index for tree in trees for _, leaf in leaves(tree) if leaf.index is not None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -24,6 +23,7 @@ from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of, stored
 from pipeline.torch_ir.registry import REGISTERED
 from pipeline.torch_ir.tree import Signature
+from pipeline.torch_ir.warned import warn
 
 __all__ = ["convert_exported_program", "graph_of", "ir_of"]
 
@@ -109,6 +109,4 @@ def _warn_of_meta(graph: Graph) -> None:
     lifted = [value for value in graph.with_role(Role.CONST) if value.name.startswith("c_")]
     names = [graph.sources[value.vid][0] for value in lifted if value.vid not in graph.payloads]
     if names:
-        warnings.warn(
-            f"Skipping {len(names)} meta-device constant(s) (shape/dtype already in weights): {names}", stacklevel=4
-        )
+        warn(f"Skipping {len(names)} meta-device constant(s) (shape/dtype already in weights): {names}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from pipeline.torch_ir.extract.signature import signature_of_ends
 from pipeline.torch_ir.extract.tied import tied_names
 from pipeline.torch_ir.given import mistaken
 from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.warned import warn
 
 __all__ = ["extract_ir"]
 
@@ -53,7 +53,7 @@ def extract_ir(
     with collector_paused():
         known = {"tied": tied_names(model), "constants": recomputed(model)}
         if stamp and dynamic_shapes is not None:
-            warnings.warn(f"{name} is traced whole: layers are stamped where every size is a number.", stacklevel=2)
+            warn(f"{name} is traced whole: layers are stamped where every size is a number.")
         elif stamp and (ir := _stamped(model, args, named, name, functionalize, known)):
             return ir
         program = exported(model, args, named, dynamic_shapes)
@@ -77,8 +77,8 @@ def _stamped(
     found = stamped(model, args, kwargs, trace, **known)
     if isinstance(found, TracedWhole):
         if found.run is not None:
-            warnings.warn(found.reason, stacklevel=3)
+            warn(found.reason)
         return None
     for reason in found.left:
-        warnings.warn(f"Some layers of {type(model).__name__} are traced one by one: {reason}.", stacklevel=3)
+        warn(f"Some layers of {type(model).__name__} are traced one by one: {reason}.")
     return ir_of(found.graph, signature_of_ends(found.inputs, found.outputs), unsaved(model))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from pipeline.errors import UserMistake
 from pipeline.ir import Dim, Graph, Op, Role, Value
@@ -22,20 +23,29 @@ def ir_to_mermaid(ir: IR, max_nodes: int = 30, include_weights: bool = True) -> 
     Raises:
         UserMistake: it is no IR, or `max_nodes` is no whole number of 0 or more.
     """
-    if not is_whole(max_nodes):
-        raise UserMistake(f"max_nodes: found {max_nodes!r}, expected a whole number of 0 or more")
+    _refuse_other_counts("max_nodes", max_nodes)
     lines = _Flowchart(an_ir(ir, UserMistake).graph).lines(max_nodes, include_weights)
     return "\n".join(["flowchart TD", *(f"    {line}" for line in lines)])
 
 
 def generate_op_distribution_pie(ir: IR, top_n: int = 10) -> str:
-    """How many nodes there are of each type; what comes after the first `top_n` types is one slice."""
+    """How many nodes there are of each type; what comes after the first `top_n` types is one slice.
+
+    Raises:
+        UserMistake: it is no IR, or `top_n` is no whole number of 0 or more.
+    """
+    _refuse_other_counts("top_n", top_n)
     counts = Counter(short(op.kind) for op in an_ir(ir, UserMistake).graph.ops).most_common()
     others = sum(count for _, count in counts[top_n:])
     slices = [*counts[:top_n], *([("Others", others)] if others else [])]
     return "\n".join(
         ["pie showData", '    title "Operator Distribution"', *(f'    "{text(kind)}" : {n}' for kind, n in slices)]
     )
+
+
+def _refuse_other_counts(what: str, given: Any) -> None:
+    if not is_whole(given):
+        raise UserMistake(f"{what}: found {given!r}, expected a whole number of 0 or more")
 
 
 class _Flowchart:

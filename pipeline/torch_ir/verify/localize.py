@@ -5,7 +5,7 @@ The model is exported afresh, with the test inputs, and torch's own interpreter 
 and loops among them. The first that differs in the order of the run is at fault: all that it reads agreed.
 
 This needs torch.export to take the model. Where the IR was extracted by another torch, or edited, some nodes have no
-counterpart: they are passed over, and counted in what is said.
+counterpart: they are passed over, and named in what is said, since one of them may be the first.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ def first_divergence(
     except Exception as error:  # an operator of torch's: the node is the one after the last that was seen
         return f"after node {walk.last!r} the IR does not run: {error}" if walk.last else None
     if walk.unmatched:
-        others = f"{walk.unmatched} node(s) of the IR have no counterpart in a trace of the model"
-        return f"not found: {others}, and all others agree"
+        return f"not found: {walk.passed_over()}, and all others agree"
     return "not found: every node agrees with a trace of the model"
 
 
@@ -77,7 +76,7 @@ class _Walk:
     atol: float | None
     found: str = ""
     last: str = ""
-    unmatched: int = 0
+    unmatched: list[str] = field(default_factory=list)
     places: Places = field(default_factory=Places)
 
     def beside(self, graph: Graph, own: Own) -> Own:
@@ -96,15 +95,24 @@ class _Walk:
         self.last = op.name
         wanted = self.expected.get(self.places.of(op.name))
         if wanted is None or len(wanted) != len(results):
-            self.unmatched += 1
+            self.unmatched.append(op.name)
             return
         for left, right in zip(wanted, results, strict=True):
             difference = compare(left, right, self.rtol, self.atol)
             if not difference.is_close:
                 place = ", ".join(filter(None, (op.origin and f"module {op.origin}", op.line)))
                 largest = f", max difference {difference.max_diff:.2e}" if math.isfinite(difference.max_diff) else ""
-                self.found = f"node {op.name!r} ({op.kind}{'; ' if place else ''}{place}): {difference.why}{largest}"
+                before = f"; before it, {self.passed_over()}" if self.unmatched else ""
+                where = f"{op.kind}{'; ' if place else ''}{place}"
+                self.found = f"node {op.name!r} ({where}): {difference.why}{largest}{before}"
                 raise _Found
+
+    def passed_over(self) -> str:
+        """The nodes that were compared with nothing."""
+        names = list(dict.fromkeys(self.unmatched))  # those of a loop come as often as it runs
+        others = [f"and {len(names) - MOST} more"] if len(names) > MOST else []
+        has = "1 node has" if len(names) == 1 else f"{len(names)} nodes have"
+        return f"{has} no counterpart in a trace of the model ({', '.join([*names[:MOST], *others])})"
 
 
 def _entered(op: Op, ins: Tensors, watched: Own) -> Tensors:
@@ -119,3 +127,7 @@ def _body(body: Graph, watched: Own, *tensors: torch.Tensor) -> tuple[torch.Tens
     given = {values[vid].name: tensor for vid, tensor in zip(body.inputs, tensors, strict=True)}
     outputs = run_eager(body, given, check=False, own=watched).outputs
     return tuple(outputs[values[vid].name] for vid in body.outputs)
+
+
+MOST = 4
+"""Names that are told of nodes without a counterpart."""

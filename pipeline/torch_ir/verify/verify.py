@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.errors import OnnxlineError
+from pipeline.errors import OnnxlineError, told
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute import IRExecutor
-from pipeline.torch_ir.given import a_module, arguments, by_name
+from pipeline.torch_ir.given import a_module, a_number, arguments, by_name
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.verify.localize import first_divergence
 from pipeline.torch_ir.verify.numbers import Difference, compare
@@ -45,9 +45,10 @@ def verify_ir(
 
     Raises:
         WeightLoadError: the file cannot be read.
+        ExecutionError: see there.
     """
-    weights = load_weights(weights_path)
-    return IRVerifier(rtol, atol, localize).verify(ir, weights, original_model, test_inputs, constants, kwargs)
+    verifier = IRVerifier(rtol, atol, localize)
+    return verifier.verify(ir, load_weights(weights_path), original_model, test_inputs, constants, kwargs)
 
 
 def verify_ir_with_state_dict(
@@ -68,6 +69,10 @@ def verify_ir_with_state_dict(
     The model is run as it is, in train or eval mode, but on a deep copy, and the inputs are copied: nothing of the
     caller's changes. Tolerances are those of each tensor's dtype (1e-5 for float32) unless they are given; integers and
     bools have to be equal. `localize` names the first node that differs, where something differs.
+
+    Raises:
+        ExecutionError: something is of another type than is asked for here, a tolerance is negative, NaN or infinite,
+            or the model itself does not run on the inputs.
     """
     return IRVerifier(rtol, atol, localize).verify(ir, state_dict, original_model, test_inputs, constants, kwargs)
 
@@ -80,6 +85,11 @@ class IRVerifier:
     atol: float | None = None
     localize: bool = False
     executor: Callable[[IR, Tensors, Tensors | None], IRExecutor] = IRExecutor
+
+    def __post_init__(self) -> None:
+        for name, given in (("rtol", self.rtol), ("atol", self.atol)):
+            if given is not None:  # each bound that is NaN or infinite lets everything pass
+                a_number(name, given, "a finite number of 0 or more, or None for that of the dtype", ExecutionError)
 
     def verify(
         self,
@@ -101,7 +111,7 @@ class IRVerifier:
             with same_randomness():
                 outputs = executor.execute(copied(inputs), copied(kwargs))
         except Exception as error:  # refused beforehand, or an operator of torch's on an IR that was edited
-            said = str(error) if isinstance(error, OnnxlineError) else f"the IR does not run: {error}"
+            said = told(error) if isinstance(error, OnnxlineError) else f"the IR does not run: {error}"
             report = VerificationReport(False, math.inf, math.inf, error_message=said)
         else:
             report = self._judged(

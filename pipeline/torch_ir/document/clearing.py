@@ -1,0 +1,60 @@
+"""What earlier saves have left beside an IR: constants that its JSON names no longer, and files of savers that died.
+
+Nobody can tell them from files of a save that goes on, whose JSON is still to come. So every saver holds a lock on the
+folder, which others may share; and clears away only if it can have the lock for itself in the end. Nobody waits for
+another save: whoever is not alone leaves it to a later one, and so does everybody on a file system without locks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pipeline.torch_ir.document.files import read, sidecar_prefix
+from pipeline.torch_ir.document.head import files_in
+from pipeline.torch_ir.errors import SerializationError
+
+__all__ = ["clearing"]
+
+
+@contextmanager
+def clearing(path: Path, constants: Path) -> Iterator[None]:
+    """Save `path` and its `constants` inside; then what is not needed goes, if nobody else saves in their folder."""
+    try:
+        folder = os.open(path.parent, os.O_RDONLY)
+    except PermissionError:  # one that may be written to, and not listed
+        yield
+        return
+    try:
+        shared = _locked(folder, fcntl.LOCK_SH)
+        yield
+        if shared and _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            with suppress(OSError, SerializationError):  # the IR is saved; and what is not understood stays
+                _clear(path, constants)
+    finally:
+        os.close(folder)
+
+
+def _locked(folder: int, how: int) -> bool:
+    try:
+        fcntl.flock(folder, how)
+    except OSError:  # there is another saver, or there are no locks
+        return False
+    return True
+
+
+def _clear(path: Path, own: Path) -> None:
+    prefix = sidecar_prefix(path)
+    unfinished = re.compile(rf"\.({re.escape(prefix)}[0-9a-f]+\.safetensors|{re.escape(path.name)})(\.\d+)+\.tmp")
+    here = list(path.parent.iterdir())
+    old = [file for file in here if unfinished.fullmatch(file.name)]
+    constants = [file for file in here if file.name.startswith(prefix) and file.suffix == ".safetensors"]
+    if constants not in ([], [own]):
+        named = files_in(read(path))  # another saver's JSON may be in place by now
+        old += [file for file in constants if file.name not in named]
+    for file in old:
+        file.unlink(missing_ok=True)
