@@ -77,7 +77,7 @@ def test_what_can_be_matched_is_checked_where_the_nesting_is_wrong() -> None:
     assert refused(ir, (x.double(),), {}, kwargs={"more": {"a": {}, "c": X[0]}, "d": 1}).splitlines() == [
         "Weight/input 'y' not found in registry for node 'add'.",
         "Weight/input 'more_a_b' not found in registry for node 'add_1'.",
-        "inputs: positional arguments: found tuple of 1, expected tuple of 2",
+        "inputs: Expected 2 inputs, got 1: positional arguments: found tuple of 1, expected tuple of 2",
         "inputs: keyword arguments: with 'd', which the trace had not; expected more",
         "inputs: argument more.a: without 'b'; expected b; the graph's own are x, y, more_a_b, more_c",
         "input 'x': found float64[3, 4], expected float32[batch, 4]",
@@ -365,7 +365,7 @@ def test_files_that_hold_no_weights(tmp_path: Path) -> None:
         "evil.pt": "running its code is refused",
         "half.safetensors": "not a whole safetensors file",
         "w.onnx": "expected a folder, .safetensors",
-        "none.pt": "there is no such file",
+        "none.pt": "Weight file not found",
     }.items():
         with pytest.raises(WeightLoadError, match=said):
             load_weights(tmp_path / name)

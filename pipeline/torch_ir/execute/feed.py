@@ -65,7 +65,7 @@ def _named(graph: Graph, names: Sequence[str], given: Mapping[str, Any]) -> Fed:
 
 def _in_a_row(names: Sequence[str], given: Any) -> Fed:
     tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
-    said = f"inputs: found {len(tensors)} tensors, expected {len(names)}: {', '.join(names)}"
+    said = f"inputs: Expected {len(names)} inputs, got {len(tensors)} tensors; the graph's own are {', '.join(names)}"
     return Fed(dict(zip(names, tensors, strict=False)), [] if len(tensors) == len(names) else [said])
 
 
@@ -116,7 +116,8 @@ class _Matched:
             self._compare_fixed(tree.fixed, given, path)
         if tree.keys is None or kind in ROWS:  # without names, places are all there is
             if len(found) != count:
-                self.problems.append(f"{_place(path)}: found {kind} of {len(found)}, expected {tree.kind} of {count}")
+                said = f"{_place(path)}: found {kind} of {len(found)}, expected {tree.kind} of {count}"
+                self.problems.append(f"Expected {count} inputs, got {len(found)}: {said}" if path == "0" else said)
                 self._leave_out(tree, tree.children[len(found) :])
             yield from zip(tree.keys or map(str, range(count)), tree.children, found.values(), strict=False)
             return

@@ -72,7 +72,7 @@ def arguments_of(
     validate_inputs_dense(given)
     if strict:
         validate_meta_device(model)
-        validate_inputs_meta(given)
+        validate_inputs_meta(*given)
     return apart(model, given)
 
 
