@@ -71,7 +71,12 @@ def register_executor(op_pattern: str) -> Callable[[F], F]:
 
 
 def register_op(op_pattern: str) -> Callable[[F], F]:
-    """Write ops of the type `op_pattern` down as the function below says: `fn(NodeInfo) -> OpNode`."""
+    """Write ops of the type `op_pattern` down as the function below says, in bodies too: `fn(NodeInfo) -> OpNode`.
+
+    Of what it returns `name`, `op_type` and `attrs` are taken; of `outputs` shapes and dtypes, their names have to
+    stay, since other nodes read them; of `inputs` which tensors they are, of those that the node may read. Producers
+    follow from the graph. An operator of torch is held against its schema. What cannot be taken is a ConversionError.
+    """
     return _entering(REGISTERED.conversions, op_pattern)
 
 

@@ -25,8 +25,7 @@ class GraphAnalyzer:
     def __init__(self, exported: ExportedProgram) -> None:
         self._ir = convert_exported_program(exported)
         self._nodes = {node.name: node for node in exported.graph.nodes}
-        self._stored = exported.graph_signature.inputs_to_parameters | exported.graph_signature.inputs_to_buffers
-        self._stored |= exported.graph_signature.inputs_to_lifted_tensor_constants
+        self._stored = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.target is not None}
 
     def get_graph_inputs(self) -> list[TensorMeta]:
         return self._ir.graph_inputs
