@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from pipeline.errors import SourceMistake
 from pipeline.export.apart import apart
-from pipeline.export.blame import first_line, module_frame
+from pipeline.export.blame import advice_on_type, first_line, module_frame
 from pipeline.export.source import TorchSource
 from pipeline.export.tree import input_names, input_tensors
 
@@ -41,7 +41,7 @@ def capture(source: TorchSource) -> ExportedProgram:
         where = module_frame(error, source.module)
         place = f" in module {where[0]!r}\n  at {where[1]}" if where else ""
         raise SourceMistake(
-            f"torch.export cannot trace the model{place}\n  {first_line(error)}\n  what to try: {_advice(error)}"
+            f"torch.export cannot trace the model{place}\n  {first_line(error)}\n  what to try: {advice_on_type(error) or _advice(error)}"
         ) from error
 
 
@@ -92,6 +92,5 @@ ADVICE = {
     "data-dependent": "an `if` or a size depends on values in a tensor: use torch.where, torch.cond or a fixed size",
     "DataDependent": "an `if` or a size depends on values in a tensor: use torch.where, torch.cond or a fixed size",
     "Must provide a tree_name": "name the input in forward's signature: torch 2.13 fails on dynamic ones in **kwargs",
-    "not a known type": "return tensors, tuples, lists and dicts, or register the type with torch.utils._pytree",
     "": "make torch.export.export(module, args, kwargs) work on its own, or export a submodule",
 }
