@@ -369,3 +369,16 @@ def test_files_that_hold_no_weights(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(WeightLoadError, match=said):
             load_weights(tmp_path / name)
+
+
+def test_a_tensor_that_was_traced_by_place_may_come_by_name() -> None:
+    class Takes(nn.Module):
+        def forward(self, x: Tensor, y: Tensor, *, z: Tensor) -> Tensor:
+            return x - y * z
+
+    x, y, z = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])
+    ir = extract_ir(Takes(), (x, y), kwargs={"z": z}, strict=False)
+    for args, kwargs in (((x, y), {"z": z}), ((x,), {"z": z, "y": y}), ((), {"y": y, "z": z, "x": x})):
+        assert execute_ir(ir, args, kwargs=kwargs)[0].tolist() == [-5.0]
+    with pytest.raises(ExecutionError, match="with 'y', which the trace had not"):  # the place before it is empty
+        execute_ir(ir, (), kwargs={"y": y, "z": z})
