@@ -41,7 +41,7 @@ def capture(source: TorchSource) -> ExportedProgram:
         where = module_frame(error, source.module)
         place = f" in module {where[0]!r}\n  at {where[1]}" if where else ""
         raise SourceMistake(
-            f"torch.export cannot trace the model{place}\n  {first_line(error)}\n  what to try: {advice_on_type(error) or _advice(error)}"
+            f"torch.export cannot trace the model{place}\n  {first_line(error)}\n  what to try: {_advice(error)}"
         ) from error
 
 
@@ -85,7 +85,7 @@ def _in_place_of_leaves(tree: Any, leaves: Iterator[Any]) -> Any:
 
 def _advice(error: Exception) -> str:
     said = f"{type(error).__name__} {error}"
-    return next((advice for word, advice in ADVICE.items() if word in said), ADVICE[""])
+    return advice_on_type(error) or next((advice for word, advice in ADVICE.items() if word in said), ADVICE[""])
 
 
 ADVICE = {
