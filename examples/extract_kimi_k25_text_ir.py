@@ -30,12 +30,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 `--verify` failed, 2 a mistake in what was given, 3 a bug of ours."""
     given = _parser().parse_args(arguments)
     try:
-        given.output_dir.mkdir(parents=True, exist_ok=True)
+        _check_given(given)
         (_verify if given.verify else _extract)(given)
     except OnnxlineError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     return 0
+
+
+def _check_given(given: argparse.Namespace) -> None:
+    if given.layers is not None and given.layers < 1:
+        raise UserMistake(f"--layers: found {given.layers}, expected at least 1")
+    try:
+        given.output_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # a file, or no right to make it
+        raise UserMistake(f"--output-dir {given.output_dir}: {error.strerror}; expected a folder") from error
 
 
 def _extract(given: argparse.Namespace) -> None:
@@ -47,7 +56,7 @@ def _extract(given: argparse.Namespace) -> None:
     start = time.perf_counter()
     files = GraphFiles(given.output_dir, given.compress)
     with collector_paused():  # 70,000 modules and two large graphs, all of which stay
-        files.write(KimiK25TextForCausalLM(config), CacheSizes(given.prefill_len, given.max_cache_len))
+        files.write(KimiK25TextForCausalLM(config), _sizes(given, CacheSizes()))
     _say(f"{config.num_hidden_layers} layers in {time.perf_counter() - start:.1f} s:")
     for path in (files.prefill, files.decode, files.mapping):
         _say(f"  {path}  {path.stat().st_size / 1e6:.1f} MB")
@@ -55,12 +64,17 @@ def _extract(given: argparse.Namespace) -> None:
 
 def _verify(given: argparse.Namespace) -> None:
     config = shrunk(_config(given.config), layers=given.layers or 4)
-    from kimi_k25_text_local.check import STEPS, TOLERANCE, check_saved_graphs
+    from kimi_k25_text_local.check import SIZES, STEPS, TOLERANCE, check_saved_graphs
     from kimi_k25_text_local.graphs import GraphFiles
 
-    difference = check_saved_graphs(config, GraphFiles(given.output_dir, given.compress))
+    difference = check_saved_graphs(config, GraphFiles(given.output_dir, given.compress), _sizes(given, SIZES))
     _say(f"prefill and {STEPS} steps of decode from {given.output_dir}: every token is the eager model's")
     _say(f"logits differ by {difference:.1e} of the largest one; allowed {TOLERANCE:.0e}")
+
+
+def _sizes(given: argparse.Namespace, default: CacheSizes) -> CacheSizes:
+    lengths = {key: getattr(given, key) for key in ("prefill_len", "max_cache_len") if getattr(given, key) is not None}
+    return replace(default, **lengths)
 
 
 def _config(given: str) -> KimiTextConfig:
@@ -78,12 +92,16 @@ def _config(given: str) -> KimiTextConfig:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--output-dir", type=Path, required=True, help="where the three files go")
-    parser.add_argument("--config", default=str(CONFIG), help="a text_config as JSON, or 'hub' (default: %(default)s)")
-    parser.add_argument("--prefill-len", type=int, default=128, help="tokens that prefill takes (default: 128)")
     parser.add_argument(
-        "--max-cache-len", type=int, default=2048, help="tokens that decode's caches hold (default: 2048)"
+        "--config",
+        default=str(CONFIG),
+        help="a text_config as JSON, by itself or in a whole config, or 'hub' (default: %(default)s)",
     )
-    parser.add_argument("--layers", type=int, help="fewer layers, to try something")
+    parser.add_argument("--prefill-len", type=int, help="tokens that prefill takes (default: 128; 8 with --verify)")
+    parser.add_argument(
+        "--max-cache-len", type=int, help="tokens that decode's caches hold (default: 2048; 32 with --verify)"
+    )
+    parser.add_argument("--layers", type=int, help="fewer layers, to try something (with --verify: 4)")
     parser.add_argument("--compress", action="store_true", help="graphs as .json.zst")
     parser.add_argument("--verify", action="store_true", help="a small config instead, extracted, saved, read and run")
     return parser

@@ -11,10 +11,10 @@ from kimi_k25_text_local.config import KimiTextConfig
 from kimi_k25_text_local.graphs import GraphFiles
 from kimi_k25_text_local.model import KimiK25TextForCausalLM
 from kimi_k25_text_local.small import fill
-from pipeline.errors import CheckFailed
+from pipeline.errors import CheckFailed, UserMistake
 from pipeline.export.static_cache import CacheSizes, Generated, causal_mask, generate
 
-__all__ = ["STEPS", "TOLERANCE", "check_saved_graphs"]
+__all__ = ["SIZES", "STEPS", "TOLERANCE", "check_saved_graphs"]
 
 STEPS: Final = 16
 SIZES: Final = CacheSizes(prefill_len=8, max_cache_len=32)
@@ -22,20 +22,27 @@ TOLERANCE: Final = 1e-5
 """Of the largest logit: float32, and the same sums in another order."""
 
 
-def check_saved_graphs(config: KimiTextConfig, files: GraphFiles) -> float:
+def check_saved_graphs(config: KimiTextConfig, files: GraphFiles, sizes: CacheSizes = SIZES) -> float:
     """Write the graphs of a small model on meta, read them back, and run them with weights they have never seen.
 
     Returns:
         the largest difference of a logit, as a part of the largest logit.
 
     Raises:
+        UserMistake: `sizes` have no room for a prompt and STEPS.
         CheckFailed: a token is another one, or a logit differs by more than TOLERANCE.
     """
-    files.write(KimiK25TextForCausalLM(config), SIZES)
+    length = max(sizes.prefill_len - 1, 1)  # one less, where there is one: prefill is padded then
+    if sizes.max_cache_len < length + STEPS:
+        raise UserMistake(
+            f"caches of {sizes.max_cache_len} tokens; expected at least {length + STEPS}, for a prompt of {length} and "
+            f"{STEPS} steps"
+        )
+    files.write(KimiK25TextForCausalLM(config), sizes)
     model = KimiK25TextForCausalLM(config, "cpu")
     fill(model)
-    prompt = torch.randint(0, config.vocab_size, (1, SIZES.prefill_len - 1))
-    found = generate(*files.read(model.state_dict()), prompt, STEPS, SIZES)
+    prompt = torch.randint(0, config.vocab_size, (1, length))
+    found = generate(*files.read(model.state_dict()), prompt, STEPS, sizes)
     expected = _eager(model, prompt)
     if found.tokens.tolist() != expected.tokens.tolist():
         at = int((found.tokens != expected.tokens).nonzero()[0])

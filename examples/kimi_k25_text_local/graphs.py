@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -53,7 +53,7 @@ class GraphFiles:
         return self.folder / "kimi_k25_text_kv_mapping.json"
 
     def write(self, model: nn.Module, sizes: CacheSizes) -> None:
-        """Extract both graphs of a model on meta, and save them and the mapping, which goes last.
+        """Extract both graphs of a model on meta, and save them and the mapping. The other form, packed or not, goes.
 
         Raises:
             UserMistake: the model cannot be split into prefill and decode.
@@ -64,6 +64,10 @@ class GraphFiles:
         second = _written(Decode(model), decode_inputs(caches, sizes), "KimiK25_Text_Decode", self.decode)
         taken, given = ([second.values[vid].name for vid in vids] for vids in (second.inputs, second.outputs))
         save_kv_mapping(kv_mapping([one.name for one in made], taken, given), self.mapping)
+        others = replace(self, packed=not self.packed)
+        for old in (others.prefill, others.decode):  # of another run, and no pair of the mapping
+            for file in (old, *self.folder.glob(f"{old.name}.constants.*.safetensors")):
+                file.unlink(missing_ok=True)
 
     def read(self, weights: Mapping[str, Tensor]) -> tuple[Program, Program, KVMapping]:
         """Both programs from the files, running with these weights, and the mapping."""

@@ -22,6 +22,9 @@ Source = Annotated[
 File = Annotated[Path, typer.Argument(metavar="IR", help="A file of `ir extract`, or of pytorch-ir.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Where to write (default: the terminal).")]
 Weights = Annotated[Path | None, typer.Option(help=".safetensors, .pt, .pth, .bin, an .index.json, or a folder.")]
+Train = Annotated[
+    bool, typer.Option("--train", help="Keep the mode in which the model is made; without, it is put into eval mode.")
+]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one setting of a configuration.")
 ]
@@ -48,21 +51,25 @@ def extract(
     ] = None,
     functionalize: Annotated[bool, typer.Option(help="Make values of what ops write.")] = True,
     meta: Annotated[bool, typer.Option("--meta", help="Make the model on the meta device: no weight exists.")] = False,
+    train: Train = False,
     overrides: Overrides = None,
 ) -> None:
-    """Trace a model, and write its graph: shapes, dtypes, names of weights, but no weights."""
-    from pipeline.commands.ir_source import open_model
+    """Trace a model in eval mode, and write its graph: shapes, dtypes, names of weights, but no weights."""
+    from pipeline.commands.ir_source import open_model, told_mode
     from pipeline.torch_ir.extract.source import extract_source
     from pipeline.torch_ir.output import check_place
 
-    if out is not None:
-        check_place(out, (".json", ".json.zst"))
-    model = open_model(source, overrides or (), dynamic or (), meta)
+    path = out or (Path(f"{name}_ir.json") if name else None)
+    if path is not None:  # a trace may take long
+        check_place(path, (".json", ".json.zst"))
+    model = open_model(source, overrides or (), dynamic or (), meta, train)
     name = name or type(model.module).__name__
-    path = out or Path(f"{name}_ir.json")
+    path = path or Path(f"{name}_ir.json")
     made = extract_source(model, name, functionalize=functionalize)
     made.save(path)
     typer.echo(f"{made!r}\nwritten to {path}")
+    if said := told_mode(model):
+        typer.echo(f"onnxline: {said}", err=True)
 
 
 def info(
@@ -110,14 +117,17 @@ def verify(
     localize: Annotated[bool, typer.Option("--localize", help="Name the first node that differs.")] = False,
     rtol: Annotated[float | None, typer.Option(min=0, help="Default: by dtype.")] = None,
     atol: Annotated[float | None, typer.Option(min=0, help="Default: by dtype.")] = None,
+    train: Train = False,
     overrides: Overrides = None,
 ) -> None:
-    """Compare what an IR computes with what its model computes; the exit code is 1 if it is something else."""
-    from pipeline.commands.ir_source import open_model
+    """Compare what an IR computes with what its model computes in eval mode; the exit code is 1 if something else."""
+    from pipeline.commands.ir_source import open_model, told_mode
     from pipeline.torch_ir import load_ir, load_weights, verify_ir_with_state_dict
     from pipeline.torch_ir.weights.arrays import read_arrays
 
-    model = open_model(source, overrides or (), (), meta=False)
+    model = open_model(source, overrides or (), (), False, train)
+    if said := told_mode(model):
+        typer.echo(f"onnxline: {said}", err=True)
     if weights is not None:
         state = load_weights(weights)
         _into(model.module, state, weights)

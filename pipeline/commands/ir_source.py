@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-from pipeline.config import RunConfig
+from pipeline.config import ModelConfig, RunConfig, split_factory
 from pipeline.errors import UserMistake
+from pipeline.export.assemble import NoInputs
 from pipeline.export.dynamic_shapes import with_dynamic_shapes
 from pipeline.export.load import load_source
-from pipeline.export.source import TorchSource
+from pipeline.export.source import Source, TorchSource
 
-__all__ = ["open_model"]
+__all__ = ["open_model", "told_mode"]
 
 
-def open_model(text: str, overrides: Sequence[str], dynamic: Sequence[str], meta: bool) -> TorchSource:
-    """Make the module, and call it once on its example.
+def open_model(
+    text: str, overrides: Sequence[str], dynamic: Sequence[str], meta: bool, train: bool = False
+) -> TorchSource:
+    """Make the module, in eval mode or, with `train`, in the mode in which it is made, and call it once on its example.
 
     Raises:
         UserMistake: there is no such model, or it is an ONNX file; or `dynamic` is not as in `x.0=batch`.
@@ -29,19 +33,45 @@ def open_model(text: str, overrides: Sequence[str], dynamic: Sequence[str], meta
         shapes = {**config.export.dynamic_shapes, **both}
         config = config.model_copy(update={"export": config.export.model_copy(update={"dynamic_shapes": shapes})})
     with torch.device("meta") if meta else contextlib.nullcontext():
-        source = load_source(with_dynamic_shapes(config.model, config.export))
+        source = _loaded(text, with_dynamic_shapes(config.model, config.export), train)
     if not isinstance(source, TorchSource):
         raise UserMistake(f"{text} names an ONNX file; an IR is extracted from a torch module")
     return source
 
 
+def told_mode(source: TorchSource) -> str:
+    """A line that says what eval mode has changed, where it has; empty otherwise."""
+    if not source.put_to_eval:
+        return ""
+    first, *others = source.put_to_eval
+    more = f" and {len(others)} more" if others else ""
+    return (
+        f"the model came in train mode and was put into eval mode, which changes {first}{more}; --train keeps its mode"
+    )
+
+
+def _loaded(text: str, model: ModelConfig, train: bool) -> Source:
+    try:
+        return load_source(model, keep_mode=train)
+    except NoInputs as error:
+        if text.endswith(CONFIGURATIONS):
+            raise
+        raise UserMistake(
+            f"{text} gives a module and no example; expected (module, args tuple) or (module, args tuple, kwargs dict) "
+            f"as what the factory returns; {error.takes}"
+        ) from error
+
+
 def _config(text: str, overrides: Sequence[str]) -> RunConfig:
-    if text.endswith((".yaml", ".yml")):
+    if text.endswith(CONFIGURATIONS):
         return RunConfig.from_yaml(text, tuple(overrides))
     if overrides:
         raise UserMistake("--set is for configurations; a factory has no settings: name a .yaml")
     if ":" not in text:
         raise UserMistake(f"found {text!r}, expected file.py:make, package.module:make, or a configuration (.yaml)")
+    file, _ = split_factory(text)
+    if file.endswith(".py") and not Path(file).is_file():
+        raise UserMistake(f"the factory {text}: no file {file!r}; its path is relative to the folder that you are in")
     return RunConfig.from_mapping({"name": "model", "model": {"factory": text}})
 
 
@@ -54,3 +84,6 @@ def _axes(dynamic: Sequence[str]) -> dict[str, dict[int, str]]:
             raise UserMistake(f"--dynamic {item}: expected INPUT.AXIS=DIM, as in x.0=batch")
         found.setdefault(name, {})[int(axis)] = dim
     return found
+
+
+CONFIGURATIONS = (".yaml", ".yml")

@@ -17,22 +17,33 @@ from pipeline.export.blame import first_line, module_frame
 from pipeline.export.caches import register_caches
 from pipeline.export.dynamic_shapes import named_axes
 from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float, named_dims
+from pipeline.export.modes import minding_mode
 from pipeline.export.quiet import quiet
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.tree import call, input_tensors, output_tensors, parameter_names, refill
 from pipeline.export.weightless import is_weightless, taken_buffers
 
-__all__ = ["assemble"]
+__all__ = ["NoInputs", "assemble"]
 
 
-def assemble(module: nn.Module, example: Example | None, model: ModelConfig) -> TorchSource:
-    """Settle inputs and outputs.
+class NoInputs(SourceMistake):
+    """There is neither an example nor a declaration of inputs. `takes` says what forward takes."""
+
+    def __init__(self, said: str, takes: str) -> None:
+        super().__init__(said)
+        self.takes = takes
+
+
+def assemble(module: nn.Module, example: Example | None, model: ModelConfig, *, keep_mode: bool = False) -> TorchSource:
+    """Settle inputs and outputs, in eval mode unless `keep_mode`.
 
     Raises:
         SourceMistake: an input is undeclared, unknown or does not fit, or the module raises on the example.
         Unsupported: the module returns something that is not a tensor.
     """
-    module.eval()
+    put_to_eval = () if keep_mode else tuple(minding_mode(module))
+    if not keep_mode:
+        module.eval()
     register_caches(module)
     buffers = taken_buffers(module) if is_weightless(module) else {}
     if example is None:
@@ -46,7 +57,7 @@ def assemble(module: nn.Module, example: Example | None, model: ModelConfig) -> 
     outputs = tuple(_outputs(module, example, inputs))
     taken = {spec.name for spec in inputs}
     unique = tuple(f"{name}_out" if name in taken else name for name in outputs)
-    return TorchSource(module, example, inputs, unique, buffers)
+    return TorchSource(module, example, inputs, unique, buffers, put_to_eval)
 
 
 def _on_meta(module: nn.Module, example: Example) -> Example:
@@ -58,7 +69,8 @@ def _on_meta(module: nn.Module, example: Example) -> Example:
 def _declared(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
     names, anything = parameter_names(module)
     if not model.inputs:
-        raise SourceMistake(f"model.inputs is empty; forward of {type(module).__name__} takes: {', '.join(names)}")
+        takes = f"forward of {type(module).__name__} takes: {', '.join(names)}"
+        raise NoInputs(f"model.inputs is empty; {takes}", takes)
     for name in model.inputs:
         root = name.partition(".")[0]
         if root not in names and not anything:

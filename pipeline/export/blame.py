@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator
 from types import FrameType
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["first_line", "last_frame", "module_frame"]
+__all__ = ["advice_on_type", "first_line", "last_frame", "module_frame"]
 
 
 def last_frame(error: BaseException) -> str:
@@ -45,6 +46,25 @@ def first_line(error: BaseException) -> str:
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 
+
+def advice_on_type(error: BaseException) -> str | None:
+    """What to do about a class that torch.export cannot take apart, if `error` is about one; it may not say the module.
+
+    Nobody enters it unasked: the table is the process's, and the user's own entry would then be the second.
+    """
+    found = UNKNOWN.search(str(error))
+    if found is None:
+        return None
+    name = found["name"].rpartition(".")[2]
+    return (
+        f"{found['name']} is no type that torch can take apart: where it is a dataclass, call "
+        f"torch.export.register_dataclass({name}) once before; of another class, give its tensors in tuples, lists "
+        "and dicts, or enter it by torch.utils._pytree.register_pytree_node"
+    )
+
+
+UNKNOWN = re.compile(r"(?:Found|Unsupported input type) <class '(?P<name>[^']+)'>")
+"""As torch.export says it of results and of arguments (torch 2.11 to 2.13)."""
 
 # nn.Module's machinery around forward, which every call goes through.
 DISPATCH = {"_call_impl", "_wrapped_call_impl"}

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from pipeline.errors import SourceMistake
 from pipeline.export.apart import apart
-from pipeline.export.blame import first_line, module_frame
+from pipeline.export.blame import advice_on_type, first_line, module_frame
 from pipeline.export.source import TorchSource
 from pipeline.export.tree import input_names, input_tensors
 
@@ -85,13 +85,12 @@ def _in_place_of_leaves(tree: Any, leaves: Iterator[Any]) -> Any:
 
 def _advice(error: Exception) -> str:
     said = f"{type(error).__name__} {error}"
-    return next((advice for word, advice in ADVICE.items() if word in said), ADVICE[""])
+    return advice_on_type(error) or next((advice for word, advice in ADVICE.items() if word in said), ADVICE[""])
 
 
 ADVICE = {
     "data-dependent": "an `if` or a size depends on values in a tensor: use torch.where, torch.cond or a fixed size",
     "DataDependent": "an `if` or a size depends on values in a tensor: use torch.where, torch.cond or a fixed size",
     "Must provide a tree_name": "name the input in forward's signature: torch 2.13 fails on dynamic ones in **kwargs",
-    "not a known type": "return tensors, tuples, lists and dicts, or register the type with torch.utils._pytree",
     "": "make torch.export.export(module, args, kwargs) work on its own, or export a submodule",
 }

@@ -35,6 +35,8 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
         return read_safetensors(path)
     if path.suffix in PICKLES:
         return read_pickle(path)
+    if path.is_file() and (zipfile.is_zipfile(path) or _begins_as_pickle(path)):
+        return read_pickle(path)  # Lightning's .ckpt, or no ending at all
     raise SourceMistake(f"checkpoint {path}: expected a folder, .safetensors, {', '.join(PICKLES)} or .index.json")
 
 

@@ -27,7 +27,7 @@ from pipeline.export.weightless import without_weights
 __all__ = ["make_from_factory"]
 
 
-def make_from_factory(model: ModelConfig, *, weightless: bool = False) -> TorchSource:
+def make_from_factory(model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False) -> TorchSource:
     """Call the factory with `model.args`; with weights from `model.checkpoint`, if it names one, or with none at all.
 
     Raises:
@@ -44,7 +44,7 @@ def make_from_factory(model: ModelConfig, *, weightless: bool = False) -> TorchS
     module, example = _unpacked(made, text)
     if model.checkpoint is not None and not weightless:
         _load_weights(module, model.checkpoint)
-    return assemble(module, example, model)
+    return assemble(module, example, model, keep_mode=keep_mode)
 
 
 def _load_weights(module: nn.Module, checkpoint: str) -> None:

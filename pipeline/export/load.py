@@ -10,20 +10,21 @@ from pipeline.export.source import Source
 __all__ = ["load_source"]
 
 
-def load_source(model: ModelConfig, *, weightless: bool = False) -> Source:
+def load_source(model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False) -> Source:
     """Make the module, or read the ONNX file, that the configuration names.
 
-    The module is made with `model.seed`, put into eval mode and called once on its example; torch's own random state
-    is left as it was.
+    The module is made with `model.seed`, put into eval mode (unless `keep_mode`) and called once on its example;
+    torch's own random state is left as it was.
 
     Args:
+        keep_mode: leave the module in train or eval mode as it was made.
         weightless: make the module on the meta device, without its weights; a checkpoint is not read.
 
     Raises:
         SourceMistake: the model, its checkpoint or its inputs cannot be made or read.
         Unsupported: the module gives back something that an ONNX graph cannot.
     """
-    source = _load(model, weightless)
+    source = _load(model, weightless, keep_mode)
     unused = sorted(set(model.dims) - set(named_dims(source.inputs)))
     if unused:
         names = ", ".join(named_dims(source.inputs)) or "none"
@@ -31,7 +32,7 @@ def load_source(model: ModelConfig, *, weightless: bool = False) -> Source:
     return source
 
 
-def _load(model: ModelConfig, weightless: bool) -> Source:
+def _load(model: ModelConfig, weightless: bool, keep_mode: bool) -> Source:
     if model.onnx is not None:
         from pipeline.export.onnx_file import read_onnx_file
 
@@ -39,7 +40,7 @@ def _load(model: ModelConfig, weightless: bool) -> Source:
     if model.transformers is not None:
         from pipeline.export.transformers_class import make_from_transformers
 
-        return make_from_transformers(model.transformers, model, weightless=weightless)
+        return make_from_transformers(model.transformers, model, weightless=weightless, keep_mode=keep_mode)
     from pipeline.export.factory import make_from_factory
 
-    return make_from_factory(model, weightless=weightless)
+    return make_from_factory(model, weightless=weightless, keep_mode=keep_mode)

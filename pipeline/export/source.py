@@ -28,7 +28,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchSource:
-    """A module in eval mode, and its tensors in and out as flat names in the order of the ONNX graph."""
+    """A module and its tensors in and out as flat names, in the order of the ONNX graph.
+
+    It is in eval mode, or in the mode that it was made in where that was asked for.
+    """
 
     module: nn.Module
     example: Example
@@ -36,6 +39,8 @@ class TorchSource:
     outputs: tuple[str, ...]
     buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Of a module without weights, the values of its buffers: it is on the meta device, and they are not."""
+    put_to_eval: tuple[str, ...] = ()
+    """Modules that came in train mode, and that eval mode has changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,9 @@ from pipeline.export.weightless import without_weights
 __all__ = ["make_from_transformers"]
 
 
-def make_from_transformers(section: TransformersConfig, model: ModelConfig, *, weightless: bool = False) -> TorchSource:
+def make_from_transformers(
+    section: TransformersConfig, model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False
+) -> TorchSource:
     """Make the model: random weights from `model.seed`, or those of the checkpoint; or none at all.
 
     Raises:
@@ -38,7 +40,7 @@ def make_from_transformers(section: TransformersConfig, model: ModelConfig, *, w
                 made = _attempt(lambda: cls._from_config(config), f"{section.class_name} cannot be made")
         else:
             made = _with_weights(cls, config, section.checkpoint)
-    return assemble(made, None, model)
+    return assemble(made, None, model, keep_mode=keep_mode)
 
 
 def _class(name: str, key: str) -> Any:

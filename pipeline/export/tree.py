@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -86,9 +87,11 @@ def output_tensors(result: Any) -> dict[str, torch.Tensor]:
     kept = [(".".join(path), leaf) for path, leaf in leaves_with_path(result) if leaf is not None]
     for name, leaf in kept:
         if not isinstance(leaf, torch.Tensor):
+            kind = type(leaf).__name__
+            known = f", or call torch.export.register_dataclass({kind}) once before" if is_dataclass(leaf) else ""
             raise Unsupported(
-                f"the model returns {type(leaf).__name__} {leaf!r:.60} at {name or 'the top'!r}, and an ONNX graph "
-                "returns tensors only; leave it out of what forward returns"
+                f"the model returns {kind} {leaf!r:.60} at {name or 'the top'!r}, and an ONNX graph "
+                f"returns tensors only; leave it out of what forward returns{known}"
             )
     if not kept:
         raise SourceMistake("the model returns no tensor; expected at least one")

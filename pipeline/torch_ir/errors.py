@@ -6,7 +6,9 @@ UserMistake
 ├── ExecutionError       inputs, weights or constants do not fit the IR
 │   └── NoWeights            neither weights nor a path to them were given (a ValueError too)
 ├── SerializationError   a file is no IR, or cannot be written
+│   └── NoIRFile             there is no such file (a FileNotFoundError too)
 └── WeightLoadError      a file of weights cannot be read
+    └── NoWeightFile         there is no such file (a FileNotFoundError too)
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ __all__ = [
     "ConversionError",
     "ExecutionError",
     "ExportError",
+    "NoIRFile",
+    "NoWeightFile",
     "NoWeights",
     "SerializationError",
     "WeightLoadError",
@@ -43,5 +47,13 @@ class SerializationError(UserMistake):
     """A file is no IR, or cannot be written."""
 
 
+class NoIRFile(SerializationError, FileNotFoundError):
+    """There is no such file."""
+
+
 class WeightLoadError(UserMistake):
     """A file of weights cannot be read."""
+
+
+class NoWeightFile(WeightLoadError, FileNotFoundError):
+    """There is no such file."""

@@ -132,6 +132,7 @@ class IR:
         """The IR of a file of `save`, or of pytorch-ir.
 
         Raises:
+            NoIRFile: there is no such file (a FileNotFoundError too).
             SerializationError: the file cannot be read, or is no IR; or the file of its constants is gone.
         """
         path = path_of("the IR", path, SerializationError)

@@ -27,19 +27,19 @@ class TensorMeta:
     shape: tuple[int | str, ...]
     dtype: str
     producer_node: str | None = None
-    producer_output_idx: int | None = None
+    producer_output_idx: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """As the JSON has it."""
         found: dict[str, Any] = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
         if self.producer_node is None:
             return found
-        return found | {"producer_node": self.producer_node, "producer_output_idx": self.producer_output_idx or 0}
+        return found | {"producer_node": self.producer_node, "producer_output_idx": self.producer_output_idx}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TensorMeta:
         """What `to_dict` wrote."""
-        producer = data.get("producer_node"), data.get("producer_output_idx")
+        producer = data.get("producer_node"), data.get("producer_output_idx", 0)
         return cls(data["name"], tuple(data["shape"]), data["dtype"], *producer)
 
 
@@ -126,12 +126,12 @@ def _used(graph: Graph, value: Value) -> TensorMeta:
     return TensorMeta(value.name, value.spec.shape, value.spec.dtype, *producer_of(graph, value))
 
 
-def producer_of(graph: Graph, value: Value) -> tuple[str | None, int | None]:
+def producer_of(graph: Graph, value: Value) -> tuple[str | None, int]:
     """(the name of the node that makes `value`, which of its results it is)."""
     if value.producer is not None:
         op = graph.ops[value.producer]
         return op.name, op.outputs.index(value.vid)
-    return (value.name, 0) if value.role is Role.INPUT else (None, None)
+    return (value.name, 0) if value.role is Role.INPUT else (None, 0)
 
 
 def as_torch(item: Attr) -> Any:

@@ -65,14 +65,19 @@ class Registry:
 REGISTERED = Registry()
 
 
-def register_executor(name: str) -> Callable[[F], F]:
-    """Run ops of the type `name` by the function below: `fn(inputs, attrs) -> list of outputs`, in place of torch's."""
-    return _entering(REGISTERED.executors, name)
+def register_executor(op_pattern: str) -> Callable[[F], F]:
+    """Run ops of the type `op_pattern` by the function below, in place of torch's: `fn(inputs, attrs) -> [outputs]`."""
+    return _entering(REGISTERED.executors, op_pattern)
 
 
-def register_op(name: str) -> Callable[[F], F]:
-    """Write ops of the type `name` down as the function below says: `fn(NodeInfo) -> OpNode`."""
-    return _entering(REGISTERED.conversions, name)
+def register_op(op_pattern: str) -> Callable[[F], F]:
+    """Write ops of the type `op_pattern` down as the function below says, in bodies too: `fn(NodeInfo) -> OpNode`.
+
+    Of what it returns `name`, `op_type` and `attrs` are taken; of `outputs` shapes and dtypes, their names have to
+    stay, since other nodes read them; of `inputs` which tensors they are, of those that the node may read. Producers
+    follow from the graph. An operator of torch is held against its schema. What cannot be taken is a ConversionError.
+    """
+    return _entering(REGISTERED.conversions, op_pattern)
 
 
 def list_registered_ops() -> dict[str, list[str]]:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from pipeline.errors import InternalError
 from pipeline.ir import check
+from pipeline.torch_ir.document.files import explained
 from pipeline.torch_ir.document.parse import parsed
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.given import mistaken
+from pipeline.torch_ir.given import mistaken, path_of
 from pipeline.torch_ir.ir import IR, an_ir
 
 __all__ = ["deserialize_ir", "load_ir", "save_ir", "serialize_ir", "validate_ir"]
@@ -20,26 +21,38 @@ def serialize_ir(ir: IR) -> str:
     return json.dumps(an_ir(ir, SerializationError).to_dict(), allow_nan=False)
 
 
-def deserialize_ir(text: str | bytes) -> IR:
+def deserialize_ir(json_str: str | bytes) -> IR:
     """The IR of a string of `serialize_ir`.
 
     Raises:
         SerializationError: it is no text, no JSON, or no IR.
     """
-    if not isinstance(text, str | bytes):
+    if not isinstance(json_str, str | bytes):
         raise mistaken(
-            "the text of the IR", text, "a str or bytes", SerializationError, {dict: "IR.from_dict reads it"}
+            "the text of the IR", json_str, "a str or bytes", SerializationError, {dict: "IR.from_dict reads it"}
         )
-    return IR.from_dict(parsed("the text of the IR", text.encode() if isinstance(text, str) else text))
+    return IR.from_dict(parsed("the text of the IR", json_str.encode() if isinstance(json_str, str) else json_str))
 
 
 def save_ir(ir: IR, path: str | Path) -> None:
-    """`ir.save(path)`."""
-    an_ir(ir, SerializationError).save(path)
+    """`ir.save(path)`, in a folder that is made where there is none.
+
+    Raises:
+        SerializationError: the file cannot be written.
+    """
+    ir, path = an_ir(ir, SerializationError), path_of("the IR", path, SerializationError)
+    with explained(path, "written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    ir.save(path)
 
 
 def load_ir(path: str | Path) -> IR:
-    """`IR.load(path)`."""
+    """`IR.load(path)`.
+
+    Raises:
+        NoIRFile: there is no such file (a FileNotFoundError too).
+        SerializationError: it is no IR.
+    """
     return IR.load(path)
 
 

@@ -14,13 +14,17 @@ NAMES = {f"kimi_k25_text_{one}.json" for one in ("prefill_ir", "decode_ir", "kv_
 
 def test_verify_runs_the_saved_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four layers: a dense one, two that are traced, and one that is stamped."""
-    assert script.main(["--output-dir", str(tmp_path / "out"), "--verify", "--layers", "4"]) == 0
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "kimi_k25_text_prefill_ir.json.zst").touch()  # of a run with --compress: no pair of the mapping
+    sizes = ("--prefill-len", "7", "--max-cache-len", "22")
+    assert script.main(["--output-dir", str(tmp_path / "out"), "--verify", "--layers", "4", *sizes]) == 0
     assert "every token is the eager model's" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "out").iterdir()} == NAMES
     mapping = json.loads((tmp_path / "out" / "kimi_k25_text_kv_mapping.json").read_text())
     assert [row["layer"] for row in mapping["layers"]] == [0, 1, 2, 3]
     decode = json.loads((tmp_path / "out" / "kimi_k25_text_decode_ir.json").read_text())
     assert decode["model_name"] == "KimiK25_Text_Decode"
+    assert {len(one["shape"]) == 4 and one["shape"][2] for one in decode["graph_inputs"]} == {False, 1, 22}
     ops = {name: node["op_type"] for node in decode["nodes"] for name in (one["name"] for one in node["outputs"])}
     assert {ops[row["decode_key_output"]] for row in mapping["layers"]} == {"aten.index_copy.default"}
 
@@ -36,5 +40,23 @@ def test_verify_fails_when_a_state_goes_to_the_wrong_place(
 
 
 def test_mistakes_are_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script.main(["--output-dir", str(tmp_path), "--config", str(tmp_path / "none.json"), "--verify"]) == 2
-    assert "none.json cannot be read as the JSON of a text_config" in capsys.readouterr().err
+    whole = json.loads(script.CONFIG.read_text())
+    (tmp_path / "file").touch()
+    out = str(tmp_path)
+    for given, words, said in (
+        (None, ("--verify",), "given.json cannot be read as the JSON of a text_config"),
+        ([], (), "found [], expected an object"),
+        ({"text_config": [1]}, (), "text_config: found [1], expected an object"),
+        ({"text_config": whole | {"num_hidden_layers": "a"}}, (), "num_hidden_layers: found 'a', expected a whole"),
+        (whole | {"rope_scaling": 64}, (), "rope_scaling: found 64, expected an object"),
+        (whole | {"dtype": "bfloat"}, (), "has no dtype"),
+        (whole | {"n_routed_experts": 7}, (), "num_experts_per_tok is 8, and n_routed_experts 7; expected"),
+        (whole, ("--layers", "0"), "--layers: found 0, expected at least 1"),
+        (whole, ("--layers", "0", "--verify"), "--layers: found 0, expected at least 1"),
+        (whole, ("--output-dir", f"{out}/file"), "expected a folder"),
+        (whole, ("--verify", "--max-cache-len", "20"), "expected at least 23, for a prompt of 7 and 16 steps"),
+    ):
+        (tmp_path / "given.json").write_text("none" if given is None else json.dumps(given))
+        words = ("--output-dir", out, "--config", f"{out}/given.json", *words)
+        assert script.main(words) == 2, words
+        assert said in capsys.readouterr().err, words

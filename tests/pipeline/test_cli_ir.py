@@ -88,6 +88,29 @@ def test_a_difference_is_exit_code_1_and_the_node_is_named(ask: Asked) -> None:
     assert "First divergence: node 'softmax' (aten.log_softmax.int; " in err
 
 
+MODES = """
+import torch
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), (torch.randn(4, 3),)
+
+def bare():
+    return nn.ReLU()
+"""
+
+
+def test_the_mode_is_eval_and_says_so_or_the_models_own(ask: Asked) -> None:
+    Path("modes.py").write_text(MODES)
+    code, _, err = ask("extract", "modes.py:make", "-o", "eval.json")
+    assert (code, "put into eval mode, which changes 1; --train keeps" in err) == (0, True), err
+    assert ask("extract", "modes.py:make", "-o", "train.json", "--train")[::2] == (0, "")
+    assert [len(load_ir(file).graph.updates) for file in ("eval.json", "train.json")] == [0, 3]
+    assert ask("verify", "train.json", "modes.py:make", "--train")[::2] == (0, "")
+    code, _, err = ask("verify", "train.json", "modes.py:make")
+    assert (code, "which changes 1; --train keeps" in err) == (1, True), err
+
+
 def test_mistakes_are_exit_code_2_and_one_sentence(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     ask("extract", FACTORY, "-o", "m.json")
@@ -96,6 +119,7 @@ def test_mistakes_are_exit_code_2_and_one_sentence(ask: Asked, monkeypatch: pyte
     Path("no.npz").write_text("x")
     Path("no.pt").write_text("x")
     Path("folder").mkdir()
+    Path("modes.py").write_text(MODES)
     state = make_from_factory(ModelConfig(factory=FACTORY)).module.state_dict()
     save_file(state, "w.safetensors")
     lacking = sorted(state)[0]
@@ -107,6 +131,9 @@ def test_mistakes_are_exit_code_2_and_one_sentence(ask: Asked, monkeypatch: pyte
         ("extract", FACTORY, "-o", "folder"): "folder is a folder; expected a file, as in folder/name.json",
         ("extract", FACTORY, "-o", "none/m.json"): "there is no folder none; make it first",
         ("extract", FACTORY, "-o", "m.onnx"): "m.onnx: expected .json or .json.zst",
+        ("extract", FACTORY, "--name", "a/b"): "there is no folder a; make it first",
+        ("extract", "none.py:make"): "no file 'none.py'; its path is relative to the folder that you are in",
+        ("extract", "modes.py:bare"): "modes.py:bare gives a module and no example; expected (module, args tuple)",
         ("info", "m.json", "--out", "folder"): "folder is a folder",
         ("visualize", "m.json", "-o", "m.pdf"): "m.pdf: expected .mmd, .md, .mermaid, .txt, .png or .svg",
         ("verify", "m.json", FACTORY, "--weights", "part.safetensors"): f"lacks '{lacking}'; is it whole",

@@ -23,6 +23,7 @@ from torch_ir import (
     export_model,
     extract_ir,
     generate_op_distribution_pie,
+    get_model_name,
     ir_to_mermaid,
     list_registered_ops,
     load_ir,
@@ -33,12 +34,14 @@ from torch_ir import (
     verify_ir_with_state_dict,
 )
 from torch_ir.analyzer import GraphAnalyzer, NodeInfo, _dtype_to_str
+from torch_ir.cli import load_ir as load_for_cli
 from torch_ir.cli import main
-from torch_ir.converter import IRConverter
+from torch_ir.converter import IRConverter, convert_node, get_op_type
 from torch_ir.executor import TensorRegistry
 from torch_ir.exporter import is_meta_module, is_meta_tensor, validate_inputs_meta, validate_meta_device
 from torch_ir.ops.registry import get_conversion_fn, get_execution_fn
 from torch_ir.serializer import IRSerializer
+from torch_ir.serializer import TensorMeta as MetaOfSerializer
 from torch_ir.verifier import VerificationReport, _compare_tensors
 from torch_ir.weight_loader import WeightLoader, validate_weights_against_ir
 
@@ -81,7 +84,7 @@ x, constants = torch.randn(2, 8), {"mask": model.mask}
 assert torch.equal(execute_ir(ir, (x,), weights=state, constants=constants)[0], model(x))
 valid, report = verify_ir_with_state_dict(ir, state, model, (x,), rtol=1e-5, atol=1e-5, constants=constants)
 assert valid and isinstance(report, VerificationReport), report
-assert report.output_details[0]["shape"] == (2, 4)
+assert report.output_details[0]["shape"] == [2, 4]
 valid, report = verify_ir_with_state_dict(ir, state, model, (x,))
 assert not valid and "Weight/input 'c_mask' not found in registry for node 'mul'." in (report.error_message or "")
 try:
@@ -116,6 +119,14 @@ assert analyzer.get_weight_name_mapping()["p_fc_weight"] == "fc.weight"
 assert analyzer.get_graph_inputs()[0].shape == (1, 8) and analyzer.get_graph_outputs()[0].shape == (1, 4)
 again = IRSerializer().deserialize(IRSerializer().serialize(IRConverter(strict=False).convert(exported, "Mlp")))
 assert torch.equal(again.constants["mask"], model.mask) and isinstance(again, IR)
+linear = next(node for node in exported.graph.nodes if node.name == "linear")
+assert [one.producer_node for one in analyzer.get_node_input_meta(linear)] == ["x", None, None]
+assert [(one.name, one.shape) for one in analyzer.get_node_output_meta("linear")] == [("linear", (1, 4))]
+assert analyzer.get_node_output_meta("none") == []
+assert convert_node(analyzer.get_call_function_nodes()[1]) == again.nodes[1]
+assert get_op_type(linear.target) == "aten.linear.default" and get_model_name(model) == "Mlp"
+assert load_for_cli is load_ir and MetaOfSerializer is TensorMeta
+assert get_execution_fn("<built-in function getitem>")([x, state], {"index": 0}) == [x]
 assert generate_op_distribution_pie(ir).startswith("pie showData")
 
 assert is_meta_module(meta) and not is_meta_module(model) and is_meta_tensor(torch.empty(1, device="meta"))

@@ -60,7 +60,8 @@ def test_an_absent_tensor_is_said_in_the_words_of_pytorch_ir() -> None:
     assert refused(ir, {}, state, constants={"mask": X[0]}) == absent
     assert refused_with_notes(ir, (), state, constants={"mask": X[0]}) == (
         absent,
-        "inputs: positional arguments: found tuple of 0, expected tuple of 1; the graph's own are x",
+        "inputs: Expected 1 inputs, got 0: positional arguments: found tuple of 0, expected tuple of 1; "
+        "the graph's own are x",
     )
     ir.signature = Signature()
     assert refused(ir, (), state, constants={"mask": X[0]}) == absent
@@ -109,7 +110,7 @@ def test_what_can_be_matched_is_checked_where_the_nesting_is_wrong() -> None:
     assert refused(ir, (x.double(),), {}, kwargs={"more": {"a": {}, "c": X[0]}, "d": 1}).splitlines() == [
         "Weight/input 'y' not found in registry for node 'add'.",
         "Weight/input 'more_a_b' not found in registry for node 'add_1'.",
-        "inputs: positional arguments: found tuple of 1, expected tuple of 2",
+        "inputs: Expected 2 inputs, got 1: positional arguments: found tuple of 1, expected tuple of 2",
         "inputs: keyword arguments: with 'd', which the trace had not; expected more",
         "inputs: argument more.a: without 'b'; expected b; the graph's own are x, y, more_a_b, more_c",
         "input 'x': found float64[3, 4], expected float32[batch, 4]",
@@ -157,9 +158,9 @@ def test_weights_have_to_be_there() -> None:
 @pytest.mark.parametrize("old, new, said", [("", "model.", "remove it"), ("linear.", "", "add it")])
 def test_a_prefix_is_told_and_not_guessed(old: str, new: str, said: str) -> None:
     state = {new + name.removeprefix(old): one for name, one in MaskedLinear().state_dict().items()}
-    message = refused(on_meta(MaskedLinear), (X,), state, constants={"mask": X[0]})
-    assert said in message
-    assert "found in registry" in message
+    absent, hint = refused_with_notes(on_meta(MaskedLinear), (X,), state, constants={"mask": X[0]})
+    assert said in hint
+    assert absent.count("not found in registry") == 2
 
 
 def test_constants_go_before_what_the_ir_holds() -> None:
@@ -412,7 +413,20 @@ def test_files_that_hold_no_weights(tmp_path: Path) -> None:
         "evil.pt": "running its code is refused",
         "half.safetensors": "not a whole safetensors file",
         "w.onnx": "expected a folder, .safetensors",
-        "none.pt": "there is no such file",
+        "none.pt": "Weight file not found",
     }.items():
         with pytest.raises(WeightLoadError, match=said):
             load_weights(tmp_path / name)
+
+
+def test_a_tensor_that_was_traced_by_place_may_come_by_name() -> None:
+    class Takes(nn.Module):
+        def forward(self, x: Tensor, y: Tensor, *, z: Tensor) -> Tensor:
+            return x - y * z
+
+    x, y, z = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])
+    ir = extract_ir(Takes(), (x, y), kwargs={"z": z}, strict=False)
+    for args, kwargs in (((x, y), {"z": z}), ((x,), {"z": z, "y": y}), ((), {"y": y, "z": z, "x": x})):
+        assert execute_ir(ir, args, kwargs=kwargs)[0].tolist() == [-5.0]
+    with pytest.raises(ExecutionError, match="with 'y', which the trace had not"):  # the place before it is empty
+        execute_ir(ir, (), kwargs={"y": y, "z": z})

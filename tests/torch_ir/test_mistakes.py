@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -297,6 +298,26 @@ class Lifts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.scale
+
+
+@dataclass
+class Pair:
+    a: torch.Tensor
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("model, x", [(Calls(Pair), X), (Calls(lambda pair: pair.a + 1), Pair(X))], ids=["out", "in"])
+def test_a_dataclass_that_torch_does_not_know(model: nn.Module, x: Any) -> None:
+    with pytest.raises(ExportError, match=r"Pair is no type .* torch\.export\.register_dataclass\(Pair\)"):
+        extract_ir(model, (x,), strict=False)
 
 
 def test_fake_tensors_have_no_values_for_an_ir() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from pipeline.torch_ir import (
     IR,
+    ConversionError,
     ExecutionError,
     IRExecutor,
     OpNode,
@@ -85,3 +87,42 @@ def test_a_conversion_writes_the_node_down() -> None:
     assert seen[0].target is torch.ops.aten.leaky_relu.default
     register_executor("mylib.leak")(lambda inputs, attrs: [inputs[0] * attrs["negative_slope"]])
     assert execute_ir(IR.from_dict(ir.to_dict()), (X,))[0].tolist() == [0.5, -1.0]
+
+
+def test_all_that_a_conversion_returns_counts_or_is_refused() -> None:
+    @register_op("aten.relu")
+    def convert(info: NodeInfo) -> OpNode:
+        return OpNode(info.name + "_x", "mylib.op", info.input_metas, [TensorMeta("relu", (1,), "int64")], {"by": 2})
+
+    (node,) = extract_ir(nn.ReLU(), (X,), strict=False).nodes
+    assert node == OpNode("relu_x", "mylib.op", node.inputs, [TensorMeta("relu", (1,), "int64")], {"by": 2})
+    x = TensorMeta("x", (2,), "float32")
+    for wrong, said in {
+        "renames": (lambda node: replace(node, outputs=[replace(node.outputs[0], name="y")]), "with the outputs relu"),
+        "reshapes": (lambda node: replace(node, inputs=[replace(x, name="input", shape=(3,))]), "reads 'input' as"),
+        "reads": (lambda node: replace(node, inputs=[x]), "reads 'x'; no such tensor"),
+        "itself": (lambda node: replace(node, inputs=node.outputs), "not sound"),
+        "shape": (lambda node: replace(node, outputs=[TensorMeta("relu", (-1,), "float32")]), "may not be negative"),
+        "another": (lambda node: replace(node, op_type="aten.add.Tensor"), "aten.add.Tensor: found no other"),
+        "argument": (lambda node: replace(node, op_type="aten.neg.default", attrs={"by": 2}), "the argument 'by'"),
+    }.values():
+        register_op("aten.relu")(lambda info, wrong=wrong: wrong(_as_it_is(info)))
+        with pytest.raises(ConversionError, match=said):
+            extract_ir(nn.ReLU(), (X,), strict=False)
+
+
+def _as_it_is(info: NodeInfo) -> OpNode:
+    return OpNode(info.name, str(info.target), info.input_metas, info.output_metas, info.attrs)
+
+
+def test_a_conversion_reaches_bodies_and_other_inputs() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cond(x.sum() > 0, lambda x: x.relu() + 1, lambda x: x - x.tanh(), (x,))
+
+    register_op("aten.relu")(lambda info: replace(_as_it_is(info), op_type="aten.neg.default"))
+    # x - tanh(x) becomes x - x: the schema says which tensor is which argument
+    register_op("aten.sub.Tensor")(lambda info: replace(_as_it_is(info), inputs=[info.input_metas[0]] * 2))
+    ir = extract_ir(Branches(), (X,), strict=False)
+    assert execute_ir(ir, (X.abs(),))[0].tolist() == [0.0, -1.0]
+    assert execute_ir(ir, (-X.abs(),))[0].tolist() == [0.0, 0.0]

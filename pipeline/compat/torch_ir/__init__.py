@@ -8,7 +8,7 @@ from pipeline.torch_ir import extract_ir
 from torch_ir._version import __version__
 from torch_ir.converter import ConversionError, convert_exported_program
 from torch_ir.executor import ExecutionError, IRExecutor, execute_ir
-from torch_ir.exporter import ExportError, export_model
+from torch_ir.exporter import ExportError, export_model, get_model_name
 from torch_ir.ir import IR, OpNode, TensorMeta
 from torch_ir.ops import list_registered_ops, register_executor, register_op
 from torch_ir.serializer import SerializationError, deserialize_ir, load_ir, save_ir, serialize_ir, validate_ir
@@ -34,6 +34,7 @@ __all__ = [
     "export_model",
     "extract_ir",
     "generate_op_distribution_pie",
+    "get_model_name",
     "ir_to_mermaid",
     "list_registered_ops",
     "load_ir",

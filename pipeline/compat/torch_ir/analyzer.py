@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from pipeline.torch_ir import TensorMeta, convert_exported_program
 from pipeline.torch_ir.call import resolve
@@ -17,10 +20,12 @@ def _dtype_to_str(dtype: torch.dtype) -> str:
 
 
 class GraphAnalyzer:
-    """Reads an exported program as an IR, and shows its parts."""
+    """Reads an exported program as an IR, and shows its parts; single nodes are shown as torch.export has them."""
 
     def __init__(self, exported: ExportedProgram) -> None:
         self._ir = convert_exported_program(exported)
+        self._nodes = {node.name: node for node in exported.graph.nodes}
+        self._stored = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.target is not None}
 
     def get_graph_inputs(self) -> list[TensorMeta]:
         return self._ir.graph_inputs
@@ -39,3 +44,25 @@ class GraphAnalyzer:
             NodeInfo(node.name, resolve(node.op_type) or node.op_type, node.inputs, node.outputs, node.attrs)
             for node in self._ir.nodes
         ]
+
+    def get_node_input_meta(self, node: Node) -> list[TensorMeta]:
+        """The tensors that `node` reads, with their producers."""
+        return [
+            meta if read.name in self._stored else TensorMeta(meta.name, meta.shape, meta.dtype, read.name, place)
+            for read in node.all_input_nodes
+            for place, meta in enumerate(_made(read))
+        ]
+
+    def get_node_output_meta(self, node_name: str) -> list[TensorMeta]:
+        """The tensors that the node makes; none where there is no such node."""
+        return [*_made(self._nodes[node_name])] if node_name in self._nodes else []
+
+
+def _made(node: Node) -> Iterator[TensorMeta]:
+    """Of several results, each is called by its place: `split_0`, `split_1`."""
+    value = node.meta.get("val")
+    several = isinstance(value, list | tuple)
+    for place, one in enumerate(value if several else [value]):
+        if isinstance(one, torch.Tensor):
+            name = f"{node.name}_{place}" if several else node.name
+            yield TensorMeta(name, tuple(one.shape), _dtype_to_str(one.dtype))

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline.errors import OnnxlineError
-from pipeline.torch_ir import IR, ir_to_mermaid
+from pipeline.torch_ir import IR, SerializationError, ir_to_mermaid, load_ir
 from pipeline.torch_ir.output import write_text
 from pipeline.torch_ir.picture.file import write_picture
 from pipeline.torch_ir.summary import summary, summary_text
 from torch_ir._version import __version__
 
-__all__ = ["cmd_info", "cmd_visualize", "create_parser", "main"]
+__all__ = ["SerializationError", "cmd_info", "cmd_visualize", "create_parser", "load_ir", "main"]
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -65,7 +65,7 @@ def cmd_info(args: argparse.Namespace) -> None:
 def _loaded(path: str) -> IR:
     if not Path(path).is_file():
         _leave(f"file not found: {path}")
-    return IR.load(path)
+    return load_ir(path)
 
 
 def _leave(why: str) -> NoReturn:

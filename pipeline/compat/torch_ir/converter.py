@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from torch.export import ExportedProgram
 
-from pipeline.torch_ir import IR, ConversionError, convert_exported_program
+from pipeline.torch_ir import IR, ConversionError, OpNode, convert_exported_program
+from torch_ir.analyzer import GraphAnalyzer, NodeInfo
+from torch_ir.ops.aten_ops import get_op_type
+from torch_ir.ops.registry import get_conversion_fn
 
-__all__ = ["ConversionError", "IRConverter", "convert_exported_program"]
+__all__ = [
+    "ConversionError",
+    "GraphAnalyzer",
+    "IRConverter",
+    "NodeInfo",
+    "OpNode",
+    "convert_exported_program",
+    "convert_node",
+    "get_conversion_fn",
+    "get_op_type",
+]
 
 
 class IRConverter:
@@ -17,3 +30,12 @@ class IRConverter:
 
     def convert(self, exported: ExportedProgram, model_name: str = "") -> IR:
         return convert_exported_program(exported, model_name, self.strict)
+
+
+def convert_node(node_info: NodeInfo) -> OpNode:
+    """As the function that is registered for its type writes it down, or as it is."""
+    kind = get_op_type(node_info.target)
+    convert = get_conversion_fn(kind)
+    if convert is not None:
+        return convert(node_info)
+    return OpNode(node_info.name, kind, node_info.input_metas, node_info.output_metas, node_info.attrs)

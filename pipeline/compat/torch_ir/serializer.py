@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from pipeline.torch_ir import IR, SerializationError, deserialize_ir, load_ir, save_ir, serialize_ir, validate_ir
+from pipeline.torch_ir import (
+    IR,
+    SerializationError,
+    TensorMeta,
+    deserialize_ir,
+    load_ir,
+    save_ir,
+    serialize_ir,
+    validate_ir,
+)
 
 __all__ = [
     "IRSerializer",
     "SerializationError",
+    "TensorMeta",
     "deserialize_ir",
     "load_ir",
     "save_ir",

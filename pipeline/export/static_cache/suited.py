@@ -65,7 +65,10 @@ def _encoder(model: Any) -> str | None:
 
 
 def _alibi(model: Any) -> str | None:
-    if not getattr(getattr(model, "config", None), "alibi", False):
+    asked = getattr(getattr(model, "config", None), "alibi", None)
+    if asked is None:  # Bloom has no other positions, and its configuration no word of them
+        asked = hasattr(getattr(model, "base_model", model), "build_alibi_tensor")
+    if not asked:
         return None
     return "its positions are in a bias (ALiBi) that it makes from a mask of two dims; the static mask has four"
 
@@ -90,4 +93,4 @@ def _layer_kinds(model: Any) -> str | None:
     return f"it has layers of kind {', '.join(other)}; only {' and '.join(sorted(KNOWN_KINDS))} keep keys and values"
 
 
-QUESTIONS = (_in_training, _encoder, _arguments, _alibi, _own_words, _attention, _layer_kinds)
+QUESTIONS = (_in_training, _encoder, _alibi, _arguments, _own_words, _attention, _layer_kinds)

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from passes.model.files import replace_when_done
 from pipeline.torch_ir.document.parse import AGAIN, parsed
-from pipeline.torch_ir.errors import SerializationError
+from pipeline.torch_ir.errors import NoIRFile, SerializationError
 
 __all__ = [
     "Gone",
@@ -120,7 +120,8 @@ def read(path: Path) -> Mapping[str, Any]:
     """What the JSON of `path` holds.
 
     Raises:
-        SerializationError: there is no such file, it is damaged, or it is no JSON object.
+        NoIRFile: there is no such file (a FileNotFoundError too).
+        SerializationError: it is damaged, or it is no JSON object.
     """
     with explained(path, "read"):
         text = path.read_bytes()
@@ -151,7 +152,8 @@ def explained(path: Path, done: str) -> Iterator[None]:
     except IsADirectoryError as error:
         raise SerializationError(f"{path} cannot be {done}: it is a folder; expected a file, as in m.json") from error
     except FileNotFoundError as error:
-        raise SerializationError(f"{path} cannot be {done}: there is no such file or folder") from error
+        said = f"{path} cannot be {done}: there is no such file or folder"
+        raise (NoIRFile(f"IR file not found: {said}") if done == "read" else SerializationError(said)) from error
     except OSError as error:
         raise SerializationError(f"{path} cannot be {done}: {error.strerror or error}") from error
     except Exception as error:  # a library's own

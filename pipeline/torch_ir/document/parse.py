@@ -42,7 +42,7 @@ def _by_python(what: str, text: bytes) -> Any:
         )
     except json.JSONDecodeError as error:
         said = _other_than_json(text) or _broken(text, error)
-    raise SerializationError(f"{what} {said}; expected the JSON that IR.save writes: {AGAIN}")
+    raise SerializationError(f"Invalid JSON: {what} {said}; expected the JSON that IR.save writes: {AGAIN}")
 
 
 def _other_than_json(text: bytes) -> str:

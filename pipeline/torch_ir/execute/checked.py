@@ -50,15 +50,15 @@ def checked(
     if not missing and not wrong and not fed.problems:
         wrong.extend(shared_and_written(ir.graph, fed.tensors))
         wrong.extend(laid_otherwise(ir.graph, counted, {**bound.tensors, **fed.tensors}))
-    if len(missing) == 1 and not wrong and (fed.only_absent or not fed.problems):
-        raise _noted(ExecutionError(missing[0]), [*fed.problems, *bound.hints])
+    if missing and not wrong and (fed.only_absent or not fed.problems):
+        raise _noted(ExecutionError("\n".join(missing)), [*fed.problems, *bound.hints])
     if missing or wrong or fed.problems:
         raise ExecutionError("\n".join([*missing, *fed.problems, *wrong, *bound.hints]))
     return fed.tensors
 
 
 def _noted(error: ExecutionError, notes: Sequence[str]) -> ExecutionError:
-    """The message stays the sentence of pytorch-ir, which its users know; what helps with it stands below."""
+    """The message stays the sentences of pytorch-ir, which its users know; what helps with them stands below."""
     for note in notes:
         error.add_note(note)
     return error

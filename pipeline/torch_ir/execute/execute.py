@@ -35,7 +35,9 @@ __all__ = ["IRExecutor", "execute_ir"]
 
 Tensors = Mapping[str, torch.Tensor]
 
-NOT_LOADED = "Weights not loaded: give IRExecutor weights, or call load_weights first"
+NOT_LOADED = (
+    "Weights not loaded. Call load_weights() or load_weights_from_state_dict() first, or give IRExecutor weights"
+)
 
 
 def execute_ir(
@@ -52,13 +54,13 @@ def execute_ir(
 
     Raises:
         NoWeights: neither weights nor a path to them, for an IR that has some (a ValueError too).
-        ExecutionError: something does not fit the IR; the message lists all of it.
-        WeightLoadError: the file of weights cannot be read.
+        ExecutionError: something does not fit the IR; the message lists all of it. Or torch has no operator of a name.
+        WeightLoadError: the file of weights cannot be read; NoWeightFile where there is none.
     """
     if weights is None and weights_path is not None:
         weights = load_weights(weights_path)
     executor = IRExecutor(ir, weights, constants, strict_sizes=strict_sizes)
-    executor.refuse_without_weights("Either weights or weights_path must be given: the IR holds none")
+    executor.refuse_without_weights("Either weights or weights_path must be provided: the IR holds none")
     return executor.execute(inputs, kwargs)
 
 
@@ -148,7 +150,8 @@ class IRExecutor:
 
         Raises:
             ExecutionError: weights were never loaded; or inputs, weights or constants are missing or do not fit, all of
-                it in one message, before anything runs; or an index in them is out of range, which the run tells;
+                it in one message, before anything runs; or torch has no operator of a node's name; or an index
+                in the inputs is out of range, which the run tells;
                 or an earlier run that failed so left states half written (see `give_states`).
         """
         return self._execute(inputs, _optional("kwargs", kwargs), _optional("constants", constants), None)
@@ -172,8 +175,8 @@ class IRExecutor:
             bound = self._stored(constants)
             how = {"strict_sizes": self._strict_sizes, "dynamic": self._dynamic, "counted": self._counted}
             fed = checked(self.ir, bound, inputs, kwargs, **how)
-            refuse_unspelled(self._unspelled)
             with self._explained(fed):
+                refuse_unspelled(self._unspelled)
                 outputs = self._run(bound.tensors, fed, constants, own)
         return tuple(outputs[self.ir.graph.values[vid].name] for vid in self.ir.graph.outputs)
 
@@ -189,7 +192,7 @@ class IRExecutor:
         """A run that fails says what to do."""
         try:
             yield
-        except (DataMistake, SourceMistake) as error:
+        except (DataMistake, SourceMistake) as error:  # an index out of range, an operator that torch has not
             raise ExecutionError(str(error)) from error
         except LostStates as error:
             raise lost(self.ir.graph, error.names) from error

@@ -52,7 +52,7 @@ def feed(ir: IR, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Fed
         return Fed(dict(zip(names, given, strict=True)))
     if ir.signature.inputs is None:
         return _in_a_row(names, (given, dict(kwargs or {})))
-    return _nested(names, ir.signature.inputs, (tuple(given), dict(kwargs or {})))
+    return _nested(names, ir.signature.inputs, _placed(names, ir.signature.inputs, given, dict(kwargs or {})))
 
 
 def _named(graph: Graph, names: Sequence[str], given: Mapping[str, Any]) -> Fed:
@@ -66,9 +66,27 @@ def _named(graph: Graph, names: Sequence[str], given: Mapping[str, Any]) -> Fed:
 
 def _in_a_row(names: Sequence[str], given: Any) -> Fed:
     tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
-    said = f"inputs: found {len(tensors)} tensors, expected {len(names)}: {', '.join(names)}"
+    said = f"inputs: Expected {len(names)} inputs, got {len(tensors)} tensors; the graph's own are {', '.join(names)}"
     problems = [] if len(tensors) == len(names) else [said]
     return Fed(dict(zip(names, tensors, strict=False)), problems, only_absent=len(tensors) < len(names))
+
+
+def _placed(
+    names: Sequence[str], tree: Tree, args: list[Any], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) with tensors by name put where the trace had them by place: torch calls an input as its parameter.
+
+    Of what is nested there, or is no tensor, the trace does not know the parameter's name.
+    """
+    positional = tree.children[0] if isinstance(tree, Branch) and tree.children else tree
+    left = positional.children[len(args) :] if isinstance(positional, Branch) else ()
+    row = list(args)
+    for child in left:
+        name = names[child.index] if isinstance(child, Leaf) and child.index is not None else None
+        if name not in kwargs:
+            break
+        row.append(kwargs.pop(name))
+    return tuple(row), kwargs
 
 
 def _nested(names: Sequence[str], tree: Tree, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Fed:
@@ -122,7 +140,8 @@ class _Matched:
             self._compare_fixed(tree.fixed, given, path)
         if tree.keys is None or kind in ROWS:  # without names, places are all there is
             if len(found) != count:
-                self.problems.append(f"{_place(path)}: found {kind} of {len(found)}, expected {tree.kind} of {count}")
+                said = f"{_place(path)}: found {kind} of {len(found)}, expected {tree.kind} of {count}"
+                self.problems.append(f"Expected {count} inputs, got {len(found)}: {said}" if path == "0" else said)
                 self._leave_out(tree, tree.children[len(found) :], too_many=len(found) > count)
             yield from zip(tree.keys or map(str, range(count)), tree.children, found.values(), strict=False)
             return

@@ -31,7 +31,7 @@ __all__ = ["convert_exported_program", "graph_of", "ir_of"]
 def convert_exported_program(
     exported: ExportedProgram,
     model_name: str = "",
-    strict: bool = True,
+    strict: bool = False,
     *,
     functionalize: bool = True,
     dims: Mapping[str, str] | None = None,

@@ -10,6 +10,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from pipeline.export.apart import apart
+from pipeline.export.blame import advice_on_type
 from pipeline.export.caches import register_caches
 from pipeline.importers.from_torch.modules import every_module, every_path
 from pipeline.importers.from_torch.untouched import untouched
@@ -49,6 +50,8 @@ def exported(
         with untouched(model):
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
+        if advice := advice_on_type(error):
+            raise ExportError(f"Failed to export model: {advice}") from error
         raise ExportError(
             f"Failed to export model: {type(error).__name__}: {error}\n"
             "torch.export has to trace the whole forward; the line above says where it could not"
@@ -72,7 +75,7 @@ def arguments_of(
     validate_inputs_dense(given)
     if strict:
         validate_meta_device(model)
-        validate_inputs_meta(given)
+        validate_inputs_meta(*given)
     return apart(model, given)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,16 +33,28 @@ def validate_meta_device(module: nn.Module) -> None:
     if is_meta_module(module):
         return
     named = (*module.named_parameters(), *module.named_buffers())
-    _refuse([(name, tensor) for name, tensor in named if not tensor.is_meta], "the model")
+    elsewhere = [(name, tensor) for name, tensor in named if not tensor.is_meta]
+    name, tensor = elsewhere[0]
+    raise ExportError(
+        "Model must be on meta device for weight-free IR extraction: "
+        f"{len(elsewhere)} tensor(s) are not, first {name} on {tensor.device}; {ON_META}"
+    )
 
 
-def validate_inputs_meta(inputs: Any) -> None:
+def validate_inputs_meta(inputs: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
     """
     Raises:
-        ExportError: a tensor among `inputs`, however nested, is on another device.
+        ExportError: a tensor among `inputs` and `kwargs`, however nested, is on another device.
     """
-    found = ((".".join(path), leaf) for path, leaf in leaves_with_path(inputs))
-    _refuse([(name, leaf) for name, leaf in found if isinstance(leaf, torch.Tensor) and not leaf.is_meta], "the inputs")
+    named = leaves_with_path((inputs, dict(kwargs or {})))
+    elsewhere = [(path, leaf) for path, leaf in named if isinstance(leaf, torch.Tensor) and not leaf.is_meta]
+    if elsewhere:
+        (half, *path), tensor = elsewhere[0]
+        place = f"at index {'.'.join(path)}" if half == "0" else repr(".".join(path))
+        raise ExportError(
+            f"Input tensor {place} must be on meta device: {len(elsewhere)} tensor(s) of the inputs are not, "
+            f"this one is on {tensor.device}; {ON_META}"
+        )
 
 
 def validate_inputs_dense(inputs: Any) -> None:
@@ -62,11 +74,4 @@ def _place(path: Sequence[str]) -> str:
     return ".".join([f"argument {first if half == '0' else repr(first)}", *rest])
 
 
-def _refuse(elsewhere: list[tuple[str, torch.Tensor]], what: str) -> None:
-    if not elsewhere:
-        return
-    name, tensor = elsewhere[0]
-    raise ExportError(
-        f"{what} must be on meta device: {len(elsewhere)} tensor(s) are not, first {name} on {tensor.device}; "
-        'make them under torch.device("meta"), or pass strict=False to extract from real tensors'
-    )
+ON_META = 'make it under torch.device("meta") or by .to("meta"), or pass strict=False to extract from real tensors'

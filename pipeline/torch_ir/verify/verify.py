@@ -146,10 +146,10 @@ class IRVerifier:
         if not isinstance(pair.expected, torch.Tensor) or not isinstance(pair.found, torch.Tensor):
             if not pair.why:
                 return None
-            found, shape, dtype = Difference(False, float("inf"), float("inf"), pair.why), (), ""
+            found, shape, dtype = Difference(False, float("inf"), float("inf"), pair.why), [], ""
         else:
             found = compare(pair.expected, pair.found, self.rtol, self.atol)
-            shape, dtype = tuple(pair.expected.shape), str(pair.expected.dtype).removeprefix("torch.")
+            shape, dtype = list(pair.expected.shape), str(pair.expected.dtype).removeprefix("torch.")
         return {
             "index": index,
             "path": pair.path,

@@ -9,7 +9,7 @@ import torch
 
 from pipeline.errors import SourceMistake
 from pipeline.export.checkpoint import read_checkpoint, read_pickle, read_safetensors
-from pipeline.torch_ir.errors import WeightLoadError
+from pipeline.torch_ir.errors import NoWeightFile, WeightLoadError
 from pipeline.torch_ir.given import by_name, path_of
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.weights.stored import bind_stored
@@ -22,8 +22,11 @@ State = dict[str, torch.Tensor]
 def load_weights(path: str | Path) -> State:
     """Name → tensor, of a .pt, .pth, .bin or .safetensors, an .index.json of shards, or a folder with one of these.
 
+    A file of `torch.save` may have any other name too, as `last.ckpt`. Nothing but tensors is unpickled.
+
     Raises:
-        WeightLoadError: there is no such file, it is broken, or it holds something else than tensors.
+        NoWeightFile: there is no such file (a FileNotFoundError too).
+        WeightLoadError: it is broken, or it holds something else than tensors.
     """
     return _loaded(path, read_checkpoint)
 
@@ -58,8 +61,9 @@ def validate_weights_against_ir(weights: Mapping[str, torch.Tensor], ir: IR) -> 
 def _loaded(path: str | Path, read: Callable[[Path], State]) -> State:
     path = path_of("weights", path, WeightLoadError)
     if not path.exists():
-        raise WeightLoadError(f"weights {path}: there is no such file; expected .pt, .pth, .bin or .safetensors")
+        raise NoWeightFile(f"Weight file not found: {path}; expected .pt, .pth, .bin or .safetensors")
     try:
         return read(path)
     except SourceMistake as error:
-        raise WeightLoadError(str(error)) from error
+        said = str(error).removeprefix(f"checkpoint {path}: ")
+        raise WeightLoadError(f"Failed to load weights from {path}: {said}") from error

@@ -32,6 +32,12 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         "encoder",
     ),
     "no_language_model": (lambda _: nn.Linear(2, 2).eval(), "takes no input_ids, attention_mask, position_ids"),
+    "alibi": (
+        lambda _: transformers.BloomForCausalLM(
+            transformers.BloomConfig(vocab_size=89, hidden_size=32, n_layer=1, n_head=4)
+        ).eval(),
+        r"positions are in a bias \(ALiBi\)",
+    ),
     "local_attention": (
         lambda make: make("GPTNeo", attention_types=[[["global", "local"], 1]], num_layers=2, num_heads=4),
         "transformers says so",

@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["execute_getitem"]
+__all__ = ["GETITEM", "execute_getitem"]
+
+GETITEM = "<built-in function getitem>"
+"""The type of the nodes that take one result of an operator with several; an IR of ours has none."""
 
 
 def execute_getitem(inputs: list[torch.Tensor], attrs: dict[str, Any]) -> list[torch.Tensor]:

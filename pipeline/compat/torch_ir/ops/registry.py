@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.torch_ir import list_registered_ops, register_executor, register_op
 from pipeline.torch_ir.registry import REGISTERED, looked_up
+from torch_ir.ops.aten_impl import GETITEM, execute_getitem
 
 __all__ = ["get_conversion_fn", "get_execution_fn", "list_registered_ops", "register_executor", "register_op"]
 
@@ -16,4 +17,5 @@ def get_conversion_fn(op_type: str) -> Callable[..., Any] | None:
 
 
 def get_execution_fn(op_type: str) -> Callable[..., Any] | None:
-    return looked_up(REGISTERED.executors, op_type)
+    found = looked_up(REGISTERED.executors, op_type)
+    return execute_getitem if found is None and op_type == GETITEM else found
