@@ -37,7 +37,7 @@ from torch_ir.analyzer import GraphAnalyzer, NodeInfo, _dtype_to_str
 from torch_ir.cli import load_ir as load_for_cli
 from torch_ir.cli import main
 from torch_ir.converter import IRConverter, convert_node, get_op_type
-from torch_ir.executor import TensorRegistry
+from torch_ir.executor import TensorRegistry, load_weights
 from torch_ir.exporter import is_meta_module, is_meta_tensor, validate_inputs_meta, validate_meta_device
 from torch_ir.ops.registry import get_conversion_fn, get_execution_fn
 from torch_ir.serializer import IRSerializer
@@ -125,12 +125,12 @@ assert [(one.name, one.shape) for one in analyzer.get_node_output_meta("linear")
 assert analyzer.get_node_output_meta("none") == []
 assert convert_node(analyzer.get_call_function_nodes()[1]) == again.nodes[1]
 assert get_op_type(linear.target) == "aten.linear.default" and get_model_name(model) == "Mlp"
-assert load_for_cli is load_ir and MetaOfSerializer is TensorMeta
+assert callable(load_weights) and load_for_cli is load_ir and MetaOfSerializer is TensorMeta
 assert get_execution_fn("<built-in function getitem>")([x, state], {"index": 0}) == [x]
 assert generate_op_distribution_pie(ir).startswith("pie showData")
 
 assert is_meta_module(meta) and not is_meta_module(model) and is_meta_tensor(torch.empty(1, device="meta"))
-validate_meta_device(meta)
+validate_meta_device(model=meta)
 validate_inputs_meta((torch.empty(1, device="meta"),))
 assert _dtype_to_str(torch.bfloat16) == "bfloat16"
 assert _compare_tensors(torch.zeros(2), torch.ones(2), 1e-5, 1e-5) == (False, 1.0, 1.0)

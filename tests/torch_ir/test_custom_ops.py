@@ -15,8 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch import library as registry
 
-from pipeline.errors import SourceMistake
-from pipeline.torch_ir import IR, ConversionError, IRExecutor, execute_ir, extract_ir, verify_ir_with_state_dict
+from pipeline.torch_ir import (
+    IR,
+    ConversionError,
+    ExecutionError,
+    IRExecutor,
+    execute_ir,
+    extract_ir,
+    verify_ir_with_state_dict,
+)
 from tests.torch_ir.models import Does
 
 
@@ -127,7 +134,9 @@ def test_it_is_verified(saved: Path) -> None:
 def test_one_that_is_not_imported_is_named(saved: Path) -> None:
     saved.write_text(saved.read_text().replace("onnxline_tests.both", "elsewhere.both"))
     ir = IR.load(saved)
-    with pytest.raises(SourceMistake, match=r"no operator elsewhere\.both\.default; import the module that defines it"):
+    with pytest.raises(
+        ExecutionError, match=r"no operator elsewhere\.both\.default; import the module that defines it"
+    ):
         execute_ir(ir, (torch.zeros(2, 4),), Bumps().state_dict())
 
 

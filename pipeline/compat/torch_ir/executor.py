@@ -8,11 +8,20 @@ from typing import Any
 
 import torch
 
-from pipeline.torch_ir import IR, ExecutionError
+from pipeline.torch_ir import IR, ExecutionError, OpNode, load_weights
 from pipeline.torch_ir import IRExecutor as StrictExecutor
 from pipeline.torch_ir import execute_ir as strict_execute_ir
+from torch_ir.ops.registry import get_execution_fn
 
-__all__ = ["ExecutionError", "IRExecutor", "TensorRegistry", "execute_ir"]
+__all__ = [
+    "ExecutionError",
+    "IRExecutor",
+    "OpNode",
+    "TensorRegistry",
+    "execute_ir",
+    "get_execution_fn",
+    "load_weights",
+]
 
 Tensors = Mapping[str, torch.Tensor]
 

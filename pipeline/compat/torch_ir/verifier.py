@@ -11,9 +11,16 @@ from torch import nn
 
 from pipeline.torch_ir import IR, IRVerifier, VerificationReport, load_weights
 from pipeline.torch_ir.verify import _compare_tensors
-from torch_ir.executor import IRExecutor
+from torch_ir.executor import IRExecutor, execute_ir
 
-__all__ = ["IRVerifier", "VerificationReport", "_compare_tensors", "verify_ir", "verify_ir_with_state_dict"]
+__all__ = [
+    "IRVerifier",
+    "VerificationReport",
+    "_compare_tensors",
+    "execute_ir",
+    "verify_ir",
+    "verify_ir_with_state_dict",
+]
 
 Tensors = Mapping[str, torch.Tensor]
 

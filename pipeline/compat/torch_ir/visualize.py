@@ -1,5 +1,5 @@
 """Mermaid."""
 
-from pipeline.torch_ir import generate_op_distribution_pie, ir_to_mermaid
+from pipeline.torch_ir import IR, generate_op_distribution_pie, ir_to_mermaid
 
-__all__ = ["generate_op_distribution_pie", "ir_to_mermaid"]
+__all__ = ["IR", "generate_op_distribution_pie", "ir_to_mermaid"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from pipeline.torch_ir import (
+    IR,
     WeightLoadError,
     load_weights,
     load_weights_pt,
@@ -15,6 +16,7 @@ from pipeline.torch_ir import (
 )
 
 __all__ = [
+    "IR",
     "WeightLoadError",
     "WeightLoader",
     "load_weights",

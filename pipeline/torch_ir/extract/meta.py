@@ -25,14 +25,14 @@ def is_meta_module(module: nn.Module) -> bool:
     return all(tensor.is_meta for tensor in every_tensor(module))
 
 
-def validate_meta_device(module: nn.Module) -> None:
+def validate_meta_device(model: nn.Module) -> None:
     """
     Raises:
         ExportError: a parameter or buffer is on another device.
     """
-    if is_meta_module(module):
+    if is_meta_module(model):
         return
-    named = (*module.named_parameters(), *module.named_buffers())
+    named = (*model.named_parameters(), *model.named_buffers())
     elsewhere = [(name, tensor) for name, tensor in named if not tensor.is_meta]
     name, tensor = elsewhere[0]
     raise ExportError(

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["GETITEM", "execute_getitem"]
+from pipeline.torch_ir import register_executor
+
+__all__ = ["GETITEM", "execute_getitem", "register_executor"]
 
 GETITEM = "<built-in function getitem>"
 """The type of the nodes that take one result of an operator with several; an IR of ours has none."""
