@@ -433,3 +433,16 @@ def test_a_module_in_several_places_is_counted_once() -> None:
             assert torch.equal(execute_ir(ir, (X,), weights)[0], model(X))
     with pytest.raises(ExecutionError, match=r"the model has it as 'b\.0\.bias' too, and the two tensors"):
         execute_ir(made, (X,), {**state, "b.0.bias": torch.zeros(4)})
+
+
+def asserts(x: Tensor) -> Tensor:
+    torch._assert_async(x.sum() > 0, "found none")
+    return x.to(torch.float64) * 2
+
+
+@pytest.mark.parametrize("functionalize", [True, False])
+def test_what_only_asserts_is_no_node(functionalize: bool) -> None:
+    """torch.export puts an `_assert_tensor_metadata` before each change of dtype."""
+    ir = extract_ir(Does(asserts), (X,), strict=False, functionalize=functionalize)
+    assert [op.kind for op in ir.graph.ops][-2:] == ["aten.to.dtype", "aten.mul.Tensor"]
+    assert not [op.kind for op in ir.graph.ops if "assert" in op.kind]

@@ -58,6 +58,23 @@ def test_floats_that_json_has_not(value: float) -> None:
     assert bits(read_constant("k", json.loads(json.dumps(write_constant("k", tensor))), {})) == bits(tensor)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_a_file_keeps_what_json_has_no_number_for(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Small constants, in the JSON itself; a NaN with a payload and a sign too."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    odd = torch.tensor([math.nan], dtype=dtype).view(whole).bitwise_or(1)
+    held = {
+        "infinite": torch.tensor([math.inf, -math.inf, 1.5], dtype=dtype),
+        "no number": torch.cat([odd.view(dtype), -odd.view(dtype), torch.zeros(1, dtype=dtype)]),
+        "finite": torch.tensor([-0.0, torch.finfo(dtype).tiny, torch.finfo(dtype).max], dtype=dtype),
+    }
+    IR(constants=held).save(tmp_path / "m.json")
+    assert [file.name for file in tmp_path.iterdir()] == ["m.json"]
+    assert '"bytes"' not in (tmp_path / "m.json").read_text().split('"finite"')[1]
+    read = IR.load(tmp_path / "m.json").constants
+    assert {name: bits(one) for name, one in read.items()} == {name: bits(one) for name, one in held.items()}
+
+
 class Calls(nn.Module):
     """Arguments by keyword, None in the middle, lists of tensors, tensors by keyword, dtypes, infinity."""
 

@@ -43,17 +43,22 @@ def test_savers_and_readers_of_one_path_do_not_harm_each_other(tmp_path: Path) -
     assert len(list(tmp_path.iterdir())) == 2  # what the others have left goes with the next save
 
 
-def test_a_save_between_the_two_files_that_a_reader_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, read_tensors = tmp_path / "m.json", files.read_tensors
+@pytest.mark.parametrize(
+    "where, name",
+    [(files, "read_tensors"), (torch.UntypedStorage, "from_file")],
+    ids=["between the two files", "while safetensors opens the second"],
+)
+def test_a_save_while_a_reader_reads(where: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = tmp_path / "m.json", getattr(where, name)
     saves = [holding(3), holding(2)]
 
-    def after_a_save(*args: Any) -> Any:
+    def after_a_save(*args: Any, **kwargs: Any) -> Any:
         if saves:
             saves.pop().save(path)
-        return read_tensors(*args)
+        return read(*args, **kwargs)
 
     holding(1).save(path)
-    monkeypatch.setattr(files, "read_tensors", after_a_save)
+    monkeypatch.setattr(where, name, after_a_save)
     assert IR.load(path).constants["k"][0] == 3
 
 

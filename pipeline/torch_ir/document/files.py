@@ -104,9 +104,11 @@ def read_tensors(path: Path, name: str) -> Mapping[str, torch.Tensor]:
             raise IsADirectoryError
         try:
             tensors = load_file(beside)
-        except FileNotFoundError as error:
-            raise Gone(f"{path} has its large constants in {name}, which is not beside it; copy it too") from error
-        except SafetensorError as error:
+        except Exception as error:  # safetensors opens the file twice, and torch says in words of its own that it went
+            if not beside.exists():
+                raise Gone(f"{path} has its large constants in {name}, which is not beside it; copy it too") from error
+            if not isinstance(error, SafetensorError):
+                raise
             raise SerializationError(
                 f"{beside}, the constants of {path.name}, ends early or is damaged ({error}); {AGAIN}"
             ) from error
