@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,11 +68,24 @@ def extract(
     model = open_model(source, overrides or (), dynamic or (), meta, train)
     name = name or type(model.module).__name__
     path = path or Path(f"{name}_ir.json")
-    made = extract_source(model, name, functionalize=functionalize)
+    with _warnings_as_lines():
+        made = extract_source(model, name, functionalize=functionalize)
     made.save(path)
     typer.echo(f"{made!r}\nwritten to {path}")
     if said := told_mode(model):
         typer.echo(f"onnxline: {said}", err=True)
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Who uses the command has no line of code to which a warning could point."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        try:
+            yield
+        finally:
+            for one in caught:
+                typer.echo(f"onnxline: {one.message}", err=True)
 
 
 def info(

@@ -79,6 +79,29 @@ def test_without_a_weight_on_meta(ask: Asked) -> None:
     assert ask("verify", "Block_ir.json", FACTORY)[0] == 0
 
 
+LIFTS = """
+import torch
+from torch import nn
+
+class Lifts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.ones(4)
+    def forward(self, x):
+        return x * self.scale
+
+def make():
+    return Lifts().eval(), (torch.ones(1, 4),)
+"""
+
+
+def test_warnings_are_lines(ask: Asked) -> None:
+    Path("lifts.py").write_text(LIFTS)
+    code, _, err = ask("extract", "lifts.py:make", "--meta")
+    said = "Skipping 1 meta-device constant(s) (shape/dtype already in weights): ['scale']"
+    assert (code, err) == (0, f"onnxline: {said}\n")
+
+
 def test_a_difference_is_exit_code_1_and_the_node_is_named(ask: Asked) -> None:
     ask("extract", FACTORY, "-o", "m.json")
     Path("m.json").write_text(Path("m.json").read_text().replace("aten.softmax.int", "aten.log_softmax.int"))
