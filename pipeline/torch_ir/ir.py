@@ -23,7 +23,7 @@ from pipeline.torch_ir.document.signature import write_tree
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.given import a_number, mistaken, path_of
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of
-from pipeline.torch_ir.source import EMPTY, Source
+from pipeline.torch_ir.source import EMPTY, Source, named
 from pipeline.torch_ir.tree import Signature
 
 __all__ = ["IR", "an_ir"]
@@ -161,6 +161,8 @@ class IR:
     @collector_paused()
     def _see(self) -> None:
         made = parts_of(self._source.graph(self.constants))
+        if "nodes" not in vars(self):
+            self._source.handed = named(made.nodes)
         vars(self).update({name: getattr(made, name) for name in PARTS - vars(self).keys()})
 
     def _unseen(self) -> IR:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from pipeline.ir.text import to_text
 from pipeline.torch_ir import (
@@ -193,6 +195,32 @@ def test_what_was_edited_is_what_runs(ir: IR) -> None:
     assert len(execute_ir(ir, (X,), weights)) == 1 and ir.signature.inputs and ir.signature.outputs is None
 
 
+class Norms(nn.Module):
+    """Which of the two a tensor is, weight or bias, the exact call alone says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.weight = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(F.layer_norm(x, (3,), None, self.bias), (3,), self.weight)
+
+
+@pytest.mark.parametrize("handed_on", [lambda ir: ir, deepcopy, replace], ids=["", "copied", "replaced"])
+def test_a_node_keeps_its_call_by_whatever_name(handed_on: Callable[[IR], IR]) -> None:
+    model = Norms()
+    weights = model.state_dict()
+    ir = extract_ir(model, (X,), strict=False)
+    assert len(ir.nodes) == 2
+    ir = handed_on(ir)
+    first, second = ir.nodes
+    first.name, second.name = second.name, first.name
+    first.outputs[0].name = second.inputs[0].name = "between"
+    assert torch.equal(execute_ir(ir, (X,), weights)[0], model(X))
+    ir.nodes, second.inputs[0], second.name = [second], ir.graph_inputs[0], "only"
+    assert torch.equal(execute_ir(ir, (X,), weights)[0], F.layer_norm(X, (3,), model.weight))
+
+
 def test_an_ir_by_hand_may_change_after_it_has_run() -> None:
     x, y = TensorMeta("x", (2, 3), "float32"), TensorMeta("y", (2, 3), "float32")
     ir = IR([OpNode("mul", "aten.mul.Scalar", [x], [y], {"other": 2})], [x], [y])
@@ -222,7 +250,7 @@ MISTAKES: dict[str, tuple[Callable[[IR], Any], str]] = {
         "updates: the tensor 'add' is used, and nothing makes it",
     ),
     "no nodes": (lambda ir: setattr(ir, "nodes", None), "nodes: found null, expected a list"),
-    "no node": (lambda ir: setattr(ir, "nodes", [3]), r"nodes\[0\]: found an int, expected an OpNode"),
+    "no node": (lambda ir: setattr(ir, "nodes", [3]), r"nodes\[0\]: found an int, expected one of type OpNode"),
     "half of a name": (
         lambda ir: setattr(ir.weights[0], "name", "w"),
         "nothing makes it: weight_name_mapping has it as 'norm.weight', which weights has not",

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn import functional as F  # noqa: N812
 
 from pipeline.torch_ir import (
     IR,
@@ -199,11 +200,14 @@ class Keeps(nn.Module):
         super().__init__()
         self.register_buffer("rows", torch.zeros(2, 3))
         self.register_buffer("cut", torch.zeros(2, 4)[:, :3])
+        self.register_buffer("seen", torch.zeros(2, 3))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        rows, cut = self.get_buffer("rows"), self.get_buffer("cut")
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows, cut, seen = (self.get_buffer(name) for name in ("rows", "cut", "seen"))
         cut.add_(rows.copy_(x))
-        return (rows * 1).view(-1) / 2, cut * 1
+        with torch.no_grad():
+            seen.copy_(x)
+        return (rows * 1).view(-1) / 2, cut * 1, (seen * 1).view(-1)
 
 
 @pytest.mark.parametrize("functionalize", [True, False])
@@ -218,6 +222,26 @@ def test_a_copy_takes_dtype_shape_and_strides_of_its_target(x: Tensor, planned: 
             assert ours.dtype == wanted.dtype
             assert torch.equal(ours, wanted)
     assert torch.equal(executor.updates["b_rows"], model.rows)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("variance", torch.ones(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        trained = F.instance_norm(x, self.mean, self.variance, use_input_stats=True)
+        return trained, F.instance_norm(x, self.mean, self.variance, use_input_stats=False)
+
+
+def test_a_norm_that_trains_beside_one_that_does_not() -> None:
+    model, x = Normed(), torch.randn(5, 4, 3)
+    ir = extract_ir(copy.deepcopy(model).to("meta"), (x.to("meta"),))
+    executor = IRExecutor(ir, copy.deepcopy(model.state_dict()))
+    for ours, wanted in zip(executor.execute((x,)), model(x), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-6, atol=1e-6)  # a few roundings of float32
+    assert executor.not_planned == ""
 
 
 @pytest.mark.parametrize(

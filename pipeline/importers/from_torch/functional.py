@@ -24,7 +24,7 @@ from torch.fx.node import map_arg
 
 from pipeline.importers.from_torch.copies import converting, through_aliases, without_aliases
 from pipeline.importers.from_torch.held import held_tensors
-from pipeline.importers.from_torch.hidden import hidden_views, parts_of, without_identities
+from pipeline.importers.from_torch.hidden import decompositions, hidden_views, without_identities
 from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING, marks_vmap, operator_of
 
 __all__ = ["arguments_of", "functional", "mutates", "writing", "written"]
@@ -63,7 +63,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     """
     if not (mutates(program) or any(marks_vmap(node.target) for node in _calls(program))):
         return program
-    asked = next((node for node in _calls(program) if node.target is BATCH_NORM), None)
+    asked = next((node for node in _calls(program) if node.target in (BATCH_NORM, INSTANCE_NORM)), None)
     with warnings.catch_warnings():  # of torch's own copy of the program
         warnings.filterwarnings("ignore", r".*LeafSpec", FutureWarning)
         found = _run_again(_one_name_each(program))
@@ -83,7 +83,7 @@ def _run_again(program: ExportedProgram) -> ExportedProgram:
     if copies:
         program = through_aliases(program, copies)
     silent = [node for node in writing(program) if node.target is INSTANCE_NORM]
-    found = program.run_decompositions(parts_of([*hidden, *silent]))
+    found = program.run_decompositions(decompositions([*hidden, *silent]))
     if copies:
         without_aliases(found)
     return found

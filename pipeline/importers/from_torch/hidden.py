@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from pipeline.importers.from_torch.memory import memory_of
 from pipeline.importers.from_torch.operators import operator_of
 
-__all__ = ["hidden_views", "memories_at", "parts_of", "without_identities"]
+__all__ = ["decompositions", "hidden_views", "memories_at", "without_identities"]
 
 
 def hidden_views(calls: Iterable[Node], changed: Iterable[Node]) -> list[Node]:
@@ -32,7 +32,7 @@ def hidden_views(calls: Iterable[Node], changed: Iterable[Node]) -> list[Node]:
     return [node for node in calls if _idle(node) or (memories & memories_at(node) and _hides(node))]
 
 
-def parts_of(nodes: Iterable[Node]) -> dict[Any, Callable[..., Any]]:
+def decompositions(nodes: Iterable[Node]) -> dict[Any, Callable[..., Any]]:
     """What the operators of these calls consist of; an idle dropout is gone by then."""
     operators = {node.target for node in nodes if not _idle(node)}
     known = torch.export.default_decompositions() if operators else {}

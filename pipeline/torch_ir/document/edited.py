@@ -1,7 +1,8 @@
 """What somebody has changed in the view of an IR, as the data that `reading` reads.
 
 The view shows less than the Graph has: no exact calls, bodies, module paths or lines, no devices, strides, updates or
-further names of weights. What is still there keeps them; it is known by its name, or by its place if only that is new.
+further names of weights. What is still there keeps them. A node is known as the very object that was handed out,
+whatever its name is by now, or by its first output; a tensor by its name, or by its place if only that is new.
 An IR that was put together by hand is a view of the empty Graph, and all of it is new.
 """
 
@@ -27,8 +28,10 @@ Pair = tuple[Data, Data]
 T = TypeVar("T")
 
 
-def edited(graph: Graph, name: str, view: Parts) -> Data:
+def edited(graph: Graph, name: str, view: Parts, handed: Sequence[tuple[OpNode, str]]) -> Data:
     """The document of `graph`, called `name`, with what `view` has in place of all that it shows.
+
+    `handed` are the nodes as objects, each with the name of the op of `graph` that it has shown.
 
     Raises:
         Unexpected: something in `view` is no node or no tensor; or a tensor was changed where it is read alone.
@@ -37,7 +40,7 @@ def edited(graph: Graph, name: str, view: Parts) -> Data:
     inputs = [*_tensors("graph_inputs", view.graph_inputs, before["graph_inputs"])]
     outputs = [*_tensors("graph_outputs", view.graph_outputs, before["graph_outputs"])]
     weights = [*_tensors("weights", view.weights, before["weights"])]
-    found = [*_nodes(graph, view.nodes)]
+    found = [*_nodes(graph, view.nodes, handed)]
     made = [*inputs, *(pair for _, pairs in found for pair in pairs)]
     names, keys = _renamed(made), _renamed(weights)
     now = {
@@ -54,16 +57,19 @@ def edited(graph: Graph, name: str, view: Parts) -> Data:
     return before | now
 
 
-def _nodes(graph: Graph, view: Sequence[OpNode]) -> Iterator[tuple[Data, list[Pair]]]:
-    """Each node with its outputs. One that has a new name is known by its first output."""
+def _nodes(
+    graph: Graph, view: Sequence[OpNode], handed: Sequence[tuple[OpNode, str]]
+) -> Iterator[tuple[Data, list[Pair]]]:
+    """Each node with its outputs."""
     were = list(zip(graph.ops, nodes(graph), strict=True))
     named = {op.name: (op, was) for op, was in were}
+    known = {id(node): named[name] for node, name in handed if name in named}
     making = {was["outputs"][0]["name"]: (op, was) for op, was in were if was["outputs"]}
     for where, node in _each("nodes", view, OpNode):
         inputs = [one for _, one in _tensors(f"{where}.inputs", node.inputs, ())]
         first = next((one.name for _, one in _each(f"{where}.outputs", node.outputs, TensorMeta)), None)
         name = as_expected(node.name, f"{where}.name", "a string", is_text)
-        op, was = named.get(name) or making.get(first or "") or (None, {})
+        op, was = known.get(id(node)) or making.get(first or "") or (None, {})
         outputs = [*_tensors(f"{where}.outputs", node.outputs, was.get("outputs", ()))]
         now: Data = {"name": name, "op_type": node.op_type, "inputs": inputs}
         now |= {"outputs": [one for _, one in outputs], "attrs": _attrs(node.attrs)}
@@ -151,5 +157,5 @@ def _refuse_lost(graph: Graph, now: Data, made: Sequence[Pair]) -> None:
 def _each(where: str, items: Any, kind: type[T]) -> Iterator[tuple[str, T]]:
     for index, item in enumerate(as_expected(items, where, "a list", is_list)):
         if not isinstance(item, kind):
-            raise Unexpected(f"{where}[{index}]: found {a_type(item)}, expected an {kind.__name__}")
+            raise Unexpected(f"{where}[{index}]: found {a_type(item)}, expected one of type {kind.__name__}")
         yield f"{where}[{index}]", item
