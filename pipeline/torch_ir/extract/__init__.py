@@ -6,6 +6,7 @@ convert.py     ExportedProgram → IR                     shared.py       memory
 signature.py   what goes in and comes out               buffers.py      what no checkpoint has, computed again
 meta.py        nothing has been loaded                  registered.py   nodes that functions of the user's write down
 source.py      the model as the configuration gives it  strided.py      what counts beyond a tensor's memory
+autocast.py    regions that cast nothing where traced
 """
 
 from pipeline.torch_ir.extract.convert import convert_exported_program

@@ -13,6 +13,7 @@ from pipeline.importers.from_torch import from_torch, functional
 from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.ir import Graph, Role
 from pipeline.torch_ir.errors import ConversionError
+from pipeline.torch_ir.extract.autocast import refuse_idle_autocast
 from pipeline.torch_ir.extract.registered import converted
 from pipeline.torch_ir.extract.shared import refuse_written_in_two
 from pipeline.torch_ir.extract.signature import signature_of
@@ -70,6 +71,7 @@ def graph_of(
     """
     refuse_written_in_two(program)
     refuse_counting_beyond(program)
+    refuse_idle_autocast(program)
     try:
         program = functional(program) if functionalize else program
     except Exception as error:
