@@ -43,6 +43,7 @@ from pipeline.torch_ir import (
 from tests.torch_ir.models import MaskedLinear
 
 X = torch.ones(1, 4)
+COUNT = "expected a whole number of 0 or more"
 MODEL = MaskedLinear()
 STATE = MODEL.state_dict()
 
@@ -165,25 +166,13 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
         SerializationError,
         "threshold: found nan, expected a number of bytes of 0 or more, as in 4096",
     ),
-    "max_nodes": (
-        lambda ir: ir_to_mermaid(ir, max_nodes=-1),
-        UserMistake,
-        "max_nodes: found -1, expected a whole number of 0 or more",
-    ),
-    "max_nodes as text": (
-        lambda ir: ir_to_mermaid(ir, max_nodes="x"),
-        UserMistake,
-        "max_nodes: found 'x', expected a whole number of 0 or more",
-    ),
-    "top_n": (
-        lambda ir: generate_op_distribution_pie(ir, top_n=-1),
-        UserMistake,
-        "top_n: found -1, expected a whole number of 0 or more",
-    ),
+    "max_nodes": (lambda ir: ir_to_mermaid(ir, max_nodes=-1), UserMistake, f"max_nodes: found -1, {COUNT}"),
+    "max_nodes as text": (lambda ir: ir_to_mermaid(ir, max_nodes="x"), UserMistake, f"max_nodes: found 'x', {COUNT}"),
+    "top_n": (lambda ir: generate_op_distribution_pie(ir, top_n=-1), UserMistake, f"top_n: found -1, {COUNT}"),
     "top_n as text": (
         lambda ir: generate_op_distribution_pie(ir, top_n="a"),
         UserMistake,
-        "top_n: found 'a', expected a whole number of 0 or more",
+        f"top_n: found 'a', {COUNT}",
     ),
     "model: a function": (
         lambda ir: extract_ir((lambda x: x), (X,), strict=False),

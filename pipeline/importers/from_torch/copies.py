@@ -9,32 +9,35 @@ again: then no buffer ends as a copy, and the aliases are taken out afterwards.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import torch
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Node
+
+from pipeline.importers.from_torch.bodies import calls_in, recompile
+from pipeline.importers.from_torch.memory import as_written
 
 __all__ = ["converting", "through_aliases", "without_aliases"]
 
 
 def converting(program: ExportedProgram) -> list[str]:
-    """The names of the nodes, in bodies too, that copy into something unlike what they copy."""
-    return [node.name for node in _found(program.graph_module, COPY) if _converts(node)]
+    """The names of the nodes that copy into something unlike what they copy, in regions too: torch takes these into the
+    graph around them.
+    """
+    return [node.name for node in calls_in(program.graph_module) if node.target is COPY and _converts(node)]
 
 
 def through_aliases(program: ExportedProgram, copies: list[str]) -> ExportedProgram:
     """Another program, in which the nodes `copies` write to an alias."""
     module = copy.deepcopy(program.graph_module)
-    for node in _found(module, COPY):
-        target = node.args[0]
-        if node.name in copies and isinstance(target, Node):
+    for node in list(calls_in(module)):
+        if node.target is COPY and node.name in copies:
+            target = node.all_input_nodes[0]
             with node.graph.inserting_before(node):
                 alias = node.graph.call_function(ALIAS, (target,))
             alias.meta = dict(target.meta)
             node.update_arg(0, alias)
-    _recompile(module)
+    recompile(module)
     return program._update(module, program.graph_signature)
 
 
@@ -42,36 +45,17 @@ def without_aliases(program: ExportedProgram) -> None:
     """Take the aliases out of `program`, which writes to nothing: each is its argument."""
     module = program.graph_module
     with module._set_replace_hook(program.graph_signature.get_replace_hook()):
-        for node in _found(module, ALIAS):
+        for node in [node for node in calls_in(module) if node.target is ALIAS]:
             node.replace_all_uses_with(node.all_input_nodes[0])
             node.graph.erase_node(node)
-    _recompile(module)
-
-
-def _found(module: GraphModule, target: OpOverload) -> list[Node]:
-    """The calls of `target`, in bodies too: torch takes those of a region into the graph around it."""
-    return [node for one in _graphs(module) for node in one.graph.find_nodes(op="call_function", target=target)]
-
-
-def _graphs(module: GraphModule) -> Iterator[GraphModule]:
-    return (one for one in module.modules() if isinstance(one, GraphModule))
-
-
-def _recompile(module: GraphModule) -> None:
-    for one in _graphs(module):
-        one.recompile()
+    recompile(module)
 
 
 def _converts(node: Node) -> bool:
     target, given = (one.meta.get("val") if isinstance(one, Node) else None for one in node.args[:2])
     if not isinstance(target, torch.Tensor) or not isinstance(given, torch.Tensor):
         return False
-    return target.dtype != given.dtype or _laid(target) != _laid(given)
-
-
-def _laid(tensor: torch.Tensor) -> tuple[str, str]:
-    """Sizes and strides as they are written: to compare symbols would bind them."""
-    return str(tuple(tensor.shape)), str(tensor.stride())
+    return target.dtype != given.dtype or as_written(target) != as_written(given)
 
 
 COPY = torch.ops.aten.copy_.default

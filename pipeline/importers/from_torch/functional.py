@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.fx.node import map_arg
 
+from pipeline.importers.from_torch.bodies import calls_in
 from pipeline.importers.from_torch.copies import converting, through_aliases, without_aliases
 from pipeline.importers.from_torch.held import held_tensors
 from pipeline.importers.from_torch.hidden import decompositions, hidden_views, without_identities
@@ -37,7 +38,7 @@ def mutates(program: ExportedProgram) -> bool:
 
 def writing(program: ExportedProgram) -> Iterator[Node]:
     """The calls, in bodies too, that write to one of their arguments."""
-    return (node for node in _calls(program) if isinstance(node.target, OpOverload) and written(node))
+    return (node for node in calls_in(program.graph_module) if isinstance(node.target, OpOverload) and written(node))
 
 
 def written(node: Node) -> frozenset[str]:
@@ -61,14 +62,14 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     read after the write reads the new one. Calls inside of `torch.vmap`, which a trace only marks, become calls on
     whole batches.
     """
-    if not (mutates(program) or any(marks_vmap(node.target) for node in _calls(program))):
+    if not (mutates(program) or any(marks_vmap(node.target) for node in calls_in(program.graph_module))):
         return program
-    asked = next((node for node in _calls(program) if node.target in (BATCH_NORM, INSTANCE_NORM)), None)
+    asked = next((node for node in calls_in(program.graph_module) if node.target in (BATCH_NORM, INSTANCE_NORM)), None)
     with warnings.catch_warnings():  # of torch's own copy of the program
         warnings.filterwarnings("ignore", r".*LeafSpec", FutureWarning)
         found = _run_again(_one_name_each(program))
     if asked is not None:
-        for node in list(_calls(found)):
+        for node in list(calls_in(found.graph_module)):
             if node.target is NO_TRAINING:
                 _put_back(node, cudnn=asked.args[8])
     return found
@@ -77,7 +78,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 def _run_again(program: ExportedProgram) -> ExportedProgram:
     """`program` as torch functionalizes it, with all of its copies and views."""
     changed = [one for node in writing(program) for one in arguments_of(node, written(node))]
-    hidden, copies = hidden_views(_calls(program), changed), converting(program)
+    hidden, copies = hidden_views(calls_in(program.graph_module), changed), converting(program)
     if hidden:
         program = without_identities(program, {node.name for node in hidden})
     if copies:
@@ -117,13 +118,6 @@ def _twins(program: ExportedProgram) -> dict[str, str]:
 
 def trains(mean: object, variance: object, training: object) -> bool:
     return bool(training) and (mean is not None or variance is not None)
-
-
-def _calls(program: ExportedProgram) -> Iterator[Node]:
-    """All calls, in bodies too."""
-    for module in program.graph_module.modules():
-        if isinstance(module, GraphModule):
-            yield from (node for node in module.graph.nodes if node.op == "call_function")
 
 
 def _put_back(node: Node, *, cudnn: Any) -> None:

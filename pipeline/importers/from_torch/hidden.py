@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from pipeline.importers.from_torch.memory import memory_of
+from pipeline.importers.from_torch.bodies import calls_in, recompile
+from pipeline.importers.from_torch.memory import as_written, memory_of
 from pipeline.importers.from_torch.operators import operator_of
 
 __all__ = ["decompositions", "hidden_views", "memories_at", "without_identities"]
@@ -42,15 +43,13 @@ def decompositions(nodes: Iterable[Node]) -> dict[Any, Callable[..., Any]]:
 def without_identities(program: ExportedProgram, names: Collection[str]) -> ExportedProgram:
     """Another program, in which what is made of the nodes `names` that give their very argument is made of that."""
     module, signature = copy.deepcopy((program.graph_module, program.graph_signature))
-    bodies = [body for body in module.modules() if isinstance(body, GraphModule)]
     with module._set_replace_hook(signature.get_replace_hook()):
-        for node in [node for body in bodies for node in body.graph.nodes if node.name in names]:
+        for node in [node for node in calls_in(module) if node.name in names]:
             same = next((one for one in node.all_input_nodes if _idle(node) or _is_same(node, one)), None)
             if same is not None:
                 node.replace_all_uses_with(same)
                 node.graph.erase_node(node)
-    for body in bodies:
-        body.recompile()
+    recompile(module)
     return program._update(module, signature)
 
 
@@ -72,9 +71,8 @@ def _is_same(node: Node, given: Node) -> bool:
 
 
 def _looked_at(tensor: torch.Tensor) -> tuple[str, ...]:
-    """How a tensor looks at its memory, as it is written: to compare symbols would bind them."""
-    marks = tensor.dtype, tensor.is_conj(), tensor.is_neg()
-    return *map(str, marks), str(tuple(tensor.shape)), str(tensor.stride()), str(tensor.storage_offset())
+    """How a tensor looks at its memory."""
+    return *map(str, (tensor.dtype, tensor.is_conj(), tensor.is_neg(), tensor.storage_offset())), *as_written(tensor)
 
 
 def _hides(node: Node) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch._C._functorch import is_batchedtensor
 
-__all__ = ["copy_as_it_lies", "extent", "meet", "memory_of"]
+__all__ = ["as_written", "copy_as_it_lies", "extent", "meet", "memory_of"]
 
 Step = tuple[int, int, int]
 """How far one step goes, in bytes, and how many there are at least and at most."""
@@ -20,6 +20,11 @@ def memory_of(item: object) -> int | None:
     if is_batchedtensor(item):  # what vmap computes with while it is traced
         return None
     return item.untyped_storage()._cdata
+
+
+def as_written(tensor: torch.Tensor) -> tuple[str, str]:
+    """Sizes and strides as text: to compare those that are symbols would bind them."""
+    return str(tuple(tensor.shape)), str(tensor.stride())
 
 
 def copy_as_it_lies(tensor: torch.Tensor) -> torch.Tensor:

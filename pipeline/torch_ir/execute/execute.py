@@ -173,8 +173,15 @@ class IRExecutor:
             if not constants:
                 self.refuse_without_weights()
             bound = self._stored(constants)
-            how = {"strict_sizes": self._strict_sizes, "dynamic": self._dynamic, "counted": self._counted}
-            fed = checked(self.ir, bound, inputs, kwargs, **how)
+            fed = checked(
+                self.ir,
+                bound,
+                inputs,
+                kwargs,
+                strict_sizes=self._strict_sizes,
+                dynamic=self._dynamic,
+                counted=self._counted,
+            )
             with self._explained(fed):
                 refuse_unspelled(self._unspelled)
                 outputs = self._run(bound.tensors, fed, constants, own)

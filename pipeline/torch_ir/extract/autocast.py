@@ -6,6 +6,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
+from pipeline.importers.from_torch.bodies import bodies_of
 from pipeline.importers.from_torch.place import line_of
 from pipeline.torch_ir.errors import ConversionError
 
@@ -17,15 +18,13 @@ def refuse_idle_autocast(program: ExportedProgram) -> None:
     Raises:
         ConversionError: a region casts for the CPU, on which an IR runs, and was traced on meta.
     """
-    for module in program.graph_module.modules():
-        if isinstance(module, GraphModule):
-            for region in module.graph.find_nodes(op="call_function", target=REGION):
-                if _is_idle(region):
-                    raise ConversionError(
-                        f"autocast at {_place(module, region)} casts nothing on meta, so the graph would have other "
-                        "dtypes than the model has on the CPU; expected a model on the CPU: trace it there, with "
-                        "strict=False"
-                    )
+    for module in bodies_of(program.graph_module):
+        for region in module.graph.find_nodes(op="call_function", target=REGION):
+            if _is_idle(region):
+                raise ConversionError(
+                    f"autocast at {_place(module, region)} casts nothing on meta, so the graph would have other dtypes "
+                    "than the model has on the CPU; expected a model on the CPU: trace it there, with strict=False"
+                )
 
 
 def _is_idle(region: Node) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
+from pipeline.importers.from_torch.bodies import calls_in
 from pipeline.importers.from_torch.hidden import memories_at
 from pipeline.importers.from_torch.memory import extent
 from pipeline.importers.from_torch.place import line_of
@@ -22,7 +21,7 @@ def refuse_counting_beyond(program: ExportedProgram) -> None:
     """
     held = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target}
     stored = [node for node in program.graph.find_nodes(op="placeholder") if node.name in held]
-    for node in _counting(program):
+    for node in (one for one in calls_in(program.graph_module) if str(one.target).startswith("aten.as_strided")):
         roots = [one for one in stored if memories_at(one) & memories_at(node)]
         if roots and not any(_holds(root, node) for root in roots):
             raise ConversionError(
@@ -30,12 +29,6 @@ def refuse_counting_beyond(program: ExportedProgram) -> None:
                 f"{held[roots[0].name]!r} is a part only; expected a tensor that has its memory for itself: "
                 "register a clone of it, or the whole"
             )
-
-
-def _counting(program: ExportedProgram) -> Iterator[Node]:
-    for body in program.graph_module.modules():
-        if isinstance(body, GraphModule):
-            yield from (node for node in body.graph.nodes if str(node.target).startswith("aten.as_strided"))
 
 
 def _holds(root: Node, node: Node) -> bool:
