@@ -14,6 +14,7 @@ Every message says what was found, what was expected and what to do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 __all__ = [
@@ -49,7 +50,11 @@ class SourceMistake(UserMistake):
 
 
 class Unsupported(UserMistake):
-    """The model needs something that this release does not have."""
+    """The model needs something that this release does not have; `operators` are those that lack, where it is that."""
+
+    def __init__(self, message: str, operators: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.operators = tuple(operators)
 
 
 class CheckFailed(OnnxlineError):

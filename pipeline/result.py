@@ -49,7 +49,8 @@ class RunResult:
         """The IR as `ir.json` tells it, without weights.
 
         Raises:
-            FileNotFoundError: the `plan` backend was not asked for, so no IR was made.
+            FileNotFoundError: no IR was made: the `plan` backend was left out, or cannot take the model, and then
+                `runtime.backends` says why.
         """
         import json
 

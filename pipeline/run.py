@@ -19,7 +19,7 @@ from pipeline.config import RunConfig
 from pipeline.events import Event, Observer, Optimized, StageEnded, StageStarted
 from pipeline.export.source import Source
 from pipeline.log import RunLog
-from pipeline.report import ExportReport, OptimizeReport, Pictures, Report, RuntimeReport, report_json
+from pipeline.report import BackendReport, ExportReport, OptimizeReport, Pictures, Report, RuntimeReport, report_json
 from pipeline.report.html import page_of, render
 from pipeline.result import RunResult
 from pipeline.stages.execute import execute, refuse_wrong_results, remove_ir
@@ -161,7 +161,7 @@ class _Journey:
                 refuse_wrong_results(found)
                 self.workspace.save("runtime", self.key, found)
             self.executed = found
-            note(", ".join(backend.name for backend in found.backends) or "torch")
+            note(", ".join(_outcome_of(backend) for backend in found.backends) or "torch")
         return found
 
     def _depends_on(self, *parts: Any) -> None:
@@ -224,6 +224,10 @@ class _Journey:
         return f"# As resolved by onnxline, with\n{lines}" + yaml.safe_dump(
             resolved, sort_keys=False, allow_unicode=True
         )
+
+
+def _outcome_of(backend: BackendReport) -> str:
+    return f"{backend.name} {backend.shortfall}".strip()
 
 
 def _exit_code_of(error: BaseException) -> int:

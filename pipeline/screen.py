@@ -90,6 +90,9 @@ class Screen:
                 highlight=False,
             )
         for backend in result.runtime.backends:
+            if backend.shortfall:
+                wide.print(f"{backend.name}: {backend.shortfall}", highlight=False, soft_wrap=True)
+                continue
             worst = max((errors.max_abs for errors in backend.errors.values()), default=0.0)
             wide.print(
                 f"{backend.name}: max abs error {worst:.2e} against {result.export.origin}, "

@@ -26,8 +26,9 @@ class Row:
         why: what was wrong; empty if it is done.
         trace: the Python traceback of a bug.
         folder: of the artifacts; of a configuration that could not be read, empty.
-        found: what the run came to: `nodes_before`, `nodes_after`, `kept` of `structures`, `reverted` steps, and
-            `worst_error`, the largest absolute one of the final model on any backend; empty if it is not done.
+        found: what the run came to: `nodes_before`, `nodes_after`, `kept` of `structures`, `reverted` steps,
+            `worst_error`, the largest absolute one of the final model on any backend, and `unsupported`, the backends
+            that cannot take it; empty if it is not done.
         known: whether it was done in an earlier batch.
     """
 

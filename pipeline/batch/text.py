@@ -37,6 +37,8 @@ def _table(rows: Sequence[Row]) -> Table:
     table = Table("run", "state", "nodes", "kept", "reverted", "worst error", "seconds", box=box.SIMPLE_HEAD)
     for row in rows:
         state = f"{row.state} before" if row.known else row.state
+        if row.found.get("unsupported"):
+            state += f" without {', '.join(row.found['unsupported'])}"
         tried = f", attempt {row.attempts}" if row.attempts > 1 else ""
         seconds = f"{row.seconds:.1f}" if row.attempts else ""
         table.add_row(row.name, f"[{STYLES[row.exit_code]}]{state}[/]{tried}", *_found(row), seconds)

@@ -79,6 +79,7 @@ def _summary(result: RunResult) -> dict[str, Any]:
         "structures": len(result.structures),
         "reverted": sum(row.status.counts_as_reverted for row in result.passes),
         "worst_error": max(errors, default=None),
+        "unsupported": [backend.name for backend in result.runtime.backends if backend.shortfall],
         "report": stamp(result.folder / REPORT),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 Backend = Literal["torch", "onnxruntime", "plan"]
+
+DEFAULT_BACKENDS: Final[tuple[Backend, ...]] = ("onnxruntime", "plan")
 
 
 def _step(value: object) -> object:
@@ -125,9 +127,22 @@ class VerifyConfig(Section):
 
 
 class RuntimeConfig(Section):
-    """Which backends run the final model."""
+    """Which backends run the final model.
 
-    backends: tuple[Backend, ...] = ("onnxruntime", "plan")
+    backends: where nothing is said, onnxruntime, and `plan` if it can take the model. Who names `plan` needs it.
+    """
+
+    backends: tuple[Backend, ...] | None = None
+
+    @property
+    def chosen(self) -> tuple[Backend, ...]:
+        """The backends to try, in order."""
+        return DEFAULT_BACKENDS if self.backends is None else self.backends
+
+    @property
+    def needs_plan(self) -> bool:
+        """Whether a model that `plan` cannot take is an error: only where somebody asked for `plan` by its name."""
+        return self.backends is not None and "plan" in self.backends
 
 
 class ReportConfig(Section):

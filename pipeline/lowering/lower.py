@@ -50,7 +50,7 @@ def lower(graph: Graph) -> tuple[KernelCall, ...]:
     """
     calls = [_call(op, op.kernel) for op in graph.ops if op.kernel is not None]
     if len(calls) != len(graph.ops):
-        raise Unsupported(_missing(graph))
+        raise Unsupported(_missing(graph), operators=sorted({op.kind for op in graph.ops if op.kernel is None}))
     return tuple(calls)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from passes.proof.numbers import Errors
 from passes.result import PassRow, Status, StructureVerdict
-from pipeline.report import SOURCE, Mark, Report
+from pipeline.report import SOURCE, BackendReport, Mark, Report
 
 __all__ = ["FORMAT_VERSION", "baseline_of"]
 
@@ -36,7 +36,7 @@ def baseline_of(report: Report) -> Plain:
             f"{place + 1:02} {row.name}": _row(row, marks.get(place)) for place, row in enumerate(report.passes)
         },
         "structures": _structures(report.structures),
-        "backends": {one.name: _errors(one.errors) for one in report.runtime.backends} if report.runtime else {},
+        "backends": {one.name: _backend(one) for one in report.runtime.backends} if report.runtime else {},
     }
 
 
@@ -75,6 +75,10 @@ def _structures(verdicts: tuple[StructureVerdict, ...]) -> Plain:
         lost = {one.name: one.broken_by or "" for one in verdicts if one.kind == kind and not one.kept}
         found[kind] = {"found": count, "kept": count - len(lost), **({"lost": lost} if lost else {})}
     return found
+
+
+def _backend(backend: BackendReport) -> Plain | str:
+    return FOLDERS.sub("", backend.shortfall) or _errors(backend.errors)
 
 
 def _errors(errors: Mapping[str, Errors]) -> Plain:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from passes.proof.numbers import Errors
 from passes.proof.prove import Power
@@ -80,11 +80,25 @@ class OptimizeReport:
 
 @dataclass(frozen=True, slots=True)
 class BackendReport:
-    """`errors` are the worst over all draws; `seconds` the median of the runs that they were measured in."""
+    """`errors` are the worst over all draws; `seconds` the median of the runs that they were measured in.
+
+    A backend that cannot take the model, and that nobody asked for by its name, is `unsupported`: `reason` is what it
+    said, `operators` are those that it lacks, and it has no errors.
+    """
 
     name: str
     errors: Mapping[str, Errors]
     seconds: float
+    status: Literal["ran", "unsupported"] = "ran"
+    reason: str = ""
+    operators: tuple[str, ...] = ()
+
+    @property
+    def shortfall(self) -> str:
+        """Empty if it ran; else in a few words what the model has that it cannot take."""
+        if self.status == "ran":
+            return ""
+        return f"unsupported: {', '.join(self.operators) or self.reason.splitlines()[0]}"
 
 
 @dataclass(frozen=True, slots=True)

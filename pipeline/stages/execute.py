@@ -8,13 +8,13 @@ import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from passes.model.weights import read_model
 from passes.proof.numbers import Errors, Tolerance, compare
 from passes.proof.prove import Reference, worst_errors
 from pipeline.config import RunConfig
-from pipeline.errors import CheckFailed
+from pipeline.errors import CheckFailed, Unsupported, UserMistake, told
 from pipeline.events import Observer, Progress
 from pipeline.importers import from_onnx
 from pipeline.ir.check import check
@@ -24,6 +24,7 @@ from pipeline.lowering import EMITTERS
 from pipeline.planning import to_json as plan_to_json
 from pipeline.report import BackendReport, ExportReport, RuntimeReport
 from pipeline.runtime import compile_graph
+from pipeline.runtime.blame import DataMistake
 from pipeline.stages.referred import written_path
 from pipeline.stages.tolerances import tolerances_of
 from pipeline.verify.runners import Runner, onnxruntime_runner, plan_runner
@@ -43,25 +44,47 @@ def execute(
 ) -> RuntimeReport:
     """Write `ir.json`, `ir.txt` and `plan.json` for the first draw's shapes, then run and compare each backend.
 
-    The `torch` backend is the reference itself, so it is not run again.
+    The `torch` backend is the reference itself, so it is not run again. A model that `plan` cannot take is reported,
+    and is an error only where the configuration names `plan`.
 
     Raises:
-        Unsupported: `plan` is asked for, and the model has an operator without an importer or an emitter.
+        UserMistake: the configuration names `plan`, which cannot take the model; `Unsupported` lists what it lacks.
     """
     remove_ir(workspace)
     path = written_path(workspace)
     trainable = _trainable(path, exported.parameters, config.model.trainable)
-    names = [name for name in config.runtime.backends if name != "torch"]
-    facts: dict[str, int] = {}
-    files: list[Path] = []
-    if "plan" in names:
-        observer(Progress("runtime", "import, lower, plan", 0, len(names) + 1))
-        facts, files = _write_ir(path, shapes_of(references[0]), trainable, workspace)
+    names = [name for name in config.runtime.chosen if name != "torch"]
     reports = []
-    for index, name in enumerate(names, start=1):
-        observer(Progress("runtime", name, index, len(names) + 1))
-        reports.append(_run(name, path, references, trainable, tolerances_of(config)))
-    return RuntimeReport(backends=tuple(reports), files=tuple((file.name, *stamp(file)) for file in files), **facts)
+    planned: dict[str, Any] = {}
+    for index, name in enumerate(names):
+        observer(Progress("runtime", name, index, len(names)))
+        if name == "plan":
+            report, planned = _run_plan(config, path, references, trainable, workspace)
+        else:
+            report = _run(name, path, references, trainable, tolerances_of(config))
+        reports.append(report)
+    return RuntimeReport(backends=tuple(reports), **planned)
+
+
+def _run_plan(
+    config: RunConfig, path: Path, references: Sequence[Reference], trainable: frozenset[str], workspace: Workspace
+) -> tuple[BackendReport, dict[str, Any]]:
+    """Write the IR and the plan, run it, and say what of the report they fill; or say why there is no plan."""
+    try:
+        planned = _write_ir(path, shapes_of(references[0]), trainable, workspace)
+        return _run("plan", path, references, trainable, tolerances_of(config)), planned
+    except DataMistake:  # a fault of the feed, and none of what `plan` can take
+        raise
+    except UserMistake as refusal:
+        if config.runtime.needs_plan:
+            raise
+        remove_ir(workspace)
+        return _unsupported("plan", refusal), {}
+
+
+def _unsupported(name: str, refusal: UserMistake) -> BackendReport:
+    operators = refusal.operators if isinstance(refusal, Unsupported) else ()
+    return BackendReport(name, {}, 0.0, "unsupported", told(refusal), operators)
 
 
 def remove_ir(workspace: Workspace) -> None:
@@ -110,7 +133,7 @@ def _run(
 
 def _write_ir(
     path: Path, shapes: Mapping[str, tuple[int, ...]], trainable: frozenset[str], workspace: Workspace
-) -> tuple[dict[str, int], list[Path]]:
+) -> dict[str, Any]:
     graph = from_onnx(path, shapes=shapes, emitters=EMITTERS, trainable=trainable)
     check(graph)
     plan = compile_graph(graph).plan
@@ -119,13 +142,13 @@ def _write_ir(
         workspace.write_text("ir.txt", to_text(graph)),
         workspace.write_text("plan.json", json.dumps(plan_to_json(plan), indent=1) + "\n"),
     ]
-    facts = {
+    return {
         "ops": len(graph.ops),
         "values": len(graph.values),
         "arena_bytes": plan.arena_bytes,
         "aliases": len(plan.alias),
+        "files": tuple((file.name, *stamp(file)) for file in files),
     }
-    return facts, files
 
 
 def shapes_of(reference: Reference) -> dict[str, tuple[int, ...]]:

@@ -26,7 +26,8 @@ def refuse_all(nodes: Iterable[onnx.NodeProto], graph: str) -> None:
         + "\n".join(lines)
         + "\n"
         "Expected ops of the tables in pipeline/importers/from_onnx, or nodes that fold because their inputs are "
-        "constants. Rewrite or skip the pass that made them, or add a function to the family file."
+        "constants. Rewrite or skip the pass that made them, or add a function to the family file.",
+        operators=sorted(places),
     )
 
 

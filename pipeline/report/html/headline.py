@@ -59,6 +59,9 @@ def _sentences(report: Report, reverted: int) -> Iterator[str]:
     yield f"{plural(tried, 'pass', 'passes')} tried, {changed} changed the model, {how}."
     if report.not_compared:
         yield f"No number was compared: {report.not_compared}."
+    for backend in report.runtime.backends if report.runtime else ():
+        if backend.shortfall:
+            yield f"The backend {backend.name} cannot run this model ({backend.shortfall})."
     if reverted:
         yield f"{plural(reverted, 'step')} did not stand and {'was' if reverted == 1 else 'were'} taken back."
 

@@ -74,7 +74,7 @@ def _backends(report: Report) -> dict[str, str]:
     for one in report.runtime.backends:
         worst = worst_of([one.errors])
         error = f"error {error_text(worst[1])}, " if worst else ""
-        told[one.name] = f"{error}{one.seconds:.3f} s a run"
+        told[one.name] = one.shortfall or f"{error}{one.seconds:.3f} s a run"
     if report.runtime.ops:
         counts = {"ops": report.runtime.ops, "values": report.runtime.values, "aliases": report.runtime.aliases}
         told["IR and plan"] = ", ".join(f"{count:,} {what}" for what, count in counts.items())

@@ -50,6 +50,7 @@ def test_json_and_the_same_command_again(small_config, tmp_path: Path) -> None:
         "structures": 0,
         "reverted": 0,
         "worst_error": 0.0,
+        "unsupported": [],
     }
     assert again["runs"] == [{**run, "known": True}]
 
