@@ -136,7 +136,8 @@ class _Journey:
                 self.workspace.forget("passes")
                 remove_ir(self.workspace)
                 path = exported_path(source, self.workspace)
-                found = optimize(self.config, path, references, self.workspace, self.tell)
+                computed_in = self.exported.computed_in if self.exported else ()
+                found = optimize(self.config, path, references, self.workspace, self.tell, computed_in)
                 self.workspace.save("passes", self.key, found)
             self.optimized = found
             self.tell(Optimized(found.passes, found.structures))

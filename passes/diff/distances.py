@@ -8,6 +8,7 @@ import numpy as np
 
 from passes.model.sharing import Portable
 from passes.proof.numbers import Errors, compare
+from passes.proof.precision import Precisions
 
 __all__ = ["Pair", "distances"]
 
@@ -16,20 +17,26 @@ Pair = tuple[str, str]
 
 
 def distances(
-    before: Portable, after: Portable, pairs: Sequence[Pair], feeds: Mapping[str, np.ndarray]
+    before: Portable,
+    after: Portable,
+    pairs: Sequence[Pair],
+    feeds: Mapping[str, np.ndarray],
+    computed_in: Precisions,
 ) -> list[Errors | None]:
     """How far the second value of each pair is from the first; None for what is no tensor.
+
+    Values are judged by the types that the first model computes them in.
 
     Raises:
         StepFailed: onnxruntime refuses one of the models, or stops.
     """
     old = before.session(list(dict.fromkeys(name for name, _ in pairs))).run(feeds)
     new = after.session(list(dict.fromkeys(name for _, name in pairs))).run(feeds)
-    return [_compared(old[one], new[other]) for one, other in pairs]
+    return [_compared(old[one], new[other], computed_in.get(one)) for one, other in pairs]
 
 
-def _compared(before: np.ndarray, after: np.ndarray) -> Errors | None:
+def _compared(before: np.ndarray, after: np.ndarray, computed_in: str | None) -> Errors | None:
     is_text = all(isinstance(one, str) for array in (before, after) for one in array.ravel())
     if object in (before.dtype, after.dtype) and not is_text:
         return None
-    return compare(before, after)
+    return compare(before, after, computed_in=computed_in)

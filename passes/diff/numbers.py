@@ -16,6 +16,7 @@ from passes.errors import ModelMistake
 from passes.model.sharing import portable
 from passes.model.weights import DetachedModel
 from passes.proof.numbers import Errors
+from passes.proof.precision import computed_types
 from passes.proof.prove import worst_errors
 from passes.provenance.wiring import ABSENT
 
@@ -84,9 +85,12 @@ def _worst(
 ) -> dict[Pair, Errors]:
     models = [portable(model, bench.spill) for model in (matched.before, matched.after)]
     draws = []
+    computed_in = computed_types(matched.before, (old for old, _ in pairs))
     for feed in feeds:
         one = {**feed, **{new: feed[old] for new, old in matched.inputs.items() if old in feed}}
-        found = bench.proofs.call(DISTANCES, before=models[0], after=models[1], pairs=pairs, feeds=one)
+        found = bench.proofs.call(
+            DISTANCES, before=models[0], after=models[1], pairs=pairs, feeds=one, computed_in=computed_in
+        )
         draws.append({str(place): errors for place, errors in enumerate(found) if errors is not None})
     return {pairs[int(place)]: errors for place, errors in worst_errors(draws).items()}
 

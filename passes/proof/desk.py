@@ -19,6 +19,7 @@ from passes.model.stand_ins import Weight
 from passes.proof.evidence import Draws, Watched
 from passes.proof.moves import Distinct, distinct_arrays
 from passes.proof.numbers import Errors, Tolerance, compare, same_bits
+from passes.proof.precision import Precisions
 from passes.proof.zeros import zeros_of
 
 __all__ = ["KEEP_BYTES", "Desk", "ask"]
@@ -40,6 +41,7 @@ class Desk:
     def __init__(self, feeds: Sequence[Arrays], tolerances: Mapping[str, Tolerance]) -> None:
         self._feeds = feeds
         self._tolerances = tolerances
+        self._computed_in: Precisions = {}
         self._expected: list[Arrays] = [{} for _ in feeds]
         self._inner: list[Arrays] = [{} for _ in feeds]
         self._values: list[Arrays] = [{} for _ in feeds]
@@ -51,8 +53,21 @@ class Desk:
         """The outputs to compare with, for each draw."""
         self._expected = list(outputs)
 
-    def watch(self, model: Portable, inner: Sequence[str], keep: Mapping[str, str], *, is_reference: bool) -> Watched:
-        """`run` the exported model, whose values called `inner` are from now on expected."""
+    def judge(self, computed_in: Precisions) -> None:
+        """From now on judge values by the types that the exported model computes them in."""
+        self._computed_in = computed_in
+
+    def watch(
+        self,
+        model: Portable,
+        inner: Sequence[str],
+        keep: Mapping[str, str],
+        computed_in: Precisions,
+        *,
+        is_reference: bool,
+    ) -> Watched:
+        """`run` the exported model, whose values called `inner` are from now on expected; see `judge`."""
+        self.judge(computed_in)
         draws = self.run(model, inner, keep, as_expected=True, is_reference=is_reference)
         return Watched(draws, self.held(), self._nan_outputs())
 
@@ -158,10 +173,13 @@ class Desk:
             got = {name: np.zeros_like(value) for name, value in expected.items()}
         else:
             got = _zeroed_session(part, fed, zeroed, seen).run(fed)
-        return [compare(value, got[name], self._tolerances).excess for name, value in expected.items()]
+        return [errors.excess for errors in self._compared(expected, got).values()]
 
     def _compared(self, expected: Arrays, got: Arrays) -> dict[str, Errors]:
-        return {name: compare(value, got[name], self._tolerances) for name, value in expected.items()}
+        return {
+            name: compare(value, got[name], self._tolerances, self._computed_in.get(name))
+            for name, value in expected.items()
+        }
 
 
 def _zeroed_session(part: Portable, fed: Arrays, zeroed: Sequence[str], outputs: Sequence[str]) -> Session:

@@ -83,5 +83,6 @@ def worst_errors(draws: Sequence[Mapping[str, Errors]]) -> dict[str, Errors]:
                 one.limit if one.excess > known.excess else known.limit,
                 max(known.excess, one.excess),
                 known.why or one.why,
+                known.judged_as or one.judged_as,
             )
     return worst

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
 
-__all__ = ["NO_ERROR", "TOLERANCES", "Errors", "Tolerance", "compare", "same_bits", "tolerance_for"]
+__all__ = ["NO_ERROR", "TOLERANCES", "Errors", "Tolerance", "compare", "least_precise", "same_bits", "tolerance_for"]
 
 
 GAP: Final = 1e3
@@ -35,7 +35,7 @@ class Errors:
 
     `max_rel` is relative to the element, where the element is not tiny against its group; `sqnr_db` is signal power
     over error power in dB, infinite for equal tensors. `excess` is the largest ratio of an error to its limit, `limit`
-    the limit there. `why` is empty when the result is within tolerance.
+    the limit there. `why` is empty when the result is within tolerance. `judged_as` is the type whose tolerance held.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
@@ -48,6 +48,7 @@ class Errors:
     limit: float
     excess: float
     why: str = ""
+    judged_as: str = ""
 
     @property
     def ok(self) -> bool:
@@ -58,13 +59,34 @@ NO_ERROR: Final = Errors(0.0, 0.0, 1.0, math.inf, 0.0, 0.0)
 """Of values that are equal in every bit."""
 
 
-def compare(expected: np.ndarray, got: np.ndarray, tolerances: Mapping[str, Tolerance] | None = None) -> Errors:
+def compare(
+    expected: np.ndarray,
+    got: np.ndarray,
+    tolerances: Mapping[str, Tolerance] | None = None,
+    computed_in: str | None = "",
+) -> Errors:
     """Measure `got` against `expected`; integers, booleans and strings have to be equal.
+
+    Floats are judged as their own type, or as the less precise one that they were `computed_in`.
 
     Elements are judged by the scale of their group. Values of one computation fill their range; where the sorted
     magnitudes leave a gap of `GAP` or more, what lies above is something else, such as the -3.4e38 that masks a logit.
     Without groups one such value would hide any error in the others.
     """
+    own = str(expected.dtype)
+    judged_as = least_precise(own, computed_in) if own in ROUNDING else own
+    errors = _compared(expected, got, tolerance_for(judged_as, tolerances, own))
+    if errors.excess > 1.0 and judged_as != own and math.isfinite(errors.excess):
+        errors = replace(errors, why=f"{errors.why} (the tolerance of {judged_as}, in which it was computed)")
+    return replace(errors, judged_as=judged_as)
+
+
+def least_precise(*dtypes: str | None) -> str:
+    """That of the floating types with the largest rounding error; what is no floating type does not count."""
+    return max((one for one in dtypes if one and one in ROUNDING), key=lambda one: ROUNDING[one], default="")
+
+
+def _compared(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Errors:
     if expected.shape != got.shape:
         return _incomparable(f"shape {got.shape}, expected {expected.shape}")
     if expected.dtype != got.dtype:
@@ -75,7 +97,6 @@ def compare(expected: np.ndarray, got: np.ndarray, tolerances: Mapping[str, Tole
         return NO_ERROR if (expected == got).all() else _incomparable("different strings")
     if expected.dtype.kind in "biu" and not (expected == got).all():
         return _different(expected, got)
-    tolerance = tolerance_for(str(expected.dtype), tolerances)
     kind = np.complex128 if expected.dtype.kind == "c" else np.float64
     left, right = expected.astype(kind).ravel(), got.astype(kind).ravel()
     with np.errstate(invalid="ignore", over="ignore"):
@@ -143,8 +164,10 @@ def _may_leave_a_gap(magnitude: np.ndarray) -> bool:
     return bool((np.diff(occupied) >= EXPONENTS).any())
 
 
-def tolerance_for(dtype: str, overrides: Mapping[str, Tolerance] | None = None) -> Tolerance:
-    return (overrides or {}).get(dtype) or TOLERANCES.get(dtype, Tolerance(0.0, 0.0))
+def tolerance_for(dtype: str, overrides: Mapping[str, Tolerance] | None = None, own: str = "") -> Tolerance:
+    """That of `dtype`: as overridden, or else as overridden for the value's `own` type, or else as documented."""
+    given = overrides or {}
+    return given.get(dtype) or given.get(own) or TOLERANCES.get(dtype, Tolerance(0.0, 0.0))
 
 
 def _cosine(left: np.ndarray, right: np.ndarray) -> float:
@@ -180,7 +203,21 @@ TOLERANCES: Final[Mapping[str, Tolerance]] = {
     "bfloat16": Tolerance(1e-2, 8e-2),
     "complex64": Tolerance(1e-5, 1e-4),
     "complex128": Tolerance(1e-12, 1e-10),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz"), Tolerance(1e-2, 1.25e-1)),
+    **dict.fromkeys(("float8_e5m2", "float8_e5m2fnuz"), Tolerance(1e-2, 2.5e-1)),
+    "float4_e2m1fn": Tolerance(1e-2, 5e-1),
 }
 """By dtype; docs/tolerances.md derives them. Two correct programs add the same products in another order: a dot product
 of K terms then differs by about eps·√K of its scale, and a deep model adds such errors up layer by layer. Dtypes that
 are not listed have to be equal."""
+
+ROUNDING: Final[Mapping[str, float]] = {
+    **dict.fromkeys(("float64", "complex128"), 2**-53),
+    **dict.fromkeys(("float32", "complex64"), 2**-24),
+    "float16": 2**-11,
+    "bfloat16": 2**-8,
+    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz"), 2**-4),
+    **dict.fromkeys(("float8_e5m2", "float8_e5m2fnuz"), 2**-3),
+    "float4_e2m1fn": 2**-2,
+}
+"""Floating type → the relative error of one rounding."""

@@ -10,7 +10,7 @@ Most changes are small, so most of a model need not be run again: `proof/claims.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -31,6 +31,7 @@ from passes.proof.faults import Fault, fault_in
 from passes.proof.moved import parts_of
 from passes.proof.numbers import Tolerance
 from passes.proof.part import Part
+from passes.proof.precision import Precisions, computed_types
 from passes.proof.questions import Questions
 from passes.structures import Instance
 
@@ -44,15 +45,23 @@ class Prover:
         references: what to compare with.
         bench: models run in its proof worker.
         tolerances: by dtype, in place of the documented ones.
+        computed_in: the floating types that the source of the models computes in; None for all that are in the first
+            model itself.
     """
 
     def __init__(
-        self, references: Sequence[Reference], bench: Workbench, tolerances: Mapping[str, Tolerance] | None = None
+        self,
+        references: Sequence[Reference],
+        bench: Workbench,
+        tolerances: Mapping[str, Tolerance] | None = None,
+        computed_in: Collection[str] | None = None,
     ) -> None:
         self._references = tuple(references)
         self._bench = bench
         self._desk = Questions(self._references, tolerances or {}, bench, self._brief)
         self._is_own = False
+        self._source_types = computed_in
+        self._computed_in: Precisions = {}
         self._probes: tuple[str, ...] = ()
         self._watched: DetachedModel | None = None
         self._fault: Fault | None = None
@@ -95,9 +104,28 @@ class Prover:
         fault, meanings = fault_in(model, instances), self._meanings(reading or read(model))
         self._probes = tuple(dict.fromkeys(pin.name for tier in tiers for pin in tier))
         inner = list(dict.fromkeys((*self._probes, *fault.cuts)))
-        source, keep = portable(model, self._bench.spill), _kept(model, meanings, inner)
+        self._judge_by(model, inner)
+        told = {"keep": _kept(model, meanings, inner), "computed_in": self._computed_in, "is_reference": self._is_own}
         noted = partial(self._note_watched, model, meanings, fault)
-        self._desk.begin(noted, "watch", model=source, inner=inner, keep=keep, is_reference=self._is_own)
+        self._desk.begin(noted, "watch", model=portable(model, self._bench.spill), inner=inner, **told)
+
+    def _judge_by(self, model: DetachedModel, inner: Sequence[str] = ()) -> None:
+        """Take the tolerances of outputs, and of `inner` values, from the types that `model` computes them in.
+
+        The exported model says it for all that passes make: one that computes in a less precise type is not judged by
+        that type.
+        """
+        outputs = (info.name for info in model.proto.graph.output)
+        self._computed_in = computed_types(model, (*outputs, *inner), self._source_types)
+
+    def measure_export(self, model: DetachedModel) -> Measurement:
+        """`measure` the exported model, before anything is done with it.
+
+        Raises:
+            StepFailed: onnxruntime refuses or stops.
+        """
+        self._judge_by(model)
+        return self.measure(model)
 
     def power(self) -> Power:
         """Whether a fault in the kept weights would be seen.
@@ -203,6 +231,7 @@ class Prover:
     def _brief(self) -> None:
         """A new desk has to be told what the exported model computes; it holds nothing else."""
         self._held = frozenset()
+        self._desk.ask("judge", computed_in=self._computed_in)
         if self._watched is not None:
             source = portable(self._watched, self._bench.spill)
             expect = {"as_expected": True, "is_reference": self._is_own}

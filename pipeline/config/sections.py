@@ -16,6 +16,7 @@ from pydantic import (
     field_validator,
 )
 
+from passes.proof.numbers import TOLERANCES
 from pipeline.config.base import Count, Fraction, Natural, Seconds, Section
 from pipeline.config.model import DTYPES
 
@@ -120,9 +121,10 @@ class VerifyConfig(Section):
     @field_validator("tolerances")
     @classmethod
     def _dtypes(cls, tolerances: dict[str, Tolerance]) -> dict[str, Tolerance]:
-        unknown = sorted(set(tolerances) - set(DTYPES))
+        known = dict.fromkeys((*DTYPES, *TOLERANCES))
+        unknown = sorted(set(tolerances) - set(known))
         if unknown:
-            raise ValueError(f"found the dtype {unknown[0]!r}, expected one of {', '.join(DTYPES)}")
+            raise ValueError(f"found the dtype {unknown[0]!r}, expected one of {', '.join(known)}")
         return tolerances
 
 

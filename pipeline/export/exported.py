@@ -28,12 +28,14 @@ class ExportedModel:
     source: the torch source under the names of the graph; feed it and `run_torch` answers in these names.
     parameters: names of the initializers that are an nn.Parameter of the module.
     notes: what torch said while exporting.
+    computed_in: the floating types that the module computes in, as torch calls them.
     """
 
     ir_model: ir.Model
     source: TorchSource
     parameters: frozenset[str]
     notes: tuple[str, ...]
+    computed_in: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from pipeline.config import ExportConfig
 from pipeline.errors import Unsupported
@@ -42,7 +43,7 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
     name_inputs_and_outputs(model, [spec.name for spec in source.inputs], source.outputs)
     name_dims(model, source.inputs)
     names = frozenset(str(value.name) for value in parameters)
-    exported = ExportedModel(model, source, names, tuple(dict.fromkeys(notes)))
+    exported = ExportedModel(model, source, names, tuple(dict.fromkeys(notes)), _computed_types(program))
     if path is not None:
         exported.save(path)
     return exported
@@ -100,6 +101,15 @@ def _whereabouts(op: str, program: ExportedProgram) -> list[str]:
         frames = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if "File" in line]
         return [f"  in module {path or 'the top'!r} ({kind})", *(f"  at {frame}" for frame in frames[-1:])]
     return []
+
+
+def _computed_types(program: ExportedProgram) -> tuple[str, ...]:
+    """The floating types of what the traced module computes, its inner graphs included."""
+    graphs = [one.graph for one in program.graph_module.modules() if isinstance(one, torch.fx.GraphModule)]
+    values = [node.meta.get("val") for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    tensors = [one for value in values for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
+    floats = {one.dtype for one in tensors if one.dtype.is_floating_point or one.dtype.is_complex}
+    return tuple(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
 
 
 def _parameters(model: ir.Model, source: TorchSource) -> list[ir.Value]:

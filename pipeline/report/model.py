@@ -49,6 +49,8 @@ class ExportReport:
     errors: Mapping[str, Errors]
     notes: tuple[str, ...] = ()
     files: tuple[tuple[str, int, int], ...] = ()
+    computed_in: tuple[str, ...] = ()
+    """The floating types that the torch module computes in; empty for an ONNX source, whose file says it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from passes.model.weights import read_model
-from passes.proof.numbers import Errors, Tolerance, compare
+from passes.proof.numbers import Errors, compare
 from passes.proof.prove import Reference, worst_errors
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed, Unsupported, UserMistake, told
@@ -31,6 +33,9 @@ from pipeline.verify.runners import Runner, onnxruntime_runner, plan_runner
 from pipeline.workspace import Workspace, stamp
 
 __all__ = ["execute", "refuse_wrong_results", "remove_ir"]
+
+Judge = Callable[[str, np.ndarray, np.ndarray], Errors]
+"""Compares the output of a name with what was expected of it, as the exported model was compared."""
 
 IR_FILES: Final = ("ir.json", "ir.txt", "plan.json")
 
@@ -56,27 +61,39 @@ def execute(
     names = [name for name in config.runtime.chosen if name != "torch"]
     reports = []
     planned: dict[str, Any] = {}
+    tolerances = tolerances_of(config)
+
+    def judge(name: str, expected: np.ndarray, got: np.ndarray) -> Errors:
+        known = exported.errors.get(name)
+        return compare(expected, got, tolerances, known and known.judged_as)
+
     for index, name in enumerate(names):
         observer(Progress("runtime", name, index, len(names)))
         if name == "plan":
-            report, planned = _run_plan(config, path, references, trainable, workspace)
+            report, planned = _run_plan(path, references, trainable, workspace, judge, needed=config.runtime.needs_plan)
         else:
-            report = _run(name, path, references, trainable, tolerances_of(config))
+            report = _run(name, path, references, trainable, judge)
         reports.append(report)
     return RuntimeReport(backends=tuple(reports), **planned)
 
 
 def _run_plan(
-    config: RunConfig, path: Path, references: Sequence[Reference], trainable: frozenset[str], workspace: Workspace
+    path: Path,
+    references: Sequence[Reference],
+    trainable: frozenset[str],
+    workspace: Workspace,
+    judge: Judge,
+    *,
+    needed: bool,
 ) -> tuple[BackendReport, dict[str, Any]]:
     """Write the IR and the plan, run it, and say what of the report they fill; or say why there is no plan."""
     try:
         planned = _write_ir(path, shapes_of(references[0]), trainable, workspace)
-        return _run("plan", path, references, trainable, tolerances_of(config)), planned
+        return _run("plan", path, references, trainable, judge), planned
     except DataMistake:  # a fault of the feed, and none of what `plan` can take
         raise
     except UserMistake as refusal:
-        if config.runtime.needs_plan:
+        if needed:
             raise
         remove_ir(workspace)
         return _unsupported("plan", refusal), {}
@@ -110,7 +127,7 @@ def _run(
     path: Path,
     references: Sequence[Reference],
     trainable: frozenset[str],
-    tolerances: Mapping[str, Tolerance],
+    judge: Judge,
 ) -> BackendReport:
     runners: dict[str, Runner] = {}
     found: list[dict[str, Errors]] = []
@@ -127,7 +144,7 @@ def _run(
         begun = time.perf_counter()
         outputs = runners[key](reference.feeds)
         seconds.append(time.perf_counter() - begun)
-        found.append({one: compare(value, outputs[one], tolerances) for one, value in reference.outputs.items()})
+        found.append({one: judge(one, value, outputs[one]) for one, value in reference.outputs.items()})
     return BackendReport(name, worst_errors(found), statistics.median(seconds))
 
 

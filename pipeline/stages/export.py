@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from passes.bench import open_bench
@@ -38,15 +38,16 @@ def export(
     path, folder = exported_path(source, workspace), shards_folder(config)
     parameters: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    computed_in: tuple[str, ...] = ()
     if not isinstance(source, OnnxSource):
         exported = export_onnx(source, config.export)
         if folder is not None:
             exported = exported.referring_to(read_shards(locate(config.checkpoint or "")), config.export.pieces)
         exported.save(path)
-        parameters, notes = exported.parameters, exported.notes
+        parameters, notes, computed_in = exported.parameters, exported.notes, exported.computed_in
         del exported
     model = read_model(path, unread=unread(config), folder=folder)
-    measurement = _measured(model, references, config, workspace)
+    measurement = _measured(model, references, config, workspace, computed_in)
     report = ExportReport(
         origin="onnx" if isinstance(source, OnnxSource) else "torch",
         opset=_opset(model),
@@ -58,19 +59,24 @@ def export(
         parameters=_digests(model, parameters),
         errors=measurement.errors,
         notes=notes,
+        computed_in=computed_in,
         files=tuple((str(file.relative_to(workspace.folder)), *stamp(file)) for file in _written(path, workspace)),
     )
     return report, measurement.why
 
 
 def _measured(
-    model: DetachedModel, references: Sequence[Reference], config: RunConfig, workspace: Workspace
+    model: DetachedModel,
+    references: Sequence[Reference],
+    config: RunConfig,
+    workspace: Workspace,
+    computed_in: Collection[str],
 ) -> Measurement:
     if not_compared(config):
         return Measurement({}, {})
     try:
         with open_bench(config.passes.timeout_s, config.passes.memory_gib, workspace.scratch) as bench:
-            return Prover(references, bench, tolerances_of(config)).measure(model)
+            return Prover(references, bench, tolerances_of(config), computed_in or None).measure_export(model)
     except StepFailed as failure:
         raise Unsupported(
             f"the exported model cannot be compared with torch: {failure}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import onnx
@@ -40,9 +40,17 @@ REPRODUCERS = "reproducers"
 
 
 def optimize(
-    config: RunConfig, exported: Path, references: Sequence[Reference], workspace: Workspace, observer: Observer
+    config: RunConfig,
+    exported: Path,
+    references: Sequence[Reference],
+    workspace: Workspace,
+    observer: Observer,
+    computed_in: Collection[str] = (),
 ) -> OptimizeReport:
     """Every pass alone, proven after every change.
+
+    Args:
+        computed_in: the floating types that the references were computed in, where they are torch's.
 
     Raises:
         PolicyMistake: an unknown name, or a `keep` that matches nothing.
@@ -73,7 +81,7 @@ def optimize(
     for folder in (REPRODUCERS, DIFFS):
         shutil.rmtree(workspace.folder / folder, ignore_errors=True)
     with open_bench(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
-        prover = prover_of(config, references, bench)
+        prover = prover_of(config, references, bench, computed_in)
         prover.start()
         stored = read_model(exported, unread=unread(config), folder=shards_folder(config))
         source, stacks = joined(stored)

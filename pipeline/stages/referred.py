@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import onnx
@@ -76,11 +76,13 @@ def unread(config: RunConfig) -> bool | None:
     return True if config.verify.proof == STRUCTURE else None
 
 
-def prover_of(config: RunConfig, references: Sequence[Reference], bench: Workbench) -> Prover:
-    """By numbers, against `references`; or by structure alone."""
+def prover_of(
+    config: RunConfig, references: Sequence[Reference], bench: Workbench, computed_in: Collection[str]
+) -> Prover:
+    """By numbers, against `references`, which were `computed_in` these floating types; or by structure alone."""
     if config.verify.proof == STRUCTURE:
         return StructureProver(bench)
-    return Prover(references, bench, tolerances_of(config))
+    return Prover(references, bench, tolerances_of(config), computed_in or None)
 
 
 def not_compared(config: RunConfig) -> str:

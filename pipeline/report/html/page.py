@@ -62,6 +62,9 @@ def _export(report: Report) -> dict[str, str]:
         "outputs": ", ".join(report.export.outputs),
         "compared on": "; ".join(report.export.draws),
         "error": error_text(worst[1]) if worst else "",
+        "tolerances": "; ".join(
+            f"{name}: that of {one.judged_as}" for name, one in report.export.errors.items() if one.judged_as
+        ),
         "notes": f"{len(report.export.notes)}, in report.json" if report.export.notes else "",
     }
     return {label: text for label, text in told.items() if text}

@@ -1,0 +1,154 @@
+"""In which floating type a value was computed at its least precise: that type's tolerance is the value's own.
+
+A float64 that is made of float32 is no better than float32. What counts is where numbers are rounded, so a type counts
+where a node *computes* in it: an input or a weight that is stored in half precision is given, and moving its elements
+rounds nothing. Constants that are computed from constants count no more, since every program computes the same from
+them, nor do integers and bools, which are equal or wrong; those that stand for floats (QuantizeLinear) pass theirs on.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from typing import Final
+
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, helper, inliner
+
+from passes.model.bodies import bodies_of
+from passes.model.canonical import RANDOM_OPS
+from passes.model.reads import reads_of
+from passes.model.weights import DetachedModel
+from passes.proof.moves import data_operands
+from passes.proof.numbers import least_precise
+
+__all__ = ["Precisions", "computed_types"]
+
+Precisions = Mapping[str, str]
+"""Value → the least precise floating type on its way, by numpy's name."""
+
+Known = MutableMapping[str, str | None]
+"""Value → the least precise type so far; empty where nothing was rounded yet, None for a constant."""
+
+
+def computed_types(
+    model: DetachedModel, names: Iterable[str], computed_in: Collection[str] | None = None
+) -> Precisions:
+    """The least precise floating type on the way of each of `names`, but for those on whose way nothing is rounded.
+
+    Args:
+        computed_in: the types that the source of `model` computes in, where that is known: a detour through another
+            one, which an exporter has added, counts not.
+    """
+    proto = model.proto
+    if proto.functions:
+        proto = inliner.inline_local_functions(proto)
+    try:
+        graph = onnx.shape_inference.infer_shapes(proto).graph
+    except Exception:  # a model that inference cannot read still has the types that it came with
+        graph = proto.graph
+    known: Known = dict.fromkeys((tensor.name for tensor in graph.initializer), None)
+    known |= dict.fromkeys((info.name for info in graph.input if info.name not in known), "")
+    _Walk(computed_in).through(graph, known, {})
+    return {name: dtype for name in names if (dtype := known.get(name))}
+
+
+class _Walk:
+    """Follows values through graphs and their bodies; nodes are in order, as in every model that was read."""
+
+    def __init__(self, computed_in: Collection[str] | None) -> None:
+        self._computed_in = computed_in
+
+    def through(self, graph: GraphProto, known: Known, outer: Mapping[str, int]) -> None:
+        """Add to `known` what the nodes of `graph` make; `outer` are the element types of what is visible there."""
+        types = {**outer, **_element_types(graph)}
+        for node in graph.node:
+            self._node(node, known, types)
+
+    def _node(self, node: NodeProto, known: Known, types: Mapping[str, int]) -> None:
+        if any(one.HasField("g") or one.graphs for one in node.attribute):
+            self._body_node(node, known, types)
+            return
+        read = [name for name in _data_of(node) if name]
+        if all(known.get(name) is None for name in read) and node.op_type not in RANDOM_OPS:
+            known.update(dict.fromkeys(node.output, None))
+            return
+        moved = data_operands(node)
+        worst = least_precise(*(known.get(name) for name in (moved or read)))
+        stands_for_floats = node.op_type in QUANTIZING or any(
+            known.get(name) and types.get(name) not in FLOATS for name in read
+        )
+        for name in node.output:
+            dtype = types.get(name, 0)
+            if dtype in FLOATS:
+                known[name] = worst if moved else least_precise(worst, self._counted(dtype))
+            elif dtype:
+                known[name] = worst if stands_for_floats and dtype != TensorProto.BOOL else ""
+            else:  # the result has no known type: it is computed in those of its inputs
+                known[name] = least_precise(worst, *(self._counted(types.get(one, 0)) for one in read))
+
+    def _counted(self, dtype: int) -> str:
+        name = FLOATS.get(dtype, "")
+        return name if self._computed_in is None or name in self._computed_in else ""
+
+    def _body_node(self, node: NodeProto, known: Known, types: Mapping[str, int]) -> None:
+        """If, Loop and Scan: their results are those of their bodies, which may read what they have made before."""
+        found = [""] * len(node.output)
+        first, carried, result = _places(node)
+        for body in (body for attribute in node.attribute for body in bodies_of(attribute)):
+            inner: Known = dict.fromkeys((tensor.name for tensor in body.initializer), None)
+            fed = [known.get(name) or "" for name in node.input]
+            while True:
+                before = list(fed)
+                for place, info in enumerate(body.input):
+                    inner[info.name] = fed[place] if place < len(fed) else ""
+                self.through(body, ChainMap(inner, known), types)
+                made = [inner.get(info.name, known.get(info.name)) or "" for info in body.output][result:]
+                for place in range(carried):
+                    fed[first + place] = least_precise(fed[first + place], made[place])
+                if fed == before:
+                    break
+            found = [least_precise(*pair) for pair in zip(found, made, strict=False)]
+        is_constant = all(known.get(name) is None for name in reads_of(node))
+        known.update((name, None if is_constant else dtype) for name, dtype in zip(node.output, found, strict=True))
+
+
+def _places(node: NodeProto) -> tuple[int, int, int]:
+    """Of what a body gives back to itself: the first of the node's inputs, and how many; and the body's first output
+    that is one of the node's."""
+    if node.op_type == "Loop":
+        return 2, len(node.input) - 2, 1
+    if node.op_type == "Scan":
+        return 0, len(node.input) - next(one.i for one in node.attribute if one.name == "num_scan_inputs"), 0
+    return 0, 0, 0
+
+
+def _data_of(node: NodeProto) -> Iterable[str]:
+    """The inputs whose numbers go into the result."""
+    return node.input[: 1 if node.op_type in ("CastLike", "Shape", "Size") else None]
+
+
+def _element_types(graph: GraphProto) -> dict[str, int]:
+    found = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        found[info.name] = info.type.tensor_type.elem_type
+    return found
+
+
+FLOATS: Final[Mapping[int, str]] = {
+    dtype: helper.tensor_dtype_to_np_dtype(dtype).name
+    for dtype in (
+        *(TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16),
+        *(TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ),
+        *(TensorProto.FLOAT4E2M1, TensorProto.COMPLEX64, TensorProto.COMPLEX128),
+    )
+}
+"""Without FLOAT8E8M0, which holds scales: what is divided by a scale is multiplied by it again."""
+
+QUANTIZING: Final = frozenset(
+    {
+        *("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"),
+        *("QLinearMatMul", "QLinearConv"),
+    }
+)
+"""Ops whose integers stand for floats."""
