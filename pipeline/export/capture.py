@@ -44,8 +44,9 @@ def capture(source: TorchSource) -> ExportedProgram:
         where = module_frame(error, source.module)
         failed = dict(source.module.named_modules()).get(where[0]) if where else None
         place = f" in module {where[0]!r}\n  at {where[1]}" if where else ""
+        advice = _advice(error, failed)
         raise SourceMistake(
-            f"torch.export cannot trace the model{place}\n  {first_line(error)}\n  what to try: {_advice(error, failed)}"
+            f"torch.export cannot trace the model{place}\n  {first_line(error)}\n  what to try: {advice}"
         ) from error
 
 
@@ -92,8 +93,8 @@ def _advice(error: Exception, failed: nn.Module | None) -> str:
     said = f"{type(error).__name__} {error}"
     if failed is not None and DATA_DEPENDENT.search(said) and is_switchable_experts(failed):
         return (
-            "this way of computing the experts loops over those that were hit; set experts_implementation to batched_mm "
-            "or grouped_mm in the model's configuration"
+            "this way of computing the experts loops over those that were hit; set experts_implementation to "
+            "batched_mm or grouped_mm in the model's configuration"
         )
     return advice_on_type(error) or next((advice for word, advice in ADVICE if word.search(said)), ADVICE_ON_ANY)
 

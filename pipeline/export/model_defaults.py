@@ -17,7 +17,7 @@ __all__ = ["CONFIG_DEFAULTS", "ConfigDefault", "is_switchable_experts", "notes_o
 
 @dataclass(frozen=True, slots=True)
 class ConfigDefault:
-    """`key: value` of `model.transformers.config`; transformers holds it in `attribute`, which is None if it is open."""
+    """`key: value` of `model.transformers.config`. transformers holds it in `attribute`, None where it is open."""
 
     key: str
     attribute: str
@@ -47,7 +47,7 @@ def is_switchable_experts(module: nn.Module) -> bool:
 
 
 def _set_where_open(config: Any, default: ConfigDefault) -> bool:
-    """transformers' setter overwrites all sub-configurations, so what the user set there is set again, from outside in."""
+    """transformers' setter overwrites all sub-configurations: what the user set there is set again, from outside in."""
     if getattr(config, default.attribute, "absent") is not None:
         return False
     held = [(part, getattr(part, default.attribute, None)) for part in _sub_configs(config)]

@@ -186,7 +186,7 @@ def test_a_factory_s_mixture_exports_as_it_was_made(factory: Configured, assert_
 from transformers import MixtralConfig, MixtralModel
 
 def make():
-    return MixtralModel(MixtralConfig(**{({**MIXTRAL, "initializer_range": 0.02})!r}))
+    return MixtralModel(MixtralConfig(**{ ({**MIXTRAL, "initializer_range": 0.02})!r}))
 """
     source = load_source(factory(code, inputs=IDS))
     assert isinstance(source, TorchSource)

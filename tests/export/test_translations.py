@@ -47,7 +47,8 @@ def run(model: onnx.ModelProto, *args: Tensor) -> np.ndarray:
     """By onnxruntime; by ONNX's reference evaluator on bfloat16, for which onnxruntime has no kernels on a CPU."""
     feeds = {info.name: to_numpy(tensor) for info, tensor in zip(model.graph.input, args, strict=True)}
     if any(tensor.dtype == torch.bfloat16 for tensor in args):
-        return np.asarray(ReferenceEvaluator(model).run(None, feeds)[0])
+        evaluated: Any = ReferenceEvaluator(model).run(None, feeds)
+        return np.asarray(evaluated[0])
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return np.asarray(session.run(None, feeds)[0])
 

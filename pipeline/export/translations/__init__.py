@@ -1,6 +1,6 @@
-"""Forms in ONNX for operators that torch's exporter has none for: `translation_table` is its `custom_translation_table`.
+"""Forms in ONNX for operators that torch's exporter has none for, as its `custom_translation_table` takes them.
 
-A file has the operators of one idea. An operator is looked up by name, since a library enters its own when it is loaded.
+A file has the operators of one idea. An operator is found by name, since a library enters its own when it is loaded.
 """
 
 from __future__ import annotations

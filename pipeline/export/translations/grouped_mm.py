@@ -1,7 +1,7 @@
 """The product of a mixture of experts: each group of rows by a matrix of its own.
 
-Written with one MatMul for each group, on rows that are cut out at run time: what a group costs depends on its rows, and
-every matrix stays a weight of its own. With one batched MatMul each row would need a copy of its matrix.
+It becomes one MatMul for each group, on rows that are cut out at run time: what a group costs depends on its rows, and
+every matrix stays a weight of its own. In one batched MatMul each row would need a copy of its matrix.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from onnxscript import ir
-from onnxscript.onnx_opset import opset18 as op
+from onnxscript.onnx_opset import opset18
 
 __all__ = ["GROUPED_MM"]
+
+op: Final[Any] = opset18
+"""Its hints are those of eager evaluation; here it adds nodes to torch's graph."""
 
 
 def translate_grouped_mm(
