@@ -16,8 +16,8 @@ from passes.proof.prove import Reference
 from passes.recipe import names_of
 from passes.userland import code_digest
 from pipeline.config import RunConfig
-from pipeline.events import Event, Observer, Optimized, StageEnded, StageStarted
-from pipeline.export.source import Source
+from pipeline.events import Event, Note, Observer, Optimized, StageEnded, StageStarted
+from pipeline.export.source import Source, TorchSource
 from pipeline.log import RunLog
 from pipeline.report import BackendReport, ExportReport, OptimizeReport, Pictures, Report, RuntimeReport, report_json
 from pipeline.report.html import page_of, render
@@ -98,6 +98,8 @@ class _Journey:
             identity = fingerprint(source, self.config)
             self._depends_on(self.config.model, self.config.export, identity, own_code(), self.versions)
             note(f"{len(source.inputs)} inputs, fingerprint {identity[:8]}")
+        for said in source.notes if isinstance(source, TorchSource) else ():
+            self.tell(Note(said))
         return source
 
     def compute_references(self, source: Source) -> list[Reference]:

@@ -72,8 +72,9 @@ def extract(
         made = extract_source(model, name, functionalize=functionalize)
     made.save(path)
     typer.echo(f"{made!r}\nwritten to {path}")
-    if said := told_mode(model):
-        typer.echo(f"onnxline: {said}", err=True)
+    for said in (told_mode(model), *model.notes):
+        if said:
+            typer.echo(f"onnxline: {said}", err=True)
 
 
 @contextmanager

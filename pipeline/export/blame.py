@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["advice_on_type", "first_line", "last_frame", "module_frame"]
+__all__ = ["advice_on_type", "call_frames", "first_line", "last_frame", "module_frame"]
 
 
 def last_frame(error: BaseException) -> str:
@@ -27,14 +27,15 @@ def module_frame(error: BaseException, module: nn.Module) -> tuple[str, str] | N
     """
     paths = {id(child): path for path, child in module.named_modules()}
     found = None
-    for frame, line in _frames(error):
+    for frame, line in call_frames(error):
         owner = frame.f_locals.get("self")
         if id(owner) in paths and frame.f_code.co_name not in DISPATCH:
             found = (paths[id(owner)] or type(module).__name__, f"{frame.f_code.co_filename}:{line}")
     return found
 
 
-def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+def call_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """(frame, line) of the calls that led to `error`, outermost first."""
     step = error.__traceback__
     while step is not None:
         yield step.tb_frame, step.tb_lineno

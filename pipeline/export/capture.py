@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from pipeline.errors import SourceMistake
 from pipeline.export.apart import apart
 from pipeline.export.blame import advice_on_type, first_line, module_frame
+from pipeline.export.model_defaults import is_switchable_experts
 from pipeline.export.source import TorchSource
 from pipeline.export.tree import input_names, input_tensors
 
@@ -39,9 +42,11 @@ def capture(source: TorchSource) -> ExportedProgram:
         )
     except Exception as error:  # a user's forward and torch's tracer may raise anything
         where = module_frame(error, source.module)
+        failed = dict(source.module.named_modules()).get(where[0]) if where else None
         place = f" in module {where[0]!r}\n  at {where[1]}" if where else ""
+        advice = _advice(error, failed)
         raise SourceMistake(
-            f"torch.export cannot trace the model{place}\n  {first_line(error)}\n  what to try: {_advice(error)}"
+            f"torch.export cannot trace the model{place}\n  {first_line(error)}\n  what to try: {advice}"
         ) from error
 
 
@@ -83,14 +88,32 @@ def _in_place_of_leaves(tree: Any, leaves: Iterator[Any]) -> Any:
     return next(leaves)
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: Exception, failed: nn.Module | None) -> str:
+    """`failed` is the module in whose code it happened, where that is known."""
     said = f"{type(error).__name__} {error}"
-    return advice_on_type(error) or next((advice for word, advice in ADVICE.items() if word in said), ADVICE[""])
+    if failed is not None and DATA_DEPENDENT.search(said) and is_switchable_experts(failed):
+        return (
+            "this way of computing the experts loops over those that were hit; set experts_implementation to "
+            "batched_mm or grouped_mm in the model's configuration"
+        )
+    return advice_on_type(error) or next((advice for word, advice in ADVICE if word.search(said)), ADVICE_ON_ANY)
 
 
-ADVICE = {
-    "data-dependent": "an `if` or a size depends on values in a tensor: use torch.where, torch.cond or a fixed size",
-    "DataDependent": "an `if` or a size depends on values in a tensor: use torch.where, torch.cond or a fixed size",
-    "Must provide a tree_name": "name the input in forward's signature: torch 2.13 fails on dynamic ones in **kwargs",
-    "": "make torch.export.export(module, args, kwargs) work on its own, or export a submodule",
-}
+DATA_DEPENDENT = re.compile("data-dependent|DataDependent")
+
+ADVICE = (
+    (
+        DATA_DEPENDENT,
+        "an `if`, a loop or a size depends on values in a tensor: use torch.where, torch.cond or a fixed size",
+    ),
+    (
+        re.compile("Couldn't swap"),
+        "forward moves or converts the module's own weights (`self.proj.to(...)`): do that in the constructor",
+    ),
+    (
+        re.compile("Must provide a tree_name"),
+        "name the input in forward's signature: torch 2.13 fails on dynamic ones in **kwargs",
+    ),
+)
+
+ADVICE_ON_ANY = "make torch.export.export(module, args, kwargs) work on its own, or export a submodule"

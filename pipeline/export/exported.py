@@ -27,7 +27,7 @@ class ExportedModel:
 
     source: the torch source under the names of the graph; feed it and `run_torch` answers in these names.
     parameters: names of the initializers that are an nn.Parameter of the module.
-    notes: what torch said while exporting.
+    notes: what was set by default in making the model, and what torch said while exporting.
     computed_in: the floating types that the module computes in, as torch calls them.
     """
 

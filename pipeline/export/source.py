@@ -41,6 +41,8 @@ class TorchSource:
     """Of a module without weights, the values of its buffers: it is on the meta device, and they are not."""
     put_to_eval: tuple[str, ...] = ()
     """Modules that came in train mode, and that eval mode has changed."""
+    notes: tuple[str, ...] = ()
+    """For the report: what was set in the model's configuration because its user left it open."""
 
 
 @dataclass(frozen=True, slots=True)

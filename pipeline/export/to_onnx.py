@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import onnx_ir as ir
@@ -12,13 +11,15 @@ from torch.utils import _pytree as pytree
 
 from pipeline.config import ExportConfig
 from pipeline.errors import Unsupported
-from pipeline.export.blame import first_line
 from pipeline.export.capture import capture
+from pipeline.export.complex_moves import move_complex_as_real
 from pipeline.export.dims import name_dims
 from pipeline.export.exported import ExportedModel
 from pipeline.export.names import name_inputs_and_outputs
 from pipeline.export.quiet import quiet
 from pipeline.export.source import TorchSource, with_names
+from pipeline.export.translations import translation_table
+from pipeline.export.untranslatable import explain_untranslatable
 
 __all__ = ["export_onnx"]
 
@@ -43,7 +44,8 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
     name_inputs_and_outputs(model, [spec.name for spec in source.inputs], source.outputs)
     name_dims(model, source.inputs)
     names = frozenset(str(value.name) for value in parameters)
-    exported = ExportedModel(model, source, names, tuple(dict.fromkeys(notes)), _computed_types(program))
+    notes = (*source.notes, *dict.fromkeys(notes))
+    exported = ExportedModel(model, source, names, notes, _computed_types(program))
     if path is not None:
         exported.save(path)
     return exported
@@ -51,56 +53,24 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
 
 @torch.no_grad()  # with gradients attention may take another way (T5), with strides that have no translation
 def _translated(program: ExportedProgram, opset: int) -> ir.Model:
+    move_complex_as_real(program)
     try:
-        made = torch.onnx.export(program, dynamo=True, optimize=False, verbose=False, opset_version=opset)
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            opset_version=opset,
+            custom_translation_table=translation_table(),
+        )
     except Exception as error:  # the exporter's own errors have private types
-        raise Unsupported(_untranslatable(error, program)) from error
+        raise Unsupported(explain_untranslatable(error)) from error
     if made is None:
         raise Unsupported("torch.onnx.export returned no program; expected one with dynamo=True")
     got = made.model.opset_imports.get("")
     if got != opset:
         raise Unsupported(f"export.opset: asked for {opset}, torch could make {got} only; set it to 18 or more")
     return made.model
-
-
-def _untranslatable(error: Exception, program: ExportedProgram) -> str:
-    root: BaseException = error
-    while root.__cause__ is not None:
-        root = root.__cause__
-    op = _op(error)
-    lines = [f"torch.onnx has no translation for {op}" if op else "torch.onnx cannot translate the model"]
-    if op:
-        lines += _whereabouts(op, program)
-    lines.append(f"  {first_line(root)}")
-    lines.append("  what to try: another opset (export.opset), or other torch operators that compute the same")
-    return "\n".join(lines)
-
-
-def _op(error: BaseException | None) -> str | None:
-    """`aten._linalg_eigh.default`, from the sentences of the chain of exceptions."""
-    while error is not None:
-        found = re.search(r"target=torch\.ops\.([\w.]+)", str(error))
-        if found:
-            return found[1]
-        error = error.__cause__
-    return None
-
-
-def _whereabouts(op: str, program: ExportedProgram) -> list[str]:
-    """Module path and source line of the op in the traced program.
-
-    The exporter decomposes ops first, so the name may differ by a leading underscore: compare without.
-    """
-    wanted = op.split(".")[1].lstrip("_")
-    for node in program.graph.nodes:
-        parts = str(node.target).split(".")
-        if node.op != "call_function" or len(parts) < 2 or parts[1].lstrip("_") != wanted:
-            continue
-        stack = node.meta.get("nn_module_stack") or {}
-        path, kind = list(stack.values())[-1] if stack else ("", "")
-        frames = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if "File" in line]
-        return [f"  in module {path or 'the top'!r} ({kind})", *(f"  at {frame}" for frame in frames[-1:])]
-    return []
 
 
 def _computed_types(program: ExportedProgram) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from pipeline.errors import OnnxlineError, SourceMistake
 from pipeline.export.assemble import assemble
 from pipeline.export.blame import first_line
 from pipeline.export.checkpoint import read_checkpoint
+from pipeline.export.model_defaults import notes_on_defaults, set_defaults
 from pipeline.export.quiet import quiet
 from pipeline.export.source import TorchSource
 from pipeline.export.weightless import without_weights
@@ -34,13 +36,14 @@ def make_from_transformers(
         torch.manual_seed(model.seed)
         cls = _class(section.class_name, "model.transformers.class")
         config = _config(cls, section)
+        defaults = set_defaults(config)
         if section.checkpoint is None or weightless:
             # A private name, but the only constructor that heeds dtype and attn_implementation of the configuration.
             with without_weights() if weightless else nullcontext():
                 made = _attempt(lambda: cls._from_config(config), f"{section.class_name} cannot be made")
         else:
             made = _with_weights(cls, config, section.checkpoint)
-    return assemble(made, None, model, keep_mode=keep_mode)
+    return replace(assemble(made, None, model, keep_mode=keep_mode), notes=notes_on_defaults(made, defaults))
 
 
 def _class(name: str, key: str) -> Any:

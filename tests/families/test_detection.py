@@ -15,7 +15,8 @@ TRIPLES = {
     "conditional_detr": 4,  # content and position, projected each; the decoder begins with constants
     "deberta_v2": 2,  # positions are projected too
     "gemma3n": 2,  # four layers, of which the last two use K and V of others
-    "mixtral": 2,  # a router takes a softmax too
+    "mixtral_grouped": 2,  # a router takes a softmax too, and each expert is a product of its own
+    "llama4_text": 2,  # rope of complex numbers
     "qwen3": 2,  # grouped heads, norms of Q and K
     "reformer": 2,  # a softmax spelled with Exp
     "segformer": 2,  # K and V over fewer places

@@ -1,0 +1,133 @@
+"""Our forms in ONNX of single operators, each against torch on onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir
+import onnxruntime as ort
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch import Tensor, nn
+
+from pipeline.errors import Unsupported
+from pipeline.export.arrays import to_numpy
+from pipeline.export.complex_moves import MOVES, move_complex_as_real
+from pipeline.export.translations import TRANSLATIONS, translation_table
+from pipeline.export.untranslatable import explain_untranslatable
+
+
+class Calling(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.function(*args)
+
+
+def exported(function: Callable[..., Any], *args: Tensor) -> onnx.ModelProto:
+    program = torch.export.export(Calling(function), args, strict=False)
+    move_complex_as_real(program)
+    try:
+        made = torch.onnx.export(
+            program, dynamo=True, optimize=False, verbose=False, custom_translation_table=translation_table()
+        )
+    except Exception as error:
+        raise Unsupported(explain_untranslatable(error)) from error
+    assert made is not None
+    return onnx_ir.to_proto(made.model)
+
+
+def run(model: onnx.ModelProto, *args: Tensor) -> np.ndarray:
+    """By onnxruntime; by ONNX's reference evaluator on bfloat16, for which onnxruntime has no kernels on a CPU."""
+    feeds = {info.name: to_numpy(tensor) for info, tensor in zip(model.graph.input, args, strict=True)}
+    if any(tensor.dtype == torch.bfloat16 for tensor in args):
+        evaluated: Any = ReferenceEvaluator(model).run(None, feeds)
+        return np.asarray(evaluated[0])
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, feeds)[0])
+
+
+def grouped(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    return torch.nn.functional.grouped_mm(a, b, offs=ends)
+
+
+def fallback(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    import transformers.integrations.moe  # noqa: F401  it enters the operator
+
+    return torch.ops.transformers.grouped_mm_fallback(a, b, ends)
+
+
+ENDS = {"each some": [2, 3, 7], "the first none": [0, 3, 7], "the middle none": [4, 4, 7], "all in one": [7, 7, 7]}
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "tolerance"),
+    [
+        (fallback, torch.float32, 1e-5),
+        (fallback, torch.float16, 2e-2),  # sums of 16 products, of a size around 4
+        (grouped, torch.bfloat16, 1e-1),  # torch 2.13 traces this one in bfloat16 only
+    ],
+)
+def test_grouped_product(function: Callable[..., Tensor], dtype: torch.dtype, tolerance: float) -> None:
+    """One program serves every way of dividing the rows: nothing of the ends that it was traced with is in it."""
+    rng = torch.Generator().manual_seed(0)
+    a = torch.randn(7, 16, generator=rng).to(dtype)
+    b = torch.randn(3, 16, 8, generator=rng).to(dtype)
+    model = exported(function, a, b, torch.tensor([2, 3, 7], dtype=torch.int32))
+    for what, ends in ENDS.items():
+        parts = torch.tensor_split(a.double(), torch.tensor(ends[:-1]))
+        expected = torch.cat([part @ matrix for part, matrix in zip(parts, b.double(), strict=True)])
+        found = run(model, a, b, torch.tensor(ends, dtype=torch.int32)).astype(np.float64)
+        np.testing.assert_allclose(found, expected, atol=tolerance, err_msg=what)
+
+
+def test_grouped_product_of_one_group_and_rows_behind_it() -> None:
+    a, b, ends = torch.randn(5, 16), torch.randn(1, 16, 8), torch.tensor([3], dtype=torch.int32)
+    expected = torch.cat([a[:3] @ b[0], torch.zeros(2, 8)])
+    np.testing.assert_allclose(run(exported(fallback, a, b, ends), a, b, ends), expected, atol=1e-5)
+
+
+def test_grouped_product_of_two_stacks() -> None:
+    a, b = torch.randn(3, 4, 16).bfloat16(), torch.randn(3, 16, 8).bfloat16()
+    model = exported(lambda a, b: torch.nn.functional.grouped_mm(a, b), a, b)
+    np.testing.assert_allclose(run(model, a, b).astype(np.float64), torch.bmm(a.double(), b.double()), atol=1e-1)
+
+
+def test_a_grouped_product_over_columns_is_refused() -> None:
+    a, b, ends = torch.randn(8, 16).bfloat16(), torch.randn(16, 8).bfloat16(), torch.tensor([8, 16], dtype=torch.int32)
+    with pytest.raises(Unsupported) as caught:
+        exported(grouped, a, b, ends)
+    first, reason = str(caught.value).splitlines()
+    assert first.startswith("torch.onnx has no translation for aten._grouped_mm.default, which the model (Calling)")
+    assert "a grouped product of 2-D and 2-D has no form in ONNX" in reason
+
+
+def test_every_translation_has_an_operator() -> None:
+    import transformers.integrations.moe  # noqa: F401
+
+    assert len(translation_table()) == len(TRANSLATIONS)
+
+
+MOVED: dict[Any, Callable[[Tensor], Tensor]] = {
+    torch.ops.aten.unsqueeze.default: lambda z: z.unsqueeze(-1) * z.unsqueeze(1) + z.unsqueeze(0).unsqueeze(-2),
+    torch.ops.aten.select.int: lambda z: z.select(-1, 2) + z[:, -1],
+    torch.ops.aten.index_select.default: lambda z: z.index_select(-1, torch.tensor([2, 0])),
+    torch.ops.aten.index.Tensor: lambda z: z[:, torch.tensor([[2, 0], [1, 1]])],
+    torch.ops.aten.expand.default: lambda z: z.unsqueeze(0).expand(2, -1, 3) * 2,
+    torch.ops.aten.repeat.default: lambda z: z.repeat(2, 3),
+}
+
+
+@pytest.mark.parametrize("operator", MOVES, ids=str)
+def test_a_move_of_complex_numbers(operator: Any) -> None:
+    def moved(x: Tensor) -> Tensor:
+        return torch.view_as_real(MOVED[operator](torch.view_as_complex(x)))
+
+    x = torch.randn(3, 3, 2)
+    np.testing.assert_allclose(run(exported(moved, x), x), moved(x), atol=1e-6)
