@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -28,12 +29,14 @@ class ExportedModel:
     source: the torch source under the names of the graph; feed it and `run_torch` answers in these names.
     parameters: names of the initializers that are an nn.Parameter of the module.
     notes: what torch said while exporting.
+    ranges: named dim → the smallest and the largest size that the graph was traced for; None: no largest.
     """
 
     ir_model: ir.Model
     source: TorchSource
     parameters: frozenset[str]
     notes: tuple[str, ...]
+    ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Final
 
 import onnx_ir as ir
 import torch
@@ -42,7 +43,7 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
     name_inputs_and_outputs(model, [spec.name for spec in source.inputs], source.outputs)
     name_dims(model, source.inputs)
     names = frozenset(str(value.name) for value in parameters)
-    exported = ExportedModel(model, source, names, tuple(dict.fromkeys(notes)))
+    exported = ExportedModel(model, source, names, tuple(dict.fromkeys(notes)), _ranges(program, source))
     if path is not None:
         exported.save(path)
     return exported
@@ -100,6 +101,28 @@ def _whereabouts(op: str, program: ExportedProgram) -> list[str]:
         frames = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if "File" in line]
         return [f"  in module {path or 'the top'!r} ({kind})", *(f"  at {frame}" for frame in frames[-1:])]
     return []
+
+
+def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[int, int | None]]:
+    """The sizes that each named dim may have in the traced program, as far as torch knows them."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    tensors = [values.get(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
+    shapes = [tensor.shape for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    found: dict[str, tuple[int, int | None]] = {}
+    if len(shapes) != len(source.inputs):
+        return found
+    for shape, spec in zip(shapes, source.inputs, strict=True):
+        for size, name in zip(shape, spec.shape, strict=False):
+            node = getattr(size, "node", None)
+            limits = program.range_constraints.get(node.expr) if node is not None else None
+            if isinstance(name, str) and limits is not None:
+                largest = int(limits.upper) if limits.upper < NO_LARGEST else None
+                found[name] = (int(limits.lower), largest)
+    return found
+
+
+NO_LARGEST: Final = 2**31
+"""From here on torch's bounds stand for none."""
 
 
 def _parameters(model: ir.Model, source: TorchSource) -> list[ir.Value]:

@@ -26,6 +26,7 @@ from pipeline.report import BackendReport, ExportReport, RuntimeReport
 from pipeline.runtime import compile_graph
 from pipeline.stages.referred import written_path
 from pipeline.stages.tolerances import tolerances_of
+from pipeline.verify.references import References
 from pipeline.verify.runners import Runner, onnxruntime_runner, plan_runner
 from pipeline.workspace import Workspace, stamp
 
@@ -37,7 +38,7 @@ IR_FILES: Final = ("ir.json", "ir.txt", "plan.json")
 def execute(
     config: RunConfig,
     exported: ExportReport,
-    references: Sequence[Reference],
+    references: References,
     workspace: Workspace,
     observer: Observer,
 ) -> RuntimeReport:
@@ -56,11 +57,11 @@ def execute(
     files: list[Path] = []
     if "plan" in names:
         observer(Progress("runtime", "import, lower, plan", 0, len(names) + 1))
-        facts, files = _write_ir(path, shapes_of(references[0]), trainable, workspace)
+        facts, files = _write_ir(path, shapes_of(references.draws[0]), trainable, workspace)
     reports = []
     for index, name in enumerate(names, start=1):
         observer(Progress("runtime", name, index, len(names) + 1))
-        reports.append(_run(name, path, references, trainable, tolerances_of(config)))
+        reports.append(_run(name, path, references.draws, trainable, tolerances_of(config)))
     return RuntimeReport(backends=tuple(reports), files=tuple((file.name, *stamp(file)) for file in files), **facts)
 
 
