@@ -120,7 +120,11 @@ def coverage_of(
             *([f"nothing inside of the model was measured: {readings.why_not}"] if readings.why_not else []),
             *uncovered,
             *([] if readings.why_not else _unseen(branches, loops, limits)),
-            *([f"{gauges.nested} nodes inside of If, Loop and Scan were not looked at"] if gauges.nested else []),
+            *(
+                [f"{gauges.nested} nodes inside of If, Loop, Scan and functions were not looked at"]
+                if gauges.nested
+                else []
+            ),
         ),
     )
 

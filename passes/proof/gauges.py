@@ -17,7 +17,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from passes.model.bodies import bodies_of
 from passes.model.reads import live_nodes
 from passes.model.weights import DetachedModel
-from passes.proof.lookups import Lookup, constant_values, find_lookups
+from passes.proof.lookups import OPS, Lookup, constant_values, find_lookups
 
 __all__ = ["Gauges", "Readings", "add_gauges", "gauges_of"]
 
@@ -53,7 +53,7 @@ class Gauges:
     loops: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     nested: int = 0
-    """Nodes of these kinds inside of bodies, where nothing is measured."""
+    """Nodes of these kinds inside of bodies and functions, where nothing is measured."""
 
 
 @dataclass(slots=True)
@@ -102,7 +102,8 @@ def _name(*parts: object) -> str:
 
 def gauges_of(model: DetachedModel) -> Gauges:
     """What there is to look at in `model`."""
-    branches, loops, limits, nested = [], [], [], 0
+    branches, loops, limits = [], [], []
+    nested = sum(node.op_type in MEASURED | OPS for function in model.proto.functions for node in function.node)
     constant: set[str] | None = None
     makers = {name: node for node in model.proto.graph.node for name in node.output}
     for node in live_nodes(model.proto.graph)[::-1]:

@@ -14,7 +14,7 @@ from passes.model.canonical import RANDOM_OPS
 from passes.model.reads import live_nodes, reads_of
 from passes.model.weights import DetachedModel
 
-__all__ = ["Lookup", "constant_values", "find_lookups", "rows_by_input", "values_of_inputs"]
+__all__ = ["OPS", "Lookup", "constant_values", "find_lookups", "rows_by_input", "values_of_inputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,6 @@ def _sliced(count: int, axis: int, bounds: list[np.ndarray | None]) -> slice:
 def constant_values(model: DetachedModel) -> set[str]:
     """Values of the graph that are constant, or computed from constants alone."""
     constant = {"", *(tensor.name for tensor in model.proto.graph.initializer)}
-    constant.difference_update(info.name for info in model.proto.graph.input)
     for node in model.proto.graph.node:
         has_body = any(one.HasField("g") or one.graphs for one in node.attribute)
         if constant.issuperset(node.input) and not has_body and node.op_type not in RANDOM_OPS:

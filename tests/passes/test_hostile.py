@@ -364,3 +364,27 @@ def test_the_turns_of_a_loop(bench: Workbench) -> None:
     [loop] = made.coverage.loops
     assert set(loop.turns) == {0, 1}
     assert made.coverage.not_covered == ("Loop 'y': no draw runs it for more",)
+
+
+def test_a_table_that_is_listed_as_an_input_too_is_a_table(bench: Workbench) -> None:
+    """As files of IR version 3 have it."""
+    model = embedding(ALONE)
+    model.graph.input.append(onnx.helper.make_tensor_value_info("table", onnx.TensorProto.FLOAT, [50, 4]))
+    steps = (("change_row", {"row": 23}),)
+    assert statuses(run(model, bench, *steps)) == reverted(*steps)
+
+
+def test_a_table_inside_of_a_branch_is_compared_too(bench: Workbench) -> None:
+    text = """
+    g (int64[N] ids, bool which) => (float[N, 4] y) {
+        y = If (which) <
+            then_branch = one () => (float[N, 4] a) { a = Gather (table, ids) },
+            else_branch = other () => (float[N, 4] b) { c = Gather (table, ids) b = Neg (c) }
+        >
+    }
+    """
+    steps = (("change_row", {"row": 23}), ("cut_off", {"to": 49}))
+    made = run(embedding(text), bench, *steps)
+    assert statuses(made) == reverted(*steps)
+    assert [(table.rows, table.read, table.compared) for table in made.coverage.tables] == [(50, None, True)] * 2
+    assert [(one.then_taken, one.else_taken) for one in made.coverage.branches] == [(True, True)]
