@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
@@ -13,13 +13,14 @@ import onnx
 
 from passes.base import Workbench
 from passes.bench import open_bench
-from passes.draw import draw_array
 from passes.errors import ModelMistake
 from passes.model.joined import apart, joined
 from passes.model.sharing import detached_copy
 from passes.model.spelled import spelled_type
 from passes.model.weights import DetachedModel, read_model
 from passes.policy import Policy
+from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
+from passes.proof.lookups import rows_by_input
 from passes.proof.prove import Prover
 from passes.proof.structure import STRUCTURE, StructureProver
 from passes.recipe import DEFAULT_RECIPE, RecipeItem, steps_of
@@ -27,7 +28,7 @@ from passes.result import PassRun
 from passes.runner import run_passes
 from passes.unread import sparing
 
-__all__ = ["draw_feeds", "drawn_shape", "open_dims", "optimize", "second_sizes"]
+__all__ = ["draw_feeds", "drawn_shape", "open_dims", "optimize", "plan_draws", "second_sizes"]
 
 FIRST_SIZE: Final = 2
 """What open dims are drawn as at first."""
@@ -42,6 +43,7 @@ def optimize(
     watch: bool = True,
     proof: Literal["numbers", "structure"] = "numbers",
     feeds: Sequence[Mapping[str, np.ndarray]] = (),
+    sizes: Sequence[int] = FURTHER_SIZES,
     timeout_s: float = 600.0,
     memory_gib: float | None = None,
     reproducers: Path | None = None,
@@ -53,8 +55,9 @@ def optimize(
         model: left as it is; a path may have external data beside it.
         proof: `structure` runs nothing and compares no numbers, and leaves external weights unread: for a model that is
             too large to run. Give it as a path. What is not proven then: docs/weight-free.md.
-        feeds: inputs to compare on; two seeded draws when there are none. Open dims are drawn as 2, and then, where the
+        feeds: inputs to compare on; seeded draws when there are none. Open dims are drawn as 2, and then, where the
             model runs so, each as another size.
+        sizes: what every open dim is drawn as beside that, where the model runs so.
         timeout_s: seconds for one call of native code.
         memory_gib: what one worker process may allocate; see `passes.bench.memory_limit`.
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
@@ -72,18 +75,9 @@ def optimize(
         detached = detached_copy(model, bench.spill) if isinstance(model, onnx.ModelProto) else read_model(Path(model))
         steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch)
 
-        def run(draws: Sequence[Mapping[str, np.ndarray]]) -> PassRun:
-            prover = Prover.of_itself(draws, bench)
-            return run_passes(detached, steps, policy, prover, bench, reproducers=reproducers)
-
-        if feeds:
-            return run(feeds)
-        first = draw_feeds(detached, 0)
-        *others, last = second_sizes(open_dims(detached.proto))
-        for sizes in others:
-            with suppress(ModelMistake):  # it does not run on these
-                return run([first, draw_feeds(detached, 1, sizes=sizes)])
-        return run([first, draw_feeds(detached, 1, sizes=last)])
+        plan = None if feeds else plan_draws(detached, sizes=sizes)
+        prover = Prover.of_plan(plan, bench) if plan else Prover.of_itself(feeds, bench)
+        return run_passes(detached, steps, policy, prover, bench, reproducers=reproducers)
 
 
 def _by_structure(
@@ -120,22 +114,53 @@ def second_sizes(names: Sequence[str], first: int = FIRST_SIZE) -> tuple[Mapping
     return tuple(sizes for index, sizes in enumerate((apart, alike, same)) if sizes not in (apart, alike)[:index])
 
 
+def plan_draws(
+    model: DetachedModel,
+    first: int = FIRST_SIZE,
+    sizes: Sequence[int] = FURTHER_SIZES,
+    inputs: onnx.ModelProto | None = None,
+) -> DrawPlan:
+    """The draws to try on a model that is its own reference.
+
+    Args:
+        first: what open dims are drawn as at first.
+        sizes: what they are drawn as beside that and the size after it.
+        inputs: a model with the inputs to draw, where other dims of them are fixed than in `model`.
+
+    Raises:
+        ModelMistake: an input is no tensor.
+    """
+    infos = _given(inputs or model.proto)
+    names = open_dims(inputs or model.proto)
+    plan = DrawPlan(
+        tuple(map(_drawn, infos)),
+        (dict.fromkeys(names, first),),
+        second_sizes(names, first),
+        tuple(dict.fromkeys(sizes)),
+    )
+    return plan.with_rows(rows_by_input(model))
+
+
 def draw_feeds(model: DetachedModel, seed: int, *, sizes: Mapping[str, int] | None = None) -> dict[str, np.ndarray]:
     """Seeded inputs for every graph input that has no initializer; `sizes` are those of open dims, by name.
 
     Raises:
         ModelMistake: an input is no tensor.
     """
-    feeds = {}
-    for info in _given(model.proto):
-        if info.type.WhichOneof("value") != "tensor_type":
-            raise ModelMistake(
-                f"input {info.name!r} is a {spelled_type(info)}, and inputs are drawn for tensors only; give `feeds`"
-            )
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type).name
-        low, high = (-1.0, 1.0) if "float" in dtype else (0.0, 2.0)
-        feeds[info.name] = draw_array(f"{seed}:{info.name}", drawn_shape(info, sizes or {}), dtype, low, high)
-    return feeds
+    draw = Draw(seed, {**dict.fromkeys(open_dims(model.proto), FIRST_SIZE), **(sizes or {})})
+    return {info.name: _drawn(info).draw(draw) for info in _given(model.proto)}
+
+
+def _drawn(info: onnx.ValueInfoProto) -> DrawnInput:
+    if info.type.WhichOneof("value") != "tensor_type":
+        raise ModelMistake(
+            f"input {info.name!r} is a {spelled_type(info)}, and inputs are drawn for tensors only; give `feeds`"
+        )
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type).name
+    low, high = (-1.0, 1.0) if "float" in dtype else (0.0, 2.0)
+    dims = info.type.tensor_type.shape.dim
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims)
+    return DrawnInput(info.name, shape, dtype, low, high, info.name)
 
 
 def drawn_shape(info: onnx.ValueInfoProto, sizes: Mapping[str, int]) -> list[int]:

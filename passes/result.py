@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from passes.model.weights import DetachedModel
+from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
 from passes.proof.prove import Power
 from passes.watch import Watched
@@ -73,6 +74,8 @@ class PassRun:
     versions: Mapping[str, str]
     watched: Watched
     """The structures that were looked at, as they are in the source."""
+    coverage: Coverage = field(default_factory=Coverage)
+    """What the draws have shown, and what a wrong pass could have changed unseen."""
 
     @property
     def reverted(self) -> tuple[PassRow, ...]:

@@ -80,7 +80,8 @@ def run_passes(
                 run.add_reason(f"not stable after {block.limit} turns")
         begun = ended
     run.conclude()
-    return PassRun(run.model, tuple(run.rows), run.verdicts(), prover.power(), library_versions(), watched)
+    power, coverage = prover.power(), prover.coverage(run.model, run.subject.reading)
+    return PassRun(run.model, tuple(run.rows), run.verdicts(), power, library_versions(), watched, coverage)
 
 
 @dataclass(frozen=True, slots=True)

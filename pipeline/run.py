@@ -12,7 +12,6 @@ import yaml
 from pydantic import BaseModel
 
 from passes.audited.quarantine import quarantines
-from passes.proof.prove import Reference
 from passes.recipe import names_of
 from passes.userland import code_digest
 from pipeline.config import RunConfig
@@ -27,7 +26,7 @@ from pipeline.stages.export import export, exported_path, refuse_wrong_export
 from pipeline.stages.optimize import optimize, refuse_reverts, still_there
 from pipeline.stages.referred import not_compared
 from pipeline.stages.source import fingerprint, open_source
-from pipeline.verify.references import compute_references, outputs_digest, plan_draws
+from pipeline.verify.references import References, compute_references, outputs_digest, plan_draws
 from pipeline.versions import own_code, versions
 from pipeline.workspace import Workspace, key_of
 
@@ -86,6 +85,7 @@ class _Journey:
         source = self.open_source()
         references = self.compute_references(source)
         exported = self.export(source, references)
+        references = references.held_by(exported.draws, exported.not_drawn)
         optimized = self.optimize(source, references)
         executed = self.execute(exported, references)
         self.workspace.write_text("run.yaml", self._resolved())
@@ -102,18 +102,18 @@ class _Journey:
             self.tell(Note(said))
         return source
 
-    def compute_references(self, source: Source) -> list[Reference]:
+    def compute_references(self, source: Source) -> References:
         """Always: what the module computes says more of what it is than its files do."""
         with self.stage("reference") as note:
             if not_compared(self.config):
                 note(f"none: {not_compared(self.config)}")
-                return []
+                return References(())
             references = compute_references(source, plan_draws(source, self.config.model, self.config.verify))
-            self._depends_on(self.config.verify, outputs_digest(references))
-            note(", ".join(reference.label for reference in references))
+            self._depends_on(self.config.verify, outputs_digest(references.draws))
+            note(", ".join(reference.label for reference in references.draws))
         return references
 
-    def export(self, source: Source, references: list[Reference]) -> ExportReport:
+    def export(self, source: Source, references: References) -> ExportReport:
         with self.stage("export") as note:
             found = self.workspace.load("export", self.key, ExportReport)
             if found is not None and still_there(found.files, self.workspace):
@@ -127,7 +127,7 @@ class _Journey:
             note(f"{found.origin}, opset {found.opset}, {found.nodes} nodes, {found.weight_bytes / 2**20:.0f} MiB")
         return found
 
-    def optimize(self, source: Source, references: list[Reference]) -> OptimizeReport:
+    def optimize(self, source: Source, references: References) -> OptimizeReport:
         with self.stage("passes") as note:
             wishes = self.config.passes
             self._depends_on(wishes, code_digest(names_of(wishes.recipe)), quarantines(wishes.skip))
@@ -147,7 +147,7 @@ class _Journey:
             refuse_reverts(self.config, found)
         return found
 
-    def execute(self, exported: ExportReport, references: list[Reference]) -> RuntimeReport:
+    def execute(self, exported: ExportReport, references: References) -> RuntimeReport:
         with self.stage("runtime") as note:
             if not_compared(self.config):
                 remove_ir(self.workspace)
@@ -204,6 +204,7 @@ class _Journey:
             files=self._files(),
             marks=self.optimized.marks if self.optimized else (),
             not_compared=not_compared(self.config),
+            coverage=self.optimized.coverage if self.optimized and not not_compared(self.config) else None,
         )
         _quietly(lambda: self.workspace.write_text("report.json", report_json(report)), when=bool(failure))
         _quietly(lambda: self.workspace.write_text("report.html", self._page(report)), when=bool(failure))

@@ -17,7 +17,9 @@ from passes.errors import ModelMistake, StepFailed
 from passes.model.canonical import RANDOM_OPS, meanings_of
 from passes.model.sharing import Portable, portable
 from passes.model.weights import DetachedModel
-from passes.optimize import draw_feeds, open_dims, second_sizes
+from passes.optimize import plan_draws
+from passes.proof.draw_choice import choose_draws
+from passes.proof.draws import DrawPlan
 from passes.proof.numbers import compare
 
 __all__ = ["Deviation", "outputs"]
@@ -52,7 +54,7 @@ class Deviation:
 
     @classmethod
     def of(cls, tolerance: float, source: DetachedModel, bench: Workbench) -> Self:
-        """With two draws; open dims are 2 in the first, and other sizes in the second where the model runs so.
+        """With the draws of `passes.optimize`.
 
         Raises:
             ModelMistake: the model does not run, computes NaN, or is random: then it cannot be judged.
@@ -121,8 +123,7 @@ class Deviation:
         if made.failure or made.model is part:
             return False
         try:
-            feeds = [draw_feeds(part, seed) for seed in range(DRAWS)]
-            expected = _outputs(part, feeds, self.bench)
+            feeds, expected = _reference(part, self.bench)
         except (ModelMistake, StepFailed):  # no model that can be judged
             return False
         try:
@@ -144,19 +145,26 @@ def outputs(model: Portable, feeds: Feeds) -> Outputs:
     return [session.run(draw) for draw in feeds]
 
 
+def chosen(model: Portable, plan: DrawPlan) -> tuple[Feeds, Outputs]:
+    """In the proof worker: the draws of `plan` on which `model` runs, and what it computes from them.
+
+    Raises:
+        StepFailed: onnxruntime refuses the model, or it does not run on the first draw.
+    """
+    session = model.session()
+    draws = list(choose_draws(plan, session.run, session.outputs, []))
+    return [draw.feeds for draw in draws], [draw.results for draw in draws]
+
+
 def _outputs(model: DetachedModel, feeds: Feeds, bench: Workbench) -> Outputs:
     return bench.proofs.call(OUTPUTS, model=portable(model, bench.spill), feeds=list(feeds))
 
 
 def _reference(source: DetachedModel, bench: Workbench) -> tuple[Feeds, Outputs]:
-    first, why = draw_feeds(source, 0), ""
-    for sizes in second_sizes(open_dims(source.proto)):
-        feeds = [first, draw_feeds(source, 1, sizes=sizes)]
-        try:
-            return feeds, _outputs(source, feeds, bench)
-        except StepFailed as failure:
-            why = str(failure)
-    raise ModelMistake(f"the model does not run as it is: {why}")
+    try:
+        return bench.proofs.call(CHOSEN, model=portable(source, bench.spill), plan=plan_draws(source))
+    except StepFailed as failure:
+        raise ModelMistake(f"the model does not run as it is: {failure}") from failure
 
 
 def _distance(expected: Outputs, got: Outputs) -> Distance:
@@ -175,6 +183,5 @@ def _has_nan(value: np.ndarray) -> bool:
     return value.dtype.kind == "f" and bool(np.isnan(value).any())
 
 
-DRAWS: Final = 2
-
+CHOSEN: Final = "passes.bisect.deviation:chosen"
 OUTPUTS: Final = "passes.bisect.deviation:outputs"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,8 @@ from passes.errors import ModelMistake, StepFailed
 from passes.guard.calls.base import Call
 from passes.model.canonical import RANDOM_OPS, Reading
 from passes.model.weights import DetachedModel
-from passes.optimize import draw_feeds, drawn_shape, open_dims, second_sizes
+from passes.optimize import drawn_shape, open_dims, plan_draws
+from passes.proof.draws import FURTHER_SIZES, Draw, DrawPlan
 from passes.proof.prove import Measurement, Power, Prover
 from passes.structures import Instance
 
@@ -76,22 +77,18 @@ def numbers_prover(call: Call, instances: Sequence[Instance], bench: Workbench) 
     if random:
         raise NotComparable(f"it computes something else each time ({', '.join(random)})")
     if call.feeds:
-        return _watching(call, call.feeds, instances, bench)
+        return _watching(call, NumbersProver.of_itself(call.feeds, bench), instances)
     reasons: list[str] = []
     names = open_dims(_inputs(call))
     for size in SIZES if names else SIZES[:1]:
-        for second in second_sizes(names, size):
-            try:
-                return _watching(call, _drawn(call, (dict.fromkeys(names, size), second)), instances, bench)
-            except NotComparable as reason:
-                reasons.append(str(reason))
+        try:
+            return _watching(call, NumbersProver.of_plan(_plan(call, size), bench), instances)
+        except NotComparable as reason:
+            reasons.append(str(reason))
     raise NotComparable(reasons[0])
 
 
-def _watching(
-    call: Call, feeds: Sequence[Mapping[str, np.ndarray]], instances: Sequence[Instance], bench: Workbench
-) -> Prover:
-    prover = NumbersProver.of_itself(feeds, bench)
+def _watching(call: Call, prover: Prover, instances: Sequence[Instance]) -> Prover:
     try:
         prover.watch(call.model, instances)
         prover.power()
@@ -100,16 +97,19 @@ def _watching(
     return prover
 
 
-def _drawn(call: Call, draws: Sequence[Mapping[str, int]]) -> list[dict[str, np.ndarray]]:
-    """A draw for each entry of `draws`, the sizes of open dims."""
+def _plan(call: Call, first: int) -> DrawPlan:
+    """The draws to try, with open dims of `first` elements at first; none of them may be too large."""
     inputs = _inputs(call)
-    elements = [math.prod(drawn_shape(info, sizes)) for sizes in draws for info in inputs.graph.input]
+    sizes = [dict.fromkeys(open_dims(inputs), size) for size in (first, first + 1, *FURTHER_SIZES)]
+    elements = [math.prod(drawn_shape(info, one)) for one in sizes for info in inputs.graph.input]
     if max(elements, default=0) > MOST_ELEMENTS:
-        raise NotComparable(f"its inputs are too large to draw, with open dims of {max(draws[0].values(), default=0)}")
+        raise NotComparable(f"its inputs are too large to draw, with open dims of {first}")
     try:
-        return [draw_feeds(call.model.with_proto(inputs), seed, sizes=sizes) for seed, sizes in enumerate(draws)]
+        plan = plan_draws(call.model, first, inputs=inputs)
+        plan.feeds(Draw(0, plan.needed[0]))
     except Exception as error:  # an input that is no tensor, or has a dtype without numbers
         raise NotComparable(f"no inputs can be drawn for it ({type(error).__name__}: {error})") from error
+    return plan
 
 
 def _inputs(call: Call) -> onnx.ModelProto:

@@ -5,21 +5,28 @@ Works in the proof worker, since onnxruntime may crash on a model that a pass ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from passes.errors import StepFailed
 from passes.model.sessions import Session
 from passes.model.sharing import Portable
 from passes.model.stand_ins import Weight
+from passes.proof.draw_choice import choose_draws
+from passes.proof.draws import Draw, DrawPlan
 from passes.proof.evidence import Draws, Watched
+from passes.proof.gauges import Gauges, Readings, add_gauges
+from passes.proof.lookups import Lookup
 from passes.proof.moves import Distinct, distinct_arrays
 from passes.proof.numbers import Errors, Tolerance, compare, same_bits
 from passes.proof.precision import Precisions
+from passes.proof.table_match import Match, match_table
 from passes.proof.zeros import zeros_of
 
 __all__ = ["KEEP_BYTES", "Desk", "ask"]
@@ -39,7 +46,7 @@ class Desk:
     """
 
     def __init__(self, feeds: Sequence[Arrays], tolerances: Mapping[str, Tolerance]) -> None:
-        self._feeds = feeds
+        self._feeds = list(feeds)
         self._tolerances = tolerances
         self._computed_in: Precisions = {}
         self._expected: list[Arrays] = [{} for _ in feeds]
@@ -65,11 +72,62 @@ class Desk:
         computed_in: Precisions,
         *,
         is_reference: bool,
+        gauges: Gauges,
+        plan: DrawPlan | None = None,
     ) -> Watched:
-        """`run` the exported model, whose values called `inner` are from now on expected; see `judge`."""
+        """`run` the exported model with gauges; its values called `inner` are from now on expected.
+
+        Args:
+            computed_in: see `judge`.
+            plan: the draws to choose from, if the desk has none: those on which the model runs.
+        """
         self.judge(computed_in)
-        draws = self.run(model, inner, keep, as_expected=True, is_reference=is_reference)
-        return Watched(draws, self.held(), self._nan_outputs())
+        try:
+            return self._watched(model, inner, keep, is_reference, gauges, plan, Readings())
+        except StepFailed as failure:
+            if gauges == Gauges():
+                raise
+            unmeasured = Readings(why_not=" ".join(str(failure).split())[:200])
+            return self._watched(model, inner, keep, is_reference, Gauges(), plan, unmeasured)
+
+    def _watched(
+        self,
+        model: Portable,
+        inner: Sequence[str],
+        keep: Mapping[str, str],
+        is_reference: bool,
+        gauges: Gauges,
+        plan: DrawPlan | None,
+        readings: Readings,
+    ) -> Watched:
+        proto = model.model()
+        outputs = [info.name for info in proto.graph.output]
+        shown = add_gauges(proto.graph, gauges)
+        session = Session(proto, model.mapped(), list(dict.fromkeys((*inner, *keep, *shown))))
+        run = _Run(outputs, inner, keep, as_expected=True, is_reference=is_reference)
+        drawn, skipped, found = [], [], []
+        if plan is None:
+            results = (session.run(feeds) for feeds in self._feeds)
+        else:
+            results = self._chosen(plan, session, outputs, drawn, skipped)
+        for place, got in enumerate(results):
+            found.append(self._take(run, place, got))
+            readings.add(gauges, got)
+        return Watched(found, self.held(), self._nan_outputs(), readings, drawn, skipped)
+
+    def _chosen(
+        self, plan: DrawPlan, session: Session, outputs: Sequence[str], drawn: list[Draw], skipped: list[str]
+    ) -> Iterator[Arrays]:
+        """The draws of `plan` on which the model runs, each with what it computes: from now on the desk's own."""
+        self._feeds.clear()
+        for known in (self._expected, self._inner, self._values):
+            known.clear()
+        for one in choose_draws(plan, session.run, outputs, skipped):
+            drawn.append(one.draw)
+            self._feeds.append(dict(one.feeds))
+            for known in (self._expected, self._inner, self._values):
+                known.append({})
+            yield dict(one.results)
 
     def _nan_outputs(self) -> list[str]:
         """The expected outputs with which nothing can be compared."""
@@ -100,18 +158,20 @@ class Desk:
             self._expected = [{} for _ in self._feeds]
         outputs = [info.name for info in model.model().graph.output]
         session = model.session(list(dict.fromkeys((*inner, *keep))))
-        found = []
-        for feeds, expected, known, values in zip(self._feeds, self._expected, self._inner, self._values, strict=True):
-            got = session.run(feeds)
-            if is_reference:
-                expected.update({name: got[name] for name in outputs})
-            if as_expected:
-                known.update({name: got[name] for name in inner})
-            kept = (name for name in keep if name in inner or got[name].nbytes <= KEEP_BYTES)
-            values.update({keep[name]: got[name] for name in kept})
-            probes = {name: known[name] for name in inner if name in known}
-            found.append((self._compared(expected, got), self._compared(probes, got)))
-        return found
+        run = _Run(outputs, inner, keep, as_expected=as_expected, is_reference=is_reference)
+        return [self._take(run, place, session.run(feeds)) for place, feeds in enumerate(self._feeds)]
+
+    def _take(self, run: _Run, place: int, got: Arrays) -> tuple[dict[str, Errors], dict[str, Errors]]:
+        """Take note of what a model computes on one draw; returns its errors, and those of inner values."""
+        expected, known, values = self._expected[place], self._inner[place], self._values[place]
+        if run.is_reference:
+            expected.update({name: got[name] for name in run.outputs})
+        if run.as_expected:
+            known.update({name: got[name] for name in run.inner})
+        kept = (name for name in run.keep if name in run.inner or got[name].nbytes <= KEEP_BYTES)
+        values.update({run.keep[name]: got[name] for name in kept})
+        probes = {name: known[name] for name in run.inner if name in known}
+        return self._compared(expected, got), self._compared(probes, got)
 
     def rehearse(self, model: Portable, inner: Sequence[str]) -> None:
         """Begin to `run` a model of which nobody knows yet whether it will be asked for, beside what comes after."""
@@ -151,6 +211,14 @@ class Desk:
                 verdicts[index] &= same_bits(got[left], got[right])
         return verdicts
 
+    def match_tables(
+        self, part: Portable, olds: Sequence[tuple[str, Lookup]], news: Sequence[tuple[str, Lookup]]
+    ) -> list[Match]:
+        """Where the rows of each new table lie in the old ones; `part` computes all of them from constants."""
+        got = part.session().run({})
+        tables = [lookup.as_rows(got[name]) for name, lookup in olds]
+        return [match_table(tables, lookup.as_rows(got[name]), self._tolerances) for name, lookup in news]
+
     def plant(self, part: Portable, given: Mapping[str, str], zeroed: Sequence[str], seen: Sequence[str]) -> None:
         """Begin to find out how far the values called `seen` move when the weights `zeroed` are zero.
 
@@ -180,6 +248,17 @@ class Desk:
             name: compare(value, got[name], self._tolerances, self._computed_in.get(name))
             for name, value in expected.items()
         }
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What becomes of the results of one run; see `Desk.run`."""
+
+    outputs: Sequence[str]
+    inner: Sequence[str]
+    keep: Mapping[str, str]
+    as_expected: bool
+    is_reference: bool
 
 
 def _zeroed_session(part: Portable, fed: Arrays, zeroed: Sequence[str], outputs: Sequence[str]) -> Session:

@@ -8,6 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from passes.proof.draws import Draw
+from passes.proof.gauges import Readings
 from passes.proof.numbers import Errors
 
 __all__ = ["Measurement", "Power", "Reference", "worst_errors"]
@@ -20,6 +22,10 @@ class Reference:
     feeds: Mapping[str, np.ndarray]
     outputs: Mapping[str, np.ndarray]
     label: str = ""
+    draw: Draw | None = None
+    """How the inputs were drawn; None where somebody gave them."""
+    is_optional: bool = False
+    """Whether nobody asked for this draw, so that an export may leave it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +34,14 @@ class Measurement:
 
     errors: Mapping[str, Errors]
     inner: Mapping[str, Errors]
+    tables: str = ""
+    """What is wrong with rows that no draw reads."""
 
     @property
     def why(self) -> str:
-        """What is over tolerance; empty when all is well."""
+        """What is over tolerance, or wrong where nothing is drawn; empty when all is well."""
+        if self.tables:
+            return self.tables
         bad = [f"{name}: {errors.why}" for name, errors in {**self.errors, **self.inner}.items() if not errors.ok]
         return "; ".join(bad[:3]) + (f" (and {len(bad) - 3} more)" if len(bad) > 3 else "")
 
@@ -52,6 +62,10 @@ class Watched:
     held: frozenset[str]
     nan_outputs: Sequence[str]
     """Those of the reference, with which nothing can be compared."""
+    readings: Readings
+    drawn: Sequence[Draw] = ()
+    """Where the draws were chosen in this run: those that were taken."""
+    skipped: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,18 @@ from passes.model.weights import DetachedModel
 from passes.proof.alike import is_alike
 from passes.proof.base import Base, small_values
 from passes.proof.claims import Claims, claims_by_name, claims_refined
+from passes.proof.coverage import Coverage, coverage_of
+from passes.proof.draws import DrawPlan, Trait
 from passes.proof.evidence import Draws, Measurement, Power, Reference, Watched, worst_errors
 from passes.proof.faults import Fault, fault_in
+from passes.proof.gauges import Gauges, Readings, gauges_of
 from passes.proof.moved import parts_of
 from passes.proof.numbers import Tolerance
 from passes.proof.part import Part
 from passes.proof.precision import Precisions, computed_types
 from passes.proof.questions import Questions
+from passes.proof.table_match import Match
+from passes.proof.tables import TableCheck, TablesPart, tables_of
 from passes.structures import Instance
 
 __all__ = ["Measurement", "Power", "Prover", "Reference", "worst_errors"]
@@ -47,6 +52,8 @@ class Prover:
         tolerances: by dtype, in place of the documented ones.
         computed_in: the floating types that the source of the models computes in; None for all that are in the first
             model itself.
+        inputs: what can be drawn otherwise of each input, for the coverage.
+        skipped: what was not drawn, and why, for the coverage.
     """
 
     def __init__(
@@ -55,8 +62,15 @@ class Prover:
         bench: Workbench,
         tolerances: Mapping[str, Tolerance] | None = None,
         computed_in: Collection[str] | None = None,
+        *,
+        inputs: Mapping[str, frozenset[Trait]] | None = None,
+        skipped: Sequence[str] = (),
     ) -> None:
         self._references = tuple(references)
+        self._plan: DrawPlan | None = None
+        """The draws to choose from, until the first model has been run."""
+        self._inputs: Mapping[str, frozenset[Trait]] = inputs or {}
+        self._skipped: Sequence[str] = tuple(skipped)
         self._bench = bench
         self._desk = Questions(self._references, tolerances or {}, bench, self._brief)
         self._is_own = False
@@ -72,6 +86,9 @@ class Prover:
         self._held: frozenset[str] = frozenset()
         self._ran: onnx.ModelProto | None = None
         self._rehearsed: onnx.ModelProto | None = None
+        self._gauges = Gauges()
+        self._readings = Readings()
+        self._tables: TableCheck | None = None
 
     @classmethod
     def of_itself(
@@ -84,6 +101,13 @@ class Prover:
         draws = [Reference(one, {}, f"draw {index}") for index, one in enumerate(feeds)]
         prover = cls(draws, bench, tolerances)
         prover._is_own = True
+        return prover
+
+    @classmethod
+    def of_plan(cls, plan: DrawPlan, bench: Workbench) -> Self:
+        """`of_itself`, on those draws of `plan` on which that model runs."""
+        prover = cls((), bench)
+        prover._is_own, prover._plan = True, plan
         return prover
 
     def start(self) -> None:
@@ -99,15 +123,17 @@ class Prover:
         """
         tiers = [tier for one in instances for tier in (one.pins, one.loose_pins, one.wide_pins)]
         self._measured.clear()
-        if not self._references:
+        if not self._references and self._plan is None:
             return
         fault, meanings = fault_in(model, instances), self._meanings(reading or read(model))
+        self._gauges = gauges_of(model)
         self._probes = tuple(dict.fromkeys(pin.name for tier in tiers for pin in tier))
         inner = list(dict.fromkeys((*self._probes, *fault.cuts)))
         self._judge_by(model, inner)
-        told = {"keep": _kept(model, meanings, inner), "computed_in": self._computed_in, "is_reference": self._is_own}
         noted = partial(self._note_watched, model, meanings, fault)
-        self._desk.begin(noted, "watch", model=portable(model, self._bench.spill), inner=inner, **told)
+        asked = {"is_reference": self._is_own, "gauges": self._gauges, "plan": self._plan}
+        asked |= {"keep": _kept(model, meanings, inner), "computed_in": self._computed_in}
+        self._desk.begin(noted, "watch", model=portable(model, self._bench.spill), inner=inner, **asked)
 
     def _judge_by(self, model: DetachedModel, inner: Sequence[str] = ()) -> None:
         """Take the tolerances of outputs, and of `inner` values, from the types that `model` computes them in.
@@ -155,9 +181,34 @@ class Prover:
         reading = reading or read(model)
         meanings = self._meanings(reading)
         if meanings.whole not in self._measured:
+            wrong = self._wrong_tables(model, meanings)
+            if wrong:
+                return Measurement({}, {}, wrong)
             known = self._proven_equal(model, reading)
             self._measured[meanings.whole] = known or self.run(model, reading)
         return self._measured[meanings.whole]
+
+    def _wrong_tables(self, model: DetachedModel, meanings: Meanings) -> str:
+        """What is wrong with the tables of `model`, of which the draws do not read all rows."""
+        if self._tables is None:
+            return ""
+        return self._tables.fault_of(model, meanings, self._match_tables)
+
+    def _match_tables(self, tables: TablesPart) -> Sequence[Match]:
+        try:
+            source = portable(tables.model, self._bench.spill)
+            return self._desk.ask("match_tables", part=source, olds=tables.olds, news=tables.news)
+        except StepFailed:  # then nothing is known of them, which the report says
+            return [Match(is_unknown=True)] * len(tables.news)
+
+    def coverage(self, model: DetachedModel, reading: Reading | None = None) -> Coverage:
+        """What the draws have shown of the first model that was watched, where `model` came of it in the end."""
+        self._settle()
+        draws = [one.draw for one in self._references if one.draw is not None]
+        labels = [one.label for one in self._references]
+        self._wrong_tables(model, self._meanings(reading or read(model)))
+        tables, uncovered = (self._tables.tables, self._tables.uncovered) if self._tables else ((), ())
+        return coverage_of(draws, labels, self._inputs, self._skipped, self._gauges, self._readings, tables, uncovered)
 
     def has_run(self, model: DetachedModel) -> bool:
         """Whether this very object was run, and not only one that computes the same."""
@@ -165,9 +216,9 @@ class Prover:
 
     def rehearse(self, model: DetachedModel) -> None:
         """Begin to run a model that will probably be the last, while others are proven; `run` then only takes note."""
+        self._settle()
         if not self._references:
             return
-        self._settle()
         self._desk.ask("rehearse", model=portable(model, self._bench.spill), inner=self._probed(model))
         self._rehearsed = model.proto
 
@@ -210,10 +261,21 @@ class Prover:
                 "check the weights and the input ranges"
             )
         self._watched = model
+        if self._plan is not None:
+            self._take_draws(self._plan, found)
+        self._readings = found.readings
+        self._tables = TableCheck(model, tables_of(self._gauges, found.readings, model, meanings))
         self._noted(model, meanings, found.draws, found.held)
         if fault.seen:
             self._plant(fault)
             self._fault = fault
+
+    def _take_draws(self, plan: DrawPlan, found: Watched) -> None:
+        """From now on the draws are those that were chosen."""
+        self._plan, self._skipped = None, tuple(found.skipped)
+        self._inputs = {one.name: one.traits for one in plan.inputs}
+        self._references = tuple(Reference(plan.feeds(draw), {}, draw.label, draw) for draw in found.drawn)
+        self._desk.replace_references(self._references)
 
     def _plant(self, fault: Fault) -> None:
         part = portable(fault.model, self._bench.spill)

@@ -39,6 +39,10 @@ class Questions:
         """Of the worker's processes the one that has the desk; 0 for none."""
         self._begun: _Begun | None = None
 
+    def replace_references(self, references: Sequence[Reference]) -> None:
+        """The draws that the desk has chosen by itself: what one that is set up later has to be given."""
+        self._references = references
+
     def ask(self, question: str, **arguments: Any) -> Any:
         """Raises StepFailed: what the desk was asked to run does not run."""
         answers: list[Any] = []

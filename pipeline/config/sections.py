@@ -16,6 +16,7 @@ from pydantic import (
     field_validator,
 )
 
+from passes.proof.draws import FURTHER_SIZES
 from passes.proof.numbers import TOLERANCES
 from pipeline.config.base import Count, Fraction, Natural, Seconds, Section
 from pipeline.config.model import DTYPES
@@ -110,11 +111,13 @@ class Tolerance(Section):
 class VerifyConfig(Section):
     """How many seeded draws to compare, and tolerances that differ from the documented ones.
 
+    sizes: what every named dim is drawn as beside those of `model.dims`, where the reference runs so.
     proof: `numbers`, or `structure` for a model that cannot be run here: then nothing is run and no number is compared.
     """
 
     proof: Literal["numbers", "structure"] = "numbers"
     draws: Count = 2
+    sizes: tuple[Count, ...] = FURTHER_SIZES
     seed: Natural = 0
     tolerances: dict[str, Tolerance] = Field(default_factory=dict)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -29,6 +30,7 @@ class ExportedModel:
     parameters: names of the initializers that are an nn.Parameter of the module.
     notes: what was set by default in making the model, and what torch said while exporting.
     computed_in: the floating types that the module computes in, as torch calls them.
+    ranges: named dim → the smallest and the largest size that the graph was traced for; None: no largest.
     """
 
     ir_model: ir.Model
@@ -36,6 +38,7 @@ class ExportedModel:
     parameters: frozenset[str]
     notes: tuple[str, ...]
     computed_in: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[str, ...]:

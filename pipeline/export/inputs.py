@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from passes.draw import draw_array
+from passes.proof.draws import DrawnInput
 from pipeline.config import InputConfig
 from pipeline.errors import SourceMistake
 
-__all__ = ["InputSpec", "draw_inputs", "input_spec", "named_dims"]
+__all__ = ["InputSpec", "draw_inputs", "drawn_inputs", "input_spec", "named_dims"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,11 @@ class InputSpec:
     low: float
     high: float
     seed: int | None = None
+
+    @property
+    def identity(self) -> str:
+        """What its draws depend on, beside the seed of each."""
+        return f"{self.seed}:{self.name}"
 
     def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape with a number for every named dim.
@@ -72,9 +78,14 @@ def draw_inputs(inputs: Iterable[InputSpec], sizes: Mapping[str, int], seed: int
         SourceMistake: a named dim has no size.
     """
     return {
-        spec.name: draw_array(f"{seed}:{spec.seed}:{spec.name}", spec.sized(sizes), spec.dtype, spec.low, spec.high)
+        spec.name: draw_array(f"{seed}:{spec.identity}", spec.sized(sizes), spec.dtype, spec.low, spec.high)
         for spec in inputs
     }
+
+
+def drawn_inputs(inputs: Iterable[InputSpec]) -> tuple[DrawnInput, ...]:
+    """The inputs for a plan of draws."""
+    return tuple(DrawnInput(spec.name, spec.shape, spec.dtype, spec.low, spec.high, spec.identity) for spec in inputs)
 
 
 def is_float(dtype: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import onnx_ir as ir
 import torch
@@ -45,7 +46,7 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
     name_dims(model, source.inputs)
     names = frozenset(str(value.name) for value in parameters)
     notes = (*source.notes, *dict.fromkeys(notes))
-    exported = ExportedModel(model, source, names, notes, _computed_types(program))
+    exported = ExportedModel(model, source, names, notes, _computed_types(program), _ranges(program, source))
     if path is not None:
         exported.save(path)
     return exported
@@ -80,6 +81,28 @@ def _computed_types(program: ExportedProgram) -> tuple[str, ...]:
     tensors = [one for value in values for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
     floats = {one.dtype for one in tensors if one.dtype.is_floating_point or one.dtype.is_complex}
     return tuple(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
+
+
+def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[int, int | None]]:
+    """The sizes that each named dim may have in the traced program, as far as torch knows them."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    tensors = [values.get(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
+    shapes = [tensor.shape for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    found: dict[str, tuple[int, int | None]] = {}
+    if len(shapes) != len(source.inputs):
+        return found
+    for shape, spec in zip(shapes, source.inputs, strict=True):
+        for size, name in zip(shape, spec.shape, strict=False):
+            node = getattr(size, "node", None)
+            limits = program.range_constraints.get(node.expr) if node is not None else None
+            if isinstance(name, str) and limits is not None:
+                largest = int(limits.upper) if limits.upper < NO_LARGEST else None
+                found[name] = (int(limits.lower), largest)
+    return found
+
+
+NO_LARGEST: Final = 2**31
+"""From here on torch's bounds stand for none."""
 
 
 def _parameters(model: ir.Model, source: TorchSource) -> list[ir.Value]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
 from passes.proof.prove import Power
 from passes.result import PassRow, StructureVerdict
@@ -51,6 +52,8 @@ class ExportReport:
     files: tuple[tuple[str, int, int], ...] = ()
     computed_in: tuple[str, ...] = ()
     """The floating types that the torch module computes in; empty for an ONNX source, whose file says it."""
+    not_drawn: tuple[str, ...] = ()
+    """Sizes that nobody asked for and that the export does not hold for, with the reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class OptimizeReport:
     """For `report.html`; `report.json` does not hold them."""
     not_compared: str = ""
     """Why no number was compared; empty where numbers were."""
+    coverage: Coverage = field(default_factory=Coverage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,8 @@ class Report:
     marks: tuple[Mark, ...] = ()
     not_compared: str = ""
     """Why no number was compared; empty where numbers were."""
+    coverage: Coverage | None = None
+    """What the draws have shown; None where the passes were not proven by numbers, or not at all."""
     format_version: int = field(default=REPORT_VERSION)
 
 

@@ -29,6 +29,7 @@ from pipeline.runtime import compile_graph
 from pipeline.runtime.blame import DataMistake
 from pipeline.stages.referred import written_path
 from pipeline.stages.tolerances import tolerances_of
+from pipeline.verify.references import References
 from pipeline.verify.runners import Runner, onnxruntime_runner, plan_runner
 from pipeline.workspace import Workspace, stamp
 
@@ -43,7 +44,7 @@ IR_FILES: Final = ("ir.json", "ir.txt", "plan.json")
 def execute(
     config: RunConfig,
     exported: ExportReport,
-    references: Sequence[Reference],
+    references: References,
     workspace: Workspace,
     observer: Observer,
 ) -> RuntimeReport:
@@ -70,9 +71,11 @@ def execute(
     for index, name in enumerate(names):
         observer(Progress("runtime", name, index, len(names)))
         if name == "plan":
-            report, planned = _run_plan(path, references, trainable, workspace, judge, needed=config.runtime.needs_plan)
+            report, planned = _run_plan(
+                path, references.draws, trainable, workspace, judge, needed=config.runtime.needs_plan
+            )
         else:
-            report = _run(name, path, references, trainable, judge)
+            report = _run(name, path, references.draws, trainable, judge)
         reports.append(report)
     return RuntimeReport(backends=tuple(reports), **planned)
 

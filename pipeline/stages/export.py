@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from passes.bench import open_bench
 from passes.errors import StepFailed
@@ -17,6 +18,7 @@ from pipeline.export.source import OnnxSource, Source
 from pipeline.report import ExportReport
 from pipeline.stages.referred import not_compared, shards_folder, unread
 from pipeline.stages.tolerances import tolerances_of
+from pipeline.verify.references import References
 from pipeline.workspace import Workspace, stamp
 
 __all__ = ["export", "exported_path", "refuse_wrong_export"]
@@ -27,9 +29,7 @@ def exported_path(source: Source, workspace: Workspace) -> Path:
     return source.path if isinstance(source, OnnxSource) else workspace.stages / "export.onnx"
 
 
-def export(
-    config: RunConfig, source: Source, references: Sequence[Reference], workspace: Workspace
-) -> tuple[ExportReport, str]:
+def export(config: RunConfig, source: Source, references: References, workspace: Workspace) -> tuple[ExportReport, str]:
     """Export, and compare with the references.
 
     Returns:
@@ -39,15 +39,17 @@ def export(
     parameters: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     computed_in: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[int, int | None]] = {}
     if not isinstance(source, OnnxSource):
         exported = export_onnx(source, config.export)
         if folder is not None:
             exported = exported.referring_to(read_shards(locate(config.checkpoint or "")), config.export.pieces)
         exported.save(path)
-        parameters, notes, computed_in = exported.parameters, exported.notes, exported.computed_in
+        parameters, notes = exported.parameters, exported.notes
+        ranges, computed_in = exported.ranges, exported.computed_in
         del exported
     model = read_model(path, unread=unread(config), folder=folder)
-    measurement = _measured(model, references, config, workspace, computed_in)
+    measurement, draws, not_drawn = _measured(model, references.draws, ranges, config, workspace, computed_in)
     report = ExportReport(
         origin="onnx" if isinstance(source, OnnxSource) else "torch",
         opset=_opset(model),
@@ -55,12 +57,13 @@ def export(
         weight_bytes=sum(weight.data.nbytes for weight in model.weights.values()),
         inputs=tuple(str(spec) for spec in source.inputs),
         outputs=tuple(info.name for info in model.proto.graph.output),
-        draws=tuple(reference.label for reference in references),
+        draws=tuple(reference.label for reference in draws),
         parameters=_digests(model, parameters),
         errors=measurement.errors,
         notes=notes,
         computed_in=computed_in,
         files=tuple((str(file.relative_to(workspace.folder)), *stamp(file)) for file in _written(path, workspace)),
+        not_drawn=not_drawn,
     )
     return report, measurement.why
 
@@ -68,21 +71,78 @@ def export(
 def _measured(
     model: DetachedModel,
     references: Sequence[Reference],
+    ranges: Mapping[str, tuple[int, int | None]],
     config: RunConfig,
     workspace: Workspace,
     computed_in: Collection[str],
-) -> Measurement:
+) -> tuple[Measurement, list[Reference], tuple[str, ...]]:
+    """The errors of the export, the draws that it holds for, and why it does not hold for the others.
+
+    Sizes that nobody asked for are left out where torch has traced the graph for others only, or the export does not
+    run. torch.export says of every dim that it is 2 or more, and most graphs are right for 1 too: so that is tried.
+    """
     if not_compared(config):
-        return Measurement({}, {})
-    try:
-        with open_bench(config.passes.timeout_s, config.passes.memory_gib, workspace.scratch) as bench:
-            return Prover(references, bench, tolerances_of(config), computed_in or None).measure_export(model)
-    except StepFailed as failure:
-        raise Unsupported(
-            f"the exported model cannot be compared with torch: {failure}\n"
-            "  onnxruntime's CPU kernels lack some dtypes, bfloat16 above all: make the model in float32 or float16, "
-            "or try another export.opset"
-        ) from failure
+        return Measurement({}, {}), [], ()
+    held = [one for one in references if not one.is_optional]
+    optional = [one for one in references if one.is_optional]
+    not_drawn = [_not_drawn(one, beyond) for one in optional if (beyond := _beyond(one, ranges))]
+    optional = [one for one in optional if not _beyond(one, ranges)]
+    with open_bench(config.passes.timeout_s, config.passes.memory_gib, workspace.scratch) as bench:
+
+        def measure(draws: Sequence[Reference]) -> Measurement:
+            return Prover(draws, bench, tolerances_of(config), computed_in or None).measure_export(model)
+
+        try:
+            measurement = measure([*held, *optional])
+            if not measurement.why:
+                return measurement, [*held, *optional], tuple(not_drawn)
+        except StepFailed as failure:
+            if not optional:
+                raise _does_not_run(failure) from failure
+        for one in optional:
+            try:
+                why = measure([one]).why if _is_assumed(one, ranges) else ""
+            except StepFailed as failure:
+                why = f"the export does not run on it: {' '.join(str(failure).split())[:200]}"
+            if why:
+                not_drawn.append(_not_drawn(one, why))
+            else:
+                held.append(one)
+        try:
+            return measure(held), held, tuple(not_drawn)
+        except StepFailed as failure:
+            raise _does_not_run(failure) from failure
+
+
+def _beyond(reference: Reference, ranges: Mapping[str, tuple[int, int | None]]) -> str:
+    """Which dim of a draw is larger, or smaller, than the graph was traced for; empty for none."""
+    for name, size in (reference.draw.sizes if reference.draw else {}).items():
+        low, high = ranges.get(name, (0, None))
+        if (high is not None and size > high) or (size < low and low > ASSUMED):
+            return f"the export holds for {name} from {low} to {high or 'any size'}"
+    return ""
+
+
+def _is_assumed(reference: Reference, ranges: Mapping[str, tuple[int, int | None]]) -> bool:
+    """Whether torch has assumed that a dim is 2 or more, where it is 1 in this draw."""
+    sizes = reference.draw.sizes if reference.draw else {}
+    return any(size < ranges.get(name, (0, None))[0] for name, size in sizes.items())
+
+
+def _not_drawn(reference: Reference, why: str) -> str:
+    return f"not drawn: {reference.label.partition(' ')[2].partition(' ')[2]} ({why})"
+
+
+def _does_not_run(failure: StepFailed) -> Unsupported:
+    return Unsupported(
+        f"the exported model cannot be compared with torch: {failure}\n"
+        "  onnxruntime's CPU kernels lack some dtypes, bfloat16 above all: make the model in float32 or float16, "
+        "or try another export.opset"
+    )
+
+
+ASSUMED: Final = 2
+"""What torch.export takes every open dim to be at least, whatever the module does with it."""
 
 
 def _written(path: Path, workspace: Workspace) -> list[Path]:

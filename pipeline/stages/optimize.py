@@ -21,7 +21,6 @@ from passes.model.payload import byte_count
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel, read_model
 from passes.policy import Policy, with_skips
-from passes.proof.prove import Reference
 from passes.recipe import steps_of
 from passes.result import PassRow, PassRun
 from passes.runner import run_passes
@@ -32,6 +31,7 @@ from pipeline.events import Note, Observer, PassEnded, Progress
 from pipeline.report import DIFFS, SOURCE, Mark, OptimizeReport, Pictures, diff_folder
 from pipeline.stages.pictures import Broken, take_pictures
 from pipeline.stages.referred import final_path, link_to, not_compared, prover_of, shards_folder, unread
+from pipeline.verify.references import References
 from pipeline.workspace import Workspace, stamp
 
 __all__ = ["optimize", "refuse_reverts", "still_there"]
@@ -42,7 +42,7 @@ REPRODUCERS = "reproducers"
 def optimize(
     config: RunConfig,
     exported: Path,
-    references: Sequence[Reference],
+    references: References,
     workspace: Workspace,
     observer: Observer,
     computed_in: Collection[str] = (),
@@ -105,6 +105,7 @@ def optimize(
         marks=tuple(mark for _, mark in sorted(marks.items())),
         pictures=pictures,
         not_compared=not_compared(config),
+        coverage=run.coverage,
     )
 
 

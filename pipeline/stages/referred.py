@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import onnx
 
 from passes.base import Workbench
 from passes.model.weights import UNREAD
-from passes.proof.prove import Prover, Reference
+from passes.proof.prove import Prover
 from passes.proof.structure import STRUCTURE, StructureProver
 from pipeline.config import RunConfig, locate
 from pipeline.errors import UserMistake
 from pipeline.stages.tolerances import tolerances_of
+from pipeline.verify.references import References
 from pipeline.workspace import Workspace
 
 __all__ = ["MODEL", "final_path", "link_to", "not_compared", "prover_of", "shards_folder", "unread", "written_path"]
@@ -76,13 +77,12 @@ def unread(config: RunConfig) -> bool | None:
     return True if config.verify.proof == STRUCTURE else None
 
 
-def prover_of(
-    config: RunConfig, references: Sequence[Reference], bench: Workbench, computed_in: Collection[str]
-) -> Prover:
+def prover_of(config: RunConfig, references: References, bench: Workbench, computed_in: Collection[str]) -> Prover:
     """By numbers, against `references`, which were `computed_in` these floating types; or by structure alone."""
     if config.verify.proof == STRUCTURE:
         return StructureProver(bench)
-    return Prover(references, bench, tolerances_of(config), computed_in or None)
+    known = {"inputs": references.traits, "skipped": references.skipped}
+    return Prover(references.draws, bench, tolerances_of(config), computed_in or None, **known)
 
 
 def not_compared(config: RunConfig) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -12,14 +12,18 @@ import numpy as np
 from passes.errors import StepFailed
 from passes.model.digests import digest_of
 from passes.model.weights import read_model
+from passes.proof.draw_choice import ChosenDraw, choose_draws
+from passes.proof.draws import Draw, DrawPlan, Trait
+from passes.proof.lookups import rows_by_input
 from passes.proof.prove import Reference
 from pipeline.config import ModelConfig, VerifyConfig
 from pipeline.errors import SourceMistake
-from pipeline.export.inputs import draw_inputs, named_dims
+from pipeline.export.indexed import indexed_rows
+from pipeline.export.inputs import drawn_inputs, named_dims
 from pipeline.export.source import Source, TorchSource
 from pipeline.verify.runners import Runner, onnxruntime_runner, torch_runner
 
-__all__ = ["Draw", "compute_references", "outputs_digest", "plan_draws"]
+__all__ = ["References", "compute_references", "outputs_digest", "plan_draws"]
 
 
 EXACT: Final = "OUSbiu"
@@ -27,40 +31,72 @@ EXACT: Final = "OUSbiu"
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """One comparison: a seed, and a size for every named dim."""
+class References:
+    """What everything is compared with.
 
-    seed: int
-    sizes: Mapping[str, int]
+    Args:
+        traits: what can be drawn otherwise of each input.
+        skipped: what was not drawn, and why.
+    """
 
-    @property
-    def label(self) -> str:
-        sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
-        return f"draw {self.seed}" + (f" ({sizes})" if sizes else "")
+    draws: tuple[Reference, ...]
+    traits: Mapping[str, frozenset[Trait]] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
 
-
-def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig) -> tuple[Draw, ...]:
-    """`verify.draws` draws at the first size of each named dim, and one at each further size."""
-    dims = {name: model.sizes(name) for name in named_dims(source.inputs)}
-    first = {name: sizes[0] for name, sizes in dims.items()}
-    draws = [Draw(verify.seed + index, first) for index in range(verify.draws)]
-    for index in range(1, max((len(sizes) for sizes in dims.values()), default=1)):
-        sizes = {name: sizes[min(index, len(sizes) - 1)] for name, sizes in dims.items()}
-        draws.append(Draw(verify.seed + verify.draws + index - 1, sizes))
-    return tuple(draws)
+    def held_by(self, labels: Collection[str], not_drawn: Sequence[str]) -> References:
+        """The draws of these labels, on which the export is compared; of the others it is said why not."""
+        draws = tuple(one for one in self.draws if one.label in labels)
+        return replace(self, draws=draws, skipped=(*self.skipped, *not_drawn))
 
 
-def compute_references(source: Source, draws: tuple[Draw, ...]) -> list[Reference]:
-    """Run the reference on every draw.
+def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig) -> DrawPlan:
+    """`verify.draws` draws at the first size of each named dim, and one at each further size; these have to run.
+
+    Beside them those of `verify.sizes`, and the ends of what the inputs may be, where the reference runs so.
 
     Raises:
-        SourceMistake: it does not run, or an output holds NaN or nothing is finite, so that nothing can be compared.
+        SourceMistake: a named dim has no size.
     """
-    try:
-        runner = _runner(source)
-        return [_reference(runner, source, draw) for draw in draws]
-    except StepFailed as error:
-        raise SourceMistake(f"the ONNX file does not run as it is: {error}") from error
+    dims = {name: model.sizes(name) for name in named_dims(source.inputs)}
+    first = {name: sizes[0] for name, sizes in dims.items()}
+    needed = [first] * verify.draws
+    for index in range(1, max((len(sizes) for sizes in dims.values()), default=1)):
+        needed.append({name: sizes[min(index, len(sizes) - 1)] for name, sizes in dims.items()})
+    return DrawPlan(drawn_inputs(source.inputs), tuple(needed), (), verify.sizes, verify.seed)
+
+
+def compute_references(source: Source, plan: DrawPlan) -> References:
+    """Run the reference on every draw that it bears.
+
+    Raises:
+        SourceMistake: it does not run on a draw that is needed, or an output holds NaN or nothing is finite, so that
+            nothing can be compared.
+    """
+    if isinstance(source, TorchSource):
+        runner: Runner = torch_runner(source)
+        plan = plan.with_rows(indexed_rows(source, plan.feeds(Draw(plan.seed, plan.needed[0]))))
+    else:
+        model = read_model(source.path)
+        plan = plan.with_rows(rows_by_input(model))
+        try:
+            runner = onnxruntime_runner(model)
+        except StepFailed as error:
+            raise _does_not_run(error) from error
+
+    def run(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        try:
+            return runner(feeds)
+        except StepFailed as error:
+            raise _does_not_run(error) from error
+
+    skipped: list[str] = []
+    chosen = choose_draws(plan, run, source.outputs, skipped, SourceMistake)
+    draws = tuple(_reference(one) for one in chosen)
+    return References(draws, {one.name: one.traits for one in plan.inputs}, tuple(skipped))
+
+
+def _does_not_run(error: StepFailed) -> SourceMistake:
+    return SourceMistake(f"the ONNX file does not run as it is: {error}")
 
 
 def outputs_digest(references: Sequence[Reference]) -> str:
@@ -73,28 +109,21 @@ def outputs_digest(references: Sequence[Reference]) -> str:
     return digest.hexdigest()
 
 
-def _reference(runner: Runner, source: Source, draw: Draw) -> Reference:
-    feeds = draw_inputs(source.inputs, draw.sizes, draw.seed)
-    outputs = runner(feeds)
+def _reference(chosen: ChosenDraw) -> Reference:
+    label, outputs = chosen.draw.label, chosen.results
     for name, array in outputs.items():
         if _has_nan(array):
             raise SourceMistake(
-                f"output {name!r} of the reference holds NaN on {draw.label}, so nothing can be compared with it; "
+                f"output {name!r} of the reference holds NaN on {label}, so nothing can be compared with it; "
                 "check the weights and the ranges of the inputs"
             )
     filled = [array for array in outputs.values() if array.size]
     if filled and not any(_has_finite(array) for array in filled):
         raise SourceMistake(
-            f"no output of the reference holds a finite number on {draw.label}, so nothing can be compared with it; "
+            f"no output of the reference holds a finite number on {label}, so nothing can be compared with it; "
             "check the weights and the ranges of the inputs"
         )
-    return Reference(feeds, outputs, draw.label)
-
-
-def _runner(source: Source) -> Runner:
-    if isinstance(source, TorchSource):
-        return torch_runner(source)
-    return onnxruntime_runner(read_model(source.path))
+    return Reference(chosen.feeds, outputs, label, chosen.draw, chosen.is_optional)
 
 
 def _has_nan(array: np.ndarray) -> bool:

@@ -19,7 +19,7 @@ HEADER = '<ir_version: 8, opset_import: ["": 18]>'
 SHAPED = f"{HEADER} g (float[N,M] x) => (int64[2] y) {{ s = Shape (x) y = Neg (s) }}"
 SQUARE = f"{HEADER} g (float[N,M] x) => (float[N,M] y, int64[2] z) {{ a = MatMul (x, x) y = Add (a, x) z = Shape (x) }}"
 FIXED = (
-    f"{HEADER} g (float[N] x) => (float[N] y, int64[1] z) <float[2] w = {{1, 2}}> {{ y = Add (x, w) z = Shape (x) }}"
+    f"{HEADER} g (float[N] x) => (float y, int64[1] z) <float[2] w = {{1, 2}}> {{ y = MatMul (x, w) z = Shape (x) }}"
 )
 NEVER = f"{HEADER} g (float[N] x) => (float[N] y) <float[5] w = {{1, 2, 3, 4, 5}}> {{ y = Add (x, w) }}"
 

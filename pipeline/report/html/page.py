@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.report.html.coverage import coverage_facts
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, headline_of
 from pipeline.report.html.nodes import packed
@@ -37,6 +38,7 @@ def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
     names = [[row.names for row in group.rows] for group in groups]
     facts = {
         "export": _export(report),
+        "coverage": coverage_facts(report.coverage),
         "backends": _backends(report),
         "time": {stage: seconds_text(seconds) for stage, seconds in report.seconds.items()},
         "versions": report.versions,

@@ -1,0 +1,181 @@
+"""What a proof has covered, and what no draw could show: as a test suite says of the code that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from passes.proof.draws import Draw, Trait
+from passes.proof.gauges import Gauges, Limit, Readings
+from passes.proof.tables import Table
+
+__all__ = ["BranchCoverage", "Coverage", "LimitCoverage", "LoopCoverage", "TableCoverage", "coverage_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableCoverage:
+    """A table whose rows are looked up by `op`, and how many of them the draws have read; None: not measured.
+
+    `compared` says whether the rows that were not read have been compared as a weight, after every change.
+    """
+
+    name: str
+    node: str
+    op: str
+    rows: int
+    read: int | None
+    compared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BranchCoverage:
+    """Which branches of an If were taken."""
+
+    node: str
+    then_taken: bool
+    else_taken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoopCoverage:
+    """How often the body of a Loop was run, for each draw."""
+
+    node: str
+    turns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitCoverage:
+    """Whether a Clip, or the like, acted on some value below and above, and left one as it is; None: there is no limit.
+
+    Of a Where by a threshold `below` says that the condition was false for some element, `above` that it was true.
+    """
+
+    node: str
+    op: str
+    below: bool | None
+    above: bool | None
+    inside: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What the draws of a proof have shown of the reference model.
+
+    Nodes are named by their first output. `not_covered` says in sentences what a wrong pass could change unseen.
+    """
+
+    draws: tuple[str, ...] = ()
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Named dim → its sizes; dims without a name are under the empty one."""
+    masks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Input that holds zeros and ones → `mixed`, `ones`, `zeros`."""
+    outliers: tuple[str, ...] = ()
+    """Inputs that were drawn at ten times their range."""
+    tables: tuple[TableCoverage, ...] = ()
+    branches: tuple[BranchCoverage, ...] = ()
+    loops: tuple[LoopCoverage, ...] = ()
+    limits: tuple[LimitCoverage, ...] = ()
+    not_covered: tuple[str, ...] = ()
+
+
+def coverage_of(
+    draws: Sequence[Draw],
+    labels: Sequence[str],
+    inputs: Mapping[str, frozenset[Trait]],
+    skipped: Sequence[str],
+    gauges: Gauges,
+    readings: Readings,
+    tables: Sequence[Table],
+    uncovered: Sequence[str],
+) -> Coverage:
+    """Coverage from what was drawn, what the gauges have shown, and what is not known of the final model's tables.
+
+    Args:
+        inputs: what can be drawn otherwise of each input; of inputs that the caller gave nothing is known.
+        skipped: what was not drawn, and why.
+    """
+    table_rows = tuple(_table(table, uncovered) for table in tables if table.varies)
+    branches = tuple(
+        BranchCoverage(name, True in readings.taken.get(at, ()), False in readings.taken.get(at, ()))
+        for at, (name, _) in enumerate(gauges.branches)
+    )
+    loops = tuple(LoopCoverage(name, tuple(readings.counts.get(at, ()))) for at, name in enumerate(gauges.loops))
+    limits = tuple(_limit(limit, readings.reached.get(at)) for at, limit in enumerate(gauges.limits))
+    return Coverage(
+        draws=tuple(labels),
+        sizes=_sizes(draws),
+        masks={name: _masks(draws) for name, traits in inputs.items() if Trait.ONES in traits},
+        outliers=tuple(
+            name
+            for name, traits in inputs.items()
+            if Trait.OUTLIERS in traits and any(Trait.OUTLIERS in draw.traits for draw in draws)
+        ),
+        tables=table_rows,
+        branches=branches,
+        loops=loops,
+        limits=limits,
+        not_covered=(
+            *skipped,
+            *([f"nothing inside of the model was measured: {readings.why_not}"] if readings.why_not else []),
+            *uncovered,
+            *([] if readings.why_not else _unseen(branches, loops, limits)),
+            *(
+                [f"{gauges.nested} nodes inside of If, Loop, Scan and functions were not looked at"]
+                if gauges.nested
+                else []
+            ),
+        ),
+    )
+
+
+def _sizes(draws: Sequence[Draw]) -> dict[str, tuple[int, ...]]:
+    sizes: dict[str, set[int]] = {}
+    for draw in draws:
+        for name, size in draw.sizes.items():
+            sizes.setdefault(name, set()).add(size)
+    return {name: tuple(sorted(found)) for name, found in sizes.items()}
+
+
+def _masks(draws: Sequence[Draw]) -> tuple[str, ...]:
+    kinds = [draw.traits & {Trait.ONES, Trait.ZEROS} for draw in draws]
+    said = {"mixed": not all(kinds), "ones": {Trait.ONES} in kinds, "zeros": {Trait.ZEROS} in kinds}
+    return tuple(name for name, is_drawn in said.items() if is_drawn)
+
+
+def _table(table: Table, uncovered: Sequence[str]) -> TableCoverage:
+    lookup = table.lookup
+    is_open = any(repr(lookup.data) in sentence for sentence in uncovered)
+    return TableCoverage(
+        lookup.data, lookup.output, lookup.op, table.rows, table.read, table.is_partial and not is_open
+    )
+
+
+def _limit(limit: Limit, reached: tuple[bool, bool, bool] | None) -> LimitCoverage:
+    below, above, inside = reached or (False, False, False)
+    return LimitCoverage(
+        limit.output, limit.op, below if limit.acts_below else None, above if limit.acts_above else None, inside
+    )
+
+
+def _unseen(
+    branches: Sequence[BranchCoverage], loops: Sequence[LoopCoverage], limits: Sequence[LimitCoverage]
+) -> list[str]:
+    said = []
+    for branch in branches:
+        missing = [
+            name for name, is_taken in (("then", branch.then_taken), ("else", branch.else_taken)) if not is_taken
+        ]
+        said += [f"If {branch.node!r}: no draw takes its {name} branch" for name in missing]
+    for loop in loops:
+        turns = {"no turn": 0 in loop.turns, "one turn": 1 in loop.turns, "more": max(loop.turns, default=0) > 1}
+        missing = [name for name, is_run in turns.items() if not is_run]
+        said += [f"Loop {loop.node!r}: no draw runs it for {' or '.join(missing)}"] if missing else []
+    for limit in limits:
+        for side, is_seen in (("below", limit.below), ("above", limit.above)):
+            if is_seen is not False:
+                continue
+            condition = f"its condition is never {'true' if side == 'above' else 'false'}"
+            beyond = f"no value is {side} its {'upper' if side == 'above' else 'lower'} limit"
+            said.append(f"{limit.op} {limit.node!r}: {condition if limit.op == 'Where' else beyond}")
+    return said

@@ -1,0 +1,227 @@
+"""Choose draws: of what a plan would draw, that on which the reference runs and stays finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from passes.errors import PassError
+from passes.proof.draws import WORDS, Draw, DrawPlan, Trait
+from passes.proof.numbers import compare
+
+__all__ = ["ChosenDraw", "choose_draws"]
+
+MOST_NOISE: Final = 0.1
+"""How far, in tolerances, outputs may move when each float of the outliers moves by one rounding: where they move
+more, a sound pass could not be told from a wrong one."""
+
+Feeds = Mapping[str, np.ndarray]
+Run = Callable[[Feeds], Mapping[str, np.ndarray]]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenDraw:
+    """A draw on which the reference runs, with its inputs and all that the reference computed from them."""
+
+    draw: Draw
+    feeds: Feeds
+    results: Mapping[str, np.ndarray]
+    is_optional: bool
+    """Whether nobody asked for it: the export may be known to hold for other sizes only."""
+
+
+def choose_draws(
+    plan: DrawPlan, run: Run, outputs: Sequence[str], skipped: list[str], failures: type[Exception] = PassError
+) -> Iterator[ChosenDraw]:
+    """The draws, one at a time, with what `run` makes of them.
+
+    Args:
+        run: the reference; it may return more than `outputs`.
+        skipped: gets a sentence for everything that is not drawn.
+        failures: what `run` raises where the reference does not run.
+
+    Raises:
+        failures: the reference does not run on a draw that is needed.
+    """
+    return _Choice(plan, run, outputs, skipped, failures).draws()
+
+
+@dataclass(slots=True)
+class _Choice:
+    """The state of `choose_draws`."""
+
+    plan: DrawPlan
+    run: Run
+    outputs: Sequence[str]
+    skipped: list[str]
+    failures: type[Exception]
+    seed: int = 0
+    unbounded: frozenset[str] = frozenset()
+    """Outputs that hold infinities in the first draw already."""
+    drawn: set[tuple[str, int]] = field(default_factory=set)
+    """The sizes of dims that were drawn."""
+    why: str = ""
+    """Why the last draw that was tried was not taken."""
+
+    def draws(self) -> Iterator[ChosenDraw]:
+        self.seed = self.plan.seed
+        first, *others = self.plan.needed
+        yield self._needed(Draw(self._next_seed(), first))
+        ends = frozenset({Trait.OUTLIERS, Trait.ONES}) & self.plan.traits
+        alternatives = [[sizes] for sizes in others] or ([list(self.plan.second)] if self.plan.second else [])
+        for sizes in alternatives:
+            yield self._first_of(sizes, ends)
+            ends = frozenset()
+        for extreme in (ends, frozenset({Trait.ZEROS}) & self.plan.traits):
+            if extreme:
+                yield from self._extreme(first, extreme)
+        yield from self._at_further_sizes(first)
+
+    def _next_seed(self) -> int:
+        self.seed += 1
+        return self.seed - 1
+
+    def _needed(self, draw: Draw) -> ChosenDraw:
+        feeds = self.plan.feeds(draw)
+        results = self.run(feeds)
+        self.drawn.update(draw.sizes.items())
+        self.unbounded = frozenset(name for name in self.outputs if not _is_finite(results[name]))
+        return ChosenDraw(draw, feeds, results, is_optional=False)
+
+    def _first_of(self, alternatives: Sequence[Mapping[str, int]], ends: frozenset[Trait]) -> ChosenDraw:
+        """A draw at the first of the sizes on which the reference runs; with `ends` as far as it bears them."""
+        seed = self._next_seed()
+        for sizes in alternatives:
+            found = self._bearing(seed, sizes, ends, is_optional=False)
+            if found is not None:
+                return found
+        return self._needed(Draw(seed, alternatives[-1]))  # says what is wrong
+
+    def _extreme(self, sizes: Mapping[str, int], ends: frozenset[Trait]) -> Iterator[ChosenDraw]:
+        found = self._bearing(self._next_seed(), sizes, ends, is_optional=False)
+        if found is not None and found.draw.traits & ends:
+            yield found
+
+    def _bearing(
+        self, seed: int, sizes: Mapping[str, int], ends: frozenset[Trait], *, is_optional: bool
+    ) -> ChosenDraw | None:
+        """The draw at `sizes` with as many of `ends` as the reference bears; it is said which ones it does not."""
+        traits, notes = ends | ({Trait.ROWS} & self.plan.traits), []
+        while True:
+            found = self._tried(Draw(seed, sizes, traits), is_optional=is_optional)
+            if found is not None:
+                self.skipped.extend(note for note in notes if note not in self.skipped)
+                return found
+            given_up = next((trait for trait in GIVEN_UP if trait in traits), None)
+            if given_up is None:
+                return None
+            notes.append(f"not drawn: {WORDS[given_up]} ({self.why})")
+            traits -= {given_up}
+
+    def _at_further_sizes(self, first: Mapping[str, int]) -> Iterator[ChosenDraw]:
+        """Every named dim at each further size: by turns, so that they show in few draws and no two dims are 1."""
+        missing = {(dim, size) for dim in self.plan.dims for size in self.plan.further} - self.drawn
+        reasons: dict[tuple[str, int], str] = {}
+        for sizes in _arrangements(self.plan.dims, self.plan.further, first):
+            fresh = missing & set(sizes.items())
+            if not fresh:
+                continue
+            found = self._bearing(self._next_seed(), sizes, frozenset(), is_optional=True)
+            if found is not None:
+                missing -= fresh
+                yield found
+            elif len(fresh) == 1:
+                reasons[next(iter(fresh))] = self.why
+        for dim, size in sorted(missing):
+            why = reasons.get((dim, size), self.why)
+            self.skipped.append(f"not drawn: {dim or 'unnamed dims'}={size} ({why})")
+
+    def _tried(self, draw: Draw, *, is_optional: bool) -> ChosenDraw | None:
+        """The draw, if the reference runs on it and what it computes can be compared."""
+        feeds = self.plan.feeds(draw)
+        try:
+            results = self.run(feeds)
+            self.why = self._fault_of(draw, feeds, results)
+        except self.failures as failure:
+            self.why = f"the model does not run on it: {' '.join(str(failure).split())[:200]}"
+            return None
+        if self.why:
+            return None
+        self.drawn.update(draw.sizes.items())
+        return ChosenDraw(draw, feeds, results, is_optional)
+
+    def _fault_of(self, draw: Draw, feeds: Feeds, results: Mapping[str, np.ndarray]) -> str:
+        """Why nothing can be compared on `draw`; empty where it can."""
+        nan = [name for name in self.outputs if _has_nan(results[name])]
+        if nan:
+            return f"output {nan[0]!r} holds NaN there"
+        if not draw.traits & {Trait.OUTLIERS, Trait.ZEROS, Trait.ONES}:
+            return ""
+        infinite = [name for name in self.outputs if name not in self.unbounded and not _is_finite(results[name])]
+        if infinite:
+            return f"output {infinite[0]!r} is not finite there"
+        if Trait.OUTLIERS not in draw.traits:
+            return ""
+        nudged = self.run({name: _nudged(array) for name, array in feeds.items()})
+        excess = {name: compare(results[name], nudged[name]).excess for name in self.outputs}
+        worst = max(excess, key=excess.__getitem__, default="")
+        if worst and not excess[worst] <= MOST_NOISE:
+            return f"output {worst!r} moves by {excess[worst]:.2g} tolerances when the inputs move by one rounding"
+        return ""
+
+
+GIVEN_UP: Final = (Trait.OUTLIERS, Trait.ONES, Trait.ZEROS, Trait.ROWS)
+"""In which order traits are given up, where the reference does not bear them all."""
+
+
+def _fewer_and_fewer(traits: frozenset[Trait]) -> Iterator[frozenset[Trait]]:
+    yield traits
+    for trait in GIVEN_UP:
+        if trait in traits:
+            traits -= {trait}
+            yield traits
+
+
+def _arrangements(dims: Sequence[str], further: Sequence[int], first: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
+    """Sizes for all dims, in the order in which they are tried.
+
+    First the further sizes by turns: batch 1 with a sequence of 8, and the other way round, since a softmax over a
+    sequence of 1 is 1, whatever is wrong before it. Then one dim alone, since others may have to stay as they are, and
+    then all dims alike, since some models ask for equal ones.
+    """
+    count = len(further)
+    for turn in range(count):
+        yield {dim: further[(place + turn) % count] for place, dim in enumerate(dims)}
+    for dim in dims:
+        for size in further:
+            yield {**first, dim: size}
+    for size in further:
+        yield dict.fromkeys(dims, size)
+
+
+def _nudged(array: np.ndarray) -> np.ndarray:
+    """Floats one rounding up and down by turns; others as they are."""
+    if array.dtype.kind != "f":
+        return array
+    towards = np.where(np.arange(array.size) % 2, np.inf, -np.inf).astype(array.dtype).reshape(array.shape)
+    return np.nextafter(array, towards)
+
+
+def _has_nan(array: np.ndarray) -> bool:
+    return _holds_floats(array) and bool(np.isnan(_widened(array)).any())
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    return not _holds_floats(array) or bool(np.isfinite(_widened(array)).all())
+
+
+def _holds_floats(array: np.ndarray) -> bool:
+    return array.dtype.kind not in "OUSbiu"
+
+
+def _widened(array: np.ndarray) -> np.ndarray:
+    """As a dtype of numpy's own, which knows what its bits mean."""
+    return array if array.dtype.kind == "c" else array.astype(np.float64, copy=False)

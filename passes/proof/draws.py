@@ -1,0 +1,165 @@
+"""Which inputs a proof runs on: seeded draws, other sizes of named dims, and the ends of what the inputs may be.
+
+A pass can be wrong at batch 1 alone, in a row of a table that no draw looks up, or where a Clip would have acted. So
+beside plain draws there are draws at other sizes, indices that reach both ends of their table, floats of ten times
+their range, and masks that are all zero and all one. Each of these is taken where the reference runs on it and stays
+finite; where it does not, `DrawPlan.choose` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+from passes.draw import draw_array
+
+__all__ = ["FURTHER_SIZES", "WORDS", "Draw", "DrawPlan", "DrawnInput", "Trait"]
+
+FURTHER_SIZES: Final = (1, 8)
+"""What every named dim is drawn as beside its first sizes: batch 1 is what is deployed, and 8 is larger than those."""
+
+OUTLIERS: Final = 10.0
+"""How many times their range floats are in the draw of outliers."""
+
+
+class Trait(StrEnum):
+    """What is drawn otherwise than in a plain draw."""
+
+    ROWS = "rows"
+    OUTLIERS = "outliers"
+    ONES = "ones"
+    ZEROS = "zeros"
+
+
+WORDS: Final[Mapping[Trait, str]] = {
+    Trait.ROWS: "indices over whole tables",
+    Trait.OUTLIERS: "floats of ten times their range",
+    Trait.ONES: "masks of ones",
+    Trait.ZEROS: "masks of zeros",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnInput:
+    """One input, and what it is drawn from.
+
+    Floats are uniform in [low, high], whole numbers and bools from low up to, and without, high. A text in `shape` is a
+    named dim.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    low: float
+    high: float
+    identity: str
+    """What the draw depends on, beside its seed."""
+    rows: tuple[int, int] | None = None
+    """Of an input that indexes a table: the first index, and the one behind the last. Both ends are drawn."""
+
+    @property
+    def is_float(self) -> bool:
+        return "float" in self.dtype
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether it holds zeros and ones, and indexes no table."""
+        return not self.is_float and self.rows is None and (self.low, self.high) == (0, 2)
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        """What can be drawn otherwise of it."""
+        if self.is_float:
+            return frozenset({Trait.OUTLIERS} if self.low < self.high else ())
+        if self.rows is not None:
+            return frozenset({Trait.ROWS})
+        return frozenset({Trait.ONES, Trait.ZEROS} if self.is_mask else ())
+
+    def draw(self, draw: Draw) -> np.ndarray:
+        shape = [draw.sizes[dim] if isinstance(dim, str) else dim for dim in self.shape]
+        low, high = self._interval(draw.traits)
+        array = draw_array(f"{draw.seed}:{self.identity}", shape, self.dtype, low, high)
+        if self.rows is not None and Trait.ROWS in draw.traits and array.size and self.rows[0] < self.rows[1]:
+            _reach_ends(array, self.rows[0], self.rows[1] - 1, draw.seed)
+        return array
+
+    def _interval(self, traits: frozenset[Trait]) -> tuple[float, float]:
+        if self.is_float and Trait.OUTLIERS in traits:
+            return self.low * OUTLIERS, self.high * OUTLIERS
+        if self.rows is not None and Trait.ROWS in traits:
+            return self.rows
+        if self.is_mask and Trait.ZEROS in traits:
+            return 0, 0
+        if self.is_mask and Trait.ONES in traits:
+            return 1, 1
+        return self.low, self.high
+
+
+def _reach_ends(array: np.ndarray, first: int, last: int, seed: int) -> None:
+    """Put both ends into `array`; a single element is one of them by turns."""
+    if array.size == 1:
+        array.flat[0] = (last, first)[seed % 2]
+    else:
+        array.flat[0], array.flat[-1] = first, last
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One comparison: a seed, a size for every named dim, and what is not as in a plain draw."""
+
+    seed: int
+    sizes: Mapping[str, int]
+    traits: frozenset[Trait] = frozenset()
+
+    @property
+    def label(self) -> str:
+        said = [f"{name or 'unnamed'}={size}" for name, size in self.sizes.items()]
+        said += [WORDS[trait] for trait in Trait if trait in self.traits and trait is not Trait.ROWS]
+        return f"draw {self.seed}" + (f" ({', '.join(said)})" if said else "")
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPlan:
+    """The draws to try on a reference.
+
+    Args:
+        needed: sizes of named dims, each with one draw that has to run.
+        second: sizes of which one is drawn too, the first on which the reference runs; none where `needed` says all.
+        further: what every named dim is drawn as beside that, where the reference runs so.
+    """
+
+    inputs: tuple[DrawnInput, ...]
+    needed: tuple[Mapping[str, int], ...]
+    second: tuple[Mapping[str, int], ...] = ()
+    further: tuple[int, ...] = FURTHER_SIZES
+    seed: int = 0
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The named dims, each once."""
+        return tuple(dict.fromkeys(dim for one in self.inputs for dim in one.shape if isinstance(dim, str)))
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return frozenset().union(*(one.traits for one in self.inputs))
+
+    def with_rows(self, rows: Mapping[str, int]) -> DrawPlan:
+        """The plan with inputs known to index tables: name of the input → number of rows of the smallest of them.
+
+        An input of which the caller has said the range stays in it.
+        """
+        return replace(self, inputs=tuple(_with_rows(one, rows.get(one.name)) for one in self.inputs))
+
+    def feeds(self, draw: Draw) -> dict[str, np.ndarray]:
+        return {one.name: one.draw(draw) for one in self.inputs}
+
+
+def _with_rows(known: DrawnInput, rows: int | None) -> DrawnInput:
+    if rows is None or rows < 1 or known.is_float or known.dtype == "bool" or known.low >= known.high:
+        return known
+    is_default = (known.low, known.high) == (0, 2)
+    return replace(known, rows=(0, rows) if is_default else (int(known.low), int(known.high)))

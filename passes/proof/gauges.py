@@ -1,0 +1,239 @@
+"""Gauges: what a run of the reference model tells of itself, beside its outputs.
+
+They say which rows of tables were read, which branches were taken, how often loops ran, and whether values came to
+where a Clip acts. The model gets further outputs for that, and few more nodes; what it computes stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto, helper
+
+from passes.model.bodies import bodies_of
+from passes.model.reads import live_nodes
+from passes.model.weights import DetachedModel
+from passes.proof.lookups import OPS, Lookup, constant_values, find_lookups
+
+__all__ = ["Gauges", "Readings", "add_gauges", "gauges_of"]
+
+GAUGE: Final = "onnxline.gauge/"
+"""Put before the names of the values that gauges add."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A node that changes values beyond some limit: `value` is what it looks at.
+
+    With `low` and `high` these are the limits of `value`; without, the node acts where its output is not `value`. Of a
+    Where, `value` is the condition.
+    """
+
+    output: str
+    op: str
+    value: str
+    low: float | None = None
+    high: float | None = None
+    acts_below: bool = True
+    """Whether it has a lower limit at all."""
+    acts_above: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What to look at, by name: the first output of each node, and what it reads."""
+
+    lookups: tuple[Lookup, ...] = ()
+    branches: tuple[tuple[str, str], ...] = ()
+    """Of each If its first output, and its condition."""
+    loops: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    nested: int = 0
+    """Nodes of these kinds inside of bodies and functions, where nothing is measured."""
+
+
+@dataclass(slots=True)
+class Readings:
+    """What the gauges have shown so far, in the order of `Gauges`."""
+
+    rows: dict[int, np.ndarray] = field(default_factory=dict)
+    """Lookup → for each row whether it was read."""
+    says: dict[int, list[bytes]] = field(default_factory=dict)
+    """Lookup → what said which rows, for each draw."""
+    taken: dict[int, set[bool]] = field(default_factory=dict)
+    counts: dict[int, list[int]] = field(default_factory=dict)
+    reached: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
+    """Limit → whether it acted below, acted above, and did nothing."""
+    why_not: str = ""
+    """Why nothing was measured; empty where it was."""
+
+    def add(self, gauges: Gauges, got: Mapping[str, np.ndarray]) -> None:
+        """Take note of one run."""
+        for place, lookup in enumerate(gauges.lookups):
+            if not lookup.is_nested:
+                self._add_rows(place, lookup, got)
+        for place, _ in enumerate(gauges.branches):
+            self.taken.setdefault(place, set()).add(bool(got[_name("branch", place)].ravel()[0]))
+        for place, _ in enumerate(gauges.loops):
+            self.counts.setdefault(place, []).append(len(got[_name("loop", place)]))
+        for place, _ in enumerate(gauges.limits):
+            now = [bool(got[_name("limit", place, part)]) for part in PARTS]
+            was = self.reached.get(place, (False, False, False))
+            self.reached[place] = (was[0] or now[0], was[1] or now[1], was[2] or now[2])
+
+    def _add_rows(self, place: int, lookup: Lookup, got: Mapping[str, np.ndarray]) -> None:
+        values = {name: got[_name("lookup", place, str(at))] for at, name in enumerate(lookup.says) if name}
+        dims = tuple(int(dim) for dim in got[_name("lookup", place, "dims")])
+        read = lookup.rows_read(dims, values)
+        self.rows[place] = self.rows[place] | read if place in self.rows else read
+        self.says.setdefault(place, []).append(b"".join(array.tobytes() for array in values.values()))
+
+
+PARTS: Final = ("below", "above", "inside")
+
+
+def _name(*parts: object) -> str:
+    return GAUGE + "/".join(map(str, parts))
+
+
+def gauges_of(model: DetachedModel) -> Gauges:
+    """What there is to look at in `model`."""
+    branches, loops, limits = [], [], []
+    nested = sum(node.op_type in MEASURED | OPS for function in model.proto.functions for node in function.node)
+    constant: set[str] | None = None
+    makers = {name: node for node in model.proto.graph.node for name in node.output}
+    for node in live_nodes(model.proto.graph)[::-1]:
+        nested += sum(_count_inside(body) for one in node.attribute for body in bodies_of(one))
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "If":
+            branches.append((_first(node), node.input[0]))
+        elif node.op_type == "Loop":
+            loops.append(_first(node))
+        elif node.op_type in LIMITING:
+            constant = constant_values(model) if constant is None else constant
+            limit = _limit(node, constant, makers)
+            if limit is not None:
+                limits.append(limit)
+    return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), nested)
+
+
+def _count_inside(body: GraphProto) -> int:
+    inside = sum(node.op_type in MEASURED for node in body.node)
+    return inside + sum(
+        _count_inside(inner) for node in body.node for one in node.attribute for inner in bodies_of(one)
+    )
+
+
+def _first(node: NodeProto) -> str:
+    return next(name for name in node.output if name)
+
+
+def _limit(node: NodeProto, constant: set[str], makers: Mapping[str, NodeProto]) -> Limit | None:
+    output, op = _first(node), node.op_type
+    if output in constant:
+        return None
+    if op in BETWEEN:
+        of_output, low, high = BETWEEN[op]
+        return Limit(output, op, output if of_output else node.input[0], low, high)
+    if op == "Where":
+        return Limit(output, op, node.input[0]) if _compares(makers.get(node.input[0]), makers) else None
+    if op == "Clip":
+        given = {attribute.name for attribute in node.attribute}
+        given.update(name for name, read in zip(("min", "max"), node.input[1:], strict=False) if read)
+        return Limit(output, op, node.input[0], acts_below="min" in given, acts_above="max" in given)
+    if op == "ThresholdedRelu":
+        alpha = next((attribute.f for attribute in node.attribute if attribute.name == "alpha"), 1.0)
+        return Limit(output, op, node.input[0], alpha, math.inf, acts_above=False)
+    moving = [name for name in node.input if name not in constant]
+    if len(moving) > 1 or len(node.input) != 2:
+        return None
+    return Limit(output, op, moving[0], acts_below=op == "Max", acts_above=op == "Min")
+
+
+def _compares(node: NodeProto | None, makers: Mapping[str, NodeProto]) -> bool:
+    """Whether a condition is a threshold, or several of them joined."""
+    if node is None:
+        return False
+    if node.op_type in ("And", "Or", "Not", "Xor", "Cast"):
+        return any(_compares(makers.get(name), makers) for name in node.input)
+    return node.op_type in ("Less", "Greater", "LessOrEqual", "GreaterOrEqual")
+
+
+def add_gauges(graph: GraphProto, gauges: Gauges) -> list[str]:
+    """Let `graph` compute what the gauges show; returns the names of its further outputs."""
+    wanted: list[str] = []
+    for place, lookup in enumerate(gauges.lookups):
+        if lookup.is_nested:
+            continue
+        wanted.append(_name("lookup", place, "dims"))
+        _add(graph, "Shape", [lookup.data], wanted[-1])
+        for at, name in enumerate(lookup.says):
+            if name:
+                wanted.append(_name("lookup", place, str(at)))
+                _add(graph, "Identity", [name], wanted[-1])
+    for place, (_, condition) in enumerate(gauges.branches):
+        wanted.append(_name("branch", place))
+        _add(graph, "Identity", [condition], wanted[-1])
+    nodes = {_first(node): node for node in graph.node if node.op_type == "Loop"}
+    for place, output in enumerate(gauges.loops):
+        wanted.append(_name("loop", place))
+        _count_turns(nodes[output], wanted[-1])
+    for place, limit in enumerate(gauges.limits):
+        _watch_limit(graph, limit, place)
+        wanted.extend(_name("limit", place, part) for part in PARTS)
+    return wanted
+
+
+def _add(graph: GraphProto, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+    graph.node.append(helper.make_node(op, list(inputs), [output], **attributes))
+    return output
+
+
+def _count_turns(loop: NodeProto, name: str) -> None:
+    """Let the loop collect the number of each turn: there are as many of them as turns."""
+    body = next(attribute.g for attribute in loop.attribute if attribute.name == "body")
+    body.node.append(helper.make_node("Identity", [body.input[0].name], [name]))
+    body.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, []))
+    missing = len(body.output) - 2 - len(loop.output)  # outputs that nobody reads may be left out
+    loop.output.extend([""] * missing + [name])
+
+
+def _watch_limit(graph: GraphProto, limit: Limit, place: int) -> None:
+    def name(part: str) -> str:
+        return _name("limit", place, part)
+
+    if limit.op == "Where":
+        above, below = limit.value, _add(graph, "Not", [limit.value], name("not"))
+        both = _add(graph, "And", [above, below], name("neither"))  # a Where does one or the other
+        conditions = {"below": below, "above": above, "inside": both}
+    else:
+        value = _add(graph, "Cast", [limit.value], name("value"), to=TensorProto.FLOAT)
+        if limit.low is None or limit.high is None:
+            low = high = _add(graph, "Cast", [limit.output], name("result"), to=TensorProto.FLOAT)
+            below = _add(graph, "Less", [value, low], name("less"))
+            above = _add(graph, "Less", [high, value], name("more"))
+        else:
+            for part, bound in (("low", limit.low), ("high", limit.high)):
+                graph.initializer.append(helper.make_tensor(name(part), TensorProto.FLOAT, [], [bound]))
+            below = _add(graph, "Not", [_add(graph, "Less", [name("low"), value], name("over"))], name("less"))
+            above = _add(graph, "Not", [_add(graph, "Less", [value, name("high")], name("under"))], name("more"))
+        acts = _add(graph, "Or", [below, above], name("acts"))
+        conditions = {"below": below, "above": above, "inside": _add(graph, "Not", [acts], name("rests"))}
+    for part, condition in conditions.items():
+        number = _add(graph, "Cast", [condition], name(f"{part}/number"), to=TensorProto.INT32)
+        _add(graph, "ReduceMax", [number], name(part), keepdims=0)
+
+
+BETWEEN: Final[Mapping[str, tuple[bool, float, float]]] = {
+    "HardSigmoid": (True, 0.0, 1.0),
+    "HardSwish": (False, -3.0, 3.0),
+}
+"""Op → whether its output is looked at, or its input; and between which numbers it does not saturate."""
+
+LIMITING: Final = frozenset({"Clip", "Min", "Max", "ThresholdedRelu", "Where", *BETWEEN})
+MEASURED: Final = LIMITING | {"If", "Loop"}

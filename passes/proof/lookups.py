@@ -1,0 +1,236 @@
+"""Tables: constants of which a model reads the rows that indices computed from an input say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helper
+
+from passes.model.bodies import bodies_of
+from passes.model.canonical import RANDOM_OPS
+from passes.model.reads import live_nodes, reads_of
+from passes.model.weights import DetachedModel
+
+__all__ = ["OPS", "Lookup", "constant_values", "find_lookups", "rows_by_input", "values_of_inputs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """One node that reads rows of a table.
+
+    `says` names the values that say which rows. `stored` is the table where it lies in a body, and None where `data`
+    names a value of the graph; a node in a body has no values that can be looked at from outside.
+    """
+
+    output: str
+    op: str
+    data: str
+    axis: int
+    says: tuple[str, ...]
+    stored: TensorProto | None = None
+    is_nested: bool = False
+
+    @property
+    def reads_whole_rows(self) -> bool:
+        """Whether a row of which something is read is read as a whole."""
+        return self.op not in ("GatherND", "GatherElements")
+
+    def as_rows(self, table: np.ndarray) -> np.ndarray:
+        """The table as a matrix with a row for each index."""
+        return np.moveaxis(table, self.axis, 0).reshape(table.shape[self.axis], -1)
+
+    def rows_read(self, dims: tuple[int, ...], values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """For each row whether it is read; `values` are those that say which."""
+        count = dims[self.axis]
+        read = np.zeros(count, bool)
+        if self.op == "Slice":
+            read[_sliced(count, self.axis % len(dims), [values.get(name) for name in self.says])] = True
+        elif self.op == "Compress":
+            picked = values[self.says[0]].ravel()
+            read[: picked.size] = picked[:count]
+        else:
+            says = values[self.says[0]]
+            indices = (says[..., 0] if self.op == "GatherND" else says).ravel().astype(np.int64)
+            read[indices[(indices >= -count) & (indices < count)]] = True  # a OneHot has no row for others
+        return read
+
+
+def _sliced(count: int, axis: int, bounds: list[np.ndarray | None]) -> slice:
+    starts, ends, axes, steps = (*bounds, None, None, None, None)[:4]
+    if starts is None or ends is None:
+        return slice(None)
+    over = range(len(starts)) if axes is None else [int(one) for one in axes]
+    place = next((place for place, one in enumerate(over) if one == axis), None)
+    if place is None:
+        return slice(None)
+    step = 1 if steps is None else int(steps[place])
+    start, stop = int(starts[place]), int(ends[place])
+    # ONNX says "to the very front" by a number far below zero; Python's slices would count it from the back.
+    return slice(start, None if step < 0 and stop < -count else stop, step)
+
+
+def constant_values(model: DetachedModel) -> set[str]:
+    """Values of the graph that are constant, or computed from constants alone."""
+    constant = {"", *(tensor.name for tensor in model.proto.graph.initializer)}
+    for node in model.proto.graph.node:
+        has_body = any(one.HasField("g") or one.graphs for one in node.attribute)
+        if constant.issuperset(node.input) and not has_body and node.op_type not in RANDOM_OPS:
+            constant.update(node.output)
+    return constant
+
+
+def find_lookups(model: DetachedModel) -> list[Lookup]:
+    """All lookups that an output depends on, also inside of bodies."""
+    if not _has_any(model.proto.graph):
+        return []
+    constant = constant_values(model)
+    small = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    makers = {name: node for node in model.proto.graph.node for name in node.output}
+    found: list[Lookup] = []
+    for node in live_nodes(model.proto.graph):
+        lookup = _lookup(node, constant, small, makers)
+        if lookup is not None:
+            found.append(lookup)
+        for attribute in node.attribute:
+            for body in bodies_of(attribute):
+                found.extend(_in_body(body, constant))
+    return found
+
+
+def _has_any(graph: GraphProto) -> bool:
+    return any(
+        node.op_type in OPS or node.op_type == "OneHot" or any(map(_has_any, _bodies(node))) for node in graph.node
+    )
+
+
+def _bodies(node: NodeProto) -> list[GraphProto]:
+    return [body for attribute in node.attribute for body in bodies_of(attribute)]
+
+
+def _in_body(body: GraphProto, outside: Collection[str]) -> Iterator[Lookup]:
+    """The lookups of a body, in tables that lie in it or that are constants of the graph around it."""
+    own = {tensor.name: tensor for tensor in body.initializer}
+    for node in body.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            own[node.output[0]] = node.attribute[0].t
+    made = {name for node in body.node for name in node.output} | {info.name for info in body.input}
+    constant = {*own, *(name for name in outside if name not in made)}
+    for node in body.node:
+        found = _lookup(node, constant, own, {})
+        if found is not None:
+            stored = own.get(found.data)
+            yield Lookup(found.output, found.op, found.data, found.axis, found.says, stored, is_nested=True)
+        for inner in _bodies(node):
+            yield from _in_body(inner, constant - own.keys())
+
+
+def _lookup(
+    node: NodeProto, constant: Collection[str], small: Mapping[str, TensorProto], makers: Mapping[str, NodeProto]
+) -> Lookup | None:
+    if node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type == "MatMul":
+        return _product_with_one_hot(node, constant, makers)
+    if node.op_type not in OPS or node.input[0] not in constant or constant_inputs(node, constant):
+        return None
+    axis = next((one.i for one in node.attribute if one.name == "axis"), 0)
+    says = tuple(node.input[1:])
+    if node.op_type == "Slice":
+        axis = _first_axis(node, small)
+    elif node.op_type == "GatherND":
+        axis = 0
+    return Lookup(node.output[0], node.op_type, node.input[0], axis, says)
+
+
+def constant_inputs(node: NodeProto, constant: Collection[str]) -> bool:
+    """Whether what says which rows is constant: then the result is too."""
+    return len(node.input) < 2 or all(name in constant for name in node.input[1:])
+
+
+def _first_axis(node: NodeProto, small: Mapping[str, TensorProto]) -> int:
+    stored = small.get(node.input[3]) if len(node.input) > 3 else None
+    if stored is None or stored.data_type not in (TensorProto.INT64, TensorProto.INT32):
+        return 0
+    axes = numpy_helper.to_array(stored)
+    return int(axes.ravel()[0]) if axes.size else 0
+
+
+def _product_with_one_hot(node: NodeProto, constant: Collection[str], makers: Mapping[str, NodeProto]) -> Lookup | None:
+    """MatMul(OneHot(indices), table) reads rows too."""
+    maker = makers.get(node.input[0])
+    while maker is not None and maker.op_type in ("Cast", "Identity"):
+        maker = makers.get(maker.input[0])
+    if maker is None or maker.op_type != "OneHot" or node.input[1] not in constant or maker.input[0] in constant:
+        return None
+    return Lookup(node.output[0], "MatMul", node.input[1], 0, (maker.input[0],))
+
+
+def values_of_inputs(model: DetachedModel) -> set[str]:
+    """The values that depend on the numbers of some input, and not on its shape alone."""
+    graph = model.proto.graph
+    found = {info.name for info in graph.input} - {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type not in ("Shape", "Size") and not found.isdisjoint(reads_of(node)):
+            found.update(node.output)
+    return found
+
+
+def rows_by_input(model: DetachedModel) -> dict[str, int]:
+    """Inputs that are indices of tables → the number of rows of the smallest table that they index."""
+    graph = model.proto.graph
+    lookups = [one for one in find_lookups(model) if one.op in INDEXED]
+    dims = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    makers = {name: node for node in graph.node for name in node.output}
+    inputs = {info.name for info in graph.input} - dims.keys()
+    found: dict[str, int] = {}
+    for lookup in lookups:
+        shape = tuple(lookup.stored.dims) if lookup.stored is not None else _dims_of(lookup.data, dims, makers)
+        if not shape or lookup.axis >= len(shape):
+            continue
+        for name in _inputs_behind(lookup.says[0], makers) & inputs:
+            found[name] = min(shape[lookup.axis], found.get(name, shape[lookup.axis]))
+    return found
+
+
+def _dims_of(name: str, dims: Mapping[str, tuple[int, ...]], makers: Mapping[str, NodeProto]) -> tuple[int, ...]:
+    """The dims of an initializer, or of a constant that is one in another dtype."""
+    while name not in dims:
+        node = makers.get(name)
+        if node is not None and node.op_type == "Constant" and node.attribute[0].type == AttributeProto.TENSOR:
+            return tuple(node.attribute[0].t.dims)
+        if node is None or node.op_type not in ("Cast", "Identity", "CastLike", "DequantizeLinear"):
+            return ()
+        name = node.input[0]
+    return dims[name]
+
+
+def _inputs_behind(name: str, makers: Mapping[str, NodeProto]) -> set[str]:
+    """The values that `name` is made of by ops that only move, or cast, elements."""
+    found, front, seen = set(), [name], set()
+    while front:
+        name = front.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        node = makers.get(name)
+        if node is None:
+            found.add(name)
+        elif node.op_type == "Concat":
+            front.extend(node.input)
+        elif node.op_type in PASSED_ON:
+            front.append(node.input[0])
+    return found
+
+
+INDEXED: Final = frozenset({"Gather", "GatherElements", "MatMul"})
+OPS: Final = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
+PASSED_ON: Final = frozenset(
+    {
+        *("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten"),
+        *("Slice", "Gather", "Expand", "Tile", "Split"),
+    }
+)
+"""Ops whose result holds numbers of their first input."""

@@ -1,0 +1,390 @@
+"""Hostile passes: what is wrong at one size, in one row or beyond one limit is reverted, or said to be open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import passes
+from passes import PassRun, Status
+from passes.base import Workbench
+from tests.passes.models import matrix, model_of
+
+PASSES = Path(__file__).with_name("hostile.py")
+
+
+def run(model: onnx.ModelProto, bench: Workbench, *steps: tuple[str, Mapping[str, Any]], **options: Any) -> PassRun:
+    recipe = [{f"{PASSES}:{name}": dict(arguments)} for name, arguments in steps]
+    return passes.optimize(model, recipe=recipe, bench=bench, **options)
+
+
+def statuses(made: PassRun) -> list[tuple[str, Status]]:
+    return [(row.name, row.status) for row in made.rows]
+
+
+def reverted(*steps: tuple[str, Mapping[str, Any]]) -> list[tuple[str, Status]]:
+    return [(name, Status.REVERTED) for name, _ in steps]
+
+
+NETWORK = """
+g (float[batch, sequence, 4] x) => (float[batch, sequence, 4] y) {
+    h = MatMul (x, w1)
+    t = Tanh (h)
+    y = MatMul (t, w2)
+}
+"""
+
+
+def network(text: str = NETWORK) -> onnx.ModelProto:
+    return model_of(text, w1=matrix(4, 4, 0), w2=matrix(4, 4, 1))
+
+
+SIZES = (
+    ("at_size", {"axis": 0, "size": 1}),
+    ("at_size", {"axis": 0, "size": 8}),
+    ("at_size", {"axis": 1, "size": 1}),
+    ("at_size", {"axis": 1, "size": 8}),
+    ("at_size", {"axis": 0, "size": 1, "value": "h", "node": 1}),
+    ("at_size", {"axis": 0, "size": 3}),
+)
+
+
+def test_what_is_wrong_at_a_size_that_is_drawn_is_reverted(bench: Workbench) -> None:
+    made = run(network(), bench, *SIZES)
+    assert statuses(made) == reverted(*SIZES)
+    assert made.coverage.sizes == {"batch": (1, 2, 3, 8), "sequence": (1, 2, 4, 8)}
+    assert made.coverage.not_covered == ()
+
+
+def test_a_size_that_is_not_drawn_is_not_in_the_coverage_and_can_be_asked_for(bench: Workbench) -> None:
+    step = ("at_size", {"size": 5})
+    made = run(network(), bench, step)
+    assert made.rows[0].status is Status.RAN and 5 not in made.coverage.sizes["batch"]
+    made = run(network(), bench, step, sizes=[5])
+    assert statuses(made) == reverted(step)
+    assert made.coverage.sizes == {"batch": (2, 3, 5), "sequence": (2, 4, 5)}
+
+
+def test_a_size_that_the_model_does_not_bear_is_left_out_and_said(bench: Workbench) -> None:
+    """There are six positions, so a sequence of 8 is none; the batch is drawn as 8 all the same."""
+    model = model_of(POSITIONS, w1=matrix(4, 4, 0), positions=matrix(6, 4, 1), zero=np.array([0]))
+    steps = (("at_size", {"size": 8}), ("at_size", {"size": 1}), ("at_size", {"axis": 1, "size": 1}))
+    made = run(model, bench, *steps)
+    assert statuses(made) == reverted(*steps)
+    assert made.coverage.sizes == {"batch": (1, 2, 3, 8), "sequence": (1, 2, 4)}
+    [note] = [one for one in made.coverage.not_covered if "sequence=8" in one]
+    assert note.startswith("not drawn: sequence=8 (the model does not run on it: onnxruntime stopped")
+
+
+def test_fixed_dims_have_no_further_draws(bench: Workbench) -> None:
+    made = run(network(NETWORK.replace("batch, sequence", "2, 3")), bench, ("at_size", {"size": 2}))
+    assert [row.status for row in made.rows] == [Status.REVERTED]
+    assert made.coverage.draws == ("draw 0", "draw 1 (floats of ten times their range)")
+
+
+TEXT = """
+g (int64[N, M] ids, float[N, M, 4] x) => (float[N, M, 4] y, float[N, M, 50] z) {
+    e = Gather (table, ids)
+    h = Add (e, x)
+    turned = Transpose <perm = [1, 0]> (table) z = MatMul (h, turned)
+    y = Tanh (h)
+}
+"""
+
+
+def embedding(text: str = TEXT, **weights: np.ndarray) -> onnx.ModelProto:
+    return model_of(text, table=np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32), **weights)
+
+
+ALONE = TEXT.replace(", float[N, M, 50] z", "").replace(
+    "turned = Transpose <perm = [1, 0]> (table) z = MatMul (h, turned)", ""
+)
+
+ROWS = (
+    ("change_row", {"row": 0}),
+    ("change_row", {"row": 49}),
+    ("change_row", {"row": 23}),
+    ("change_row", {"row": -2}),
+    ("swap_rows", {}),
+    ("cut_off", {"to": 49}),
+    ("cut_off", {"to": 40}),
+    ("pad_and_change", {}),
+    ("half_in_other_place", {}),
+    ("own_table", {}),
+    ("as_one_hot", {}),
+    ("has_index", {"index": 0}),
+    ("has_index", {"index": 49}),
+)
+
+
+def test_rows_of_a_table_that_no_draw_reads_are_compared_as_weights(bench: Workbench) -> None:
+    made = run(embedding(ALONE), bench, *ROWS)
+    assert statuses(made) == reverted(*ROWS)
+    [table] = made.coverage.tables
+    assert (table.name, table.op, table.rows, table.compared) == ("table", "Gather", 50, True)
+    assert table.read is not None and 10 < table.read < 40
+    reasons = {(row.name, row.reason) for row in made.rows}
+    assert ("cut_off", "differs: the table 'table' has lost its rows 40 to 49") in reasons
+    assert any("which Gather reads, has other row" in reason for _, reason in reasons)
+
+
+def test_the_right_table_alive_for_others_does_not_hide_the_wrong_one(bench: Workbench) -> None:
+    """As with tied weights: the logits go on reading the right table."""
+    steps = (("own_table", {}),)
+    assert statuses(run(embedding(), bench, *steps)) == reverted(*steps)
+
+
+def test_all_rows_but_the_ones_that_are_read(bench: Workbench) -> None:
+    feeds = [{"ids": np.array([[3, 4]]), "x": np.zeros((1, 2, 4), np.float32)}]
+    steps = (("zero_rest", {"read": [3, 4]}), ("cut_off", {"to": 5}))
+    made = run(embedding(ALONE), bench, *steps, feeds=feeds)
+    assert statuses(made) == reverted(*steps)
+    assert [(table.rows, table.read) for table in made.coverage.tables] == [(50, 2)]
+
+
+@pytest.mark.parametrize("step", ["transpose_table", "split_table", "put_behind", "store_doubles"])
+def test_a_table_that_lies_otherwise_is_the_same_table(step: str, bench: Workbench) -> None:
+    """And rows that are changed after that are seen."""
+    made = run(embedding(ALONE), bench, (step, {}))
+    assert statuses(made) == [(step, Status.RAN)], made.rows[0].reason
+    assert made.coverage.tables[0].compared and made.coverage.not_covered == ()
+
+
+def test_a_row_is_seen_behind_a_table_that_lies_otherwise(bench: Workbench) -> None:
+    steps = (("put_behind", {}), ("change_row", {"row": 33}), ("cut_off", {"to": 45}))
+    made = run(embedding(ALONE), bench, *steps)
+    assert statuses(made) == [("put_behind", Status.RAN), *reverted(*steps[1:])]
+
+
+def test_a_table_in_no_known_form_is_not_covered(bench: Workbench) -> None:
+    made = run(embedding(ALONE), bench, ("scaled", {}))
+    assert made.rows[0].status is Status.RAN
+    assert not made.coverage.tables[0].compared
+    assert any("'table'" in one for one in made.coverage.not_covered)
+
+
+OTHER_TABLES = """
+g (int64[batch] ids, int64[batch, 2] places) => (float[3, batch] a, float[batch, 4] b, float[batch, 2] c) {
+    column = Unsqueeze (ids, one)
+    shape = Constant <value_ints = [1, 4]> ()
+    spread = Expand (column, shape)
+    a = Gather <axis = 1> (wide, ids)
+    b = GatherElements (tall, spread)
+    c = GatherND (deep, places)
+}
+"""
+
+
+def test_other_ways_to_look_up(bench: Workbench) -> None:
+    tables = {"wide": matrix(3, 20, 0), "tall": matrix(20, 4, 1), "deep": matrix(40, 4, 2).reshape(20, 4, 2)}
+    model = model_of(OTHER_TABLES, one=np.array([1]), **tables)
+    steps = (
+        ("change_row", {"table": "wide", "row": 9, "axis": 1}),
+        ("cut_off", {"table": "wide", "to": 19, "axis": 1}),
+        ("change_row", {"table": "tall", "row": 11}),
+        ("change_row", {"table": "deep", "row": 19}),
+        ("cut_off", {"table": "deep", "to": 18}),
+    )
+    made = run(model, bench, *steps)
+    assert statuses(made) == reverted(*steps)
+    assert {table.name: table.rows for table in made.coverage.tables} == {"wide": 20, "tall": 20, "deep": 20}
+
+
+POSITIONS = """
+g (float[batch, sequence, 4] x) => (float[batch, sequence, 4] y) {
+    shape = Shape <start = 1, end = 2> (x)
+    p = Slice (positions, zero, shape, zero)
+    h = Add (x, p)
+    y = MatMul (h, w1)
+}
+"""
+
+
+def test_rows_behind_the_longest_sequence(bench: Workbench) -> None:
+    model = model_of(POSITIONS, w1=matrix(4, 4, 0), positions=matrix(16, 4, 1), zero=np.array([0]))
+    steps = (("change_row", {"table": "positions", "row": 12}), ("cut_off", {"table": "positions", "to": 10}))
+    made = run(model, bench, *steps)
+    assert statuses(made) == reverted(*steps)
+    assert [(table.rows, table.read, table.compared) for table in made.coverage.tables] == [(16, 8, True)]
+
+
+LIMITS = """
+g (float[2, 4] x) => (float[2, 4] clipped, float[2, 4] least, float[2, 4] most, float[2, 4] sigmoid, float[2, 4] swish,
+                      float[2, 4] chosen) {
+    h = MatMul (x, w1)
+    clipped = Clip (h, low, high)
+    least = Min (x, high)
+    most = Max (low, x)
+    six = Mul (x, half)
+    sigmoid = HardSigmoid (six)
+    swish = HardSwish (x)
+    large = Greater (x, high)
+    chosen = Where (large, high, x)
+}
+"""
+
+
+def limits() -> onnx.ModelProto:
+    bounds = {"low": np.float32(-4), "high": np.float32(4), "half": np.float32(0.5)}
+    return model_of(LIMITS, w1=matrix(4, 4, 0), **{name: np.asarray(bound) for name, bound in bounds.items()})
+
+
+def test_what_acts_beyond_the_usual_range_cannot_be_dropped(bench: Workbench) -> None:
+    steps = (
+        ("drop", {"output": "clipped"}),
+        ("drop", {"output": "least"}),
+        ("drop", {"output": "sigmoid"}),
+        ("drop", {"output": "swish"}),
+        ("beyond", {"limit": 5.0}),
+    )
+    made = run(limits(), bench, *steps)
+    assert statuses(made) == reverted(*steps)
+    seen = {limit.node: (limit.below, limit.above, limit.inside) for limit in made.coverage.limits}
+    assert seen == {
+        "clipped": (True, True, True),
+        "least": (None, True, True),
+        "most": (True, None, True),
+        "sigmoid": (True, True, True),
+        "swish": (True, True, True),
+        "chosen": (True, True, False),
+    }
+    assert made.coverage.outliers == ("x",)
+
+
+def test_a_limit_that_no_draw_reaches_is_said_to_be_open(bench: Workbench) -> None:
+    text = "g (float[2, 4] x) => (float[2, 4] y) { y = Clip (x, low, high) }"
+    model = model_of(text, low=np.asarray(np.float32(-100)), high=np.asarray(np.float32(3)))
+    made = run(model, bench, ("drop", {"output": "y"}))
+    assert made.rows[0].status is Status.REVERTED
+    assert made.coverage.not_covered == ("Clip 'y': no value is below its lower limit",)
+
+
+def test_outliers_that_the_model_does_not_bear_are_left_out(bench: Workbench) -> None:
+    made = run(
+        model_of(
+            "g (float[2, 4] x) => (float[2, 4] y) { a = Mul (x, big) y = Exp (a) }", big=np.asarray(np.float32(60))
+        ),
+        bench,
+        ("drop", {"output": "a"}),
+    )
+    assert made.rows[0].status is Status.REVERTED
+    assert made.coverage.outliers == ()
+    assert made.coverage.not_covered[0] == (
+        "not drawn: floats of ten times their range (output 'y' is not finite there)"
+    )
+
+
+MASKED = """
+g (float[2, 6] x, int64[2, 6] mask, bool[2, 6] also) => (float[2, 6] y) {
+    m = Cast <to = 1> (mask)
+    a = Mul (x, m)
+    n = Cast <to = 1> (also)
+    y = Mul (a, n)
+}
+"""
+
+
+def test_masks_are_all_ones_and_all_zeros_too(bench: Workbench) -> None:
+    steps = (
+        ("where_all", {"value": "mask", "are": 1}),
+        ("where_all", {"value": "mask", "are": 0}),
+        ("where_all", {"value": "also", "are": 1}),
+        ("where_all", {"value": "also", "are": 0}),
+        ("drop", {"output": "a"}),
+    )
+    made = run(model_of(MASKED), bench, *steps)
+    assert statuses(made) == reverted(*steps)
+    assert made.coverage.masks == {"mask": ("mixed", "ones", "zeros"), "also": ("mixed", "ones", "zeros")}
+
+
+def test_a_mask_that_leaves_nothing_is_left_out_where_the_model_gives_nan(bench: Workbench) -> None:
+    text = """
+    g (float[2, 6] x, int64[2, 6] mask) => (float[2, 6] y) {
+        m = Cast <to = 1> (mask)
+        a = Mul (x, m)
+        all = Constant <value_ints = [0, 1]> ()
+        s = ReduceSum (m, all)
+        t = Div (s, s)
+        y = Mul (a, t)
+    }
+    """
+    made = run(model_of(text), bench, ("where_all", {"value": "mask", "are": 1}))
+    assert statuses(made) == [("where_all", Status.REVERTED)]
+    assert made.coverage.masks == {"mask": ("mixed", "ones")}
+    assert made.coverage.not_covered == ("not drawn: masks of zeros (output 'y' holds NaN there)",)
+
+
+BRANCHES = """
+g (float[2, 4] x) => (float[2, 4] y) {
+    least = ReduceMin <keepdims = 0> (x)
+    low = Constant <value_float = -50.0> ()
+    rare = Less (least, low)
+    y = If (rare) <
+        then_branch = rare_one () => (float[2, 4] a) { one = Constant <value_float = 1.0> () a = Add (x, one) },
+        else_branch = usual () => (float[2, 4] b) { two = Constant <value_float = 2.0> () b = Add (x, two) }
+    >
+}
+"""
+
+
+def test_a_branch_that_no_draw_takes_is_said_to_be_open(bench: Workbench) -> None:
+    made = run(
+        model_of(BRANCHES),
+        bench,
+        ("other_body", {"attribute": "else_branch"}),
+        ("other_body", {"attribute": "then_branch"}),
+    )
+    assert [row.status for row in made.rows] == [Status.REVERTED, Status.RAN]
+    assert [(one.then_taken, one.else_taken) for one in made.coverage.branches] == [(False, True)]
+    assert made.coverage.not_covered == ("If 'y': no draw takes its then branch",)
+
+
+LOOP = """
+g (int64 turns, float[2] x) => (float[2] y) {
+    yes = Constant <value = bool {1}> ()
+    y = Loop (turns, yes, x) <
+        body = step (int64 i, bool before, float[2] v) => (bool after, float[2] w) {
+            after = Identity (before)
+            c = Constant <value_float = 1.5> ()
+            w = Add (v, c)
+        }
+    >
+}
+"""
+
+
+def test_the_turns_of_a_loop(bench: Workbench) -> None:
+    made = run(model_of(LOOP), bench, ("other_body", {"op": "Loop", "attribute": "body"}))
+    assert made.rows[0].status is Status.REVERTED
+    [loop] = made.coverage.loops
+    assert set(loop.turns) == {0, 1}
+    assert made.coverage.not_covered == ("Loop 'y': no draw runs it for more",)
+
+
+def test_a_table_that_is_listed_as_an_input_too_is_a_table(bench: Workbench) -> None:
+    """As files of IR version 3 have it."""
+    model = embedding(ALONE)
+    model.graph.input.append(onnx.helper.make_tensor_value_info("table", onnx.TensorProto.FLOAT, [50, 4]))
+    steps = (("change_row", {"row": 23}),)
+    assert statuses(run(model, bench, *steps)) == reverted(*steps)
+
+
+def test_a_table_inside_of_a_branch_is_compared_too(bench: Workbench) -> None:
+    text = """
+    g (int64[N] ids, bool which) => (float[N, 4] y) {
+        y = If (which) <
+            then_branch = one () => (float[N, 4] a) { a = Gather (table, ids) },
+            else_branch = other () => (float[N, 4] b) { c = Gather (table, ids) b = Neg (c) }
+        >
+    }
+    """
+    steps = (("change_row", {"row": 23}), ("cut_off", {"to": 49}))
+    made = run(embedding(text), bench, *steps)
+    assert statuses(made) == reverted(*steps)
+    assert [(table.rows, table.read, table.compared) for table in made.coverage.tables] == [(50, None, True)] * 2
+    assert [(one.then_taken, one.else_taken) for one in made.coverage.branches] == [(True, True)]

@@ -1,0 +1,45 @@
+"""Torch modules that care for the sizes of their inputs, or look rows up."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Alone(nn.Module):
+    """Computes something else at batch 1, which torch.export takes no batch to be."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] == 1 else x + 1
+
+
+class Few(nn.Module):
+    """Computes something else from batch 5 on: the export holds below."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.shape[0] < 5 else x + 2
+
+
+class Words(nn.Module):
+    """A table of words, one of positions that ends at 6, and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(40, 4)
+        self.positions = nn.Embedding(6, 4)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids) + self.positions.weight[: ids.shape[1]]
+        return x * mask.unsqueeze(-1)
+
+
+def alone() -> nn.Module:
+    return Alone()
+
+
+def few() -> nn.Module:
+    return Few()
+
+
+def words() -> nn.Module:
+    return Words()

@@ -1,0 +1,93 @@
+"""What a whole run draws, where torch runs and the export holds: sizes, whole tables, masks. And what it says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from passes import Status
+from pipeline import Pipeline, RunConfig
+from pipeline.result import RunResult
+from pipeline.stages.source import open_source
+from pipeline.verify.references import compute_references, plan_draws
+from tests.passes.models import matrix, model_of
+
+SIZED = Path(__file__).parent / "models" / "sized.py"
+HOSTILE = Path(__file__).parents[1] / "passes" / "hostile.py"
+X = {"x": {"shape": ["N", 3]}}
+TOKENS = {name: {"shape": ["N", "S"], "dtype": "int64"} for name in ("ids", "mask")}
+
+
+def config(factory: str, inputs: dict[str, Any], **sections: Any) -> RunConfig:
+    model = {"factory": f"{SIZED}:{factory}", "inputs": inputs}
+    off = {"passes": {"recipe": []}, "runtime": {"backends": []}}
+    return RunConfig.from_mapping({"name": factory, "model": model, **off, **sections})
+
+
+def run(settings: RunConfig, folder: Path) -> RunResult:
+    return Pipeline(settings, folder).run()
+
+
+@pytest.mark.parametrize(
+    ("factory", "sizes", "note"),
+    [
+        ("alone", (2, 3, 8), "not drawn: (N=1) (y: max abs error"),
+        ("few", (1, 2, 3), "not drawn: (N=8) (the export holds for N from 2 to 4)"),
+    ],
+)
+def test_a_size_that_the_export_does_not_hold_for_is_left_out_and_said(
+    factory: str, sizes: tuple[int, ...], note: str, tmp_path: Path
+) -> None:
+    settings = config(factory, X, export={"output_names": ["y"]})
+    coverage = run(settings, tmp_path / "out").report.coverage
+    assert coverage is not None and coverage.sizes == {"N": sizes}
+    assert [one for one in coverage.not_covered if one.startswith(note)], coverage.not_covered
+
+
+def test_tables_and_masks_of_a_torch_module(tmp_path: Path) -> None:
+    settings = config("words", TOKENS)
+    source = open_source(settings)
+    references = compute_references(source, plan_draws(source, settings.model, settings.verify))
+    ids = np.concatenate([one.feeds["ids"].ravel() for one in references.draws[1:]])
+    assert (ids.min(), ids.max()) == (0, 39)
+    masks = [set(one.feeds["mask"].ravel().tolist()) for one in references.draws]
+    assert {1} in masks and {0} in masks and masks[0] == {0, 1}
+    drawn = {(one.draw.sizes["N"], one.draw.sizes["S"]) for one in references.draws if one.draw is not None}
+    assert drawn == {(2, 2), (3, 3), (1, 2), (8, 1)}
+    [note] = references.skipped
+    assert note.startswith("not drawn: S=8 (the model does not run on it: the model raises")
+
+
+def test_a_range_is_kept_and_its_ends_are_drawn(tmp_path: Path) -> None:
+    inputs = {"ids": {**TOKENS["ids"], "range": [10, 20]}, "mask": {**TOKENS["mask"], "range": [1, 1]}}
+    settings = config("words", inputs, verify={"sizes": []})
+    source = open_source(settings)
+    references = compute_references(source, plan_draws(source, settings.model, settings.verify))
+    ids = np.concatenate([one.feeds["ids"].ravel() for one in references.draws])
+    assert (ids.min(), ids.max()) == (10, 19)
+    assert {tuple(np.unique(one.feeds["mask"])) for one in references.draws} == {(1,)}
+    assert [one.label for one in references.draws] == [
+        "draw 0 (N=2, S=2)",
+        "draw 1 (N=2, S=2)",
+        "draw 2 (N=3, S=3)",
+    ]
+
+
+def test_a_pass_that_is_wrong_at_batch_1_is_reverted_and_named(tmp_path: Path) -> None:
+    text = "g (float[N, 4] x) => (float[N, 4] y) { h = MatMul (x, w1) y = Tanh (h) }"
+    onnx.save(model_of(text, w1=matrix(4, 4, 0)), tmp_path / "model.onnx")
+    steps = ["eliminate_identity", {f"{HOSTILE}:at_size": {"size": 1}}, {f"{HOSTILE}:at_size": {"size": 8}}]
+    data = {
+        "model": {"onnx": str(tmp_path / "model.onnx"), "dims": {"N": [2, 3]}},
+        "passes": {"recipe": steps},
+        "runtime": {"backends": []},
+    }
+    report = run(RunConfig.from_mapping(data), tmp_path / "out").report
+    assert [row.status for row in report.passes] == [Status.RAN, Status.REVERTED, Status.REVERTED]
+    assert report.coverage is not None and report.coverage.sizes == {"N": (1, 2, 3, 8)}
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "size of N" in page and "1, 2, 3, 8" in page
