@@ -19,12 +19,12 @@ import onnx
 from onnx import TensorProto
 
 from passes.errors import ModelMistake
+from passes.load import check_payload, load_model
 from passes.model.bodies import bodies_of
 from passes.model.digests import derived_digest, digest_of, digest_of_bytes, digest_of_texts
 from passes.model.external_data import ExternalFiles
 from passes.model.mapped import place_of, release
 from passes.model.order import sort_nodes
-from passes.model.payload import check_payload
 from passes.model.stand_ins import DETACH_FROM_BYTES, TYPED_FIELDS, Key, Weight, clear_data, inline, key_of, numbers_of
 
 __all__ = ["PROTOBUF_LIMIT", "UNREAD", "DetachedModel", "WeightStore", "attach", "detach", "read_model"]
@@ -189,18 +189,11 @@ def read_model(
     Raises:
         ModelMistake: no such file, not ONNX, truncated, or external data that is missing or leaves the folder.
     """
-    if not path.is_file():
-        raise ModelMistake(f"no ONNX file at {path}; expected an .onnx file, or the folder of a run that has ended")
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception as error:
-        raise ModelMistake(f"{path} is not a readable ONNX file ({error}); is it complete?") from error
-    if not model.graph.node and not model.graph.output:
-        raise ModelMistake(f"{path} holds no graph; is it an ONNX file, and complete?")
-    sort_nodes(model.graph)
-    marked = any(entry.key == UNREAD for entry in model.metadata_props)
     # A link to a model stands for the model, beside which its data lies.
     folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
+    model = load_model(path, folder)
+    sort_nodes(model.graph)
+    marked = any(entry.key == UNREAD for entry in model.metadata_props)
     try:
         return detach(model, folder, known, unread=marked if unread is None else unread)
     except ModelMistake as mistake:

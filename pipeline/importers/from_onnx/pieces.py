@@ -6,10 +6,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pipeline.errors import SourceMistake, Unsupported
 from pipeline.importers.from_onnx.attributes import Attributes
 from pipeline.ir.spec import TensorSpec
 
 __all__ = ["Pieces", "split_pieces"]
+
+
+MOST_PIECES = 2**16
+"""Tensors of one sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,8 @@ class Pieces:
 
     def pick(self, index: int, name: str) -> TensorSpec:
         """Note that `name` is the tensor at `index`, and say what it is."""
+        if not -len(self.items) <= index < len(self.items):
+            raise SourceMistake(f"{name!r} is read from place {index} of a sequence of {len(self.items)} tensors")
         place = range(len(self.items))[index]
         self.names.setdefault(place, name)
         return self.items[place]
@@ -34,14 +41,23 @@ class Pieces:
 
 def split_pieces(attributes: Attributes, spec: TensorSpec, split: np.ndarray | None) -> Pieces:
     """What SplitToSequence makes of a tensor of `spec`; `split` is its second input: one size, all sizes, or None."""
-    axis = attributes.integer("axis") % spec.rank
+    axis = attributes.integer("axis")
+    if not -spec.rank <= axis < spec.rank:
+        raise SourceMistake(f"SplitToSequence has the axis {axis}, and what it splits has {spec.rank}")
+    axis %= spec.rank
     total = spec.sizes[axis]
+    step = 1 if split is None else int(split.item()) if not split.ndim else total
+    if (split is not None and (split < 0).any()) or not step and total:
+        raise SourceMistake(f"SplitToSequence splits {total} into pieces of {split}; expected sizes of 1 and more")
+    if total > MOST_PIECES * step:
+        raise Unsupported(f"SplitToSequence makes {total // step:,} tensors; expected {MOST_PIECES:,} at most")
     if split is None:
         sizes = (1,) * total
     elif split.ndim:
         sizes = tuple(int(size) for size in split)
+        if sum(sizes) != total:
+            raise SourceMistake(f"SplitToSequence splits {total} into {list(sizes)}, which are {sum(sizes)}")
     else:
-        step = int(split.item())
         sizes = tuple(min(step, total - start) for start in range(0, total, step))
     parts = tuple(TensorSpec((*spec.shape[:axis], size, *spec.shape[axis + 1 :]), spec.dtype) for size in sizes)
     items = parts

@@ -1,0 +1,4 @@
+from benchmarks.fuzz.campaign import main
+
+if __name__ == "__main__":
+    main()
