@@ -1,7 +1,7 @@
 """One valid model and a number → the bytes of a broken one. The same number gives the same bytes.
 
-Bytes are flipped, cut, inserted; or the message is changed in one to four places: by a mutation that knows nothing of ONNX
-and takes any field of any message, and by those that know where it hurts.
+Bytes are flipped, cut, inserted; or the message is changed in one to four places: by a mutation that knows nothing of
+ONNX and takes any field of any message, and by those that know where it hurts.
 """
 
 from __future__ import annotations

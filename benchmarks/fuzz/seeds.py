@@ -164,7 +164,9 @@ TEXTS: Mapping[str, str] = {
             t = Tile (x, times)
         }""",
     "index": """
-        index (float[3, 5] x, int64[2] i) => (float[2, 5] g, float[3, 2] v, int64[3, 2] k, float[3, 5] s, float[2, 4] h) {
+        index (float[3, 5] x, int64[2] i) => (
+            float[2, 5] g, float[3, 2] v, int64[3, 2] k, float[3, 5] s, float[2, 4] h
+        ) {
             g = Gather <axis = 0> (x, i)
             two = Constant <value = int64[1] {2}> ()
             v, k = TopK <axis = 1, largest = 1> (x, two)

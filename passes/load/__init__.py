@@ -8,13 +8,23 @@
     tensors.py    one tensor: dtype, dims, and data of just that size (payload.py), inline or in a file (external.py)
     budget.py     what a machine can hold: nobody allocates what a file merely declares
 
-ONNX's own checker is not asked. It takes a model as one message (weights included), refuses operators that onnxruntime adds to
-ONNX's domain, and lets pass what breaks a reader: text that is no UTF-8, segments, data of another size, circles of functions.
+ONNX's own checker is not asked. It takes a model as one message (weights included), refuses operators that onnxruntime
+adds to ONNX's domain, and lets pass what breaks a reader: text that is no UTF-8, segments, data of another size,
+functions that call themselves.
 Nothing here knows of anything else in `passes` but the errors.
 """
 
-from passes.load.budget import check_bytes, memory_budget
+from passes.load.budget import check_bytes, check_drawn, memory_budget, seconds_to_run
 from passes.load.load import check_model, load_model
 from passes.load.payload import byte_count, check_payload
 
-__all__ = ["byte_count", "check_bytes", "check_model", "check_payload", "load_model", "memory_budget"]
+__all__ = [
+    "byte_count",
+    "check_bytes",
+    "check_drawn",
+    "check_model",
+    "check_payload",
+    "load_model",
+    "memory_budget",
+    "seconds_to_run",
+]

@@ -53,7 +53,7 @@ def check_calls(graph: GraphProto, functions: Mapping[FunctionKey, FunctionProto
 
 
 def _measure(start: FunctionKey, functions: Mapping[FunctionKey, FunctionProto], sizes: dict[FunctionKey, int]) -> None:
-    """Find the number of nodes of an inlined function, after those of what it calls. A long chain takes no recursion."""
+    """Find the number of nodes of an inlined function, after those of what it calls; a long chain needs no stack."""
     path: list[FunctionKey] = [start]
     while path:
         key = path[-1]

@@ -210,6 +210,6 @@ def _check_ends(node: NodeProto, body: GraphProto, where: str) -> None:
         states = len(body.input) - scanned
         if not (0 < scanned <= len(body.input) and states <= len(body.output)):
             raise ModelMistake(
-                f"{where} has {len(body.input)} inputs and {len(body.output)} outputs, which num_scan_inputs = {scanned} "
-                "does not fit"
+                f"{where} has {len(body.input)} inputs and {len(body.output)} outputs, "
+                f"which num_scan_inputs = {scanned} does not fit"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -36,8 +37,8 @@ def load_model(
         may_be_empty: weights may be left out: a tensor without data, or a data file that is missing.
 
     Raises:
-        ModelMistake: the file is missing, cut short or no ONNX; or what it says cannot be. One sentence: what was found,
-            at which node, tensor or value, and what was expected.
+        ModelMistake: the file is missing, cut short or no ONNX; or what it says cannot be. One sentence: what was
+            found, at which node, tensor or value, and what was expected.
     """
     if isinstance(source, ModelProto):
         check_model(source, folder, may_be_empty=may_be_empty)
@@ -75,8 +76,8 @@ def check_model(model: ModelProto, folder: Path | None = None, *, may_be_empty: 
     check_entries(model.metadata_props, "the model's metadata")
     if not OLDEST_IR <= model.ir_version <= onnx.IR_VERSION:
         raise ModelMistake(
-            f"it has the IR version {model.ir_version}; onnx {onnx.__version__} reads {OLDEST_IR} to {onnx.IR_VERSION}; "
-            "is the file damaged, or onnx too old for it?"
+            f"it has the IR version {model.ir_version}, and onnx {onnx.__version__} reads {OLDEST_IR} to "
+            f"{onnx.IR_VERSION}; is the file damaged, or onnx too old for it?"
         )
     versions = _versions(model.opset_import, "the model")
     functions = own_functions(model)
@@ -118,7 +119,7 @@ def _parsed(content: bytes, what: str) -> ModelProto:
         raise ModelMistake(f"{what} is not readable ONNX ({error}); is it complete?") from error
 
 
-def _versions(imports: list[OperatorSetIdProto], where: str) -> dict[str, int]:
+def _versions(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, int]:
     """Domain → version; ONNX's own domain is "".
 
     Raises:
@@ -136,7 +137,8 @@ def _versions(imports: list[OperatorSetIdProto], where: str) -> dict[str, int]:
             )
         if found.setdefault(domain, entry.version) != entry.version:
             raise ModelMistake(
-                f"{where} imports the versions {found[domain]} and {entry.version} of {domain or 'ai.onnx'}; expected one"
+                f"{where} imports the versions {found[domain]} and {entry.version} of {domain or 'ai.onnx'}; "
+                "expected one"
             )
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
@@ -88,9 +88,14 @@ def signature_of(op_type: str, version: int, domain: str) -> Signature | None:
         (schema.min_output, schema.max_output),
         tuple(one.option == single for one in schema.inputs if one.option != variadic),
         any(one.option == variadic for one in schema.inputs),
-        {name: int(one.type.value) for name, one in schema.attributes.items()},
+        {name: number_of(one.type) for name, one in schema.attributes.items()},
         tuple(name for name, one in schema.attributes.items() if one.required),
     )
+
+
+def number_of(kind: Any) -> int:
+    """AttributeProto's number of a schema's attribute type, whose stub has no members."""
+    return int(kind.value)
 
 
 def check_node(node: NodeProto, operators: Operators) -> None:
@@ -202,7 +207,8 @@ def _kind(attribute: AttributeProto, node: NodeProto, operators: Operators) -> i
     if reference:
         if operators.parameters is None or reference not in operators.parameters or held or kind not in VALUE_FIELD:
             raise ModelMistake(
-                f"{where} refers to {reference!r}; expected an attribute of the function that the node is in, and no value"
+                f"{where} refers to {reference!r}; expected an attribute of the function that the node is in, "
+                "and no value"
             )
         return kind
     if not kind and len(held) == 1:  # IR versions before 4 wrote no type

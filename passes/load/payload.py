@@ -53,7 +53,8 @@ def check_payload(tensor: TensorProto, *, may_be_empty: bool = False) -> None:
             f"tensor {tensor.name!r} is one segment of a larger tensor, which nothing reads; save it in one piece"
         )
     held = [field for field in FIELDS if getattr(tensor, field)]
-    if tensor.HasField("raw_data") and (tensor.raw_data or not held):
+    raw_bytes = len(tensor.raw_data) if tensor.HasField("raw_data") else 0  # looked at once: protobuf hands out copies
+    if raw_bytes or (not held and tensor.HasField("raw_data")):
         held.append("raw_data")
     if tensor.data_location == TensorProto.EXTERNAL:
         if held:
@@ -72,7 +73,7 @@ def check_payload(tensor: TensorProto, *, may_be_empty: bool = False) -> None:
         _elements(tensor)
         return
     if expected_field == "raw_data":
-        found, expected, unit = len(tensor.raw_data), byte_count(tensor), "bytes"
+        found, expected, unit = raw_bytes, byte_count(tensor), "bytes"
     else:
         found, expected, unit = len(getattr(tensor, expected_field)), _entries(tensor, name), "entries"
     if found != expected:

@@ -119,7 +119,7 @@ def detached_copy(model: onnx.ModelProto, spill: Spill) -> DetachedModel:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sort_nodes(copy.graph)
-    detached = detach(copy)
+    detached = detach(copy, checked=True)
     for weight in detached.weights.values():
         spill.place(weight)  # all of them first, since a file that grows has to be mapped again
     maps = FileMaps()

@@ -190,7 +190,7 @@ def test_external_data_stays_in_the_folder(tmp_path: Path, location: str) -> Non
     folder.mkdir()
     (tmp_path / "w.bin").write_bytes(WEIGHT.tobytes())
     (folder / "out").symlink_to(tmp_path)
-    with pytest.raises(SourceMistake, match="outside of the model's folder|names no file"):
+    with pytest.raises(SourceMistake, match=r"outside of the model's folder|names no file"):
         from_onnx(saved(folder, location))
 
 
