@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from passes.base import Workbench
-from passes.bench import open_bench
+from passes.bench import limit_runs, open_bench
 from passes.draw import draw_array
 from passes.errors import ModelMistake
 from passes.model.joined import apart, joined
@@ -74,7 +74,8 @@ def optimize(
 
         def run(draws: Sequence[Mapping[str, np.ndarray]]) -> PassRun:
             prover = Prover.of_itself(draws, bench)
-            return run_passes(detached, steps, policy, prover, bench, reproducers=reproducers)
+            with limit_runs(bench, detached):
+                return run_passes(detached, steps, policy, prover, bench, reproducers=reproducers)
 
         if feeds:
             return run(feeds)

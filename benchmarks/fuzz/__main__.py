@@ -1,3 +1,5 @@
+"""`python -m benchmarks.fuzz`"""
+
 from benchmarks.fuzz.campaign import main
 
 if __name__ == "__main__":

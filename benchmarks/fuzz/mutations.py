@@ -201,7 +201,7 @@ def _texts(messages: Sequence[Message]) -> list[str]:
 
 
 def _graphs(model: ModelProto) -> list[GraphProto]:
-    return [one for one in _messages(model) if isinstance(one, GraphProto)]
+    return [one for one in _messages(model) if isinstance(one, GraphProto)] or [model.graph]
 
 
 def _nodes(model: ModelProto) -> list[NodeProto]:

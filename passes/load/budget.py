@@ -16,8 +16,8 @@ MOST_ELEMENTS: Final = 2**60
 """Of one tensor, whatever the machine: beyond it sizes in bytes overflow 64 bits, in numpy and in native code."""
 
 
-MOST_DRAWN: Final = 2**28
-"""Elements of one input that is drawn: 2 GiB on the way to it, and seconds. A minute of sound has 2**22."""
+MOST_DRAWN: Final = 2**27
+"""Elements of one input that is drawn: 1 GiB on the way to it, and seconds. A volume of 512 × 512 × 512 has as many."""
 
 LEAST_SECONDS: Final = 45.0
 SECONDS_PER_MIB: Final = 20.0

@@ -66,7 +66,8 @@ class GraphCheck:
             if info.name in names:
                 raise ModelMistake(f"{where} has the output {info.name!r} twice; expected one of each name")
             names.add(info.name)
-            self._need(info.name, own, outer, f"is an output of {where}")
+            if info.name not in own:
+                _need(info.name, outer, f"is an output of {where}")
         return free | (names - own)
 
     def check_function(self, function: FunctionProto) -> None:
@@ -86,7 +87,8 @@ class GraphCheck:
             check_value(info, "value", typed=False)
         self._check_nodes(function.node, own, (), where)
         for name in function.output:
-            self._need(name, own, (), f"is an output of {where}")
+            if name not in own:
+                _need(name, (), f"is an output of {where}")
 
     def _beginnings(self, graph: GraphProto, *, is_inner: bool) -> set[str]:
         """The names of inputs and initializers."""
@@ -132,7 +134,8 @@ class GraphCheck:
         for place, node in enumerate(nodes):
             reads = {name for name in node.input if name}
             for name in reads:
-                self._need(name, own, outer, f"is read by {shown(node)}")
+                if name not in own:
+                    _need(name, outer, f"is read by {shown(node)}")
             if node.attribute:
                 reads |= self._check_inside(node, own, outer)
             free |= reads - own
@@ -153,12 +156,6 @@ class GraphCheck:
             _check_ends(node, body, where)
             reads |= self.check(body, (*outer, own), where)
         return reads
-
-    def _need(self, name: str, own: set[str], outer: Iterable[set[str]], how: str) -> None:
-        if name not in own and not any(name in names for names in outer):
-            raise ModelMistake(
-                f"{name!r} {how}, and nothing makes it; expected an input, an initializer or a node's output"
-            )
 
     def _refuse_circle(
         self, nodes: Sequence[NodeProto], makers: Mapping[str, int], own: set[str], outer: Sequence[set[str]]
@@ -193,6 +190,13 @@ class GraphCheck:
             read = {name for inner in body.node for name in (*inner.input, *self._reads_inside(inner))}
             found |= (read | {info.name for info in body.output}) - made
         return found
+
+
+def _need(name: str, outer: Iterable[set[str]], how: str) -> None:
+    if not any(name in names for names in outer):
+        raise ModelMistake(
+            f"{name!r} {how}, and nothing makes it; expected an input, an initializer or a node's output"
+        )
 
 
 def _check_ends(node: NodeProto, body: GraphProto, where: str) -> None:

@@ -112,8 +112,7 @@ def check_node(node: NodeProto, operators: Operators) -> None:
         raise ModelMistake(f"{shown(node)} has no op type; expected the name of an operator")
     if not any(node.output):
         raise ModelMistake(f"{shown(node)} makes no output; expected one at least")
-    if node.metadata_props:
-        check_entries(node.metadata_props, f"the metadata of {shown(node)}")
+    check_entries(node.metadata_props, node)
     if node.domain in ("", "ai.onnx") and "" not in operators.versions and key_of_call(node) not in operators.functions:
         raise ModelMistake(
             f"{shown(node)} is of ONNX's own domain, and the model imports no opset of it; expected one in opset_import"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from onnx import TensorShapeProto, TypeProto, ValueInfoProto
+from onnx import NodeProto, TensorShapeProto, TypeProto, ValueInfoProto
 
 from passes.errors import ModelMistake
 from passes.load.budget import MOST_ELEMENTS, element_count
@@ -30,11 +30,12 @@ def check_text(text: object, where: str) -> None:
         raise ModelMistake(f"{where} is {shown}, which is no UTF-8 text; is the file damaged?")
 
 
-def check_entries(entries: Iterable, where: str) -> None:
+def check_entries(entries: Iterable, of: str | NodeProto) -> None:
     """Refuse keys and values (of metadata, of external data) that are no text."""
     for entry in entries:
         key, value = entry.key, entry.value
         if type(key) is not str or type(value) is not str:
+            where = of if isinstance(of, str) else f"the metadata of node {of.name!r} ({of.op_type})"
             check_text(key, f"a key of {where}")
             check_text(value, f"the value of {key!r} of {where}")
 
