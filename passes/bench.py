@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import math
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +11,10 @@ from typing import Final
 
 from passes.base import Workbench
 from passes.isolate import Worker
+from passes.load import memory_budget, seconds_to_run
+from passes.model.weights import DetachedModel
 
-__all__ = ["memory_limit", "open_bench"]
+__all__ = ["limit_runs", "memory_limit", "open_bench"]
 
 PROOF_S: Final = 600.0
 """Seconds for one proof, where a pass has less: the model itself may take that long."""
@@ -38,11 +40,30 @@ def open_bench(
         yield Workbench(worker, Path(place).resolve(), proofs)  # a tool may work in another folder
 
 
+@contextmanager
+def limit_runs(bench: Workbench, model: DetachedModel) -> Iterator[None]:
+    """End a run of `model` in the proof worker that takes longer than its declared sizes explain: a Loop without an end
+    would take all of the worker's time.
+
+    A time limit above the default one was chosen by the user, and stays.
+    """
+    proofs, before = bench.proofs, bench.proofs.timeout_s
+    if before <= PROOF_S:
+        declared = (info.type.tensor_type.shape.dim for info in model.proto.graph.input)
+        inputs = sum(4 * math.prod(max(dim.dim_value, 1) for dim in dims) for dims in declared)
+        proofs.timeout_s = min(before, seconds_to_run(model.nbytes() + inputs))
+    try:
+        yield
+    finally:
+        proofs.timeout_s = before
+
+
 def memory_limit(memory_gib: float | None) -> int:
     """In bytes; 0 for no limit.
 
-    By default nine tenths of the machine's memory, so that a worker that asks for more dies alone.
+    By default nine tenths of the machine's memory, or of our own limit where that is less, so that a worker that asks
+    for more dies alone.
     """
     if memory_gib is not None:
         return int(memory_gib * 2**30)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 9 // 10
+    return memory_budget()

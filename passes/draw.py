@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 
+from passes.load import check_drawn
+
 __all__ = ["draw_array", "dtype_named"]
 
 
@@ -16,7 +18,11 @@ def draw_array(identity: str, shape: Sequence[int], dtype: str, low: float, high
 
     Floats are uniform in [low, high]; whole numbers and bools go from low up to, and without, high; where low equals
     high every element is low.
+
+    Raises:
+        ModelMistake: more elements than are drawn in reasonable time and memory.
     """
+    check_drawn(identity.rpartition(":")[2], shape)
     words = np.frombuffer(hashlib.sha256(identity.encode()).digest(), np.uint32)
     generator = np.random.default_rng(np.random.SeedSequence(words.tolist()))
     if "float" in dtype:

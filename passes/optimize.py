@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from passes.base import Workbench
-from passes.bench import open_bench
+from passes.bench import limit_runs, open_bench
 from passes.errors import ModelMistake
 from passes.model.joined import apart, joined
 from passes.model.sharing import detached_copy
@@ -77,7 +77,8 @@ def optimize(
 
         plan = None if feeds else plan_draws(detached, sizes=sizes)
         prover = Prover.of_plan(plan, bench) if plan else Prover.of_itself(feeds, bench)
-        return run_passes(detached, steps, policy, prover, bench, reproducers=reproducers)
+        with limit_runs(bench, detached):
+            return run_passes(detached, steps, policy, prover, bench, reproducers=reproducers)
 
 
 def _by_structure(

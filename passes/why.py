@@ -14,7 +14,8 @@ from typing import Final
 import onnx
 from onnx import GraphProto, NodeProto
 
-from passes.errors import ModelMistake, PolicyMistake
+from passes.errors import PolicyMistake
+from passes.load import load_model
 from passes.model.weights import DetachedModel
 from passes.provenance import Place, marks_of, place_of
 
@@ -67,7 +68,7 @@ def why(model: onnx.ModelProto | DetachedModel | str | Path, node: str) -> tuple
         ModelMistake: the file cannot be read.
         PolicyMistake: nothing has this name; the nearest are named.
     """
-    proto = model if isinstance(model, onnx.ModelProto) else _proto_of(model)
+    proto = _proto_of(model)
     nodes = _Nodes(proto)
     found = nodes.meant_by(node)
     if not found:
@@ -81,16 +82,12 @@ def file_of(model: str | Path) -> Path:
     return path / MODEL_FILE if path.is_dir() else path
 
 
-def _proto_of(model: DetachedModel | str | Path) -> onnx.ModelProto:
+def _proto_of(model: onnx.ModelProto | DetachedModel | str | Path) -> onnx.ModelProto:
     if isinstance(model, DetachedModel):
         return model.proto
-    path = file_of(model)
-    if not path.is_file():
-        raise ModelMistake(f"no ONNX file at {path}; expected an .onnx file, or the folder of a run that has ended")
-    try:
-        return onnx.load(path, load_external_data=False)
-    except Exception as error:
-        raise ModelMistake(f"{path} is not a readable ONNX file ({error}); is it complete?") from error
+    if isinstance(model, onnx.ModelProto):
+        return load_model(model, may_be_empty=True)
+    return load_model(file_of(model), may_be_empty=True)
 
 
 class _Nodes:

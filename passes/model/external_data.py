@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto
 
 from passes.errors import ModelMistake
+from passes.load.external import entry_of, file_in
 from passes.model.mapped import FileMaps, Place
-from passes.model.payload import byte_count
 
 __all__ = ["ExternalFiles"]
 
@@ -34,22 +33,15 @@ class ExternalFiles:
             ModelMistake: the file is missing, ends too early, or lies outside of the folder; or offset and length are
                 no numbers that fit.
         """
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        path, size = self._file(tensor, entries.get("location", ""))
-        needed = byte_count(tensor)
-        offset, length = _number(tensor, entries, "offset"), _number(tensor, entries, "length") or needed
-        if length != needed:
-            raise ModelMistake(
-                f"initializer {tensor.name!r} has {length} bytes of external data, but with the shape "
-                f"{list(tensor.dims)} it takes {needed}"
-            )
-        if offset + length > size:
+        entry = entry_of(tensor)
+        path, size = self._file(tensor, entry.location)
+        if entry.offset + entry.nbytes > size:
             raise ModelMistake(
                 f"external data file {path} ends before initializer {tensor.name!r} does "
-                f"({size} bytes, needs {offset + length}); is the file complete?"
+                f"({size} bytes, needs {entry.offset + entry.nbytes}); is the file complete?"
             )
         try:
-            return self._maps.view(Place(str(path), offset, length))
+            return self._maps.view(Place(str(path), entry.offset, entry.nbytes))
         except (OSError, ValueError) as error:
             raise ModelMistake(
                 f"external data file {path} of initializer {tensor.name!r} cannot be mapped "
@@ -63,22 +55,8 @@ class ExternalFiles:
             return self._found[location]
         if self._root is None:
             raise ModelMistake(f"initializer {tensor.name!r} is external data, but the model's folder is not known")
-        path = (self._root / location).resolve()
-        if not path.is_relative_to(self._root) or path == self._root:
-            raise ModelMistake(
-                f"initializer {tensor.name!r} points to {location!r}, outside of the model's folder; "
-                "external data has to lie beside the model"
-            )
+        path = file_in(self._root, tensor, location)
         if not path.is_file():
             raise ModelMistake(f"external data file {path} of initializer {tensor.name!r} is missing")
         self._found[location] = (path, path.stat().st_size)
         return self._found[location]
-
-
-def _number(tensor: TensorProto, entries: Mapping[str, str], key: str) -> int:
-    text = entries.get(key) or "0"
-    if not (text.isascii() and text.isdigit()):
-        raise ModelMistake(
-            f"initializer {tensor.name!r} has {key} {text!r} in its external data, expected a whole number of 0 or more"
-        )
-    return int(text)

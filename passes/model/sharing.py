@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from passes.load import check_model
 from passes.model.mapped import FileMaps, Place, place_of, release
 from passes.model.order import sort_nodes
 from passes.model.stand_ins import Weight
@@ -112,12 +113,13 @@ def detached_copy(model: onnx.ModelProto, spill: Spill) -> DetachedModel:
     """`model` detached, with its weights in `spill`'s file; the one given stays as it is.
 
     Raises:
-        ModelMistake: a tensor's data does not fill its shape, or is external.
+        ModelMistake: the model is broken, or its data is external.
     """
+    check_model(model)
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sort_nodes(copy.graph)
-    detached = detach(copy)
+    detached = detach(copy, checked=True)
     for weight in detached.weights.values():
         spill.place(weight)  # all of them first, since a file that grows has to be mapped again
     maps = FileMaps()

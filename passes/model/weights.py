@@ -19,12 +19,12 @@ import onnx
 from onnx import TensorProto
 
 from passes.errors import ModelMistake
+from passes.load import check_payload, load_model
 from passes.model.bodies import bodies_of
 from passes.model.digests import derived_digest, digest_of, digest_of_bytes, digest_of_texts
 from passes.model.external_data import ExternalFiles
 from passes.model.mapped import place_of, release
 from passes.model.order import sort_nodes
-from passes.model.payload import check_payload
 from passes.model.stand_ins import DETACH_FROM_BYTES, TYPED_FIELDS, Key, Weight, clear_data, inline, key_of, numbers_of
 
 __all__ = ["PROTOBUF_LIMIT", "UNREAD", "DetachedModel", "WeightStore", "attach", "detach", "read_model"]
@@ -88,7 +88,12 @@ class DetachedModel:
 
 
 def detach(
-    model: onnx.ModelProto, base_dir: Path | None = None, known: WeightStore | None = None, *, unread: bool = False
+    model: onnx.ModelProto,
+    base_dir: Path | None = None,
+    known: WeightStore | None = None,
+    *,
+    unread: bool = False,
+    checked: bool = False,
 ) -> DetachedModel:
     """Move every initializer of 1 KiB or more out of `model`, which is changed in place.
 
@@ -97,6 +102,7 @@ def detach(
         base_dir: the folder of the external data; it is memory-mapped, not read.
         known: a store whose weights are used again where they are equal, so that nothing is held twice.
         unread: know external data of 1 KiB or more by its place, and do not look at it.
+        checked: `passes.load` has seen that each tensor's data fills its shape.
 
     Raises:
         ModelMistake: a tensor's data does not fill its shape; external data is missing, or outside `base_dir`; or it is
@@ -107,7 +113,8 @@ def detach(
     large: list[tuple[TensorProto, np.ndarray]] = []
     files = ExternalFiles(base_dir)
     for tensor in _inner_tensors(model.graph):
-        check_payload(tensor)
+        if not checked:
+            check_payload(tensor)
         if tensor.data_location == TensorProto.EXTERNAL:
             inline(tensor, files.bytes_of(tensor))
     for tensor in model.graph.initializer:
@@ -115,7 +122,8 @@ def detach(
         if key is not None and key in known:  # a stand-in already, from a tool that was given stand-ins
             store[key] = known[key]
             continue
-        check_payload(tensor)
+        if not checked:
+            check_payload(tensor)
         data = _bytes_of(tensor, files)
         if data is None:
             continue
@@ -189,20 +197,13 @@ def read_model(
     Raises:
         ModelMistake: no such file, not ONNX, truncated, or external data that is missing or leaves the folder.
     """
-    if not path.is_file():
-        raise ModelMistake(f"no ONNX file at {path}; expected an .onnx file, or the folder of a run that has ended")
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception as error:
-        raise ModelMistake(f"{path} is not a readable ONNX file ({error}); is it complete?") from error
-    if not model.graph.node and not model.graph.output:
-        raise ModelMistake(f"{path} holds no graph; is it an ONNX file, and complete?")
-    sort_nodes(model.graph)
-    marked = any(entry.key == UNREAD for entry in model.metadata_props)
     # A link to a model stands for the model, beside which its data lies.
     folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
+    model = load_model(path, folder)
+    sort_nodes(model.graph)
+    marked = any(entry.key == UNREAD for entry in model.metadata_props)
     try:
-        return detach(model, folder, known, unread=marked if unread is None else unread)
+        return detach(model, folder, known, unread=marked if unread is None else unread, checked=True)
     except ModelMistake as mistake:
         raise ModelMistake(f"{path}: {mistake}") from mistake
 
@@ -222,9 +223,8 @@ def _bytes_of(tensor: TensorProto, files: ExternalFiles) -> np.ndarray | None:
     if tensor.data_location == TensorProto.EXTERNAL:
         return files.bytes_of(tensor)
     if tensor.HasField("raw_data"):
-        if len(tensor.raw_data) < DETACH_FROM_BYTES:
-            return None
-        return np.frombuffer(tensor.raw_data, dtype=np.uint8)
+        raw = tensor.raw_data  # a copy, each time it is asked for
+        return None if len(raw) < DETACH_FROM_BYTES else np.frombuffer(raw, dtype=np.uint8)
     field = TYPED_FIELDS.get(tensor.data_type)
     if field is None or 4 * len(getattr(tensor, field)) < DETACH_FROM_BYTES:
         return None

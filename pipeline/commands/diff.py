@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from passes.bench import open_bench
+from passes.bench import limit_runs, open_bench
 from passes.diff import (
     Diff,
     Numbers,
@@ -59,7 +59,7 @@ def diff(
     if values or not (structure_only or found.is_empty):  # the same operators on the same values compute the same
         try:
             feeds = [draw_feeds(first, seed) for seed in range(draws)]
-            with open_bench() as bench:
+            with open_bench() as bench, limit_runs(bench, first):
                 numbers = compare_numbers(matched, feeds, bench, values=values)
         except PassError as error:
             why = str(error)

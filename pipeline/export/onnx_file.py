@@ -5,11 +5,10 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-import onnx
-from google.protobuf.message import DecodeError
 from onnx import TensorProto, ValueInfoProto
-from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
+from passes.errors import ModelMistake
+from passes.load import load_model
 from pipeline.config import DTYPES, InputConfig, ModelConfig, locate
 from pipeline.errors import SourceMistake, Unsupported
 from pipeline.export.inputs import InputSpec, input_spec
@@ -26,8 +25,10 @@ def read_onnx_file(text: str, model: ModelConfig) -> OnnxSource:
         Unsupported: an input is not a tensor of a dtype that we can draw.
     """
     path = locate(text)
-    proto = _parsed(path)
-    _check_external_data(path, proto)
+    try:
+        proto = load_model(path)
+    except ModelMistake as mistake:
+        raise SourceMistake(str(mistake)) from mistake
     held = {one.name for one in proto.graph.initializer}
     values = {value.name: value for value in proto.graph.input if value.name not in held}
     for name in model.inputs:
@@ -49,39 +50,6 @@ def _inputs(values: list[ValueInfoProto], model: ModelConfig, path: Path) -> tup
     if mistakes:
         raise SourceMistake("\n".join(mistakes))
     return tuple(inputs)
-
-
-def _parsed(path: Path) -> onnx.ModelProto:
-    if not path.is_file():
-        raise SourceMistake(f"{path}: expected an ONNX file, found a folder")
-    try:
-        proto = onnx.load(path, load_external_data=False)
-    except (DecodeError, OSError, ValueError) as error:
-        raise SourceMistake(f"{path}: not an ONNX file, or a truncated one ({path.stat().st_size} bytes)") from error
-    if not proto.graph.output or not proto.opset_import:
-        raise SourceMistake(f"{path}: no ONNX model in it: found no graph outputs or no opset")
-    return proto
-
-
-def _check_external_data(path: Path, proto: onnx.ModelProto) -> None:
-    for tensor in proto.graph.initializer:
-        if not uses_external_data(tensor):
-            continue
-        try:
-            info = ExternalDataInfo(tensor)
-        except ValueError as error:
-            raise SourceMistake(
-                f"{path}: the external data of {tensor.name!r} is described wrongly: {error}"
-            ) from error
-        data = path.parent / info.location
-        if not data.resolve().is_relative_to(path.parent.resolve()):
-            raise SourceMistake(f"{path}: the data of {tensor.name!r} lies outside of its folder: {info.location!r}")
-        if not data.is_file():
-            raise SourceMistake(f"{path}: its external data {info.location!r} is missing; put it beside the file")
-        needed = (info.offset or 0) + (info.length or 0)
-        if data.stat().st_size < needed:
-            found = data.stat().st_size
-            raise SourceMistake(f"{path}: {info.location!r} has {found} bytes, {tensor.name!r} needs {needed}")
 
 
 def _input(value: ValueInfoProto, model: ModelConfig, path: Path) -> InputSpec:

@@ -14,10 +14,10 @@ from passes.base import Repeat, Step, Workbench, flat
 from passes.bench import open_bench
 from passes.changes import op_counts
 from passes.diff import Numbers, compare_models, diff_as_data, diff_text, numbers_as_data, numbers_text
+from passes.load import byte_count
 from passes.model.files import save
 from passes.model.fingerprint import structure_fingerprint
 from passes.model.joined import apart, joined
-from passes.model.payload import byte_count
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel, read_model
 from passes.policy import Policy, with_skips

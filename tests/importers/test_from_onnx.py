@@ -190,14 +190,14 @@ def test_external_data_stays_in_the_folder(tmp_path: Path, location: str) -> Non
     folder.mkdir()
     (tmp_path / "w.bin").write_bytes(WEIGHT.tobytes())
     (folder / "out").symlink_to(tmp_path)
-    with pytest.raises(SourceMistake, match="outside the model's folder"):
+    with pytest.raises(SourceMistake, match=r"outside of the model's folder|names no file"):
         from_onnx(saved(folder, location))
 
 
 def test_a_data_file_cut_short_is_named(tmp_path: Path) -> None:
     path = saved(tmp_path)
     (tmp_path / "w.bin").write_bytes(bytes(20))
-    with pytest.raises(SourceMistake, match=r"needs bytes 16 to 96 of .*w\.bin, found only 20"):
+    with pytest.raises(SourceMistake, match=r"w\.bin ends before initializer 'w' does \(20 bytes, needs 96\)"):
         from_onnx(path)
 
 
@@ -287,7 +287,7 @@ def test_all_unsupported_ops_are_listed_at_once() -> None:
 
 INVALID = {
     "unsorted": ("y = Relu(a) a = Relu(x)", "(Relu) reads 'a', which nothing before it makes"),
-    "made twice": ("y = Relu(x) y = Relu(x)", "(Relu) makes 'y', which exists already"),
+    "made twice": ("y = Relu(x) y = Relu(x)", "(Relu) makes 'y', and node 'y' (Relu) makes it already"),
     "shapes": (
         "w = Constant <value_floats = [1.0, 1.0]> () y = MatMul(x, w)",
         "(MatMul) cannot read ('x': float32[3], 'w': float32[2])",
@@ -308,10 +308,10 @@ def test_an_invalid_model_is_named(case: str) -> None:
 
 
 def test_files_that_are_no_model(tmp_path: Path) -> None:
-    with pytest.raises(SourceMistake, match=r"found no file .*none\.onnx"):
+    with pytest.raises(SourceMistake, match=r"no ONNX file at .*none\.onnx"):
         from_onnx(tmp_path / "none.onnx")
     (tmp_path / "bad.onnx").write_bytes(b"\xff\xff\xff")
-    with pytest.raises(SourceMistake, match=r"bad\.onnx is not an ONNX model"):
+    with pytest.raises(SourceMistake, match=r"bad\.onnx is not a readable ONNX file \(3 bytes"):
         from_onnx(tmp_path / "bad.onnx")
 
 
@@ -320,7 +320,7 @@ def test_old_opsets_and_odd_types_are_unsupported() -> None:
         imported(MLP, 6)
     with pytest.raises(Unsupported, match="value 'x' has the ONNX element type STRING"):
         imported("g (string[2] x) => (string[2] y) { y = Identity(x) }")
-    with pytest.raises(SourceMistake, match="imports no opset"):
+    with pytest.raises(SourceMistake, match="holds no graph"):
         from_onnx(onnx.ModelProto())
 
 

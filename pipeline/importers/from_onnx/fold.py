@@ -6,6 +6,7 @@ is folded only while it is tiny (a scale, a bound), since a larger one is a weig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,6 +18,8 @@ __all__ = ["FLOAT_LIMIT", "FOLDERS", "INTEGER_LIMIT", "Folder", "fold", "foldabl
 
 INTEGER_LIMIT = 4096
 """Elements of an integer or boolean tensor that may be folded: a mask of 64×64."""
+RANGE_LIMIT = 2**26
+"""Elements of a Range, which folds at every length: 512 MiB of int64."""
 FLOAT_LIMIT = 16
 """Elements of a float tensor that may be folded."""
 
@@ -49,7 +52,13 @@ def fold(kind: str, inputs: Inputs, attributes: Attributes) -> np.ndarray | None
 
 
 def elementwise(function: Callable[..., np.ndarray]) -> Folder:
-    return lambda inputs, _: np.asarray(function(*inputs))
+    def folder(inputs: Inputs, _: Attributes) -> np.ndarray:
+        shape = np.broadcast_shapes(*(given(array).shape for array in inputs))
+        if math.prod(shape) > INTEGER_LIMIT:  # small ones may make a huge one; its size alone says that it stays
+            return np.broadcast_to(np.zeros((), given(inputs[0]).dtype), shape)
+        return np.asarray(function(*inputs))
+
+    return folder
 
 
 def folded_left(function: Callable[..., np.ndarray]) -> Folder:
@@ -162,6 +171,8 @@ def cumulative(inputs: Inputs, attributes: Attributes) -> np.ndarray:
 def ranged(inputs: Inputs, _: Attributes) -> np.ndarray:
     start, limit, step = (given(array).item() for array in inputs)
     count = max(int(np.ceil((limit - start) / step)), 0)
+    if count > RANGE_LIMIT:
+        raise ValueError(f"it has {count:,} elements, and {RANGE_LIMIT:,} at most can be made; is its limit wrong?")
     return (start + np.arange(count) * step).astype(given(inputs[0]).dtype)
 
 

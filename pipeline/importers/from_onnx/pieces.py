@@ -6,10 +6,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pipeline.errors import SourceMistake, Unsupported
 from pipeline.importers.from_onnx.attributes import Attributes
 from pipeline.ir.spec import TensorSpec
 
 __all__ = ["Pieces", "split_pieces"]
+
+
+MOST_PIECES = 2**16
+"""Tensors of one sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,8 @@ class Pieces:
 
     def pick(self, index: int, name: str) -> TensorSpec:
         """Note that `name` is the tensor at `index`, and say what it is."""
+        if not -len(self.items) <= index < len(self.items):
+            raise SourceMistake(f"{name!r} is read from place {index} of a sequence of {len(self.items)} tensors")
         place = range(len(self.items))[index]
         self.names.setdefault(place, name)
         return self.items[place]
@@ -34,17 +41,28 @@ class Pieces:
 
 def split_pieces(attributes: Attributes, spec: TensorSpec, split: np.ndarray | None) -> Pieces:
     """What SplitToSequence makes of a tensor of `spec`; `split` is its second input: one size, all sizes, or None."""
-    axis = attributes.integer("axis") % spec.rank
-    total = spec.sizes[axis]
-    if split is None:
-        sizes = (1,) * total
-    elif split.ndim:
-        sizes = tuple(int(size) for size in split)
-    else:
-        step = int(split.item())
-        sizes = tuple(min(step, total - start) for start in range(0, total, step))
+    axis = attributes.integer("axis")
+    if not -spec.rank <= axis < spec.rank:
+        raise SourceMistake(f"SplitToSequence has the axis {axis}, and what it splits has {spec.rank} axes")
+    axis %= spec.rank
+    sizes = _sizes(spec.sizes[axis], split)
     parts = tuple(TensorSpec((*spec.shape[:axis], size, *spec.shape[axis + 1 :]), spec.dtype) for size in sizes)
     items = parts
     if split is None and not attributes.flag("keepdims", True):
         items = tuple(TensorSpec((*spec.shape[:axis], *spec.shape[axis + 1 :]), spec.dtype) for _ in sizes)
     return Pieces(axis, sizes, parts, items)
+
+
+def _sizes(total: int, split: np.ndarray | None) -> tuple[int, ...]:
+    """How long each piece of `total` is; `split` is one size for all but the last, or the size of each."""
+    if split is not None and split.ndim:
+        sizes = tuple(int(size) for size in split.reshape(-1))
+        if sum(sizes) != total or any(size < 0 for size in sizes):
+            raise SourceMistake(f"SplitToSequence splits {total} into {list(sizes)}; expected sizes that make {total}")
+        return sizes
+    step = 1 if split is None else int(split.item())
+    if step < 1:
+        raise SourceMistake(f"SplitToSequence splits {total} into pieces of {step}; expected 1 or more")
+    if total > MOST_PIECES * step:
+        raise Unsupported(f"SplitToSequence makes {total // step:,} tensors; expected {MOST_PIECES:,} at most")
+    return tuple(min(step, total - start) for start in range(0, total, step))

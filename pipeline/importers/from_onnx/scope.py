@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline.errors import InternalError
+from pipeline.errors import InternalError, SourceMistake
 from pipeline.importers.from_onnx.resolve import Resolved
 from pipeline.importers.from_onnx.stored import ArrayPayload
 from pipeline.ir.builder import Builder
@@ -71,7 +71,11 @@ class Scope:
     ) -> tuple[int, ...]:
         """Add an op. An output whose name is a value of the model is bound to it."""
         labelled = [(self._labels.get(label, label), spec) for label, spec in outputs]
-        made = self._builder.emit(kind, inputs, labelled, attrs, name=name, origin=origin)
+        try:
+            made = self._builder.emit(kind, inputs, labelled, attrs, name=name, origin=origin)
+        except InternalError as error:  # the rules of the IR's kinds, which ONNX's inference does not all know
+            first = name or outputs[0][0]
+            raise SourceMistake(f"node {first!r} cannot be a {error}; check its inputs and attributes") from error
         for (label, _), (written, _), vid in zip(outputs, labelled, made, strict=True):
             self._bind_new(label, vid, written)
         return made

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import inliner
 
+from passes.errors import ModelMistake
+from passes.load import load_model
 from pipeline.errors import SourceMistake, Unsupported
 
 __all__ = ["OLDEST_OPSET", "Source", "op_key", "read_source"]
@@ -30,14 +31,19 @@ def read_source(model: onnx.ModelProto | str | Path, base_dir: str | Path | None
     """Read `model` if it is a path; external data stays on disk, in `base_dir` or else in the folder of the path.
 
     Raises:
-        SourceMistake: no such file, or not an ONNX model.
+        SourceMistake: no such file, or a broken model.
         Unsupported: an opset before `OLDEST_OPSET`, or sparse initializers.
     """
     folder = Path(base_dir) if base_dir is not None else None
     if not isinstance(model, onnx.ModelProto):
         path = Path(model)
-        model = load(path)
-        folder = folder or path.parent
+        # A link to a model stands for the model, beside which its data lies.
+        folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
+        model = path
+    try:
+        model = load_model(model, folder, may_be_empty=True)
+    except ModelMistake as mistake:
+        raise SourceMistake(str(mistake)) from mistake
     opset = next((entry.version for entry in model.opset_import if op_key(entry.domain, "") == ""), None)
     if opset is None:
         raise SourceMistake(f"the model {model.graph.name!r} imports no opset of the ONNX domain; is it a whole model?")
@@ -52,15 +58,6 @@ def read_source(model: onnx.ModelProto | str | Path, base_dir: str | Path | None
     if model.functions:
         model = inliner.inline_local_functions(model)
     return Source(model, opset, folder)
-
-
-def load(path: Path) -> onnx.ModelProto:
-    if not path.is_file():
-        raise SourceMistake(f"found no file {path}, expected an ONNX model; check the path")
-    try:
-        return onnx.load_model(path, load_external_data=False)
-    except DecodeError as error:
-        raise SourceMistake(f"{path} is not an ONNX model ({error}); export it again") from error
 
 
 def op_key(domain: str, op_type: str) -> str:

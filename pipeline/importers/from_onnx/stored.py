@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, external_data_helper, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
+from passes.load.external import entry_of, file_in
 from pipeline.errors import SourceMistake, UserMistake
 from pipeline.importers.from_onnx.dtypes import dtype_name
 from pipeline.ir.graph import Payload
@@ -124,20 +125,9 @@ def external(proto: TensorProto, folder: Path | None) -> FilePayload | None:
             f"initializer {proto.name!r} is in a file of its own, and the model came without a path; "
             "pass base_dir=, the folder of the model"
         )
-    info = external_data_helper.ExternalDataInfo(proto)
-    path = (folder / info.location).resolve()
-    if not info.location or not path.is_relative_to(folder.resolve()):
-        raise SourceMistake(
-            f"initializer {proto.name!r} names the data file {info.location!r}, which is outside the model's folder "
-            f"{folder}; expected a relative path inside it: move the file there and save the model again"
-        )
+    entry = entry_of(proto)
+    path = file_in(folder.resolve(), proto, entry.location)
     if not path.is_file():
         return None
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(proto.data_type))
-    offset, size = info.offset or 0, math.prod(proto.dims) * dtype.itemsize
-    if path.stat().st_size < offset + size:
-        raise SourceMistake(
-            f"initializer {proto.name!r} needs bytes {offset} to {offset + size} of {path}, "
-            f"found only {path.stat().st_size}; the file is cut short: copy or export it again"
-        )
-    return FilePayload(path, offset, tuple(proto.dims), dtype)
+    return FilePayload(path, entry.offset, tuple(proto.dims), dtype)

@@ -1,0 +1,30 @@
+"""The door: what every command, pass and importer asks before it trusts an ONNX model. Read `load.py` first.
+
+    load.py       a path, bytes or a message → a model that is whole, or one sentence that says what is wrong with it
+    graphs.py     names: unique, made before they are read, no circles; the graphs inside of nodes
+    nodes.py      one node: its attributes, inputs and outputs, against the operator's schema
+    functions.py  the model's own functions: no recursion, and a bounded size once they are inlined
+    values.py     text that is UTF-8; types and dims of values
+    tensors.py    one tensor: dtype, dims, and data of just that size (payload.py), inline or in a file (external.py)
+    budget.py     what a machine can hold: nobody allocates what a file merely declares
+
+ONNX's own checker is not asked. It takes a model as one message (weights included), refuses operators that onnxruntime
+adds to ONNX's domain, and lets pass what breaks a reader: text that is no UTF-8, segments, data of another size,
+functions that call themselves.
+Nothing here knows of anything else in `passes` but the errors.
+"""
+
+from passes.load.budget import check_bytes, check_drawn, memory_budget, seconds_to_run
+from passes.load.load import check_model, load_model
+from passes.load.payload import byte_count, check_payload
+
+__all__ = [
+    "byte_count",
+    "check_bytes",
+    "check_drawn",
+    "check_model",
+    "check_payload",
+    "load_model",
+    "memory_budget",
+    "seconds_to_run",
+]

@@ -1,0 +1,69 @@
+"""How much memory a model may ask for, by the sizes that it declares."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from collections.abc import Sequence
+from typing import Final
+
+from passes.errors import ModelMistake
+
+__all__ = ["MOST_ELEMENTS", "check_bytes", "check_drawn", "element_count", "memory_budget", "seconds_to_run"]
+
+MOST_ELEMENTS: Final = 2**60
+"""Of one tensor, whatever the machine: beyond it sizes in bytes overflow 64 bits, in numpy and in native code."""
+
+
+MOST_DRAWN: Final = 2**27
+"""Elements of one input that is drawn: 1 GiB on the way to it, and seconds. A volume of 512 × 512 × 512 has as many."""
+
+LEAST_SECONDS: Final = 45.0
+SECONDS_PER_MIB: Final = 20.0
+"""To run a model, by the weights and inputs that it declares."""
+
+
+def memory_budget() -> int:
+    """Bytes: nine tenths of the machine's memory, or of what the process may have where that is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
+    return min(machine, *(limit if limit != resource.RLIM_INFINITY else machine for limit in limits)) * 9 // 10
+
+
+def seconds_to_run(nbytes: int) -> float:
+    """How long one run of a model may take that declares `nbytes` of weights and inputs; what runs longer is in a loop
+    without an end, for all that can be known."""
+    return LEAST_SECONDS + SECONDS_PER_MIB * nbytes / 2**20
+
+
+def element_count(dims: Sequence[int]) -> int:
+    """The product of `dims`, without a dim of 0: numpy and native code multiply the others too, and overflow."""
+    return math.prod(dim for dim in dims if dim)
+
+
+def check_bytes(what: str, dims: Sequence[int], itemsize: int) -> None:
+    """Refuse to make an array that does not fit into this machine.
+
+    Raises:
+        ModelMistake: naming `what`, its shape, the bytes it takes, and what there is.
+    """
+    needed = 0 if 0 in dims and element_count(dims) <= MOST_ELEMENTS else element_count(dims) * itemsize
+    if needed > memory_budget():
+        raise ModelMistake(
+            f"{what} has the shape {list(dims)} and takes {needed / 2**30:,.3g} GiB; this machine can give "
+            f"{memory_budget() / 2**30:,.3g} GiB; is a size wrong?"
+        )
+
+
+def check_drawn(name: str, dims: Sequence[int]) -> None:
+    """Refuse to draw an input that is larger than any that a proof needs.
+
+    Raises:
+        ModelMistake: naming the input and its shape.
+    """
+    if math.prod(dims) > MOST_DRAWN or element_count(dims) > MOST_ELEMENTS:
+        raise ModelMistake(
+            f"input {name!r} has the shape {list(dims)}, {math.prod(dims):,} elements, and {MOST_DRAWN:,} at most are "
+            "drawn; is a dim wrong? If not, give smaller sizes, or `feeds`"
+        )

@@ -1,0 +1,219 @@
+"""A graph and those inside of its nodes: every value is made once, before it is read, by something that is there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from onnx import FunctionProto, GraphProto, NodeProto
+
+from passes.errors import ModelMistake
+from passes.load.nodes import Operators, bodies_in, check_node, shown, sparse_in, tensors_in
+from passes.load.tensors import check_sparse, check_tensor
+from passes.load.values import check_entries, check_text, check_value
+
+__all__ = ["GraphCheck"]
+
+MOST_NESTED: Final = 30
+"""Graphs inside of each other. Protobuf reads a message of 100 levels, and a graph in a node takes three."""
+
+INPUTS_BEFORE: Final[Mapping[str, Callable[[NodeProto], int]]] = {
+    "If": lambda node: 0,
+    "Loop": lambda node: max(len(node.input), 2),
+}
+"""Operator → how many inputs its bodies have."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCheck:
+    """Checks graphs of one model.
+
+    Args:
+        folder, may_be_empty: see `passes.load.tensors.check_tensor`.
+    """
+
+    operators: Operators
+    folder: Path | None
+    may_be_empty: bool
+
+    def check(self, graph: GraphProto, outer: Sequence[set[str]] = (), where: str = "the graph") -> set[str]:
+        """Check `graph`; returns the names that it reads from outside.
+
+        Args:
+            outer: names that are visible from outside, by graph.
+
+        Raises:
+            ModelMistake: naming the node, the tensor or the value.
+        """
+        if len(outer) >= MOST_NESTED:
+            raise ModelMistake(f"{where} lies inside of {MOST_NESTED} other graphs; expected fewer")
+        check_text(graph.name, f"the name of {where}")
+        check_text(graph.doc_string, f"the description of {where}")
+        check_entries(graph.metadata_props, f"the metadata of {where}")
+        for note in graph.quantization_annotation:
+            check_text(note.tensor_name, f"the name of a quantized tensor of {where}")
+            check_entries(note.quant_parameter_tensor_names, f"the quantization of {note.tensor_name!r}")
+        own = self._beginnings(graph, is_inner=bool(outer))
+        for info in graph.value_info:
+            check_value(info, "value", typed=False)
+        free = self._check_nodes(graph.node, own, outer, where)
+        names = set()
+        for info in graph.output:
+            check_value(info, "output", typed=False)
+            if info.name in names:
+                raise ModelMistake(f"{where} has the output {info.name!r} twice; expected one of each name")
+            names.add(info.name)
+            if info.name not in own:
+                _need(info.name, outer, f"is an output of {where}")
+        return free | (names - own)
+
+    def check_function(self, function: FunctionProto) -> None:
+        """Check the body of a function, which sees nothing from outside.
+
+        Raises:
+            ModelMistake: naming the function, and the node or the value.
+        """
+        where = f"the function {function.name!r}"
+        for text in (*function.input, *function.output, *function.attribute, function.doc_string):
+            check_text(text, f"a name in {where}")
+        check_entries(function.metadata_props, f"the metadata of {where}")
+        own = set(function.input)
+        if len(own) < len(function.input) or "" in own:
+            raise ModelMistake(f"{where} has the inputs {list(function.input)}; expected a name of its own for each")
+        for info in function.value_info:
+            check_value(info, "value", typed=False)
+        self._check_nodes(function.node, own, (), where)
+        for name in function.output:
+            if name not in own:
+                _need(name, (), f"is an output of {where}")
+
+    def _beginnings(self, graph: GraphProto, *, is_inner: bool) -> set[str]:
+        """The names of inputs and initializers."""
+        own: set[str] = set()
+        for info in graph.input:
+            check_value(info, "input", typed=not is_inner)
+            if info.name in own:
+                raise ModelMistake(f"there are two inputs {info.name!r}; expected one of each name")
+            own.add(info.name)
+        stored: set[str] = set()
+        tensors = [*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)]
+        for tensor in graph.initializer:
+            check_tensor(tensor, self.folder, may_be_empty=self.may_be_empty)
+        for sparse in graph.sparse_initializer:
+            check_sparse(sparse)
+        for tensor in tensors:
+            if not tensor.name or tensor.name in stored:
+                raise ModelMistake(
+                    f"there are two initializers {tensor.name!r}; expected one of each name"
+                    if tensor.name
+                    else "an initializer has no name; nothing can read it"
+                )
+            stored.add(tensor.name)
+        return own | stored
+
+    def _check_nodes(
+        self, nodes: Sequence[NodeProto], own: set[str], outer: Sequence[set[str]], where: str
+    ) -> set[str]:
+        """Check `nodes`, and add what they make to `own`; returns what they read from outside."""
+        makers: dict[str, int] = {}
+        for place, node in enumerate(nodes):
+            check_node(node, self.operators)
+            for name in node.output:
+                if not name:
+                    continue
+                if name in own or any(name in names for names in outer):
+                    other = f"{shown(nodes[makers[name]])} makes it" if name in makers else "it is there"
+                    raise ModelMistake(f"{shown(node)} makes {name!r}, and {other} already; expected a name of its own")
+                own.add(name)
+                makers[name] = place
+        free: set[str] = set()
+        late: list[tuple[int, int]] = []
+        for place, node in enumerate(nodes):
+            reads = {name for name in node.input if name}
+            for name in reads:
+                if name not in own:
+                    _need(name, outer, f"is read by {shown(node)}")
+            if node.attribute:
+                reads |= self._check_inside(node, own, outer)
+            free |= reads - own
+            late.extend((makers[name], place) for name in reads if makers.get(name, -1) >= place)
+        if late:
+            self._refuse_circle(nodes, makers, own, outer)
+        return free
+
+    def _check_inside(self, node: NodeProto, own: set[str], outer: Sequence[set[str]]) -> set[str]:
+        """Check tensors and graphs of `node`'s attributes; returns what the graphs read from outside."""
+        reads: set[str] = set()
+        for tensor in tensors_in(node):
+            check_tensor(tensor, self.folder, may_be_empty=False)
+        for sparse in sparse_in(node):
+            check_sparse(sparse)
+        for name, body in bodies_in(node):
+            where = f"the body {name!r} of {shown(node)}"
+            _check_ends(node, body, where)
+            reads |= self.check(body, (*outer, own), where)
+        return reads
+
+    def _refuse_circle(
+        self, nodes: Sequence[NodeProto], makers: Mapping[str, int], own: set[str], outer: Sequence[set[str]]
+    ) -> None:
+        """Nodes in no order are sorted by whoever needs it, which no order does for a circle."""
+        readers: dict[int, set[int]] = defaultdict(set)
+        waiting = [0] * len(nodes)
+        for place, node in enumerate(nodes):
+            reads = {*node.input, *self._reads_inside(node)}
+            before = {makers[name] for name in reads if name in makers}
+            waiting[place] = len(before)
+            for maker in before:
+                readers[maker].add(place)
+        ready = [place for place, count in enumerate(waiting) if not count]
+        while ready:
+            for reader in readers[ready.pop()]:
+                waiting[reader] -= 1
+                if not waiting[reader]:
+                    ready.append(reader)
+        stuck = [node for node, count in zip(nodes, waiting, strict=True) if count]
+        if stuck:
+            raise ModelMistake(
+                f"{shown(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or behind a "
+                "circle; expected an order in which each node reads what others have made"
+            )
+
+    def _reads_inside(self, node: NodeProto) -> set[str]:
+        found: set[str] = set()
+        for _, body in bodies_in(node):
+            made = {info.name for info in body.input} | {tensor.name for tensor in body.initializer}
+            made |= {name for inner in body.node for name in inner.output}
+            read = {name for inner in body.node for name in (*inner.input, *self._reads_inside(inner))}
+            found |= (read | {info.name for info in body.output}) - made
+        return found
+
+
+def _need(name: str, outer: Iterable[set[str]], how: str) -> None:
+    if not any(name in names for names in outer):
+        raise ModelMistake(
+            f"{name!r} {how}, and nothing makes it; expected an input, an initializer or a node's output"
+        )
+
+
+def _check_ends(node: NodeProto, body: GraphProto, where: str) -> None:
+    """Refuse a body that does not take or give as many values as its node hands on."""
+    if node.domain not in ("", "ai.onnx"):
+        return
+    takes = INPUTS_BEFORE.get(node.op_type)
+    if takes is not None and len(body.input) != takes(node):
+        raise ModelMistake(f"{where} has {len(body.input)} inputs; expected {takes(node)}")
+    gives = {"If": len(node.output), "Loop": len(node.output) + 1}.get(node.op_type, len(body.output))
+    if len(body.output) != gives:
+        raise ModelMistake(f"{where} has {len(body.output)} outputs; expected {gives}")
+    if node.op_type == "Scan":
+        scanned = next((one.i for one in node.attribute if one.name == "num_scan_inputs"), 0)
+        states = len(body.input) - scanned
+        if not (0 < scanned <= len(body.input) and states <= len(body.output)):
+            raise ModelMistake(
+                f"{where} has {len(body.input)} inputs and {len(body.output)} outputs, "
+                f"which num_scan_inputs = {scanned} does not fit"
+            )

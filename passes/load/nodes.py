@@ -1,0 +1,229 @@
+"""One node: names, attributes, and how many inputs and outputs it has, against the schema of its operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final
+
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
+
+from passes.errors import ModelMistake
+from passes.load.functions import FunctionKey, key_of_call
+from passes.load.values import check_entries, check_text
+
+__all__ = ["Operators", "bodies_in", "check_node", "sparse_in", "tensors_in"]
+
+KINDS: Final[Mapping[int, str]] = {number: name for name, number in AttributeProto.AttributeType.items()}
+VALUE_FIELD: Final[Mapping[int, str]] = {
+    AttributeProto.FLOAT: "f",
+    AttributeProto.INT: "i",
+    AttributeProto.STRING: "s",
+    AttributeProto.TENSOR: "t",
+    AttributeProto.GRAPH: "g",
+    AttributeProto.SPARSE_TENSOR: "sparse_tensor",
+    AttributeProto.TYPE_PROTO: "tp",
+    AttributeProto.FLOATS: "floats",
+    AttributeProto.INTS: "ints",
+    AttributeProto.STRINGS: "strings",
+    AttributeProto.TENSORS: "tensors",
+    AttributeProto.GRAPHS: "graphs",
+    AttributeProto.SPARSE_TENSORS: "sparse_tensors",
+    AttributeProto.TYPE_PROTOS: "type_protos",
+}
+KIND_OF_FIELD: Final = {field: kind for kind, field in VALUE_FIELD.items()}
+NOT_A_VALUE: Final = frozenset({"name", "type", "doc_string", "ref_attr_name"})
+HAS_TO_BE_SET: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
+"""The others may be left out where they are 0 or empty: what writes protobuf's third syntax does so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What an operator's schema asks of a node."""
+
+    inputs: tuple[int, int]
+    """The least and the most of them."""
+    outputs: tuple[int, int]
+    needed: tuple[bool, ...]
+    """Of each input that has a place, whether it may not be left out."""
+    variadic: bool
+    kinds: Mapping[str, int]
+    """Attribute → its type."""
+    required: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """The operators that the nodes of one graph may use."""
+
+    versions: Mapping[str, int]
+    """Domain → the version of it that is imported."""
+    functions: Mapping[FunctionKey, FunctionProto] = field(default_factory=dict)
+    """The model's own."""
+    parameters: frozenset[str] | None = None
+    """Inside of a function, the attributes that a caller gives it."""
+
+    def signature(self, node: NodeProto) -> Signature | None:
+        """None for an operator that ONNX does not know: onnxruntime has many, under ONNX's own domain too."""
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        return signature_of(node.op_type, self.versions.get(domain, 0), domain)
+
+
+@cache
+def signature_of(op_type: str, version: int, domain: str) -> Signature | None:
+    try:
+        schema = onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+    if schema.deprecated:
+        return None
+    single, variadic = (
+        onnx.defs.OpSchema.FormalParameterOption.Single,
+        onnx.defs.OpSchema.FormalParameterOption.Variadic,
+    )
+    return Signature(
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        tuple(one.option == single for one in schema.inputs if one.option != variadic),
+        any(one.option == variadic for one in schema.inputs),
+        {name: number_of(one.type) for name, one in schema.attributes.items()},
+        tuple(name for name, one in schema.attributes.items() if one.required),
+    )
+
+
+def number_of(kind: Any) -> int:
+    """AttributeProto's number of a schema's attribute type, whose stub has no members."""
+    return int(kind.value)
+
+
+def check_node(node: NodeProto, operators: Operators) -> None:
+    """
+    Raises:
+        ModelMistake: naming the node, and what is wrong with its names, its attributes, or the number of its inputs or
+            outputs.
+    """
+    texts = (node.op_type, node.domain, node.name, node.doc_string, getattr(node, "overload", ""))
+    for text in (*texts, *node.input, *node.output):
+        if type(text) is not str:
+            check_text(text, f"a name in a node of type {node.op_type!r}")
+    if not node.op_type:
+        raise ModelMistake(f"{shown(node)} has no op type; expected the name of an operator")
+    if not any(node.output):
+        raise ModelMistake(f"{shown(node)} makes no output; expected one at least")
+    check_entries(node.metadata_props, node)
+    if node.domain in ("", "ai.onnx") and "" not in operators.versions and key_of_call(node) not in operators.functions:
+        raise ModelMistake(
+            f"{shown(node)} is of ONNX's own domain, and the model imports no opset of it; expected one in opset_import"
+        )
+    callee = operators.functions.get(key_of_call(node)) if operators.functions else None
+    if callee is not None:
+        _check_count(node, "inputs", node.input, (0, len(callee.input)))
+        _check_count(node, "outputs", node.output, (0, len(callee.output)))
+    signature = operators.signature(node) if callee is None else None
+    if node.attribute:
+        _check_attributes(node, operators, signature)
+    if signature is None:
+        return
+    _check_count(node, "inputs", node.input, signature.inputs)
+    _check_count(node, "outputs", node.output, signature.outputs)
+    for index, name in enumerate(node.input):
+        if not name and (signature.needed[index] if index < len(signature.needed) else signature.variadic):
+            raise ModelMistake(f"{shown(node)} leaves out its input {index}, which {node.op_type} cannot do without")
+    given = {attribute.name for attribute in node.attribute}
+    for name in signature.required:
+        if name not in given:
+            raise ModelMistake(f"{shown(node)} has no attribute {name!r}, which {node.op_type} cannot do without")
+
+
+def shown(node: NodeProto) -> str:
+    """A node in a message."""
+    name = node.name or next(filter(None, node.output), "")
+    return f"node {name!r} ({node.op_type})"
+
+
+def bodies_in(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
+    """The graphs inside of `node`, each with the name of its attribute."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.name, attribute.g
+        for graph in attribute.graphs:
+            yield attribute.name, graph
+
+
+def tensors_in(node: NodeProto) -> Iterator[TensorProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+
+
+def sparse_in(node: NodeProto) -> Iterator[onnx.SparseTensorProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("sparse_tensor"):
+            yield attribute.sparse_tensor
+        yield from attribute.sparse_tensors
+
+
+def _check_count(node: NodeProto, what: str, names: Sequence[str], bounds: tuple[int, int]) -> None:
+    least, most = bounds
+    if not least <= len(names) <= most:
+        many = f"{least}" if least == most else f"{least} or more" if most > 2**20 else f"{least} to {most}"
+        raise ModelMistake(f"{shown(node)} has {len(names)} {what}; {node.op_type} takes {many}")
+
+
+def _check_attributes(node: NodeProto, operators: Operators, signature: Signature | None) -> None:
+    seen = set()
+    for attribute in node.attribute:
+        name = attribute.name
+        check_text(name, f"the name of an attribute of {shown(node)}")
+        if not name or name in seen:
+            raise ModelMistake(f"{shown(node)} has an attribute {name!r} {'twice' if name else 'without a name'}")
+        seen.add(name)
+        kind = _kind(attribute, node, operators)
+        if signature is None:
+            continue
+        expected = signature.kinds.get(name)
+        if expected is None:
+            known = ", ".join(sorted(signature.kinds)) or "none"
+            raise ModelMistake(f"{shown(node)} has an attribute {name!r}, and {node.op_type} knows {known}")
+        if kind != expected:
+            raise ModelMistake(
+                f"{shown(node)} has an attribute {name!r} of type {KINDS[kind]}; {node.op_type} takes {KINDS[expected]}"
+            )
+        if node.domain in ("", "ai.onnx"):
+            _check_strings(attribute, node)
+
+
+def _kind(attribute: AttributeProto, node: NodeProto, operators: Operators) -> int:
+    """The type of an attribute, which holds a value of it and no other."""
+    where = f"attribute {attribute.name!r} of {shown(node)}"
+    kind, reference = attribute.type, attribute.ref_attr_name
+    held = [field.name for field, _ in attribute.ListFields() if field.name not in NOT_A_VALUE]
+    check_text(attribute.doc_string, f"the description of {where}")
+    check_text(reference, f"the reference of {where}")
+    if reference:
+        if operators.parameters is None or reference not in operators.parameters or held or kind not in VALUE_FIELD:
+            raise ModelMistake(
+                f"{where} refers to {reference!r}; expected an attribute of the function that the node is in, "
+                "and no value"
+            )
+        return kind
+    if not kind and len(held) == 1:  # IR versions before 4 wrote no type
+        return KIND_OF_FIELD[held[0]]
+    field = VALUE_FIELD.get(kind)
+    if field is None or (held and held != [field]) or (not held and field in HAS_TO_BE_SET):
+        raise ModelMistake(
+            f"{where} has the type {KINDS.get(kind, kind)} and holds {' and '.join(held) or 'nothing'}; "
+            f"expected {field or 'one value and its type'}"
+        )
+    return kind
+
+
+def _check_strings(attribute: AttributeProto, node: NodeProto) -> None:
+    for text in (*([attribute.s] if attribute.HasField("s") else []), *attribute.strings):
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            check_text(text, f"attribute {attribute.name!r} of {shown(node)}")
