@@ -14,7 +14,7 @@ from passes.guard.calls.onnxsim import read_simplify
 from passes.guard.calls.onnxslim import read_slim
 from passes.guard.calls.simplify_path import read_simplify_path
 
-__all__ = ["CHILD", "TARGETS", "Target"]
+__all__ = ["TARGETS", "Target"]
 
 Reader = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Call]
 
@@ -38,9 +38,6 @@ class Target:
         except (ImportError, AttributeError):
             return None
 
-
-CHILD: Final = "subprocess.Popen"
-"""The key of the door through which child processes with an environment of their own go."""
 
 NATIVE: Final = "onnxsim.onnxsim_cpp2py_export"
 
