@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
     from typing import Any
 
-__all__ = ["FILE", "PACKAGES", "PREFIX", "ROOT", "OwnNames", "add_private_names", "claim_names"]
+__all__ = ["FILE", "PACKAGES", "PREFIX", "ROOT", "OwnNames", "add_private_names", "claim_names", "taken_names"]
 
 PREFIX = "_onnxline"
 """The package, of which there is no file, that holds our packages in a script's process."""
@@ -65,7 +65,9 @@ class OwnNames:
             is_ours = self._claims or _is_at_root(found)
             if not is_ours:
                 return found
-        return importlib.util.spec_from_loader(name, _SameModule(name)) if is_ours else None
+        if not is_ours:
+            return None
+        return importlib.util.spec_from_loader(name, _SameModule(name))  # type: ignore[arg-type]  # no load_module
 
     def _ask_others(self, name: str) -> importlib.machinery.ModuleSpec | None:
         """What the process would import without this finder."""
@@ -126,6 +128,11 @@ def add_private_names(*, claims: bool = False) -> None:
     _add(OwnNames(private=True, claims=claims))
 
 
+def taken_names() -> list[str]:
+    """Those of our names that are somebody else's module in this process."""
+    return [name for name in PACKAGES if not _is_at_root(importlib.util.find_spec(name))]
+
+
 def _add(finder: OwnNames) -> None:
     if not any(getattr(one, "is_onnxlines", False) for one in sys.meta_path):
         sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
@@ -141,6 +148,8 @@ def _private_spec(name: str, path: Sequence[str] | None) -> importlib.machinery.
 def _is_at_root(spec: importlib.machinery.ModuleSpec | None) -> bool:
     if spec is None or spec.origin is None:
         return False
+    if isinstance(spec.loader, _SameModule):
+        return True
     return os.path.realpath(spec.origin) == os.path.join(ROOT, spec.name, "__init__.py")  # noqa: PTH118
 
 

@@ -155,9 +155,9 @@ class ChildWatch:
 def _children_of(process: int) -> list[int]:
     found: list[int] = []
     with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{process}/task"):
+        for task in Path(f"/proc/{process}/task").iterdir():
             with contextlib.suppress(OSError):
-                found += map(int, Path(f"/proc/{process}/task/{task}/children").read_text().split())
+                found += map(int, (task / "children").read_text().split())
     return found
 
 
@@ -188,7 +188,7 @@ def _reason(process: int, words: list[str]) -> str:
         environment = os.fsdecode(Path(f"/proc/{process}/environ").read_bytes()).split("\0")
     except OSError:
         return "its environment cannot be read"
-    names = dict(entry.partition("=")[::2] for entry in environment)
+    names = {name: value for name, _, value in (entry.partition("=") for entry in environment)}
     if VARIABLE not in names:
         return f"{VARIABLE} is not in its environment"
     entries = names.get("PYTHONPATH", "").split(os.pathsep)
