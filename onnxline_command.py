@@ -1,5 +1,5 @@
-"""The `onnxline` command begins here, under a name that no script has: PYTHONPATH, or `python -m`, may put a folder first
-that has a `passes` or a `pipeline` of its own."""
+"""The `onnxline` command begins here, under a name that no script has: PYTHONPATH, or `python -m`, may put a folder
+first that has a `passes` or a `pipeline` of its own."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ second: a process must live far longer than that to import an optimizer. Linux o
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shlex
@@ -21,7 +22,7 @@ from typing import Final
 from passes.guard.startup.launches import FOLDER, OUR_PROGRAM, VARIABLE
 from passes.guard.startup.processes import Image, is_registered, read_image
 
-__all__ = ["ChildWatch"]
+__all__ = ["ChildWatch", "adopt_orphans"]
 
 INTERVAL_S: Final = 0.05
 
@@ -29,11 +30,28 @@ STARTUP_S: Final = 3.0
 """How long a Python that was begun at the end of the guard may take until it says that it has the guard."""
 
 PYTHON: Final = re.compile(r"(python|pypy)[\d.]*[a-z]*")
+PYTHON_LIBRARY: Final = re.compile(rb"/libpython3[^/]*\.so|\.cpython-3[^/]*\.so")
+"""What a Python of another name, or a program with a Python in it, has loaded."""
+
+LOADS_S: Final = 5.0
+"""For how long a program is asked whether it has loaded a Python by now."""
+
+PR_SET_CHILD_SUBREAPER: Final = 36
+"""From Linux's <linux/prctl.h>."""
+
 IGNORES: Final = re.compile(r"-[a-zA-Z]*?([IES])")
 """Options by which Python does not look into PYTHONPATH, or runs no `sitecustomize`."""
 
 HELPER: Final = "from multiprocessing.resource_tracker import main"
 """What Python runs for itself, never a script's code."""
+
+
+def adopt_orphans() -> None:
+    """Processes below this one whose parent ends become children of this one, where they are seen, and not of the
+    system's first. Only for a process of ours: nobody waits for such children, so they stay zombies until it ends."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class Kind(Enum):
@@ -130,7 +148,8 @@ class ChildWatch:
         if last is not None and last.image.name == image.name:
             if last.kind is Kind.SUSPECT and is_registered(image, self._folder):
                 last.kind = Kind.GUARDED
-            return last
+            if last.kind is not Kind.OTHER or time.monotonic() > last.since + LOADS_S:
+                return last
         parent = self._children.get(image.parent)
         if parent is not None and parent.image.arguments == image.arguments and not before:  # a fork
             return Child(image, parent.kind, parent.command, parent.reason, time.monotonic())
@@ -139,9 +158,10 @@ class ChildWatch:
             return Child(image, Kind.OURS)
         if is_registered(image, self._folder):
             return Child(image, Kind.GUARDED)
+        since = time.monotonic() if last is None else last.since
         if not _is_python(process) or any(HELPER in word for word in words):
-            return Child(image, Kind.OTHER)
-        return Child(image, Kind.SUSPECT, shlex.join(words), _reason(process, words), time.monotonic(), before)
+            return Child(image, Kind.OTHER, since=since)
+        return Child(image, Kind.SUSPECT, shlex.join(words), _reason(process, words), since, before)
 
     def _tell(self, child: Child) -> None:
         began = "ran before the guard began" if child.before else "started without the guard"
@@ -171,9 +191,11 @@ def _command(process: int) -> list[str]:
 def _is_python(process: int) -> bool:
     try:
         program = str(Path(f"/proc/{process}/exe").readlink())
+        loaded = Path(f"/proc/{process}/maps").read_bytes()
     except OSError:  # another user's
-        program = next(iter(_command(process)), "")
-    return PYTHON.fullmatch(Path(program.removesuffix(" (deleted)")).name) is not None
+        program, loaded = next(iter(_command(process)), ""), b""
+    name = Path(program.removesuffix(" (deleted)")).name
+    return PYTHON.fullmatch(name) is not None or PYTHON_LIBRARY.search(loaded) is not None
 
 
 def _reason(process: int, words: list[str]) -> str:
