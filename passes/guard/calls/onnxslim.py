@@ -46,6 +46,8 @@ class OnnxSlimCall:
     slim: Callable[..., Any]
     target: str | None = None
     last: Mapping[str, Any] = field(default_factory=dict)
+    off: tuple[str, ...] = ()
+    """The switches that are off in this process after the call, as without a guard."""
     in_core: bool = False
     """Whether a function of the core was called, which returns what it has optimized and no more."""
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
@@ -79,10 +81,11 @@ class OnnxSlimCall:
 
     def deliver(self, model: DetachedModel, *, proven: bool) -> onnx.ModelProto | None:
         """Let the library itself do what comes last, with every optimization off."""
-        if self.in_core:
-            return whole_of(model)
         where = () if self.target is None else (self.target,)
-        return self.slim(whole_of(model), *where, **_nothing(), **self.last)
+        try:
+            return whole_of(model) if self.in_core else self.slim(whole_of(model), *where, **_nothing(), **self.last)
+        finally:
+            _settings().reset(list(self.off))
 
 
 def read_slim(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
@@ -112,7 +115,8 @@ def read_slim(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
             model = copied(original(whole_of(model), **_nothing(), **before), lambda: source)
         except Exception as error:  # the library will say it again
             raise LetThrough(str(error)) from error
-    return OnnxSlimCall(model, source if isinstance(source, str) else "", given, original, target, last)
+    off = tuple(given.get("skip_optimizations", ()))
+    return OnnxSlimCall(model, source if isinstance(source, str) else "", given, original, target, last, off=off)
 
 
 def read_slim_core(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
@@ -142,14 +146,14 @@ def _read_core(source: Any, given: dict[str, Any], without: Sequence[str]) -> On
     model = surgeon.export_onnx(source) if isinstance(source, surgeon.Graph) else source
     if not isinstance(model, onnx.ModelProto):
         raise LetThrough(f"it does not take a model of type {type(model).__name__}")
-    off = [name for name, is_on in _settings().stats().items() if not is_on]
+    off = tuple(name for name, is_on in _settings().stats().items() if not is_on)
     options = {
         **{name: value for name, value in given.items() if value is not None},
         "skip_optimizations": [*off, *without],
         "no_shape_infer": True,
     }
     slim = importlib.import_module("onnxslim").slim
-    return OnnxSlimCall(copied(model, lambda: model), "", options, slim, in_core=True)
+    return OnnxSlimCall(copied(model, lambda: model), "", options, slim, off=off, in_core=True)
 
 
 def _plan(step: OnnxSlim | Here, names: Sequence[str], skips: Skips, notes: tuple[str, ...]) -> Plan:
