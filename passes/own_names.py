@@ -60,6 +60,7 @@ class OwnNames:
         if rest:
             package = sys.modules.get(top)
             is_ours = package is not None and package is sys.modules.get(f"{PREFIX}.{top}")
+            is_ours = is_ours and importlib.util.find_spec(f"{PREFIX}.{name}") is not None
         else:
             found = None if self._claims else self._ask_others(name)
             is_ours = self._claims or _is_at_root(found)
