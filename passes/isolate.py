@@ -19,11 +19,15 @@ from types import TracebackType
 from typing import IO, Any, Final, Self
 
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
+from passes.own_names import FILE as OWN_NAMES
 
 __all__ = ["STOP", "Worker"]
 
 STOP: Final = None
 """What is sent in place of a call when nobody waits any more for the one that is under way."""
+
+WORKER: Final = f"{__package__}.worker"
+"""What the process runs: under the name that this package has here, since objects of its classes come and go."""
 
 LAST_WORDS = 400
 """Characters of the worker's standard error that a crash report quotes."""
@@ -174,7 +178,7 @@ class Worker:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         handles = (theirs.fileno(), end.fileno())
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "passes.worker", *map(str, (*handles, self.memory_bytes)), *self.preload],
+            [sys.executable, OWN_NAMES, WORKER, *map(str, (*handles, self.memory_bytes)), *self.preload],
             pass_fds=handles,
             env=_environment(os.environ, max(1, len(self.cores))),
             stdin=subprocess.DEVNULL,

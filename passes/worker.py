@@ -1,6 +1,7 @@
 """The other side of `passes.isolate`: receive a call, make it, send the result.
 
-Run as `python -m passes.worker FD LIFELINE_FD MEMORY_BYTES MODULE…`; the modules are imported before the first call.
+Run as `python own_names.py passes.worker FD LIFELINE_FD MEMORY_BYTES MODULE…`; the modules are imported before the
+first call.
 """
 
 from __future__ import annotations

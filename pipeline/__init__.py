@@ -18,4 +18,4 @@ def __getattr__(name: str) -> Any:
     home = {"Pipeline": "run", "RunConfig": "config", "RunResult": "result"}.get(name)
     if home is None:
         raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"pipeline.{home}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import inspect
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +17,14 @@ from typing import Any, Final
 
 from passes.guard.benches import Benches
 from passes.guard.doors import Door, close_door, is_door, open_door
-from passes.guard.environment import Borrowed, guards_in, with_guards
+from passes.guard.environment import Borrowed, guards_in, variables_of
 from passes.guard.handling import handle
 from passes.guard.journal import warn
 from passes.guard.settings import Settings
-from passes.guard.startup.sitecustomize import LIBRARIES, AfterImport
-from passes.guard.targets import CHILD, TARGETS, Target
+from passes.guard.startup.after_import import LIBRARIES, AfterImport
+from passes.guard.startup.launches import LAUNCHES
+from passes.guard.startup.processes import register
+from passes.guard.targets import TARGETS, Target
 
 __all__ = ["enter", "inherit", "leave", "through"]
 
@@ -38,8 +39,6 @@ def through(key: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     original, guards = _STATE.originals[key], _STATE.guards()
     if _WORKING.get() or not guards:
         return original(*args, **kwargs)
-    if key == CHILD:
-        return _begin_child(original, args, kwargs, guards)
     token = _WORKING.set(True)
     try:
         return handle(_BY_KEY[key], original, args, kwargs, guards, _STATE.benches)
@@ -56,6 +55,7 @@ def enter(settings: Settings) -> None:
         _STATE.borrowed.put(_STATE.guards())
         _STATE.open()
     _STATE.catch_up()
+    register([settings.processes] if settings.processes else [])
 
 
 def leave(settings: Settings) -> None:
@@ -67,7 +67,9 @@ def leave(settings: Settings) -> None:
         elif _STATE.borrowed is not None:
             _STATE.borrowed.give_back()
             _STATE.borrowed = None
-        if not _STATE.guards():
+        if _STATE.guards():
+            _STATE.open()
+        else:
             _STATE.close()
 
 
@@ -75,24 +77,10 @@ def inherit() -> None:
     """Begin the guards that the environment asks for, if this process has none yet: those of the process before it."""
     with _STATE.lock:
         if not _STATE.guards():
-            _STATE.inherited = guards_in(os.environ)
+            _STATE.inherited = guards_in(LAUNCHES.variables or os.environ)
             if _STATE.inherited:
                 _STATE.open()
     _STATE.catch_up()
-
-
-def _begin_child(original: Function, args: Sequence[Any], kwargs: Mapping[str, Any], guards: Sequence[Settings]) -> Any:
-    """Start a process. Without an environment of its own it gets ours, where the guards are already."""
-    try:
-        given = inspect.signature(original).bind(*args, **kwargs)
-    except TypeError:
-        return original(*args, **kwargs)  # which complains
-    environment = given.arguments.get("env")
-    if environment is not None and not all(isinstance(name, str) for name in environment):
-        warn(f"a child process with an environment in bytes is not guarded: {given.arguments.get('args')}", guards)
-    elif environment is not None:
-        given.arguments["env"] = with_guards(environment, guards)
-    return original(*given.args, **given.kwargs)
 
 
 class _State:
@@ -102,7 +90,8 @@ class _State:
         self.entered: tuple[Settings, ...] = ()
         self.borrowed: Borrowed | None = None
         self.benches = Benches()
-        self.doors: dict[str, Door] = {}
+        self.doors: list[Door] = []
+        self.missing: set[str] = set()
         self.originals: dict[str, Function] = {}
         """Outlives the doors: a thread may have passed one just before it was closed."""
         self._finder = AfterImport(LIBRARIES, self._loaded)
@@ -115,10 +104,9 @@ class _State:
     def open(self) -> None:
         """Watch for children, and for libraries that are imported from now on."""
         self.benches.open()
+        LAUNCHES.open(variables_of(self.guards()))
         if self._finder not in sys.meta_path:
             sys.meta_path.insert(0, self._finder)  # type: ignore[arg-type]
-        if CHILD not in self.doors:
-            self._put(CHILD, subprocess.Popen.__init__)
 
     def catch_up(self) -> None:
         """Put doors in front of what is loaded. Not under the lock: a library may be being imported by another thread,
@@ -129,21 +117,28 @@ class _State:
 
     def close(self) -> None:
         sys.meta_path.remove(self._finder)  # type: ignore[arg-type]
-        for door in self.doors.values():
+        LAUNCHES.close()
+        for door in reversed(self.doors):
             close_door(door)
         self.doors.clear()
+        self.missing.clear()
         self.benches.close()
 
     def _loaded(self, name: str) -> None:
-        found = [(target, target.found()) for target in TARGETS if target.package == name]
+        """A library has been imported; or a module of it again, and that module's functions are new ones."""
+        package = sys.modules.get(name.partition(".")[0])
+        if name not in LIBRARIES and getattr(getattr(package, "__spec__", None), "_initializing", False):
+            return  # the whole is dealt with at its end
+        found = [(target, target.found()) for target in TARGETS if name in (target.package, target.module)]
         with self.lock:
             for target, function in found:
-                if target.key not in self.doors and self.guards():
+                if self.guards():
                     self._guard(target, function)
 
     def _guard(self, target: Target, function: Function | None) -> None:
         if function is None:
-            if target.required:
+            if target.required and target.key not in self.missing:
+                self.missing.add(target.key)
                 warn(f"this {target.package} has no {target.key}, so no call of it is guarded", self.guards())
         elif not is_door(function):
             if target.required and not inspect.isfunction(function):
@@ -151,12 +146,13 @@ class _State:
             self._put(target.key, function)
 
     def _put(self, key: str, function: Function) -> None:
-        door = open_door(key, function)
+        door = open_door(key, function, through)
         self.originals[key] = door.original
-        self.doors[key] = door
+        self.doors.append(door)
 
     def _after_fork(self) -> None:
         self.lock = threading.RLock()
+        register([one.processes for one in self.guards() if one.processes])
 
 
 _STATE: Final = _State()

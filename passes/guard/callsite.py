@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from passes.guard.doors import DOOR_FILE
-from passes.guard.startup.sitecustomize import LIBRARIES
+from passes.guard.startup.after_import import LIBRARIES
 
 __all__ = ["CallSite", "call_site"]
 

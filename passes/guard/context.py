@@ -12,7 +12,8 @@ from types import TracebackType
 
 from passes.errors import PolicyMistake
 from passes.guard import active
-from passes.guard.journal import read_calls, read_warnings, say
+from passes.guard.children import ChildWatch
+from passes.guard.journal import read_calls, read_warnings, say, warn
 from passes.guard.record import GuardedCall
 from passes.guard.settings import Settings
 from passes.guard.summary import summary
@@ -75,31 +76,49 @@ class Guard:
 
     def __init__(self, settings: Settings, log: str | Path | None = None) -> None:
         self._wishes, self._log_file = settings, log
-        self._entered: list[tuple[Settings, GuardLog, str, int]] = []
+        self._entered: list[_Entered] = []
 
     def __enter__(self) -> GuardLog:
         self._wishes.check()
-        folder = "" if self._log_file else tempfile.mkdtemp(prefix="onnxline-guard-")
+        folder = tempfile.mkdtemp(prefix="onnxline-guard-")
         journal = str(Path(self._log_file or Path(folder, "calls.jsonl")).absolute())
         try:
             Path(journal).write_text("", encoding="utf-8")
         except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
             raise PolicyMistake(f"the guard's log cannot be written: {error}") from error
-        settings, log = replace(self._wishes, journal=journal), GuardLog(journal)
+        processes = str(Path(folder, "processes"))
+        Path(processes).mkdir()
+        settings, log = replace(self._wishes, journal=journal, processes=processes), GuardLog(journal)
+        watch = ChildWatch(processes, lambda text: warn(text, [settings]))
         active.enter(settings)
-        self._entered.append((settings, log, folder, os.getpid()))
+        watch.start()
+        self._entered.append(_Entered(settings, log, folder, os.getpid(), watch))
         return log
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        settings, log, folder, process = self._entered.pop()
-        active.leave(settings)
-        if process != os.getpid():  # a fork that leaves the block too; the log is its parent's
+        entered = self._entered.pop()
+        if entered.process != os.getpid():  # a fork that leaves the block too; the log is its parent's
+            active.leave(entered.settings)
             return
-        if not settings.quiet:
-            say(summary(log.calls, settings))
-        if folder:
-            log.close()
-            shutil.rmtree(folder, ignore_errors=True)
+        entered.watch.stop()
+        active.leave(entered.settings)
+        if not entered.settings.quiet:
+            say(summary(entered.log.calls, entered.settings))
+        if not self._log_file:
+            entered.log.close()
+        shutil.rmtree(entered.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entered:
+    """A block that has begun."""
+
+    settings: Settings
+    log: GuardLog
+    folder: str
+    process: int
+    watch: ChildWatch
 
 
 def _refuse_text(name: str, entries: Sequence[str]) -> None:

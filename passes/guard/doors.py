@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import builtins
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType
 from typing import Any, Final
+
+from passes.guard.startup.launches import replace_everywhere
 
 __all__ = ["DOOR_FILE", "Door", "close_door", "is_door", "open_door"]
 
@@ -25,11 +26,12 @@ def outside():
     {cells}
     def door(*args, **kwargs):
         if 0: {names}
-        from passes.guard.active import through
-        return through({key!r}, args, kwargs)
+        dispatch = "dispatch"
+        return dispatch({key!r}, args, kwargs)
     return door
 """
-"""A code object fits a function only if it has as many free variables, so it names some and reads none."""
+"""A code object fits a function only if it has as many free variables, so it names some and reads none. The constant
+"dispatch" becomes the function: an import would be the script's, which may have a module of our name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,21 @@ class Door:
     function: object
     code: CodeType | None
     """The function's own code; None where modules hold a replacement."""
+    replacement: object = None
+    """What modules hold in place of a function that has no code."""
     signed: bool = False
     """Whether the door had to be told the function's signature."""
 
 
-def open_door(key: str, function: Callable[..., Any]) -> Door:
-    """From now on a call of `function` is a call of `passes.guard.active.through(key, args, kwargs)`."""
+def open_door(key: str, function: Callable[..., Any], dispatch: Callable[..., Any]) -> Door:
+    """From now on a call of `function` is a call of `dispatch(key, args, kwargs)`."""
     if not isinstance(function, FunctionType):
-        door = _code(key, ())
-        _replace(function, FunctionType(door, {"__builtins__": builtins}, key))
-        return Door(key, function, function, None)
+        replacement = FunctionType(_code(key, (), dispatch), {"__builtins__": builtins}, key)
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # pickle finds it by these
+            if isinstance(getattr(function, name, None), str):
+                setattr(replacement, name, getattr(function, name))
+        replace_everywhere(function, replacement)
+        return Door(key, function, function, None, replacement)
     own = function.__code__
     original = FunctionType(own, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     original.__kwdefaults__ = function.__kwdefaults__
@@ -58,14 +65,14 @@ def open_door(key: str, function: Callable[..., Any]) -> Door:
     signed = not hasattr(function, "__signature__")
     if signed:
         function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # scripts may ask for it
-    function.__code__ = _code(key, own.co_freevars).replace(co_name=own.co_name, co_qualname=own.co_qualname)
-    return Door(key, original, function, own, signed)
+    function.__code__ = _code(key, own.co_freevars, dispatch).replace(co_name=own.co_name, co_qualname=own.co_qualname)
+    return Door(key, original, function, own, signed=signed)
 
 
 def close_door(door: Door) -> None:
     """The function is as it was."""
     if door.code is None:
-        _replace_back(door)
+        replace_everywhere(door.replacement, door.original)
         return
     assert isinstance(door.function, FunctionType)
     door.function.__code__ = door.code
@@ -79,22 +86,9 @@ def is_door(function: object) -> bool:
     return type(function) is FunctionType and function.__code__.co_filename == DOOR_FILE
 
 
-def _code(key: str, free: tuple[str, ...]) -> CodeType:
+def _code(key: str, free: tuple[str, ...], dispatch: Callable[..., Any]) -> CodeType:
     text = DOOR.format(key=key, cells=" = ".join((*free, "None")), names=", ".join(free) or "None")
     names: dict[str, Any] = {}
     exec(compile(text, DOOR_FILE, "exec"), names)
-    return names["outside"]().__code__
-
-
-def _replace(old: object, new: object) -> None:
-    for module in list(sys.modules.values()):
-        names = vars(module) if isinstance(module, ModuleType) else {}
-        for name in [name for name, value in list(names.items()) if value is old]:
-            setattr(module, name, new)
-
-
-def _replace_back(door: Door) -> None:
-    for module in list(sys.modules.values()):
-        names = vars(module) if isinstance(module, ModuleType) else {}
-        for name in [name for name, value in list(names.items()) if is_door(value) and value.__name__ == door.key]:
-            setattr(module, name, door.original)
+    code: CodeType = names["outside"]().__code__
+    return code.replace(co_consts=tuple(dispatch if one == "dispatch" else one for one in code.co_consts))

@@ -1,4 +1,4 @@
-"""How a child process begins the guards that its environment asks for; `startup/sitecustomize.py` calls it."""
+"""How a child process begins the guards that it was given; `startup/sitecustomize.py` calls it."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["begin"]
 
 
 def begin() -> None:
-    """Called when the first optimizer has been imported."""
+    """Called when a module of an optimizer has been imported."""
     inherit()

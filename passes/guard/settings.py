@@ -19,7 +19,8 @@ __all__ = ["Demands", "Settings", "from_text", "to_text"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The arguments of one guard. `journal` is the file that every process appends its calls to."""
+    """The arguments of one guard. `journal` is the file that every process appends its calls to, and in the folder
+    `processes` each process says that it has the guard."""
 
     keep: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
@@ -29,6 +30,7 @@ class Settings:
     memory_gib: float | None = None
     quiet: bool = False
     journal: str = ""
+    processes: str = ""
 
     def check(self) -> None:
         """Refuse what cannot be honoured, before anything runs.

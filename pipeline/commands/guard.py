@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import typer
 
 import passes
+from passes.guard import adopt_orphans
 
 __all__ = ["register"]
 
@@ -53,6 +54,7 @@ def guard(
         memory_gib=memory_gib,
         quiet=quiet,
     )
+    adopt_orphans()
     with wishes:
         code = _run(command)
     sys.exit(code)

@@ -15,13 +15,16 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from tests.passes.models import attention, biased_attention
 
-ONNXLINE = [sys.executable, "-m", "pipeline.cli"]
+ONNXLINE = [sys.executable, "-m", "onnxline_command"]
 ONNXSIM = Path(sys.executable).with_name("onnxsim")
 
 SCRIPT = f"""
-import multiprocessing, subprocess, sys, threading
+import multiprocessing, os, subprocess, sys, threading, time
 import onnx
 from onnxoptimizer import optimize
+import passes, pipeline
+
+assert (passes.MINE, pipeline.MINE) == ("passes", "pipeline")
 
 def merge(target):
     onnx.save(optimize(onnx.load("in.onnx"), ["fuse_qkv"]), target)
@@ -37,19 +40,25 @@ if __name__ == "__main__":
     child = [sys.executable, "-c", "import script; script.merge('child.onnx')"]
     subprocess.run(child, check=True, env={{"LANG": "C.UTF-8"}})
     subprocess.run([{str(ONNXSIM)!r}, "biased.onnx", "command.onnx"], check=True)
+    alone = "import script, time; script.merge('alone.onnx'); time.sleep(0.3)"
+    os.system(f'(env -i {{sys.executable}} -c "{{alone}}" & ) && sleep 0.1')
+    while not os.path.exists("alone.onnx"):
+        time.sleep(0.05)
     sys.exit(7)
 """
 
 
 def test_a_script_and_all_that_it_starts(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
+    for name in ("passes", "pipeline"):
+        (tmp_path / f"{name}.py").write_text(f"MINE = {name!r}")
     onnx.save(attention(), tmp_path / "in.onnx")
     onnx.save(biased_attention(), tmp_path / "biased.onnx")
     wishes = ["--keep", "qkv", "--log", "calls.jsonl"]
     command = [*ONNXLINE, "guard", *wishes, "--", sys.executable, "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 7, done.stderr
-    calls = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
+    *calls, warning = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
     assert [(call["function"], call["kept"], len(call["would_have_lost"])) for call in calls] == [
         *[("onnxoptimizer.optimize", {"qkv": 1}, 1)] * 4,
         ("onnxsim.simplify", {"qkv": 1}, 1),
@@ -61,6 +70,8 @@ def test_a_script_and_all_that_it_starts(tmp_path: Path) -> None:
     for name in ("plain", "thread", "spawned", "child", "command"):
         made = onnx.load(tmp_path / f"{name}.onnx")
         assert {"wq", "wk", "wv"} <= {tensor.name for tensor in made.graph.initializer}
+    assert warning["text"].startswith("child python started without the guard, so no call in it is guarded: ")
+    assert "alone.onnx" in warning["text"]
     assert done.stderr.count("without the guard lost: qkv attention 0") == 5
     assert done.stderr.splitlines()[-1] == (
         "onnxline guard: 5 calls of an optimizer, kept qkv ×5, 5 would have been lost without the guard"

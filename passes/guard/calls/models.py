@@ -14,7 +14,7 @@ from passes.model.order import sort_nodes
 from passes.model.stand_ins import inline
 from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, detach, read_model
 
-__all__ = ["copied", "is_valid", "opened", "whole", "write"]
+__all__ = ["copied", "is_valid", "opened", "parsed", "whole", "write"]
 
 
 def copied(model: onnx.ModelProto, instead: Callable[[], Any]) -> DetachedModel:
@@ -30,6 +30,18 @@ def copied(model: onnx.ModelProto, instead: Callable[[], Any]) -> DetachedModel:
         return detach(copy)
     except ModelMistake as mistake:
         raise LetThrough(str(mistake), instead) from mistake
+
+
+def parsed(data: bytes) -> onnx.ModelProto:
+    """A model in bytes.
+
+    Raises:
+        LetThrough: they are none of a model.
+    """
+    try:
+        return onnx.load_from_string(data)
+    except Exception as error:  # of the protobuf library, by release
+        raise LetThrough(f"the bytes are not a model: {error}") from error
 
 
 def opened(path: str) -> DetachedModel:

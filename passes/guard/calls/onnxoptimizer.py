@@ -1,9 +1,11 @@
-"""`onnxoptimizer.optimize`: each of the passes alone, so that each change has an author."""
+"""`onnxoptimizer.optimize`, and the native functions below it: each of the passes alone, so that each change has an
+author."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,18 @@ from passes.base import Repeat, Workbench
 from passes.external.onnxoptimizer import available, default_set, passes_of
 from passes.guard.calls.arguments import bound
 from passes.guard.calls.base import LetThrough, Plan, Skips
-from passes.guard.calls.models import copied, whole
+from passes.guard.calls.models import copied, opened, parsed, whole
 from passes.model.weights import DetachedModel
 
-__all__ = ["OnnxOptimizerCall", "optimize", "read_optimize"]
+__all__ = [
+    "OnnxOptimizerCall",
+    "optimize",
+    "read_fixed_point",
+    "read_fixed_point_of_file",
+    "read_once",
+    "read_once_of_file",
+    "read_optimize",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +34,7 @@ class OnnxOptimizerCall:
     model: DetachedModel
     names: tuple[str, ...]
     fixed_point: bool
+    returns: Callable[[DetachedModel], Any]
     source: str = ""
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -46,8 +57,8 @@ class OnnxOptimizerCall:
         )
         return self.model.with_proto(onnx.load_from_string(result))
 
-    def deliver(self, model: DetachedModel, *, proven: bool) -> onnx.ModelProto:
-        return whole(model)
+    def deliver(self, model: DetachedModel, *, proven: bool) -> Any:
+        return self.returns(model)
 
 
 def read_optimize(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxOptimizerCall:
@@ -58,10 +69,67 @@ def read_optimize(original: Callable[..., Any], args: Sequence[Any], kwargs: Map
         raise LetThrough(f"optimize does not take a model of type {type(model).__name__}")
     if names is None:
         names = default_set()
+    fixed_point = bool(given.get("fixed_point"))
+    return OnnxOptimizerCall(copied(model, lambda: model), _known(names, lambda: model), fixed_point, whole)
+
+
+def read_once(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxOptimizerCall:
+    """Understand a call of the native `optimize(bytes, passes) -> bytes`."""
+    return _read_bytes(args, kwargs, fixed_point=False)
+
+
+def read_fixed_point(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxOptimizerCall:
+    """Understand a call of the native `optimize_fixedpoint(bytes, passes) -> bytes`."""
+    return _read_bytes(args, kwargs, fixed_point=True)
+
+
+def read_once_of_file(
+    original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> OnnxOptimizerCall:
+    """Understand a call of the native `optimize_from_path(source, target, passes, data) -> None`."""
+    return _read_paths(args, kwargs, fixed_point=False)
+
+
+def read_fixed_point_of_file(
+    original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> OnnxOptimizerCall:
+    """Understand a call of the native `optimize_fixedpoint_from_path(source, target, passes, data) -> None`."""
+    return _read_paths(args, kwargs, fixed_point=True)
+
+
+def _read_bytes(args: Sequence[Any], kwargs: Mapping[str, Any], *, fixed_point: bool) -> OnnxOptimizerCall:
+    if len(args) != 2 or kwargs or not isinstance(args[0], bytes):
+        raise LetThrough("the native optimize takes the bytes of a model and a list of passes")
+    given, names = args
+    model = copied(parsed(given), lambda: given)
+    return OnnxOptimizerCall(
+        model, _known(names, lambda: given), fixed_point, lambda made: whole(made).SerializeToString()
+    )
+
+
+def _read_paths(args: Sequence[Any], kwargs: Mapping[str, Any], *, fixed_point: bool) -> OnnxOptimizerCall:
+    if len(args) != 4 or kwargs or not all(isinstance(one, str) for one in (args[0], args[1], args[3])):
+        raise LetThrough("the native optimize takes two paths, a list of passes and the name of a file for the weights")
+    source, target, names, data = args
+
+    def write(made: DetachedModel) -> None:
+        beside = Path(target).parent / data
+        beside.unlink(missing_ok=True)  # onnx appends to what is there
+        onnx.save(whole(made), target, save_as_external_data=True, location=data, convert_attribute=True)
+
+    return OnnxOptimizerCall(opened(source), _known(names, None), fixed_point, write, source)
+
+
+def _known(names: object, instead: Callable[[], Any] | None) -> tuple[str, ...]:
+    """The passes of a call.
+
+    Raises:
+        LetThrough: there is no such pass.
+    """
     known = available()
     if not isinstance(names, list | tuple) or any(name not in known for name in names):
-        raise LetThrough(f"not all of {names!r} are passes of this onnxoptimizer", lambda: model)
-    return OnnxOptimizerCall(copied(model, lambda: model), tuple(names), bool(given.get("fixed_point")))
+        raise LetThrough(f"not all of {names!r} are passes of this onnxoptimizer", instead)
+    return tuple(names)
 
 
 def optimize(model: bytes, names: list[str], fixed_point: bool) -> bytes:

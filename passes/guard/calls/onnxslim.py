@@ -1,4 +1,4 @@
-"""`onnxslim.slim`, from a file or from memory; the `onnxslim` command calls it too."""
+"""`onnxslim.slim`, from a file or from memory; the `onnxslim` command calls it too. And the functions of its core."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import onnx
 from passes.base import Workbench
 from passes.external.installed import ask
 from passes.external.onnxslim import OnnxSlim
-from passes.guard.calls.arguments import known_only
+from passes.guard.calls.arguments import bound, known_only
 from passes.guard.calls.base import LetThrough, Plan, Skips
 from passes.guard.calls.here import Here
 from passes.guard.calls.models import copied, opened
@@ -21,7 +21,7 @@ from passes.guard.calls.models import whole as whole_of
 from passes.guard.recorded import Recorded
 from passes.model.weights import DetachedModel
 
-__all__ = ["OnnxSlimCall", "read_slim"]
+__all__ = ["OnnxSlimCall", "read_graph", "read_optimize_model", "read_slim", "read_slim_core"]
 
 BEFORE: Final = ("inputs", "outputs", "input_shapes")
 """Options that make another model of it before it is optimized: that one is the reference."""
@@ -44,8 +44,12 @@ class OnnxSlimCall:
     source: str
     options: Mapping[str, Any]
     slim: Callable[..., Any]
-    target: str | None
-    last: Mapping[str, Any]
+    target: str | None = None
+    last: Mapping[str, Any] = field(default_factory=dict)
+    off: tuple[str, ...] = ()
+    """The switches that are off in this process after the call, as without a guard."""
+    in_core: bool = False
+    """Whether a function of the core was called, which returns what it has optimized and no more."""
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
@@ -78,7 +82,10 @@ class OnnxSlimCall:
     def deliver(self, model: DetachedModel, *, proven: bool) -> onnx.ModelProto | None:
         """Let the library itself do what comes last, with every optimization off."""
         where = () if self.target is None else (self.target,)
-        return self.slim(whole_of(model), *where, **_nothing(), **self.last)
+        try:
+            return whole_of(model) if self.in_core else self.slim(whole_of(model), *where, **_nothing(), **self.last)
+        finally:
+            _settings().reset(list(self.off))
 
 
 def read_slim(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
@@ -108,7 +115,45 @@ def read_slim(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
             model = copied(original(whole_of(model), **_nothing(), **before), lambda: source)
         except Exception as error:  # the library will say it again
             raise LetThrough(str(error)) from error
-    return OnnxSlimCall(model, source if isinstance(source, str) else "", given, original, target, last)
+    off = tuple(given.get("skip_optimizations", ()))
+    return OnnxSlimCall(model, source if isinstance(source, str) else "", given, original, target, last, off=off)
+
+
+def read_slim_core(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
+    """Understand a call of `onnxslim.core.optimize(model, skip_fusion_patterns=None, size_threshold=None)`."""
+    given = bound(original, args, kwargs)
+    return _read_core(given.pop("model"), given, ())
+
+
+def read_optimize_model(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
+    """Understand a call of `onnxslim.core.optimization.optimize_model(model or graph, skip_fusion_patterns=None)`."""
+    given = bound(original, args, kwargs)
+    return _read_core(given.pop("model"), given, ("constant_folding",))
+
+
+def read_graph(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
+    """A call of a function of onnxslim that changes a graph in memory.
+
+    Raises:
+        LetThrough: always, so that it is in the log.
+    """
+    raise LetThrough("it changes a graph of onnxslim's own in place, of which no policy can speak; call onnxslim.slim")
+
+
+def _read_core(source: Any, given: dict[str, Any], without: Sequence[str]) -> OnnxSlimCall:
+    """`without` are the optimizations that the function does not run."""
+    surgeon = importlib.import_module("onnxslim.third_party.onnx_graphsurgeon")
+    model = surgeon.export_onnx(source) if isinstance(source, surgeon.Graph) else source
+    if not isinstance(model, onnx.ModelProto):
+        raise LetThrough(f"it does not take a model of type {type(model).__name__}")
+    off = tuple(name for name, is_on in _settings().stats().items() if not is_on)
+    options = {
+        **{name: value for name, value in given.items() if value is not None},
+        "skip_optimizations": [*off, *without],
+        "no_shape_infer": True,
+    }
+    slim = importlib.import_module("onnxslim").slim
+    return OnnxSlimCall(copied(model, lambda: model), "", options, slim, off=off, in_core=True)
 
 
 def _plan(step: OnnxSlim | Here, names: Sequence[str], skips: Skips, notes: tuple[str, ...]) -> Plan:
@@ -123,7 +168,12 @@ def _nothing() -> dict[str, Any]:
 
 
 def _optimizations() -> tuple[str, ...]:
-    return tuple(importlib.import_module("onnxslim.core.optimization").OptimizationSettings.keys())
+    return tuple(_settings().keys())
+
+
+def _settings() -> Any:
+    """The switches of this process: slim sets them at each call, and the functions of the core read them."""
+    return importlib.import_module("onnxslim.core.optimization").OptimizationSettings
 
 
 def _patterns() -> Mapping[str, Any]:

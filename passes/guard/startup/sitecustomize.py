@@ -1,7 +1,8 @@
-"""The first thing that a Python child of a guard runs: wait for an optimizer to be imported, then guard it.
+"""The first thing that a Python child of a guard runs: give the guard to what it starts, say that it has the guard, and
+wait for an optimizer to be imported.
 
-Python imports a module of this name at its start. Only the standard library is used, and only what is loaded by then,
-so a child that never touches an optimizer pays nothing. A `sitecustomize` that this one hides is run as well.
+Python imports a module of this name at its start. Only the standard library is used, and little of it, so a child that
+never touches an optimizer pays some milliseconds. A `sitecustomize` that this one hides is run as well.
 """
 
 from __future__ import annotations
@@ -10,81 +11,68 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
 
-__all__ = ["AFTER", "FOLDER", "LIBRARIES", "VARIABLE", "AfterImport", "begin"]
+TYPE_CHECKING = False  # not typing's, which is slow to load
+if TYPE_CHECKING:
+    from types import ModuleType
 
-VARIABLE = "ONNXLINE_GUARD"
-"""The environment variable that tells a child what to guard, as JSON; see `passes.guard.settings`."""
+__all__ = ["begin"]
 
-FOLDER = os.path.dirname(__file__)  # noqa: PTH120 - pathlib is not loaded yet
-"""What is put on PYTHONPATH."""
+FOLDER = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120 - pathlib is slow to load
+PASSES = os.path.dirname(os.path.dirname(FOLDER))  # noqa: PTH120
 
-LIBRARIES = ("onnxsim", "onnxoptimizer", "onnxslim")
+STARTUP = "_onnxline.passes.guard.startup"
+"""The names under which the rest of our code knows the files beside this one; so there is one of each."""
 
-AFTER = "passes.guard.inherited"
-"""The module whose `begin()` starts the guard that the environment asks for."""
-
-
-class AfterImport:
-    """A finder that finds nothing itself: it lets the others find, and calls `then(name)` once the module is loaded."""
-
-    only_waits = True
-    """Two of them would ask each other for ever. This file may be loaded twice, so the class does not tell."""
-
-    def __init__(self, names: Sequence[str], then: Callable[[str], object]) -> None:
-        self._names = frozenset(names)
-        self._then = then
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name not in self._names:
-            return None
-        for finder in list(sys.meta_path):
-            if getattr(finder, "only_waits", False) or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(name, path, target)
-            if spec is not None:
-                self._follow(name, spec)
-                return spec
-        return None
-
-    def _follow(self, name: str, spec: importlib.machinery.ModuleSpec) -> None:
-        loader = spec.loader
-        load = getattr(loader, "exec_module", None)
-        if loader is None or load is None:
-            return
-
-        def exec_module(module: ModuleType) -> None:
-            load(module)
-            self._then(name)
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader, which loads this module only
+AFTER = "_onnxline.passes.guard.inherited"
+"""The module whose `begin()` starts the guard that the environment asked for."""
 
 
 def begin() -> None:
-    """Run the hidden `sitecustomize`, and wait for the libraries if the environment names a guard."""
-    sys.path[:] = [entry for entry in sys.path if entry != FOLDER]  # children get it from the environment
+    """Start what is ours, and then what this file hides: should that fail, the guard is there."""
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != FOLDER]
+    launches = _load(f"{STARTUP}.launches", f"{FOLDER}/launches.py")
+    if launches.VARIABLE in os.environ:
+        _wait(launches)
     hidden = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if hidden is not None and hidden.loader is not None:
         module = importlib.util.module_from_spec(hidden)
         sys.modules["sitecustomize"] = module
         hidden.loader.exec_module(module)
-    if VARIABLE in os.environ and sys.orig_argv[1:3] != ["-m", "passes.worker"]:  # where the guard itself works
-        sys.meta_path.insert(0, AfterImport(LIBRARIES, _guard))  # type: ignore[arg-type]
+
+
+def _wait(launches: ModuleType) -> None:
+    own_names = _load("_onnxline.passes.own_names", f"{PASSES}/own_names.py")
+    processes = _load(f"{STARTUP}.processes", f"{FOLDER}/processes.py")
+    after_import = _load(f"{STARTUP}.after_import", f"{FOLDER}/after_import.py")
+    # Taken now: a script may clear its environment before it imports an optimizer.
+    variables = {name: os.environ[name] for name in (launches.VARIABLE, launches.PROCESSES) if name in os.environ}
+    folders = [folder for folder in variables.get(launches.PROCESSES, "").split(os.pathsep) if folder]
+    own_names.add_private_names()
+    launches.LAUNCHES.open(variables)
+    sys.meta_path.insert(0, after_import.AfterImport(after_import.LIBRARIES, _guard))
+    os.register_at_fork(after_in_child=lambda: processes.register(folders))
+    processes.register(folders)
+
+
+def _load(name: str, path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def _guard(name: str) -> None:
-    if VARIABLE not in os.environ:
+    if "." in name:  # a part of a library that is still being imported
         return
     try:
         importlib.import_module(AFTER).begin()
     except ImportError as error:
         raise ImportError(
-            f"onnxline guard: {sys.executable} imports {name} and has no onnxline that works ({error}), so nothing "
-            "that it does can be guarded; install onnxline there"
+            f"onnxline guard: {sys.executable} imports {name}, and onnxline, which would guard it, does not work there "
+            f"({error}); install what onnxline needs there, such as onnx and onnxruntime"
         ) from error
 
 

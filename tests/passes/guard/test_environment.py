@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from passes.guard.environment import Borrowed, guards_in, with_guards
+from passes.guard.environment import Borrowed, guards_in, variables_of
 from passes.guard.settings import Settings
-from passes.guard.startup.sitecustomize import FOLDER, VARIABLE
+from passes.guard.startup.launches import FOLDER, VARIABLE, add_guard
 
 ONE = Settings(keep=("qkv",), journal="/one")
 TWO = Settings(skip=("fuse_*",), watch=False, compare=False, timeout_s=3.0, quiet=True)
@@ -44,7 +44,7 @@ def test_what_somebody_else_put_on_the_path_meanwhile_stays() -> None:
 
 def test_an_environment_made_for_a_child_is_not_changed_but_copied() -> None:
     own = {"PATH": "/bin"}
-    assert guards_in(with_guards(own, [ONE])) == (ONE,)
+    assert guards_in(add_guard(own, variables_of([ONE]))) == (ONE,)
     assert own == {"PATH": "/bin"}
 
 
@@ -58,17 +58,17 @@ print(sys.modules["sitecustomize"].__file__, sys.hidden, [name for name in ("pas
 def test_a_child_runs_the_sitecustomize_that_ours_hides_and_loads_nothing_else(tmp_path: Path) -> None:
     hidden = tmp_path / "sitecustomize.py"
     hidden.write_text("import sys\nsys.hidden = 'ran'\n")
-    environment = with_guards({**os.environ, "PYTHONPATH": str(tmp_path)}, [ONE])
+    environment = add_guard({**os.environ, "PYTHONPATH": str(tmp_path)}, variables_of([ONE]))
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == f"{hidden} ran []\n", done.stderr
 
 
-def test_where_onnxline_is_not_installed_an_optimizer_cannot_be_imported(tmp_path: Path) -> None:
+def test_where_onnxline_cannot_work_an_optimizer_cannot_be_imported(tmp_path: Path) -> None:
     """Such a child could not be guarded, and must not go on as if it were."""
     (tmp_path / "onnxoptimizer.py").write_text("")
-    (tmp_path / "passes.py").write_text("")
-    environment = with_guards({**os.environ, "PYTHONPATH": str(tmp_path)}, [ONE])
+    (tmp_path / "onnx.py").write_text("raise ImportError('there is no onnx here')")
+    environment = add_guard({**os.environ, "PYTHONPATH": str(tmp_path)}, variables_of([ONE]))
     command = [sys.executable, "-P", "-c", "import onnxoptimizer"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "has no onnxline that works" in done.stderr
+    assert "does not work there (there is no onnx here)" in done.stderr

@@ -99,6 +99,21 @@ def test_the_native_way_from_file_to_file(log: GuardLog, tmp_path: Path) -> None
     assert {call.function for call in log.calls} == {"onnxsim.onnxsim_cpp2py_export.simplify_path"}
 
 
+def test_the_native_way_from_bytes_to_bytes(log: GuardLog) -> None:
+    executor = onnxsim.onnx_simplifier._get_model_executor()
+    given = biased_attention().SerializeToString()
+    none = (None, True, False, False, None, None, None)
+    made = NATIVE.simplify(executor, given, [], True, True, 2**20, None, *none)
+    assert weights(onnx.load_from_string(made)) == weights(biased_attention())
+    with pytest.raises(TypeError):
+        NATIVE.simplify(executor, "no bytes", [], True, True, 2**20, None, *none)
+    assert [(call.function, call.returned) for call in log.calls] == [
+        ("onnxsim.onnxsim_cpp2py_export.simplify", Returned.GUARDED),
+        ("onnxsim.onnxsim_cpp2py_export.simplify", Returned.RAISED),
+    ]
+    assert log.calls[0].kept == {"qkv": 1}
+
+
 @pytest.mark.parametrize(
     ("error", "arguments"),
     [

@@ -15,6 +15,9 @@ from passes.guard import GuardLog, Returned
 from tests.passes.models import biased_attention, model_of
 
 onnxslim = pytest.importorskip("onnxslim")
+import onnxslim.third_party.onnx_graphsurgeon as surgeon  # noqa: E402
+from onnxslim import core  # noqa: E402
+from onnxslim.core import optimization  # noqa: E402
 from onnxslim.core.pattern import Pattern, PatternMatcher  # noqa: E402
 from onnxslim.core.pattern.registry import DEFAULT_FUSION_PATTERNS  # noqa: E402
 
@@ -93,6 +96,43 @@ def test_a_pattern_of_the_scripts_own_runs_in_its_process_and_is_reverted_if_wro
     assert "differs" in (call.reverted or {})["onnxslim/NegOfReluIsAbs"]
     assert call.unguarded_fault.startswith("differs: ")
     assert "so the call ran in it" in call.notes[0]
+
+
+def test_the_functions_of_the_core_are_held(log: GuardLog) -> None:
+    onnxslim.slim(model_of(IDENTITY))  # which leaves every switch on, with a guard as without
+    onnxslim.register_fusion_pattern(NegOfReluIsAbs(1))
+    try:
+        by_core = core.optimize(model_of(IDENTITY))
+        by_optimization = optimization.optimize_model(model_of(IDENTITY))
+        by_graph = optimization.optimize_model(surgeon.import_onnx(model_of(IDENTITY)), None)
+    finally:
+        DEFAULT_FUSION_PATTERNS.pop("NegOfReluIsAbs")
+    assert ops(by_core) == ops(by_optimization) == ops(by_graph) == Counter(Relu=1, Neg=1)
+    assert [(call.function, call.returned) for call in log.calls[1:]] == [
+        ("onnxslim.core.optimize", Returned.GUARDED),
+        *[("onnxslim.core.optimization.optimize_model", Returned.GUARDED)] * 2,
+    ]
+    assert ["onnxslim/NegOfReluIsAbs" in (call.reverted or {}) for call in log.calls] == [False, True, True, True]
+
+
+def test_switches_that_are_off_stay_off_in_the_core(log: GuardLog) -> None:
+    optimization.OptimizationSettings.reset(optimization.OptimizationSettings.keys())
+    try:
+        made = core.optimize(model_of(IDENTITY), skip_fusion_patterns=None)
+        assert not optimization.OptimizationSettings.enabled()
+    finally:
+        optimization.OptimizationSettings.reset()
+    assert ops(made) == Counter(Identity=2, Relu=1, Neg=1)
+
+
+def test_what_changes_a_graph_in_place_is_said(log: GuardLog) -> None:
+    graph = surgeon.import_onnx(model_of(IDENTITY))
+    optimization.dead_node_elimination(graph)
+    graph.cleanup()
+    assert [node.op for node in graph.nodes if node.op == "Identity"] == []
+    (call,) = log.calls
+    assert (call.function, call.returned) == ("onnxslim.core.optimization.dead_node_elimination", Returned.NOT_JUDGED)
+    assert "of which no policy can speak" in call.notes[0]
 
 
 def test_mistakes_of_the_caller_are_onnxslims_to_tell(log: GuardLog) -> None:

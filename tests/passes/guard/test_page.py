@@ -8,7 +8,7 @@ import re
 
 import passes
 from passes.guard import GuardedCall, Returned
-from passes.guard.startup.sitecustomize import VARIABLE
+from passes.guard.startup.launches import VARIABLE
 from passes.guard.targets import TARGETS
 from tests.docs.pages import ROOT, rows
 

@@ -1,0 +1,221 @@
+"""Find the Python processes below this one that run without the guard, so that none of them does so in silence.
+
+A guarded process says that it is one (`startup/processes.py`). A thread looks through /proc for the others many times a
+second: a process must live far longer than that to import an optimizer. Linux only; elsewhere nothing is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Final
+
+from passes.guard.startup.launches import FOLDER, OUR_PROGRAM, VARIABLE
+from passes.guard.startup.processes import Image, is_registered, read_image
+
+__all__ = ["ChildWatch", "adopt_orphans"]
+
+INTERVAL_S: Final = 0.05
+
+STARTUP_S: Final = 3.0
+"""How long a Python that was begun at the end of the guard may take until it says that it has the guard."""
+
+PYTHON: Final = re.compile(r"(python|pypy)[\d.]*[a-z]*")
+PYTHON_LIBRARY: Final = re.compile(rb"/libpython3[^/]*\.so|\.cpython-3[^/]*\.so")
+"""What a Python of another name, or a program with a Python in it, has loaded."""
+
+LOADS_S: Final = 5.0
+"""For how long a program is asked whether it has loaded a Python by now."""
+
+PR_SET_CHILD_SUBREAPER: Final = 36
+"""From Linux's <linux/prctl.h>."""
+
+IGNORES: Final = re.compile(r"-[a-zA-Z]*?([IES])")
+"""Options by which Python does not look into PYTHONPATH, or runs no `sitecustomize`."""
+
+HELPER: Final = "from multiprocessing.resource_tracker import main"
+"""What Python runs for itself, never a script's code."""
+
+
+def adopt_orphans() -> None:
+    """Processes below this one whose parent ends become children of this one, where they are seen, and not of the
+    system's first. Only for a process of ours: nobody waits for such children, so they stay zombies until it ends."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class Kind(Enum):
+    GUARDED = auto()
+    OURS = auto()
+    """A worker of onnxline, and whatever that starts."""
+    SUSPECT = auto()
+    """A Python that has not said that it has the guard; it may be starting."""
+    OTHER = auto()
+
+
+@dataclass(slots=True)
+class Child:
+    image: Image
+    kind: Kind
+    command: str = ""
+    reason: str = ""
+    since: float = 0.0
+    before: bool = False
+    """Whether it ran before the guard began."""
+
+
+class ChildWatch:
+    """Watches all processes that are started below this one from `start` to `stop`.
+
+    `warn(text)` is called once for each command that runs without the guard, from the thread that watches.
+    """
+
+    def __init__(self, folder: str, warn: Callable[[str], object]) -> None:
+        self._folder = folder
+        self._warn = warn
+        self._warned: set[str] = set()
+        self._children: dict[int, Child] = {}
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="onnxline guard", daemon=True)
+
+    def start(self) -> None:
+        """From now on; a Python that runs already is warned of at once."""
+        self._look(before=True)
+        for child in self._suspects():
+            self._tell(child)
+            child.since = float("-inf")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Until now; what is only starting is waited for."""
+        self._ends.set()
+        self._thread.join()
+        self._look()
+        while any(child.since > time.monotonic() - STARTUP_S for child in self._suspects()):
+            time.sleep(INTERVAL_S)
+            self._look()
+        for child in self._suspects():
+            self._tell(child)
+
+    def _run(self) -> None:
+        while not self._ends.wait(INTERVAL_S):
+            self._look()
+
+    def _suspects(self) -> Iterator[Child]:
+        return (child for child in self._children.values() if child.kind is Kind.SUSPECT)
+
+    def _look(self, *, before: bool = False) -> None:
+        """Look at all processes once, parents first."""
+        last, self._children = self._children, {}
+        root = read_image(os.getpid())
+        if root is None:
+            return
+        self._children[root.process] = Child(root, Kind.GUARDED)
+        # Those whose parent has ended are nobody's children here any more, and are looked for by their numbers.
+        waiting = [root.process, *last]
+        looked: set[int] = set()
+        while waiting:
+            process = waiting.pop(0)
+            if process in looked:
+                continue
+            looked.add(process)
+            child = self._children.get(process) or self._child(process, last.get(process), before)
+            if child is None:
+                continue
+            self._children[process] = child
+            if child.kind is not Kind.OURS:
+                waiting[:0] = _children_of(process)
+        for process, child in last.items():
+            now = self._children.get(process)
+            ended = now is None or now.image.name != child.image.name
+            if child.kind is Kind.SUSPECT and ended and not is_registered(child.image, self._folder):
+                self._tell(child)
+
+    def _child(self, process: int, last: Child | None, before: bool) -> Child | None:
+        image = read_image(process)
+        if image is None or not image.arguments:  # it is between two programs
+            return None
+        if last is not None and last.image.name == image.name:
+            if last.kind is Kind.SUSPECT and is_registered(image, self._folder):
+                last.kind = Kind.GUARDED
+            if last.kind is not Kind.OTHER or time.monotonic() > last.since + LOADS_S:
+                return last
+        parent = self._children.get(image.parent)
+        if parent is not None and parent.image.arguments == image.arguments and not before:  # a fork
+            return Child(image, parent.kind, parent.command, parent.reason, time.monotonic())
+        words = _command(process)
+        if OUR_PROGRAM.decode() in words[1:2]:
+            return Child(image, Kind.OURS)
+        if is_registered(image, self._folder):
+            return Child(image, Kind.GUARDED)
+        since = time.monotonic() if last is None else last.since
+        if not _is_python(process) or any(HELPER in word for word in words):
+            return Child(image, Kind.OTHER, since=since)
+        return Child(image, Kind.SUSPECT, shlex.join(words), _reason(process, words), since, before)
+
+    def _tell(self, child: Child) -> None:
+        began = "ran before the guard began" if child.before else "started without the guard"
+        reason = "" if child.before else f" ({child.reason})"
+        text = f"child python {began}, so no call in it is guarded: {child.command}{reason}"
+        if text not in self._warned:
+            self._warned.add(text)
+            self._warn(text)
+
+
+def _children_of(process: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def _command(process: int) -> list[str]:
+    try:
+        return os.fsdecode(Path(f"/proc/{process}/cmdline").read_bytes()).rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
+def _is_python(process: int) -> bool:
+    try:
+        program = str(Path(f"/proc/{process}/exe").readlink())
+        loaded = Path(f"/proc/{process}/maps").read_bytes()
+    except OSError:  # another user's
+        program, loaded = next(iter(_command(process)), ""), b""
+    name = Path(program.removesuffix(" (deleted)")).name
+    return PYTHON.fullmatch(name) is not None or PYTHON_LIBRARY.search(loaded) is not None
+
+
+def _reason(process: int, words: list[str]) -> str:
+    """Why a Python has not begun with the guard, as far as it can be seen from outside."""
+    for word in words[1:]:
+        if not word.startswith("-") or word in ("-c", "-m"):
+            break
+        ignored = IGNORES.match(word)
+        if ignored:
+            return f"python -{ignored[1]} reads no PYTHONPATH" if ignored[1] != "S" else "python -S loads no site"
+    try:
+        environment = os.fsdecode(Path(f"/proc/{process}/environ").read_bytes()).split("\0")
+    except OSError:
+        return "its environment cannot be read"
+    names = {name: value for name, _, value in (entry.partition("=") for entry in environment)}
+    if VARIABLE not in names:
+        return f"{VARIABLE} is not in its environment"
+    entries = names.get("PYTHONPATH", "").split(os.pathsep)
+    if FOLDER not in entries:
+        return "its PYTHONPATH was replaced"
+    if entries[0] != FOLDER:
+        return "another folder comes first on its PYTHONPATH, maybe with a sitecustomize of its own"
+    return "it did not come to run sitecustomize"
