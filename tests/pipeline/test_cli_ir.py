@@ -162,7 +162,6 @@ def test_mistakes_are_exit_code_2_and_one_sentence(ask: Asked, monkeypatch: pyte
             "extract",
             "sparse.py:make",
         ): "found a sparse tensor (torch.sparse_coo), expected a dense",
-        ("info", "m\0.json"): "with a zero byte, expected one without",
         ("info", "m.json", "--out", "folder"): "folder is a folder",
         ("visualize", "m.json", "-o", "m.pdf"): "m.pdf: expected .mmd, .md, .mermaid, .txt, .png or .svg",
         ("verify", "m.json", FACTORY, "--weights", "part.safetensors"): f"lacks '{lacking}'; is it whole",

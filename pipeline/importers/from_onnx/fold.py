@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from pipeline.importers.from_onnx.attributes import Attributes
 
@@ -19,6 +19,10 @@ INTEGER_LIMIT = 4096
 """Elements of an integer or boolean tensor that may be folded: a mask of 64×64."""
 FLOAT_LIMIT = 16
 """Elements of a float tensor that may be folded."""
+
+FLOAT8 = frozenset(
+    {TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ}
+)
 
 Inputs = Sequence[np.ndarray | None]
 Folder = Callable[[Inputs, Attributes], np.ndarray]
@@ -88,10 +92,14 @@ def modulo(inputs: Inputs, attributes: Attributes) -> np.ndarray:
 
 
 def cast(inputs: Inputs, attributes: Attributes) -> np.ndarray:
+    if attributes.integer("to") not in FLOAT8:
+        attributes.settle("saturate", "round_mode")
     return given(inputs[0]).astype(helper.tensor_dtype_to_np_dtype(attributes.integer("to")))
 
 
-def cast_like(inputs: Inputs, _: Attributes) -> np.ndarray:
+def cast_like(inputs: Inputs, attributes: Attributes) -> np.ndarray:
+    if "float8" not in given(inputs[1]).dtype.name:
+        attributes.settle("saturate", "round_mode")
     return given(inputs[0]).astype(given(inputs[1]).dtype)
 
 
