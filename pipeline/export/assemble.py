@@ -15,6 +15,7 @@ from pipeline.errors import OnnxlineError, SourceMistake
 from pipeline.export.arrays import dtype_name, to_torch
 from pipeline.export.blame import first_line, module_frame
 from pipeline.export.caches import register_caches
+from pipeline.export.dense import not_dense
 from pipeline.export.dynamic_shapes import named_axes
 from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float, named_dims
 from pipeline.export.modes import minding_mode
@@ -110,6 +111,9 @@ def _put(tree: dict[str, Any], keys: list[str], tensor: torch.Tensor) -> None:
 
 def _given(module: nn.Module, example: Example, model: ModelConfig) -> tuple[Example, tuple[InputSpec, ...]]:
     tensors = input_tensors(module, example)
+    for name, tensor in tensors.items():
+        if other := not_dense(tensor):
+            raise SourceMistake(f"the example's input {name!r}: found {other}")
     unknown = sorted(set(model.inputs) - set(tensors))
     if unknown:
         raise SourceMistake(f"model.inputs: the example has no tensor {unknown[0]!r}; it has: {', '.join(tensors)}")

@@ -136,5 +136,19 @@ class Graph:
                 return value
         raise KeyError(f"no value named {name!r} in graph {self.name!r}")
 
+    def weight_names(self) -> dict[int, tuple[str, ...]]:
+        """{vid of a param, state or const: the names that a tensor for it may come by}, those in a checkpoint first.
+
+        The value's own name is the last of them, unless another value has that name in a checkpoint: beside a parameter
+        `p_add` the name `p_add` means that one, and never the placeholder of a parameter `add`.
+        """
+        stored = self.with_role(Role.PARAM, Role.STATE, Role.CONST)
+        owners = {key: vid for vid, keys in self.sources.items() for key in keys}
+        found = {}
+        for value in stored:
+            own = (value.name,) if owners.get(value.name, value.vid) == value.vid else ()
+            found[value.vid] = tuple(dict.fromkeys((*self.sources.get(value.vid, ()), *own)))
+        return found
+
     def with_role(self, *roles: Role) -> tuple[Value, ...]:
         return tuple(value for value in self.values if value.role in roles)

@@ -60,6 +60,12 @@ def to_target(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
     return None if attrs["to"] == outs[0].dtype else f"attr to={attrs['to']!r}, but the output is {outs[0].dtype}"
 
 
+def to_float8(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+    """Other types have no cast that saturates, and so none that does not."""
+    del attrs, ins
+    return None if outs[0].dtype.startswith("float8") else f"output dtype {outs[0].dtype}; expected a float8 type"
+
+
 def unchanged(attrs: Mapping[str, Attr], source: Layout, outs: Specs) -> tuple[Layout]:
     del attrs, outs
     return (source,)
@@ -113,6 +119,7 @@ EMITTERS: dict[str, Emitter] = {
     "IsInf": emitter(Kind.IsInf, "", floating, to_bool),
     "Where": emitter(Kind.Where, "", choice, inputs=3),
     "Cast": emitter(Kind.Cast, "to=s", to_target),
+    "CastUnsaturated": emitter(Kind.CastUnsaturated, "to=s", to_target, to_float8),
 }
 
 # Which input's storage output 0 may take. The planner still asks for the same shape and dtype, so a broadcast input

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import Attr
-from pipeline.lowering.emitter import Specs, axis_in_range, emitter, one_of, same_dtype
+from pipeline.lowering.emitter import Specs, axis_in_range, emitter, floating, one_of, same_dtype
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.layout import ViewRule
 
@@ -36,10 +36,27 @@ EMITTERS: dict[str, Emitter] = {
     "ScatterND": emitter(
         Kind.ScatterND, "reduction=s", indexed, one_of("reduction", "none", "add", "mul", "min", "max"), inputs=3
     ),
+    "ScatterElements": emitter(
+        Kind.ScatterElements,
+        "axis=i,reduction=s",
+        indexed,
+        axis_in_range(),
+        one_of("reduction", "none", "add", "mul", "min", "max"),
+        inputs=3,
+    ),
+    "GridSample": emitter(
+        Kind.GridSample,
+        "mode=s,padding=s,align_corners=?",
+        same_dtype,
+        floating,
+        one_of("mode", "linear", "nearest", "cubic"),
+        one_of("padding", "zeros", "border", "reflection"),
+        inputs=2,
+    ),
     "TopK": emitter(Kind.TopK, "axis=i,largest=?,k=i", ranked, axis_in_range(), outputs=2),
 }
 
-# ScatterND starts from a copy of its data; written in place, the copy is free.
-INPLACE: dict[str, tuple[int, ...]] = {"ScatterND": (0,)}
+# Both scatters start from a copy of their data; written in place, the copy is free.
+INPLACE: dict[str, tuple[int, ...]] = {"ScatterND": (0,), "ScatterElements": (0,)}
 
 VIEWS: dict[str, ViewRule] = {}

@@ -62,6 +62,7 @@ class Kind(IntEnum):
     Identity = 145
     Mod = 146
     PRelu = 147
+    CastUnsaturated = 148
 
     # linear
     MatMul = 201
@@ -96,6 +97,7 @@ class Kind(IntEnum):
     ArgMax = 507
     ArgMin = 508
     CumSum = 509
+    ReduceLogSumExp = 510
 
     # shape
     Reshape = 601
@@ -118,6 +120,8 @@ class Kind(IntEnum):
     GatherND = 703
     ScatterND = 704
     TopK = 705
+    ScatterElements = 706
+    GridSample = 707
 
     # recurrent
     LSTM = 801

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import Attr
-from pipeline.lowering.emitter import Specs, axis_in_range, emitter, same_dtype
+from pipeline.lowering.emitter import Specs, axis_in_range, emitter, floating, same_dtype
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.layout import ViewRule
 
@@ -41,6 +41,9 @@ EMITTERS: dict[str, Emitter] = {
     "ReduceMin": reduction(Kind.ReduceMin),
     "ReduceProd": reduction(Kind.ReduceProd),
     "ReduceL2": reduction(Kind.ReduceL2),
+    "ReduceLogSumExp": emitter(
+        Kind.ReduceLogSumExp, "axes=i[],keepdims=?", same_dtype, floating, some_axes, axis_in_range("axes")
+    ),
     "ArgMax": arg_reduction(Kind.ArgMax),
     "ArgMin": arg_reduction(Kind.ArgMin),
     "CumSum": emitter(Kind.CumSum, "axis=i,exclusive=?,reverse=?", same_dtype, axis_in_range()),

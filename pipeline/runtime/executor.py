@@ -8,7 +8,7 @@ from threading import RLock
 
 import torch
 
-from pipeline.errors import InternalError, OnnxlineError, SourceMistake
+from pipeline.errors import InternalError, OnnxlineError, SourceMistake, Unsupported
 from pipeline.ir.graph import Payload
 from pipeline.ir.spec import TensorSpec
 from pipeline.lowering import KernelCall, Kind, unpack
@@ -227,6 +227,11 @@ class Executor:
         if is_of_data(error) or Kind(step.call.kind_id) in INDEXING:
             slots = [self.plan.slots[vid] for vid in step.call.in_vids]
             return data_mistake(place, [(slot.name, slot.spec) for slot in slots], error)
+        if "not implemented for" in str(error):
+            return Unsupported(
+                f"{place}: torch's CPU has no such operator for these dtypes ({described}: {error}); "
+                "cast to another dtype around it, or run the model by onnxruntime"
+            )
         return InternalError(f"{described} failed: {error}")
 
     def _prove_shapes(self) -> None:

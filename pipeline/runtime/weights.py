@@ -14,7 +14,7 @@ from pipeline.ir.graph import Graph, Payload, Value
 from pipeline.runtime.dtypes import as_tensor, dtype_name
 from pipeline.runtime.memory import laid
 
-__all__ = ["Weights", "stored_tensor", "with_weights"]
+__all__ = ["Weights", "stored_tensor", "with_stored", "with_weights"]
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -27,22 +27,31 @@ def stored_tensor(payload: Payload, strides: Sequence[int] | None = None) -> tor
 
 
 def with_weights(graph: Graph, weights: Weights) -> Graph:
-    """`graph` with `weights` as payloads; they go by value name, or by any name that the value has in a checkpoint.
+    """`graph` with `weights` as payloads; they go by any name that `Graph.weight_names` has for a value.
 
     Raises:
         SourceMistake: names that the graph does not have, or tensors that are not what it declares: all of them.
     """
-    if not weights:
+    return _with_named(graph, weights, {name: vid for vid, names in graph.weight_names().items() for name in names})
+
+
+def with_stored(graph: Graph, tensors: Weights) -> Graph:
+    """`graph` with `tensors` as payloads, by the names of its values alone: none is taken for a name in a checkpoint.
+
+    Raises:
+        SourceMistake: as `with_weights`.
+    """
+    return _with_named(graph, tensors, {graph.values[vid].name: vid for vid in graph.weight_names()})
+
+
+def _with_named(graph: Graph, tensors: Weights, vids: Mapping[str, int]) -> Graph:
+    if not tensors:
         return graph
-    vids = {key: vid for vid, keys in graph.sources.items() for key in keys}
-    vids |= {
-        value.name: value.vid for value in graph.values if value.producer is None and value.vid not in graph.inputs
-    }
-    wrong = [problem for name, tensor in weights.items() if (problem := _wrong(graph, vids, name, tensor))]
+    wrong = [problem for name, tensor in tensors.items() if (problem := _wrong(graph, vids, name, tensor))]
     if wrong:
         listed = "\n".join(f"  - {problem}" for problem in wrong)
         raise SourceMistake(f"weights that do not belong to graph {graph.name!r}:\n{listed}")
-    given = {vids[name]: TensorPayload(tensor) for name, tensor in weights.items()}
+    given = {vids[name]: TensorPayload(tensor) for name, tensor in tensors.items()}
     return replace(graph, payloads={**graph.payloads, **given})
 
 

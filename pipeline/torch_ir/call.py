@@ -115,8 +115,8 @@ def _plain(item: Attr) -> Any:
             return [_plain(part) for part in item]
         case Word("device", name):
             return name
-        case Word(_, name):
-            return f"torch.{name}"
+        case Word(kind, name):
+            return f"torch.{name}" if kind in KINDS_OF_WORDS else name
         case Size(expression):
             return expression
         case Use(index) | Body(index):

@@ -44,6 +44,12 @@ def path_of(what: str, given: Any, error: type[UserMistake]) -> Path:
         UserMistake: (as `error`) it is no path.
     """
     if isinstance(given, str | os.PathLike) and isinstance(os.fspath(given), str):
+        try:
+            os.fsencode(given)
+        except UnicodeEncodeError as wrong:
+            raise error(f"{what}: found the path {os.fspath(given)!r:.80}, which no file system can name") from wrong
+        if "\0" in os.fspath(given):
+            raise error(f"{what}: found the path {os.fspath(given)!r:.80} with a zero byte, expected one without")
         return Path(given)
     hints = {Mapping: "tensors by name are given as weights="} if what == "weights" else {}
     raise mistaken(what, given, "a path, as text or a pathlib.Path", error, hints)

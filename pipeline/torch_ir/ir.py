@@ -144,10 +144,14 @@ class IR:
 
     def __repr__(self) -> str:
         view = parts_of(self.graph) if PARTS.isdisjoint(vars(self)) else self
-        return (
-            f"IR(model_name={self.model_name!r}, nodes={len(view.nodes)}, inputs={len(view.graph_inputs)}, "
-            f"outputs={len(view.graph_outputs)}, weights={len(view.weights)})"
-        )
+        parts = {
+            "nodes": view.nodes,
+            "inputs": view.graph_inputs,
+            "outputs": view.graph_outputs,
+            "weights": view.weights,
+        }
+        counts = (f"{name}={len(part) if isinstance(part, list) else repr(part)}" for name, part in parts.items())
+        return f"IR(model_name={self.model_name!r}, {', '.join(counts)})"
 
     if not TYPE_CHECKING:  # a checker would take any name for an attribute
 

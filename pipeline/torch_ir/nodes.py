@@ -141,8 +141,8 @@ def as_torch(item: Attr) -> Any:
             return [as_torch(part) for part in item]
         case Word("device", name):
             return torch.device(name)
-        case Word(_, name):
-            return getattr(torch, name)
+        case Word(kind, name):  # an operator, as `auto_functionalized` has one, stays a name: it may not be imported
+            return getattr(torch, name) if kind in KINDS else name
         case Size(expression):
             return expression
         case _:

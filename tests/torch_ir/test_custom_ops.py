@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,10 @@ from pipeline.torch_ir import (
     IRExecutor,
     execute_ir,
     extract_ir,
+    ir_to_mermaid,
     verify_ir_with_state_dict,
 )
+from pipeline.torch_ir.summary import summary, summary_text
 from tests.torch_ir.models import Does
 
 
@@ -183,3 +186,69 @@ def test_one_that_is_imported_after_the_file_was_read(tmp_path: Path, monkeypatc
     for line in said[1].stdout.splitlines():
         assert line.startswith("node 'mix': onnxline_later.mix.default was not there when the IR was read"), said[1]
     assert execute_ir(IR.load(tmp_path / "in_a_row.json"), (torch.ones(4), torch.ones(4)))[0].tolist() == [11.0] * 4
+
+
+@registry.custom_op("onnxline_tests::fill", mutates_args={"x"})
+def fill(x: Tensor, value: float) -> None:
+    x.fill_(value)
+
+
+@fill.register_fake
+def _(x: Tensor, value: float) -> None:
+    return None
+
+
+@registry.custom_op("onnxline_tests::fill_all", mutates_args={"several"})
+def fill_all(several: list[Tensor], unused: Tensor | None) -> None:
+    for one in several:
+        one.fill_(1)
+
+
+@registry.custom_op("onnxline_tests::shifted", mutates_args=())
+def shifted(x: Tensor, count: int) -> list[Tensor]:
+    return [x + at for at in range(count)]
+
+
+@shifted.register_fake
+def _(x: Tensor, count: int) -> list[Tensor]:
+    return [torch.empty_like(x) for _ in range(count)]
+
+
+def fills(x: Tensor) -> Tensor:
+    y = x * 2
+    fill(y, 2.0)
+    return y
+
+
+def fills_all(x: Tensor) -> Tensor:
+    y, z = x * 2, x * 3
+    fill_all([y, z], None)
+    return y + z
+
+
+def without_some_results(x: Tensor) -> Tensor:
+    mean = x.mean(1, keepdim=True)
+    return torch.ops.aten.native_layer_norm_backward(x, x, [4], mean, mean, None, None, [True, False, False])[0]
+
+
+def branches(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+
+@pytest.mark.parametrize("forward", [fills, fills_all, lambda x: sum(shifted(x, 3), x), without_some_results, branches])
+def test_every_kind_of_result_has_a_view_that_can_be_changed(
+    forward: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    """An operator that returns nothing, one with a list, one of whose results some are None, one with bodies."""
+    x = torch.arange(8.0).view(2, 4) + 1
+    model = Does(forward)
+    ir = extract_ir(model, (x,), strict=False)
+    assert len(ir.nodes) == len(ir.graph.ops)
+    assert ir_to_mermaid(ir) and repr(ir) and summary_text(summary(ir))
+    ir.nodes[-1].name = "last"
+    ir.save(tmp_path / "m.json")
+    loaded = IR.load(tmp_path / "m.json")
+    assert loaded.nodes[-1].name == "last"
+    for planned in (True, False):
+        (found,) = IRExecutor(loaded, {}, planned=planned).execute((x,))
+        assert torch.equal(found, forward(x))

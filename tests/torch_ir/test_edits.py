@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from pipeline.ir.text import to_text
 from pipeline.torch_ir import (
     IR,
+    ExecutionError,
     IRExecutor,
     OpNode,
     SerializationError,
@@ -250,6 +251,10 @@ MISTAKES: dict[str, tuple[Callable[[IR], Any], str]] = {
         "updates: the tensor 'add' is used, and nothing makes it",
     ),
     "no nodes": (lambda ir: setattr(ir, "nodes", None), "nodes: found null, expected a list"),
+    "a name twice": (
+        lambda ir: setattr(ir.nodes[1], "name", ir.nodes[0].name),
+        r"nodes\[1\]: name: found '.*', which an earlier node has, expected one of its own",
+    ),
     "no node": (lambda ir: setattr(ir, "nodes", [3]), r"nodes\[0\]: found an int, expected one of type OpNode"),
     "half of a name": (
         lambda ir: setattr(ir.weights[0], "name", "w"),
@@ -275,3 +280,34 @@ def test_an_edit_that_makes_no_ir_is_refused_with_its_place(ir: IR, edit: Callab
     edit(ir)
     with pytest.raises(SerializationError, match=f"^IR, as it was put together: .*{said}"):
         assert ir.graph
+
+
+@pytest.mark.parametrize("field", ["nodes", "graph_inputs", "graph_outputs", "weights"])
+def test_a_part_that_is_none_can_be_looked_at(ir: IR, field: str) -> None:
+    setattr(ir, field, None)
+    assert "=None" in repr(ir)
+
+
+INDEX = torch.tensor([0, 1])
+REVERSED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "embedding": (lambda w, i: F.embedding(i, w), (torch.randn(3, 4), INDEX)),
+    "index_select": (lambda x, i: x.index_select(0, i), (torch.randn(3, 4), INDEX)),
+    "index_put": (lambda x, i, s: x.index_put((i,), s), (torch.randn(3, 3), INDEX, torch.randn(2, 3))),
+    "nll_loss": (lambda x, i: F.nll_loss(x, i), (torch.randn(2, 3), INDEX)),
+    "batch_norm": (lambda x, m, v: F.batch_norm(x, m, v), (torch.randn(2, 3), torch.randn(3), torch.ones(3))),
+}
+
+
+@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize("name", REVERSED)
+def test_reversed_inputs_are_told_of_the_node(name: str, planned: bool) -> None:
+    function, args = REVERSED[name]
+
+    class Calls(nn.Module):
+        def forward(self, *args: Tensor) -> Tensor:
+            return function(*args)
+
+    made = extract_ir(Calls(), args, strict=False)
+    made.nodes[-1].inputs.reverse()
+    with pytest.raises(ExecutionError, match=rf"op '{made.nodes[-1].name}'.*correct the node, or extract the"):
+        IRExecutor(made, {}, planned=planned).execute(args)

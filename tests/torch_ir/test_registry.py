@@ -104,6 +104,7 @@ def test_all_that_a_conversion_returns_counts_or_is_refused() -> None:
         "itself": (lambda node: replace(node, inputs=node.outputs), "not sound"),
         "shape": (lambda node: replace(node, outputs=[TensorMeta("relu", (-1,), "float32")]), "may not be negative"),
         "another": (lambda node: replace(node, op_type="aten.add.Tensor"), "aten.add.Tensor: found no other"),
+        "raises": (lambda node: node.attrs["none"], "conversion of aten.relu.default failed: KeyError: 'none'"),
         "argument": (lambda node: replace(node, op_type="aten.neg.default", attrs={"by": 2}), "the argument 'by'"),
     }.values():
         register_op("aten.relu")(lambda info, wrong=wrong: wrong(_as_it_is(info)))

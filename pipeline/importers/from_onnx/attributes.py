@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
-__all__ = ["Attributes"]
+__all__ = ["Attributes", "schema_of"]
 
 
 class Attributes:
-    """Reads attributes of one NodeProto; an absent one is its default."""
+    """Reads attributes of one NodeProto; an absent one is its default. It remembers which were asked for."""
 
     def __init__(self, proto: onnx.NodeProto) -> None:
         self._protos = {attribute.name: attribute for attribute in proto.attribute}
+        self._read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
+        self._read.add(name)
         return name in self._protos
+
+    def settle(self, *names: str) -> None:
+        """Take attributes as read: static shapes say the same, or they change nothing that is made."""
+        self._read.update(names)
+
+    def unread(self, schema: onnx.defs.OpSchema | None) -> list[str]:
+        """Those that nobody has asked for, less those that have the default of `schema`."""
+        return [
+            name for name, proto in self._protos.items() if name not in self._read and not _is_default(proto, schema)
+        ]
 
     def integer(self, name: str, default: int = 0) -> int:
         return self._protos[name].i if name in self else default
@@ -40,6 +52,7 @@ class Attributes:
     def constant(self) -> np.ndarray | None:
         """The value of a Constant node, in any of its spellings; None for strings and sparse tensors."""
         for name, proto in self._protos.items():
+            self._read.add(name)
             match name:
                 case "value":
                     return numpy_helper.to_array(proto.t)
@@ -51,4 +64,19 @@ class Attributes:
                     return np.array(proto.i, np.int64)
                 case "value_ints":
                     return np.array(proto.ints, np.int64)
+        return None
+
+
+def _is_default(proto: onnx.AttributeProto, schema: onnx.defs.OpSchema | None) -> bool:
+    known = schema.attributes.get(proto.name) if schema is not None else None
+    if known is None or not known.default_value.type:
+        return False
+    return helper.get_attribute_value(proto) == helper.get_attribute_value(known.default_value)
+
+
+def schema_of(kind: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
+    """ONNX's own schema of an operator; None where it has none, as of other domains."""
+    try:
+        return onnx.defs.get_schema(kind, opset, domain)
+    except onnx.defs.SchemaError:
         return None

@@ -20,6 +20,9 @@ def attention(node: Node) -> None:
         raise node.refusal("it has a mask, a past, a causal mask or rotary places, expected none of them")
     if node.is_read(1):
         raise node.refusal("its second output, the keys and values so far, is read")
+    node.attributes.settle(
+        "mask_filter_value", "rotary_embedding_dim", "past_present_share_buffer"
+    )  # none of them here
     heads, sizes = node.attributes.integer("num_heads"), qkv_sizes(node.attributes, node.spec(1))
     batch, places, dtype = *node.spec(0).sizes[:2], node.spec(0).dtype
     merged = TensorSpec((batch, places, sum(sizes)), dtype)

@@ -12,6 +12,7 @@ Sizes = tuple[int, ...]
 
 def conv(node: Node) -> None:
     kernel = node.spec(1).sizes[2:]
+    node.attributes.settle("kernel_shape")
     strides, dilations = per_axis(node, "strides"), per_axis(node, "dilations")
     attrs: dict[str, Attr] = {
         "strides": strides,
@@ -24,6 +25,7 @@ def conv(node: Node) -> None:
 
 def conv_transpose(node: Node) -> None:
     kernel = node.spec(1).sizes[2:]
+    node.attributes.settle("kernel_shape")
     strides, dilations = per_axis(node, "strides"), per_axis(node, "dilations")
     extra = node.attributes.integers("output_padding") or (0,) * len(kernel)
     attrs: dict[str, Attr] = {
@@ -38,6 +40,7 @@ def conv_transpose(node: Node) -> None:
 
 def max_pool(node: Node) -> None:
     kernel, strides, dilations = pool_kernel(node), per_axis(node, "strides"), per_axis(node, "dilations")
+    node.attributes.settle("storage_order")  # of the indices alone, which are not made
     attrs: dict[str, Attr] = {
         "kernel": kernel,
         "strides": strides,
@@ -75,6 +78,9 @@ def resize(node: Node) -> None:
     odd = mode == "cubic" or coordinates == "tf_crop_and_resize" or read.flag("antialias") or policy != "stretch"
     if odd or node.opset < 11:
         raise node.refusal(f"{mode}, {coordinates}, {policy} at opset {node.opset} is not one of the simple cases")
+    # Of the cases that are left: roi and the extrapolation value are for tf_crop_and_resize, the coefficient for cubic.
+    read.settle("extrapolation_value", "cubic_coeff_a", "axes")
+    node.settle_inputs(1, 3)
     before, after = node.spec(0).sizes, node.output().sizes
     scales = tuple(new / old for new, old in zip(after, before, strict=True))
     if node.has(2) and (given := node.need_constant(2, "scales")).size:
@@ -104,6 +110,7 @@ def pool_kernel(node: Node) -> Sizes:
 def window_pads(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes) -> Sizes:
     """The pads of a window that slides over input 0, with `auto_pad` worked out."""
     mode = node.attributes.text("auto_pad", "NOTSET")
+    node.attributes.settle("pads")
     if mode in ("NOTSET", ""):
         return node.attributes.integers("pads") or (0,) * (2 * len(kernel))
     if mode == "VALID":
@@ -118,6 +125,7 @@ def window_pads(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes) -> 
 def transposed_pads(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes, extra: Sizes) -> Sizes:
     """The pads that a transposed convolution cuts off; `output_shape` and `auto_pad` are worked out as ONNX says."""
     mode, wanted = node.attributes.text("auto_pad", "NOTSET"), node.attributes.integers("output_shape")
+    node.attributes.settle("pads")
     if mode == "VALID" and not wanted:
         return (0,) * (2 * len(kernel))
     if mode in ("NOTSET", "") and not wanted:

@@ -21,6 +21,8 @@ def plain(node: Node) -> None:
 
 def passthrough(node: Node) -> None:
     """Identity, and Dropout at inference: another name of input 0."""
+    node.attributes.settle("ratio", "seed")  # of training alone
+    node.settle_inputs(1)
     if node.is_read(1):
         raise node.refusal("its mask is read")
     if node.kind == "Dropout" and node.has(2) and node.need_constant(2, "training_mode").item():
@@ -78,11 +80,17 @@ def modulo(node: Node) -> None:
 
 def cast(node: Node) -> None:
     to = dtype_name(node.attributes.integer("to"), f"the attribute `to` of node {node.name!r}")
-    node.emit("Cast", node.operands(0), {"to": to})
+    cast_to(node, to)
 
 
 def cast_like(node: Node) -> None:
-    node.emit("Cast", node.operands(0), {"to": node.spec(1).dtype})
+    cast_to(node, node.spec(1).dtype)
+
+
+def cast_to(node: Node, to: str) -> None:
+    """`saturate` and `round_mode` say something of float8 types alone."""
+    saturates = node.attributes.flag("saturate", True) or not to.startswith("float8")
+    node.emit("Cast" if saturates else "CastUnsaturated", node.operands(0), {"to": to})
 
 
 def clip(node: Node) -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from pipeline.importers.from_onnx.attributes import Attributes
 
@@ -22,6 +22,10 @@ RANGE_LIMIT = 2**26
 """Elements of a Range, which folds at every length: 512 MiB of int64."""
 FLOAT_LIMIT = 16
 """Elements of a float tensor that may be folded."""
+
+FLOAT8 = frozenset(
+    {TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ}
+)
 
 Inputs = Sequence[np.ndarray | None]
 Folder = Callable[[Inputs, Attributes], np.ndarray]
@@ -97,10 +101,14 @@ def modulo(inputs: Inputs, attributes: Attributes) -> np.ndarray:
 
 
 def cast(inputs: Inputs, attributes: Attributes) -> np.ndarray:
+    if attributes.integer("to") not in FLOAT8:
+        attributes.settle("saturate", "round_mode")
     return given(inputs[0]).astype(helper.tensor_dtype_to_np_dtype(attributes.integer("to")))
 
 
-def cast_like(inputs: Inputs, _: Attributes) -> np.ndarray:
+def cast_like(inputs: Inputs, attributes: Attributes) -> np.ndarray:
+    if "float8" not in given(inputs[1]).dtype.name:
+        attributes.settle("saturate", "round_mode")
     return given(inputs[0]).astype(given(inputs[1]).dtype)
 
 

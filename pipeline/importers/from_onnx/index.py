@@ -34,8 +34,27 @@ def one_hot(node: Node) -> None:
     node.emit("OneHot", node.operands(0, 2), {"axis": axis, "depth": depth})
 
 
+def grid_sample(node: Node) -> None:
+    """Modes have other names since opset 20."""
+    read = node.attributes
+    mode = read.text("mode", "linear" if node.opset >= 20 else "bilinear")
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+    dims = node.spec(0).rank - 2
+    if dims not in (2, 3) or mode not in ("linear", "nearest", "cubic") or (mode == "cubic" and dims == 3):
+        raise node.refusal(
+            f"found mode {mode!r} over {dims} dims; expected linear or nearest over 2 or 3, cubic over 2"
+        )
+    attrs: dict[str, Attr] = {
+        "mode": mode,
+        "padding": read.text("padding_mode", "zeros"),
+        "align_corners": read.flag("align_corners"),
+    }
+    node.emit("GridSample", node.operands(), attrs)
+
+
 def top_k(node: Node) -> None:
     """Values and indices are both made, whichever is read; ONNX's unsorted order is any order, so it is sorted."""
+    node.attributes.settle("sorted")
     count = int(node.need_constant(1, "k").item()) if node.has(1) else node.attributes.integer("k")
     axis = node.axis(-1)
     shape = tuple(count if place == axis else size for place, size in enumerate(node.spec(0).sizes))
@@ -49,6 +68,7 @@ IMPORTERS: dict[str, Importer] = {
     "Gather": along_axis,
     "GatherElements": along_axis,
     "GatherND": gather_nd,
+    "GridSample": grid_sample,
     "OneHot": one_hot,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,

@@ -11,7 +11,7 @@ from pipeline.importers.from_onnx.node import Node
 from pipeline.importers.from_onnx.resolve import Resolved, resolve
 from pipeline.importers.from_onnx.scope import Scope
 from pipeline.importers.from_onnx.sizes import Sizes
-from pipeline.importers.from_onnx.source import op_key, read_source
+from pipeline.importers.from_onnx.source import read_source
 from pipeline.importers.from_onnx.stored import read_initializers
 from pipeline.importers.from_onnx.tables import importers
 from pipeline.ir.builder import Builder, Emitter
@@ -44,9 +44,9 @@ def from_onnx(
         Unsupported: op types, dtypes or cases of ops that this release does not have; op types are listed all at once.
         UserMistake: shapes that are not static, or entries of `dims` or `trainable` that fit nothing.
     """
-    source = read_source(model, base_dir)
-    graph = source.model.graph
     table = importers()
+    source = read_source(model, base_dir, table)
+    graph = source.model.graph
     stored = read_initializers(graph, source.folder, trainable)
     resolved = resolve(source, stored, Sizes(graph, dims or {}, shapes or {}), table)
 
@@ -58,7 +58,9 @@ def from_onnx(
     read = {name for node in resolved.nodes for name in node.input} | {value.name for value in graph.output}
     for node in resolved.nodes:
         if node.output[0] not in resolved.constants and node.output[0] not in resolved.roots:
-            table[op_key(node.domain, node.op_type)](Node(node, scope, source.opset, read))
+            imported = Node(node, scope, source.opset, read)
+            table[imported.kind](imported)
+            imported.refuse_leftovers()
     return builder.build([leave(scope, value.name) for value in graph.output])
 
 

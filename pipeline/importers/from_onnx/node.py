@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 from pipeline.errors import Unsupported
-from pipeline.importers.from_onnx.attributes import Attributes
+from pipeline.importers.from_onnx.attributes import Attributes, schema_of
 from pipeline.importers.from_onnx.pieces import Pieces
 from pipeline.importers.from_onnx.scope import Scope
 from pipeline.importers.from_onnx.source import op_key
@@ -35,14 +35,41 @@ class Node:
         self.output_names = given(proto.output)
         self._scope = scope
         self._read = read
+        self._taken: set[int] = set()
+        """Inputs that were asked for."""
+        self._schema = schema_of(proto.op_type, proto.domain, opset)
         self._origin = module_path(proto)
 
     def has(self, index: int) -> bool:
         """Whether the optional input `index` is given."""
         return index < len(self.input_names) and self.input_names[index] != ""
 
+    def settle_inputs(self, *indices: int) -> None:
+        """Take inputs as read: static shapes say the same, or they change nothing that is made."""
+        self._taken.update(indices)
+
+    def settle_by_shape(self, *attributes: str) -> None:
+        """Take as read what only tells sizes: these attributes, and input 1. The shapes of all values are known."""
+        self.attributes.settle(*attributes)
+        self.settle_inputs(1)
+
+    def refuse_leftovers(self) -> None:
+        """Refuse what the importer of this node has not looked at: nothing that a node says is ignored.
+
+        Raises:
+            Unsupported: an attribute that has not its default, an input, or an output that is read.
+        """
+        if unread := self.attributes.unread(self._schema):
+            raise self.refusal(f"its attribute {unread[0]!r} is not handled")
+        if left := [index for index in range(len(self.input_names)) if self.has(index) and index not in self._taken]:
+            raise self.refusal(f"its input {left[0]}, {self.input_names[left[0]]!r}, is not handled")
+        for name in self.output_names:
+            if name in self._read and not self._scope.knows(name):
+                raise self.refusal(f"its output {name!r} is read, and it is not made")
+
     def operand(self, index: int) -> int:
         """The vid of input `index`."""
+        self._taken.add(index)
         return self._scope.vid(self.input_names[index])
 
     def operands(self, *indices: int) -> list[int]:
@@ -51,6 +78,7 @@ class Node:
 
     def spec(self, index: int) -> TensorSpec:
         """Shape and dtype of input `index`."""
+        self._taken.add(index)
         return self._scope.resolved.specs[self.input_names[index]]
 
     def output(self, index: int = 0) -> TensorSpec:
@@ -59,6 +87,7 @@ class Node:
 
     def constant(self, index: int) -> np.ndarray | None:
         """The numbers of input `index`; None if it is left out, or known only at run time."""
+        self._taken.add(index)
         return self._scope.resolved.constant(self.input_names[index]) if self.has(index) else None
 
     def need_constant(self, index: int, what: str) -> np.ndarray:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr
 from pipeline.ir.spec import TensorSpec
@@ -21,6 +23,7 @@ def batch_norm(node: Node) -> None:
     """The inference form: mean and variance are inputs."""
     if node.attributes.flag("training_mode"):
         raise node.refusal("it is in training mode; export the model after model.eval()")
+    node.attributes.settle("momentum")  # of training alone
     node.emit_first("BatchNormalization", node.operands(), {"epsilon": epsilon(node)})
 
 
@@ -60,6 +63,22 @@ def softmax(node: Node) -> None:
     node.emit("Reshape", [vid], {"shape": spec.sizes})
 
 
+def lp_norm(node: Node) -> None:
+    """Everything by its norm along one axis; where that is 0, what it is of is 0 and stays so."""
+    order, axis, spec = node.attributes.integer("p", 2), node.axis(-1), node.spec(0)
+    if order not in (1, 2):
+        raise node.refusal(f"found p {order}, expected 1 or 2")
+    one = TensorSpec(tuple(1 if at == axis else size for at, size in enumerate(spec.sizes)), spec.dtype)
+    reduced: dict[str, Attr] = {"axes": (axis,), "keepdims": True}
+    if order == 1:
+        norm = node.step("ReduceSum", [node.step("Abs", node.operands(0), spec)], one, reduced)
+    else:
+        norm = node.step("ReduceL2", node.operands(0), one, reduced)
+    zero, unit = (node.constant_operand(np.array(number, spec.dtype)) for number in (0, 1))
+    is_zero = node.step("Equal", [norm, zero], TensorSpec(one.shape, "bool"))
+    node.emit("Div", [node.operand(0), node.step("Where", [is_zero, unit, norm], one)])
+
+
 def epsilon(node: Node) -> float:
     return node.attributes.number("epsilon", 1e-5)
 
@@ -70,6 +89,7 @@ IMPORTERS: dict[str, Importer] = {
     "InstanceNormalization": instance_norm,
     "LayerNormalization": layer_norm,
     "LogSoftmax": softmax,
+    "LpNormalization": lp_norm,
     "RMSNormalization": layer_norm,
     "Softmax": softmax,
 }

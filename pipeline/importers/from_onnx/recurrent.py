@@ -16,6 +16,7 @@ SEQUENCE_LENGTHS, PEEPHOLES = 4, 7
 def lstm(node: Node) -> None:
     """W, R and B hold the gates in the order input, output, forget, cell, for each direction."""
     refuse_odd_cells(node)
+    node.attributes.settle("hidden_size")
     x, weight, hidden = node.spec(0), node.spec(1), node.spec(2).sizes[2]
     steps, batch, directions = x.sizes[0], x.sizes[1], weight.sizes[0]
     state = (directions, batch, hidden)

@@ -10,16 +10,45 @@ __all__ = ["IMPORTERS"]
 
 def reduction(node: Node) -> None:
     axes = node.integers(1, "axes")
-    if not axes and node.attributes.flag("noop_with_empty_axes"):
+    if node.attributes.flag("noop_with_empty_axes") and not axes:
         node.alias(node.operand(0))
         return
     node.emit(node.kind, node.operands(0), reduced(node, axes))
 
 
-def sum_of_squares(node: Node) -> None:
-    x = node.operand(0)
-    square = node.step("Mul", [x, x], node.spec(0))
-    node.emit("ReduceSum", [square], reduced(node, node.integers(1, "axes")))
+def sum_of(kind: str, after: str = "") -> Importer:
+    """A sum of what `kind` makes of each element, and `after` of that; "Mul" is by itself, "" nothing."""
+
+    def importer(node: Node) -> None:
+        axes = all_axes(node)
+        vid = node.operand(0)
+        if kind:
+            vid = node.step(kind, [vid, vid] if kind == "Mul" else [vid], node.spec(0))
+        attrs = reduced(node, axes)
+        if after:
+            node.emit(after, [node.step("ReduceSum", [vid], node.output(), attrs)])
+        else:
+            node.emit("ReduceSum", [vid], attrs)
+
+    return importer
+
+
+def norm(node: Node) -> None:
+    node.emit(node.kind, node.operands(0), reduced(node, all_axes(node)))
+
+
+def log_sum_exp(node: Node) -> None:
+    if "float" not in node.spec(0).dtype:
+        raise node.refusal(f"it is of {node.spec(0).dtype}, expected floating point")
+    norm(node)
+
+
+def all_axes(node: Node) -> tuple[int, ...] | None:
+    """The axes; none are all of them. Where none are none, opsets differ in what is left to do."""
+    axes = node.integers(1, "axes")
+    if node.attributes.flag("noop_with_empty_axes") and not axes:
+        raise node.refusal("it has no axes and noop_with_empty_axes, expected axes")
+    return axes
 
 
 def reduced(node: Node, axes: tuple[int, ...] | None) -> dict[str, Attr]:
@@ -45,11 +74,14 @@ IMPORTERS: dict[str, Importer] = {
     "ArgMax": arg_reduction,
     "ArgMin": arg_reduction,
     "CumSum": cumulative_sum,
-    "ReduceL2": reduction,
+    "ReduceL1": sum_of("Abs"),
+    "ReduceL2": norm,
+    "ReduceLogSum": sum_of("", "Log"),
+    "ReduceLogSumExp": log_sum_exp,
     "ReduceMax": reduction,
     "ReduceMean": reduction,
     "ReduceMin": reduction,
     "ReduceProd": reduction,
     "ReduceSum": reduction,
-    "ReduceSumSquare": sum_of_squares,
+    "ReduceSumSquare": sum_of("Mul"),
 }

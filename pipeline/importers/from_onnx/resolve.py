@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from pipeline.errors import SourceMistake, Unsupported, UserMistake
-from pipeline.importers.from_onnx.attributes import Attributes
+from pipeline.importers.from_onnx.attributes import Attributes, schema_of
 from pipeline.importers.from_onnx.branches import branch_nodes
 from pipeline.importers.from_onnx.contrib_shapes import SHAPES
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
@@ -148,6 +148,11 @@ class Resolver:
                 raise SourceMistake(f"node {node.name!r} ({key}) cannot be computed: {error}") from error
         if array is None:
             return False
+        if unread := attributes.unread(schema_of(node.op_type, node.domain, self._opset)):
+            raise Unsupported(
+                f"node {node.name or node.output[0]!r} ({key}): its attribute {unread[0]!r} is not handled where it is "
+                "computed beforehand; rewrite the node, or extend its function in pipeline/importers/from_onnx/fold.py"
+            )
         name = node.output[0]
         if array.dtype.name not in DTYPE_BITS:
             raise Unsupported(
@@ -244,7 +249,8 @@ def refuse_open(values: Mapping[str, str], sizes: Sizes) -> None:
         else "these sizes depend on data: export with fixed sizes, or rewrite the first of them"
     )
     shown = ", ".join(list(values.values())[:5]) + (", …" if len(values) > 5 else "")
-    raise UserMistake(f"{len(values)} values have no static shape ({shown}), expected sizes for all; {advice}")
+    error = UserMistake if left else Unsupported
+    raise error(f"{len(values)} values have no static shape ({shown}), expected sizes for all; {advice}")
 
 
 def read_shape(spec: TensorSpec, attributes: Attributes) -> np.ndarray:

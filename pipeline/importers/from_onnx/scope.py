@@ -55,6 +55,11 @@ class Scope:
             return self.constant(name, self.resolved.constants[name])
         raise InternalError(f"{name!r} is read, but the node that makes it was not imported")
 
+    def knows(self, name: str) -> bool:
+        """Whether `name` means something by now."""
+        name = self.resolved.root(name)
+        return name in self._vids or name in self.resolved.stored or name in self.resolved.constants
+
     def constant(self, name: str, array: np.ndarray) -> int:
         """Add a const that the importer made."""
         spec = TensorSpec(array.shape, array.dtype.name)

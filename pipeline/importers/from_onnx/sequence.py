@@ -9,6 +9,8 @@ __all__ = ["IMPORTERS"]
 
 def split_to_sequence(node: Node) -> None:
     sequence = node.output_names[0]
+    node.attributes.settle("axis", "keepdims")  # in the pieces
+    node.settle_inputs(1)
     pieces = node.pieces(sequence)
     names = [pieces.names.get(place) or node.fresh(f"{sequence}.{place}") for place in range(len(pieces.sizes))]
     squeezed = pieces.parts != pieces.items
@@ -22,6 +24,7 @@ def split_to_sequence(node: Node) -> None:
 
 def sequence_at(node: Node) -> None:
     pieces = node.pieces(node.input_names[0])
+    node.settle_inputs(0)
     index = range(len(pieces.items))[int(node.need_constant(1, "the place").item())]
     first = pieces.names[index]
     if first != node.output_names[0]:

@@ -7,16 +7,19 @@ import numpy as np
 from pipeline.importers.from_onnx.attributes import Attributes
 from pipeline.importers.from_onnx.node import Importer, Node
 from pipeline.ir.graph import Attr
+from pipeline.ir.spec import TensorSpec
 
 __all__ = ["IMPORTERS"]
 
 
 def reshape(node: Node) -> None:
     """Reshape, Flatten, Squeeze and Unsqueeze: the elements stay in order, and the output's shape is known."""
+    node.settle_by_shape("axis", "axes", "allowzero", "shape")
     node.emit("Reshape", node.operands(0), {"shape": node.output().sizes})
 
 
 def expand(node: Node) -> None:
+    node.settle_by_shape()
     node.emit("Expand", node.operands(0), {"shape": node.output().sizes})
 
 
@@ -32,6 +35,7 @@ def concat(node: Node) -> None:
 def split(node: Node) -> None:
     if "" in node.output_names:
         raise node.refusal("one of its outputs has no name")
+    node.settle_by_shape("split", "num_outputs")
     axis = node.axis(0)
     sizes = tuple(node.output(index).sizes[axis] for index in range(len(node.output_names)))
     node.emit("Split", node.operands(0), {"axis": axis, "sizes": sizes})
@@ -98,21 +102,42 @@ def pad_value(node: Node) -> float | int | bool:
 
 def depth_to_space(node: Node) -> None:
     read = node.attributes
-    attrs: dict[str, Attr] = {"blocksize": read.integer("blocksize"), "mode": read.text("mode", "DCR")}
-    node.emit("DepthToSpace", node.operands(0), attrs)
+    batch, channels, height, width = node.spec(0).sizes
+    size = read.integer("blocksize")
+    inner = channels // (size * size)
+    by_column = read.text("mode", "DCR") == "CRD"
+    apart = (batch, inner, size, size, height, width) if by_column else (batch, size, size, inner, height, width)
+    perm = (0, 1, 4, 2, 5, 3) if by_column else (0, 3, 4, 1, 5, 2)
+    reshaped(node, apart, perm)
 
 
 def space_to_depth(node: Node) -> None:
-    node.emit("SpaceToDepth", node.operands(0), {"blocksize": node.attributes.integer("blocksize")})
+    batch, channels, height, width = node.spec(0).sizes
+    size = node.attributes.integer("blocksize")
+    reshaped(node, (batch, channels, height // size, size, width // size, size), (0, 3, 5, 1, 2, 4))
+
+
+def reshaped(node: Node, apart: tuple[int, ...], perm: tuple[int, ...]) -> None:
+    """Input 0 with the axes `apart`, in the order `perm`, as the output has them together."""
+    dtype = node.spec(0).dtype
+    vid = node.step("Reshape", node.operands(0), TensorSpec(apart, dtype), {"shape": apart})
+    turned = TensorSpec(tuple(apart[axis] for axis in perm), dtype)
+    vid = node.step("Transpose", [vid], turned, {"perm": perm})
+    node.emit("Reshape", [vid], {"shape": node.output().sizes})
 
 
 def triangle(node: Node) -> None:
     offset = int(node.need_constant(1, "the diagonal").item()) if node.has(1) else 0
-    node.emit("Trilu", node.operands(0), {"upper": node.attributes.flag("upper", True), "k": offset})
+    rows, columns = node.spec(0).sizes[-2:]
+    upper = node.attributes.flag("upper", True)
+    kept = node.constant_operand((np.triu if upper else np.tril)(np.ones((rows, columns), bool), offset))
+    zero = node.constant_operand(np.zeros((), node.spec(0).dtype))
+    node.emit("Where", [kept, node.operand(0), zero])
 
 
 def constant_of_shape(node: Node) -> None:
     """A small one was folded; a large one is one element, expanded, so that it takes no memory in the model."""
+    node.settle_inputs(0)
     node.emit("Expand", [node.constant_operand(fill(node.attributes))], {"shape": node.output().sizes})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from onnx import inliner
 from passes.errors import ModelMistake
 from passes.load import load_model
 from pipeline.errors import SourceMistake, Unsupported
+from pipeline.importers.from_onnx.attributes import schema_of
 
 __all__ = ["OLDEST_OPSET", "Source", "op_key", "read_source"]
 
@@ -27,8 +29,12 @@ class Source:
     folder: Path | None
 
 
-def read_source(model: onnx.ModelProto | str | Path, base_dir: str | Path | None) -> Source:
+def read_source(
+    model: onnx.ModelProto | str | Path, base_dir: str | Path | None, known: Collection[str] = ()
+) -> Source:
     """Read `model` if it is a path; external data stays on disk, in `base_dir` or else in the folder of the path.
+
+    An operator that is not `known` becomes what it consists of, where ONNX defines it as a function.
 
     Raises:
         SourceMistake: no such file, or a broken model.
@@ -45,6 +51,12 @@ def read_source(model: onnx.ModelProto | str | Path, base_dir: str | Path | None
     except ModelMistake as mistake:
         raise SourceMistake(str(mistake)) from mistake
     opset = next((entry.version for entry in model.opset_import if op_key(entry.domain, "") == ""), None)
+    if opset is None and any(op_key(node.domain, "") for node in model.graph.node):
+        domains = ", ".join(sorted({node.domain for node in model.graph.node if node.domain}))
+        raise Unsupported(
+            f"the model {model.graph.name!r} imports no opset of the ONNX domain, and has operators of {domains}; "
+            "onnxline runs operators of the ONNX domain"
+        )
     if opset is None:
         raise SourceMistake(f"the model {model.graph.name!r} imports no opset of the ONNX domain; is it a whole model?")
     if opset < OLDEST_OPSET:
@@ -57,9 +69,43 @@ def read_source(model: onnx.ModelProto | str | Path, base_dir: str | Path | None
         raise Unsupported(f"found sparse initializers ({names}), expected dense ones; make them dense first")
     if model.functions:
         model = inliner.inline_local_functions(model)
+    for name in sorted({node.op_type for node in model.graph.node if _is_function(node, opset, known)}):
+        model = _without_function(model, name, opset)
     return Source(model, opset, folder)
+
+
+def _is_function(node: onnx.NodeProto, opset: int, known: Collection[str]) -> bool:
+    kind = op_key(node.domain, node.op_type)
+    if kind in known or kind in KEPT or op_key(node.domain, ""):
+        return False
+    schema = schema_of(node.op_type, node.domain, opset)
+    return schema is not None and (schema.has_function or schema.has_context_dependent_function)
+
+
+def _without_function(model: onnx.ModelProto, name: str, opset: int) -> onnx.ModelProto:
+    """`model` with what the function `name` consists of in its place; the same model where ONNX cannot tell."""
+    spelled = onnx.ModelProto()
+    spelled.CopyFrom(model)
+    schema = schema_of(name, "", opset)
+    for node in spelled.graph.node:
+        if schema is not None and op_key(node.domain, node.op_type) == name:
+            # The inliner leaves an attribute out where the node has none, also one with a default (onnx 1.23).
+            given = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(
+                attribute.default_value
+                for attribute in schema.attributes.values()
+                if attribute.name not in given and attribute.default_value.type
+            )
+    try:
+        return inliner.inline_selected_functions(spelled, [("", name)], False, True)
+    except RuntimeError:  # it has to know types that an optional input, left out, has not
+        return model
 
 
 def op_key(domain: str, op_type: str) -> str:
     """How tables and messages name an op: "Conv", "com.microsoft::Attention"."""
     return op_type if domain in ("", "ai.onnx") else f"{domain}::{op_type}"
+
+
+KEPT = frozenset({"Range"})
+"""Functions that are folded, and whose body is a loop."""

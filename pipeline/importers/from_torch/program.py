@@ -77,10 +77,21 @@ def _leaving(program: ExportedProgram, region: Region, targets: Mapping[str, int
         if type(vid) is not int:
             raise Unsupported(f"the output {spec.arg.name!r} is no tensor; the IR gives back tensors")
         if spec.kind in UPDATES and spec.target is not None:
+            _refuse_another_shape(spec.target, region, targets[spec.target], vid)
             updates[targets[spec.target]] = vid
         else:
             outputs.append(vid)
     return outputs, updates
+
+
+def _refuse_another_shape(target: str, region: Region, before: int, after: int) -> None:
+    was, is_now = (region.spec(vid) for vid in (before, after))
+    if was != is_now:
+        shown = [f"{spec.dtype}[{', '.join(map(str, spec.shape))}]" for spec in (was, is_now)]
+        raise Unsupported(
+            f"the model makes {shown[1]} of {target!r}, which is {shown[0]}, as `out=` and `resize_` do where sizes "
+            "differ; a static IR keeps the size of what it stores: give it its final size from the beginning"
+        )
 
 
 def _several(results: object) -> Sequence[object]:

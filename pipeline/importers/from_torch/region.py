@@ -17,7 +17,7 @@ from pipeline.importers.from_torch.operators import operator_of
 from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.importers.from_torch.place import line_of, module_of
 from pipeline.importers.from_torch.tensors import Tensors, contiguous
-from pipeline.ir import Attr, Body, Graph, Op, Payload, Role
+from pipeline.ir import Attr, Body, Graph, Op, Payload, Role, TensorSpec
 from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.ir.attr import parts
 
@@ -108,6 +108,10 @@ class Region:
             )
         )
         return meaning
+
+    def spec(self, vid: int) -> TensorSpec:
+        """Shape and dtype of a value."""
+        return self._stubs[vid].spec
 
     def _results(self, name: str, value: Any) -> tuple[tuple[int, ...], Meaning]:
         if isinstance(value, torch.Tensor):

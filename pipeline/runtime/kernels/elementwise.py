@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -19,6 +21,8 @@ aten = torch.ops.aten
 
 GELU: Any = functional.gelu
 """A builtin with `out=`, of which its stub does not know."""
+
+UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 SOFTPLUS_LINEAR_FROM = 50.0
 """log(1 + exp(x)) and x are the same float64 from here on; torch's own default of 20 is right for float32 only."""
@@ -34,18 +38,33 @@ def unary(function: Callable[..., Any]) -> Kernel:
     return bind
 
 
-def binary(function: Callable[..., Any]) -> Kernel:
-    """A kernel from a torch function of two tensors with `out=`."""
+def binary(function: Callable[..., Any], unsigned: Callable[..., Any] | None = None) -> Kernel:
+    """A kernel from a torch function of two tensors with `out=`; `unsigned` is numpy's, see `by_numpy`."""
 
     def bind(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
         del attrs
+        if unsigned is not None and ins[0].dtype in UNSIGNED:
+            return by_numpy(unsigned, ins, outs)
         return partial(function, ins[0], ins[1], out=outs[0])
 
     return bind
 
 
+def by_numpy(function: Callable[..., Any], ins: Ins, outs: Outs) -> Launch:
+    """Torch's CPU has no arithmetic for unsigned integers of 16 bits and more; numpy computes in the same memory."""
+    arrays, out = [tensor.numpy() for tensor in ins], outs[0].numpy()
+
+    def launch() -> None:
+        with np.errstate(all="ignore"):  # what is divided by 0 is undefined
+            function(*arrays, out=out)
+
+    return launch
+
+
 def div(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     del attrs
+    if ins[0].dtype in UNSIGNED:
+        return by_numpy(np.floor_divide, ins, outs)
     rounding = None if outs[0].is_floating_point() else "trunc"
     return partial(torch.div, ins[0], ins[1], rounding_mode=rounding, out=outs[0])
 
@@ -64,6 +83,8 @@ def pow_(ins: Ins, outs: Outs, attrs: Attrs) -> None:
 
 def mod(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """`fmod` takes the sign of the dividend, as C does; otherwise the sign of the divisor, as Python does."""
+    if ins[0].dtype in UNSIGNED:
+        return by_numpy(np.remainder, ins, outs)
     function = torch.fmod if attrs["fmod"] else torch.remainder
     return partial(function, ins[0], ins[1], out=outs[0])
 
@@ -139,29 +160,37 @@ def _saturate(x: torch.Tensor, out: torch.Tensor) -> None:
     out.copy_(x.float().clamp(-limit, limit))
 
 
+def cast_unsaturated(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """What is too large becomes NaN or infinity, as the float8 type has it; torch 2.13 saturates in one of them."""
+    x = ins[0].float() if ins[0].dtype is torch.bfloat16 else ins[0]
+    with np.errstate(all="ignore"):
+        narrow = x.numpy().astype(np.dtype(getattr(ml_dtypes, attrs["to"])))
+    outs[0].view(torch.uint8).copy_(torch.from_numpy(narrow.view(np.uint8)))
+
+
 def identity(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     del attrs
     return partial(outs[0].copy_, ins[0])
 
 
 KERNELS: dict[Kind, Kernel] = {
-    Kind.Add: binary(torch.add),
-    Kind.Sub: binary(torch.sub),
-    Kind.Mul: binary(torch.mul),
+    Kind.Add: binary(torch.add, np.add),
+    Kind.Sub: binary(torch.sub, np.subtract),
+    Kind.Mul: binary(torch.mul, np.multiply),
     Kind.Div: div,
     Kind.Pow: each_time(pow_),
-    Kind.Min: binary(torch.minimum),
-    Kind.Max: binary(torch.maximum),
+    Kind.Min: binary(torch.minimum, np.minimum),
+    Kind.Max: binary(torch.maximum, np.maximum),
     Kind.Mod: mod,
     Kind.PRelu: each_time(prelu),
     Kind.And: binary(torch.logical_and),
     Kind.Or: binary(torch.logical_or),
     Kind.Xor: binary(torch.logical_xor),
-    Kind.Equal: binary(torch.eq),
-    Kind.Less: binary(torch.lt),
-    Kind.LessOrEqual: binary(torch.le),
-    Kind.Greater: binary(torch.gt),
-    Kind.GreaterOrEqual: binary(torch.ge),
+    Kind.Equal: binary(torch.eq, np.equal),
+    Kind.Less: binary(torch.lt, np.less),
+    Kind.LessOrEqual: binary(torch.le, np.less_equal),
+    Kind.Greater: binary(torch.gt, np.greater),
+    Kind.GreaterOrEqual: binary(torch.ge, np.greater_equal),
     Kind.Not: unary(torch.logical_not),
     Kind.Neg: unary(torch.neg),
     Kind.Abs: unary(torch.abs),
@@ -192,4 +221,5 @@ KERNELS: dict[Kind, Kernel] = {
     Kind.IsInf: each_time(is_inf),
     Kind.Where: where,
     Kind.Cast: cast,
+    Kind.CastUnsaturated: each_time(cast_unsaturated),
 }

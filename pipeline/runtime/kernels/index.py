@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.nn import functional
 
 from pipeline.lowering import Kind
 from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
@@ -55,6 +56,26 @@ def scatter_nd(ins: Ins, outs: Outs, attrs: Attrs) -> None:
         rows.scatter_reduce_(0, at, updates, REDUCTIONS[attrs["reduction"]], include_self=True)
 
 
+def scatter_elements(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """A copy of the data, with single elements replaced, or added, multiplied and so on."""
+    data, indices, updates = ins
+    axis, size = attrs["axis"], data.shape[attrs["axis"]]
+    at = _wrapped(indices, size).long()
+    outs[0].copy_(data)
+    if attrs["reduction"] == "none":
+        outs[0].scatter_(axis, at, updates)
+    elif attrs["reduction"] == "add":
+        outs[0].scatter_add_(axis, at, updates)
+    else:
+        outs[0].scatter_reduce_(axis, at, updates, REDUCTIONS[attrs["reduction"]], include_self=True)
+
+
+def grid_sample(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """Torch calls the linear mode over three dims bilinear too."""
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(attrs["mode"], attrs["mode"])
+    outs[0].copy_(functional.grid_sample(ins[0], ins[1], mode, attrs["padding"], attrs["align_corners"]))
+
+
 def top_k(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     """A stable sort: of equal values ONNX asks for the lower index, and torch.topk promises nothing."""
     axis = attrs["axis"]
@@ -86,5 +107,7 @@ KERNELS: dict[Kind, Kernel] = {
     Kind.GatherElements: each_time(gather_elements),
     Kind.GatherND: each_time(gather_nd),
     Kind.ScatterND: each_time(scatter_nd),
+    Kind.ScatterElements: each_time(scatter_elements),
+    Kind.GridSample: each_time(grid_sample),
     Kind.TopK: each_time(top_k),
 }

@@ -51,6 +51,10 @@ def reduce_l2(ins: Ins, outs: Outs, attrs: Attrs) -> None:
         outs[0].copy_(norm)
 
 
+def reduce_log_sum_exp(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    return partial(torch.logsumexp, ins[0], dim=attrs["axes"], keepdim=attrs["keepdims"], out=outs[0])
+
+
 def arg_max(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     """Torch's CPU kernel gives the first of equal values, as ONNX asks."""
     return partial(torch.argmax, ins[0], dim=attrs["axis"], keepdim=attrs["keepdims"], out=outs[0])
@@ -79,6 +83,7 @@ KERNELS: dict[Kind, Kernel] = {
     Kind.ReduceMin: reduce_min,
     Kind.ReduceProd: each_time(reduce_prod),
     Kind.ReduceL2: each_time(reduce_l2),
+    Kind.ReduceLogSumExp: reduce_log_sum_exp,
     Kind.ArgMax: arg_max,
     Kind.ArgMin: arg_min,
     Kind.CumSum: each_time(cum_sum),

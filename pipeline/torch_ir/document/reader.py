@@ -43,6 +43,8 @@ class Reader:
         self.ops: list[Op] = []
         self.sources: dict[int, tuple[str, ...]] = {}
         self._vids: dict[str, int] = {}
+        self._nodes: set[str] = set()
+        """Names of the nodes so far: messages and edits know a node by its name."""
         self._keys: Data = {}
         """Of placeholders: the names of their weights."""
         self._places: dict[str, int] = {}
@@ -145,6 +147,10 @@ class Reader:
                 self._node(node)
 
     def _node(self, node: Data) -> None:
+        name = text(node, "name")
+        if name in self._nodes:
+            raise Unexpected(f"name: found {name!r}, which an earlier node has, expected one of its own")
+        self._nodes.add(name)
         inputs = tuple(self.used(one) for one in rows(node, "inputs"))
         outputs = tuple(self.declare(one, Role.TMP) for one in rows(node, "outputs"))
         if len(outputs) > 1:
@@ -156,7 +162,7 @@ class Reader:
                 inputs=inputs,
                 outputs=outputs,
                 attrs=self._call(node, len(inputs)),
-                name=text(node, "name"),
+                name=name,
                 origin=text(node, "module_path", ""),
                 line=text(node, "line", ""),
                 bodies=self._bodies(node, len(outputs)) if "bodies" in node else (),

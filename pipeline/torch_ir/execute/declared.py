@@ -64,7 +64,7 @@ def _wrong(op: Op, ins: Sequence[TensorSpec], outs: Sequence[TensorSpec]) -> str
         made = apply(op, [torch.empty(one.sizes, dtype=torch_dtype(one.dtype), device="meta") for one in ins], {})
     except NotImplementedError:
         return ""
-    except (RuntimeError, IndexError, TypeError, ValueError, OverflowError) as error:
+    except (RuntimeError, IndexError, TypeError, ValueError, OverflowError, AssertionError) as error:
         found = ", ".join(f"{one.dtype}{list(one.shape)}" for one in ins)
         return f"torch refuses it on {found or 'no tensors'} ({str(error).partition(chr(10))[0]})"
     shown = [f"{dtype_name(one.dtype)}{list(one.shape)}" for one in made]

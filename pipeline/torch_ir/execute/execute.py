@@ -191,7 +191,8 @@ class IRExecutor:
         if own is None and not constants:
             return self._engines.run(tensors, fed, strict_sizes=self._strict_sizes)
         graph = self.ir.graph
-        given = [one.name for one in stored(graph) if constants.keys() & {one.name, *graph.sources.get(one.vid, ())}]
+        names = graph.weight_names()
+        given = [one.name for one in stored(graph) if not constants.keys().isdisjoint(names[one.vid])]
         return self._engines.refer(tensors, fed, own, given)
 
     @contextmanager
@@ -199,7 +200,9 @@ class IRExecutor:
         """A run that fails says what to do."""
         try:
             yield
-        except (DataMistake, SourceMistake) as error:  # an index out of range, an operator that torch has not
+        except DataMistake as error:  # an index out of range, or an edited node that reads another tensor as its index
+            raise misdeclared(self.ir.graph, fed, self._own) or ExecutionError(str(error)) from error
+        except SourceMistake as error:  # an operator that torch has not
             raise ExecutionError(str(error)) from error
         except LostStates as error:
             raise lost(self.ir.graph, error.names) from error

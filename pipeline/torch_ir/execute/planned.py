@@ -7,6 +7,7 @@ import torch
 from pipeline.ir import Graph, Role
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime import CompiledProgram, compile_graph
+from pipeline.runtime.weights import with_stored
 from pipeline.torch_ir.execute.declared import refuse_other_moves
 from pipeline.torch_ir.execute.reference import Results, Tensors
 
@@ -60,5 +61,5 @@ class Planned:
         if key not in self._programs:
             graph = bind_dims(self._graph, dims) if dims else self._graph
             refuse_other_moves(graph)
-            self._programs[key] = compile_graph(graph, self._weights)
+            self._programs[key] = compile_graph(with_stored(graph, self._weights))
         return self._programs[key]

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from pipeline.errors import UserMistake
+from pipeline.export.dense import not_dense
 from pipeline.ir import Graph
 from pipeline.ir.bind import bind_dims, dims_of
-from pipeline.torch_ir.dense import not_dense
 from pipeline.torch_ir.weights.stored import sized
 
 __all__ = ["wrong_sizes"]

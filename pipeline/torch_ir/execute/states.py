@@ -27,7 +27,8 @@ def given_states(graph: Graph, given: Tensors, *, any_stored: bool) -> dict[str,
         ExecutionError: no such state, or another shape or dtype; the message lists all of it.
     """
     values = [value for value in stored(graph) if any_stored or _is_state(graph, value)]
-    named = {name: value for value in values for name in (value.name, *graph.sources.get(value.vid, ()))}
+    names = graph.weight_names()
+    named = {name: value for value in values for name in names[value.vid]}
     known = ", ".join(repr(key_of(graph, value)) for value in values) or "none"
     wrong = [
         f"state {name!r}: the model writes to no such buffer; expected of {known}" for name in given.keys() - named

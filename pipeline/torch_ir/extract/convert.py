@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 
 from pipeline.errors import InternalError, Unsupported
 from pipeline.importers.from_torch import from_torch, functional
+from pipeline.importers.from_torch.lost_writes import refuse_lost_writes
 from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.ir import Graph, Role
 from pipeline.torch_ir.errors import ConversionError
@@ -73,7 +74,11 @@ def graph_of(
     refuse_counting_beyond(program)
     refuse_idle_autocast(program)
     try:
-        program = functional(program) if functionalize else program
+        if functionalize:
+            refuse_lost_writes(program)
+            program = functional(program)
+    except Unsupported as error:
+        raise ConversionError(str(error)) from error
     except Exception as error:
         raise ConversionError(
             f"torch cannot functionalize the program: {type(error).__name__}: {error}\n"

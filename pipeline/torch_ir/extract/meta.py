@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeline.export.dense import not_dense
 from pipeline.export.paths import leaves_with_path
 from pipeline.importers.from_torch.modules import every_tensor
-from pipeline.torch_ir.dense import not_dense
 from pipeline.torch_ir.errors import ExportError
 
 __all__ = ["is_meta_module", "is_meta_tensor", "validate_inputs_dense", "validate_inputs_meta", "validate_meta_device"]

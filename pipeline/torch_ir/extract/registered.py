@@ -59,8 +59,11 @@ def _op(op: Op, node: OpNode, vids: Mapping[str, int], specs: list[TensorSpec], 
     if convert is None:
         return op
     info = NodeInfo(node.name, resolve(op.kind) or op.kind, list(node.inputs), list(node.outputs), dict(node.attrs))
-    made = convert(info)
     whose = f"node {op.name!r}: the registered conversion of {op.kind}"
+    try:
+        made = convert(info)
+    except Exception as error:  # the user's own code
+        raise ConversionError(f"{whose} failed: {type(error).__name__}: {error}") from error
     if not isinstance(made, OpNode) or _names(made.outputs) != _names(node.outputs):
         raise ConversionError(
             f"{whose} gave {made!r:.200}; expected an OpNode with the outputs {', '.join(_names(node.outputs))}"

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import torch
 
+from pipeline.export.dense import not_dense
 from pipeline.importers.from_torch.payload import holds_values
 from pipeline.ir import Graph, Role, Value
 from pipeline.runtime.dtypes import torch_dtype
-from pipeline.torch_ir.dense import not_dense
 from pipeline.torch_ir.document.constants import raw_bytes, settled
 from pipeline.torch_ir.given import a_type
 from pipeline.torch_ir.ir import IR
@@ -53,8 +53,9 @@ def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
     graph = ir.graph
     bound = Bound()
     lacking: list[Value] = []
+    names_by_vid = graph.weight_names()
     for value in stored(graph):
-        names = (*graph.sources.get(value.vid, ()), value.name)
+        names = names_by_vid[value.vid]
         tensor = _first(names, (constants, weights, ir.constants))
         if tensor is ABSENT and 0 in value.spec.shape:  # as caches begin; without elements, it is known
             tensor = torch.empty(value.spec.sizes, dtype=torch_dtype(value.spec.dtype))
@@ -118,7 +119,7 @@ def _kind(value: Value) -> str:
 
 def _unknown(graph: Graph, constants: Tensors) -> Iterator[str]:
     """An override that nothing reads would be silent otherwise."""
-    known = {name for value in stored(graph) for name in (*graph.sources.get(value.vid, ()), value.name)}
+    known = {name for names in graph.weight_names().values() for name in names}
     for name in constants:
         if name not in known:
             yield f"constant {name!r}: the IR has no such constant, buffer or weight"

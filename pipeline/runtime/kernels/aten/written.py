@@ -22,6 +22,8 @@ def written(call: Call, outs: Outs) -> Launch:
     if variant is None or call.kind in FUNCTIONAL:
         return functional(call, outs)
     overload, names = variant
+    if len(names) != len(outs):  # some results are None, as those that a mask of `…_backward` leaves out
+        return functional(call, outs)
     return partial(overload, *call.args, **call.kwargs, **dict(zip(names, outs, strict=True)))
 
 

@@ -1,4 +1,4 @@
-"""The IR holds dense tensors. Other ways to hold numbers are refused by name, with what to do about it."""
+"""Tensors are dense, in examples and in an IR; other ways to hold numbers are refused, with what to do about it."""
 
 from __future__ import annotations
 
