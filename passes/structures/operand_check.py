@@ -180,7 +180,8 @@ def _past(name: str, makers: Mapping[str, NodeProto]) -> list[NodeProto]:
 
 
 PRODUCTS: Final[Mapping[str, tuple[int, ...]]] = {
-    **dict.fromkeys(("MatMul", "Gemm", "Conv", "FusedMatMul", "FusedGemm", "FusedConv", "Einsum"), (0, 1)),
+    **dict.fromkeys(("MatMul", "Gemm", "Conv", "FusedMatMul", "FusedGemm", "FusedConv"), (0, 1)),
+    "Einsum": (0, 1, 2),
     **dict.fromkeys(("MatMulInteger", "ConvInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"), (0, 1)),
     **dict.fromkeys(("QLinearMatMul", "QLinearConv", "QGemm"), (0, 3)),
     "MatMulNBits": (1,),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Final, Literal
 
 from onnx import NodeProto, helper
@@ -63,7 +64,7 @@ class Product:
 
 
 def product_of(view: GraphView, node: NodeProto) -> Product | None:
-    """`node` as a product of two operands; None if it is something else, or an Einsum of more or fewer operands."""
+    """`node` as a product of two operands; None if it is something else, or sums over the axes of more of them."""
     places = OPERAND_PLACES.get(op_of(node))
     if places is None or len(node.input) <= max(places):
         return None
@@ -71,7 +72,7 @@ def product_of(view: GraphView, node: NodeProto) -> Product | None:
     if not all(operands):
         return None
     if node.op_type == "Einsum":
-        return _einsum(node, operands) if len(node.input) == 2 else None
+        return _einsum(node)
     if "Conv" in node.op_type:
         dims = view.dims(operands[1])
         if dims is None or not 3 <= len(dims) <= 5:
@@ -88,18 +89,24 @@ def is_join(view: GraphView, product: Product) -> bool:
     return view.folded.isdisjoint(product.operands)
 
 
-def _einsum(node: NodeProto, operands: tuple[str, str]) -> Product | None:
+def _einsum(node: NodeProto) -> Product | None:
+    """The two operands of an Einsum that share an axis which is summed over; others are factors (linear attention)."""
     (equation,) = [helper.get_attribute_value(one).decode() for one in node.attribute if one.name == "equation"]
     sides, arrow, out = re.sub(r"\s", "", equation).partition("->")
-    terms = sides.split(",")
-    if len(terms) != 2:
-        return None
     if not arrow:
-        letters = "".join(terms).replace(".", "")
+        letters = sides.replace(".", "").replace(",", "")
         out = "".join(sorted(letter for letter in letters if letters.count(letter) == 1))
     # Letters before an ellipsis stand at places that are not known, and are none of a product of heads.
-    left, right, result = (term.rpartition("...")[2] for term in (*terms, out))
-    return Product(node, operands, (left, right), result)
+    *terms, result = (term.rpartition("...")[2] for term in (*sides.split(","), out))
+    pairs = [
+        (one, other)
+        for one, other in combinations(range(len(terms)), 2)
+        if len(terms) == 2 or set(terms[one]).intersection(terms[other]).difference(result)
+    ]
+    if len(pairs) != 1 or len(terms) != len(node.input):
+        return None
+    (one, other) = pairs[0]
+    return Product(node, (node.input[one], node.input[other]), (terms[one], terms[other]), result)
 
 
 def _place(term: str, letter: str) -> int:
