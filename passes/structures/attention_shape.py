@@ -46,8 +46,8 @@ class _Joint:
     @property
     def near(self) -> Side:
         """The operand of `inner` that has the axis which `outer` sums over; the right one if that is not known."""
-        sides = [side for side, _ in self.inner.sources(self.axis)]
-        return sides[0] if len(sides) == 1 else 1
+        sides = self.inner.sources(self.axis)
+        return sides[0][0] if len(sides) == 1 else 1
 
     @property
     def last(self) -> Side:
@@ -159,7 +159,9 @@ def _linear(view: GraphView, joint: _Joint) -> Operands | None:
     scores, context = joint.as_scores(), joint.as_context()
     if all(projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (scores.query, scores.key)):
         return scores
-    if all(projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (context.key, context.value)):
+    if all(
+        projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (context.key, context.value)
+    ):
         return context
     return None
 

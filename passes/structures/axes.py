@@ -126,7 +126,7 @@ def _axes(view: GraphView, node: NodeProto) -> list[int]:
     return [] if numbers is None else [int(number) for number in numbers]
 
 
-def _setting(node: NodeProto, name: str):  # noqa: ANN202 - what a node says is of the type that the name asks for
+def _setting(node: NodeProto, name: str):
     return next((helper.get_attribute_value(one) for one in node.attribute if one.name == name), None)
 
 

@@ -140,7 +140,9 @@ def _leaves(view: GraphView, nodes: list[NodeProto], name: str) -> Iterator[Tens
 
 def _whole(view: GraphView, tensor: TensorProto) -> TensorProto:
     """A tensor with its data, which may be detached."""
-    return tensor if view.model.weight(tensor) is None else numpy_helper.from_array(view.model.array(tensor), tensor.name)
+    return (
+        tensor if view.model.weight(tensor) is None else numpy_helper.from_array(view.model.array(tensor), tensor.name)
+    )
 
 
 def _size(tensor: TensorProto) -> int:

@@ -25,7 +25,7 @@ from passes.model.rounding import sums_of
 from passes.model.weights import DetachedModel
 from passes.structures.base import KeptWeight
 
-__all__ = ["ProductOperands"]
+__all__ = ["ProductOperands", "computed_constant", "constants_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +101,30 @@ class ProductOperands:
     def _values_of(self, one: _Operand) -> np.ndarray | None:
         if one.name not in one.scope.constants():
             return None
-        nodes = _past(one.name, one.scope.makers)
-        names = dict.fromkeys((one.name, *(name for node in nodes for name in node.input)))
-        tensors = [one.scope.stored[name] for name in names if name in one.scope.stored]
-        if any(self._model.is_unread(tensor) for tensor in tensors):
-            return None
-        if not nodes:
-            return self._model.array(tensors[0])
-        part = onnx.ModelProto(ir_version=self._model.proto.ir_version, opset_import=self._model.proto.opset_import)
-        part.graph.name = "operand"
-        part.graph.node.extend(nodes)
-        part.graph.output.append(onnx.ValueInfoProto(name=one.name))
-        part.graph.initializer.extend(
-            numpy_helper.from_array(self._model.array(tensor), tensor.name) for tensor in tensors
-        )
-        try:
-            (values,) = ReferenceEvaluator(part).run(None, {})
-        except Exception:  # an operator that the evaluator lacks: then the matrix cannot be seen to stand
-            return None
-        return values if isinstance(values, np.ndarray) else None
+        return computed_constant(self._model, one.name, one.scope.makers, one.scope.stored)
+
+
+def computed_constant(
+    model: DetachedModel, name: str, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]
+) -> np.ndarray | None:
+    """The numbers of a value that depends on nothing but what is stored; None where they cannot be had."""
+    nodes = _past(name, makers)
+    names = dict.fromkeys((name, *(read for node in nodes for read in node.input)))
+    tensors = [stored[read] for read in names if read in stored]
+    if any(model.is_unread(tensor) for tensor in tensors):
+        return None
+    if not nodes:
+        return model.array(tensors[0])
+    part = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
+    part.graph.name = "constant"
+    part.graph.node.extend(nodes)
+    part.graph.output.append(onnx.ValueInfoProto(name=name))
+    part.graph.initializer.extend(numpy_helper.from_array(model.array(tensor), tensor.name) for tensor in tensors)
+    try:
+        (values,) = ReferenceEvaluator(part).run(None, {})
+    except Exception:  # an operator that the evaluator lacks: then the value is known by how it is computed alone
+        return None
+    return values if isinstance(values, np.ndarray) else None
 
 
 def _scopes(
@@ -128,7 +133,7 @@ def _scopes(
     live = live_nodes(graph)  # a product that nobody reads keeps nothing
     makers = {**makers, **{name: node for node in graph.node for name in node.output}}
     stored = {**stored, **{tensor.name: tensor for tensor in graph.initializer}}
-    yield _Scope(path, live, makers, stored, cache(lambda: _constants_of(makers.values(), stored)))
+    yield _Scope(path, live, makers, stored, cache(lambda: constants_of(makers.values(), stored)))
     for node in live:
         for attribute in node.attribute:
             for body in bodies_of(attribute):
@@ -156,7 +161,7 @@ def _stored_behind(one: _Operand) -> TensorProto | None:
     return one.scope.stored.get(name)
 
 
-def _constants_of(nodes: Iterable[NodeProto], stored: Iterable[str]) -> set[str]:
+def constants_of(nodes: Iterable[NodeProto], stored: Iterable[str]) -> set[str]:
     """What is stored, or computed from that alone by `nodes`, which come in order."""
     constants = {"", *stored}
     for node in nodes:

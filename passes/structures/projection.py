@@ -56,7 +56,7 @@ class Projection:
         """The data, with the axis that is projected."""
         return Operand(self.data, self.product.contracted(_other(self.side)))
 
-    def axis_of_data(self, axis: int | None) -> int | None | Literal["made here"]:
+    def axis_of_data(self, axis: int | None) -> int | Literal["made here"] | None:
         """Which axis of the data an `axis` of the result is, if not one that the matrix makes."""
         if axis is None:
             return "made here"

@@ -6,7 +6,8 @@ import pytest
 
 from passes.structures import STRUCTURES
 from tests.passes.models import detached
-from tests.passes.structures.tricky_attention import MERGED_PARTLY, TRICKY
+from tests.passes.structures.tricky_attention import TRICKY
+from tests.passes.structures.tricky_places import merged_partly
 
 QKV = STRUCTURES["qkv"]
 
@@ -20,3 +21,12 @@ def test_finds_the_projections_with_their_roles(name: str) -> None:
     assert [weight.role for weight in instance.weights] == ["Q", "K", "V"]
     assert [pin.name for pin in instance.pins] == list(tricky.products or ())
     assert QKV.lost(found.instances, detached(tricky.model)) == {}
+
+
+def test_says_what_is_apart_and_what_is_merged() -> None:
+    found = QKV.find(detached(merged_partly()))
+    assert [one.name for one in found.instances] == ["attention 0", "attention 1"]
+    assert found.instead == (
+        "2 attention blocks with separate Q, K and V (attention 0, attention 1), and 2 attention blocks whose "
+        "Q, K and V are one matrix in the source already: w0 (32×96), w2 (32×96)"
+    )
