@@ -1,9 +1,10 @@
 """The independent truth: which Q, K and V projections torch computes with, by the names in its module tree.
 
 Knows nothing of ONNX, nor of what attention looks like. A module that owns three projections with the names of Q, K
-and V is an attention module. A layer may be called again (ALBERT), or not at all (the text tower of a model that was
-only shown an image), so calls are counted: those whose value changes with the model's inputs, since a projection of
-learned queries is a constant, and whose value the outputs depend on.
+and V is an attention module, and so is torch's own, which holds the three in one parameter. A layer may be called again
+(ALBERT), or not at all (the text tower of a model that was only shown an image), so calls are counted: those whose
+value changes with the model's inputs, since a projection of learned queries is a constant, and whose value the outputs
+depend on.
 """
 
 from __future__ import annotations
@@ -47,6 +48,21 @@ class _Projection:
     owner: nn.Module
 
 
+class _Slice(nn.Module):
+    """One of the three matrices that `nn.MultiheadAttention` holds in one parameter."""
+
+    owner: nn.MultiheadAttention
+    place: int
+
+    def __init__(self, owner: nn.MultiheadAttention, place: int) -> None:
+        super().__init__()
+        object.__setattr__(self, "owner", owner)  # it is no part of this one
+        self.place = place
+
+    def weight(self) -> torch.Tensor:
+        return self.owner.get_parameter("in_proj_weight").chunk(3)[self.place]
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """One run of the model, by the ids of modules and weights: what calls gave and whether an output depends on it,
@@ -86,29 +102,42 @@ def _counted(first: Sequence[tuple[torch.Tensor, bool]], second: Sequence[tuple[
 
 def _run(source: TorchSource, projections: Sequence[_Projection], seed: int, scale: float) -> _Run:
     """Run the model on a draw whose floats are taken times `scale`."""
-    made: list[tuple[int, torch.Tensor]] = []
+    made: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    slices = [one.leaf for one in projections if isinstance(one.leaf, _Slice)]
+    packed = {id(one.owner) for one in slices}
 
-    def note(module: nn.Module, args: Any, output: Any) -> None:
-        made.append((id(module), _tensors(output)[0]))
+    def note(module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        result = _tensors(output)[0]
+        if id(module) not in packed:
+            made.append((id(module), result, result))
+            return
+        given = dict(zip(_PACKED, args, strict=False)) | dict(kwargs)
+        if given["key"] is given["value"]:
+            return  # torch multiplies with two or three of the matrices at once
+        for leaf in slices:
+            if leaf.owner is module:
+                value = nn.functional.linear(given[_PACKED[leaf.place]], leaf.weight())
+                made.append((id(leaf), value, result))
 
     drawn = {name: to_torch(array) for name, array in draw_inputs(source.inputs, {}, seed).items()}
     drawn = {name: tensor * scale if tensor.is_floating_point() else tensor for name, tensor in drawn.items()}
     example = refill(source.module, source.example, drawn)
     watched = {id(module): module for one in projections for module in (one.leaf, one.owner)}
-    hooks = [module.register_forward_hook(note) for module in watched.values()]
+    hooked = [module for module in watched.values() if not isinstance(module, _Slice)]
+    hooks = [module.register_forward_hook(note, with_kwargs=True) for module in hooked]
     with quiet(), torch.enable_grad():
         result = source.module(*example.args, **example.kwargs)
     for hook in hooks:
         hook.remove()
     # Reformer's layers run without gradients: there every call is taken to matter.
-    candidates = (*(value for _, value in made), *(one.weight for one in projections))
+    candidates = (*(result for _, _, result in made), *(one.weight for one in projections))
     followed = [tensor for tensor in candidates if tensor.requires_grad]
     reached = torch.stack([tensor.sum() for tensor in _tensors(result) if tensor.requires_grad]).sum()
     gradients = torch.autograd.grad(reached, followed, allow_unused=True) if followed else ()
     unused = {id(tensor) for tensor, gradient in zip(followed, gradients, strict=True) if gradient is None}
     calls: dict[int, list[tuple[torch.Tensor, bool]]] = {id(module): [] for module in watched.values()}
-    for module, value in made:
-        calls[module].append((value.detach(), id(value) not in unused))
+    for module, value, result in made:
+        calls[module].append((value.detach(), id(result) not in unused))
     return _Run(calls, frozenset(id(one.weight) for one in projections) - unused)
 
 
@@ -119,6 +148,9 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 def _owned(root: nn.Module, other: Collection[str]) -> Iterator[tuple[str, tuple[_Projection, ...]]]:
     """Each attention module's path with its Q, K and V."""
     for path, module in root.named_modules():
+        if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
+            leaves = [_Slice(module, place) for place in range(3)]
+            yield f"{path}.in_proj_weight", tuple(_Projection(leaf.weight(), leaf, module) for leaf in leaves)
         for names in NAMES if type(module).__name__ not in other else ():
             projections = [found for name in names if (found := _projection(module, name)) is not None]
             if len(projections) == 3:
@@ -142,6 +174,9 @@ def _is_pointwise(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     return isinstance(weight, nn.Parameter) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
 
+
+_PACKED: Final = ("query", "key", "value")
+"""The arguments of `nn.MultiheadAttention` that it projects."""
 
 NAMES: Final = (
     ("query", "key", "value"),

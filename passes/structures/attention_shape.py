@@ -1,4 +1,8 @@
-"""Where attention is: softmax(Q·Kᵀ)·V by its shape, or one operator. A softmax may be spelled with Exp (Reformer)."""
+"""Where attention is, by its shape or as one operator: softmax(Q·Kᵀ)·V, other weightings, and linear attention.
+
+A softmax may be spelled with Exp (Reformer). In linear attention nothing is between the two products, which may then
+stand in either order: (Q·Kᵀ)·V is Q·(Kᵀ·V).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,9 @@ from typing import Final
 
 from onnx import NodeProto
 
+from passes.structures.axes import inputs_with_axis
+from passes.structures.products import Product, Side, is_join, product_of
+from passes.structures.projection import Operand, projections_behind
 from passes.structures.view import GraphView, op_of
 
 __all__ = ["Operands", "attention_operands"]
@@ -17,60 +24,184 @@ __all__ = ["Operands", "attention_operands"]
 class Operands:
     """The values that enter attention as Q, K and V."""
 
-    query: str
-    key: str
-    value: str
+    query: Operand
+    key: Operand
+    value: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class _Joint:
+    """The operand of one product that comes from another: `axis` of `inner` is summed over by `outer`."""
+
+    inner: Product
+    axis: int | None
+    outer: Product
+    side: Side
+
+    @property
+    def far(self) -> Side:
+        """The operand of `inner` at the other end."""
+        return 0 if self.near else 1
+
+    @property
+    def near(self) -> Side:
+        """The operand of `inner` that has the axis which `outer` sums over; the right one if that is not known."""
+        sides = self.inner.sources(self.axis)
+        return sides[0][0] if len(sides) == 1 else 1
+
+    @property
+    def last(self) -> Side:
+        """The operand of `outer` that does not come from `inner`."""
+        return 0 if self.side else 1
+
+    def as_scores(self) -> Operands:
+        """`inner` is Q·Kᵀ: K is the operand with the places that V is summed over."""
+        return Operands(
+            _summed(self.inner, self.far), _summed(self.inner, self.near), _passed_on(self.outer, self.last)
+        )
+
+    def as_context(self) -> Operands:
+        """`inner` is Kᵀ·V: K is the operand with the features that Q is summed over."""
+        return Operands(
+            _summed(self.outer, self.last), _passed_on(self.inner, self.near), _passed_on(self.inner, self.far)
+        )
 
 
 def attention_operands(view: GraphView) -> Iterator[tuple[Operands, ...]]:
-    """For each attention, in order, the ways to read it.
+    """For each attention in this graph itself, in order, the ways to read it.
 
     There are several where scores are a sum: content with content, and content with relative positions.
     """
-    for node in view.nodes:
+    found: list[tuple[int, tuple[Operands, ...]]] = []
+    taken: set[str] = set()
+    own = {node.output[0] for node in view.own if node.output}
+    for node in view.own:
         if op_of(node) in ATTENTION_OPS and len(node.input) >= 3 and all(node.input[:3]):
-            yield (Operands(*node.input[:3]),)
-        elif node.op_type in ("Softmax", "Exp"):
-            scores = _products_before(view, node)
-            values = list(dict.fromkeys(_values_after(view, node)))
-            found = tuple(Operands(one.input[0], one.input[1], value) for one in scores for value in values)
-            if found:
-                yield found
+            features = (Operand(name, -1) for name in node.input[:3])
+            found.append((view.position[node.output[0]], (Operands(*features),)))
+        elif node.op_type in WEIGHTINGS:
+            joints = list(_weighted(view, node))
+            taken.update(value for one in joints for value in (one.inner.value, one.outer.value))
+            readings = tuple(dict.fromkeys(one.as_scores() for one in joints))
+            if readings:
+                found.append((view.position[node.output[0]], readings))
+    for product in _joins(view):
+        if product.value in own and product.value not in taken:
+            read = (_linear(view, joint) for joint in _behind(view, product, taken))
+            readings = tuple(one for one in read if one is not None)
+            if readings:
+                found.append((view.position[product.value], readings))
+    for _, readings in sorted(found, key=lambda one: one[0]):
+        yield readings
 
 
-def _products_before(view: GraphView, softmax: NodeProto) -> list[NodeProto]:
-    walk = view.upstream(softmax.input[0], BEFORE, until=lambda node: _joins(view, node))
-    return [node for node in walk if _joins(view, node)]
+def _weighted(view: GraphView, node: NodeProto) -> Iterator[_Joint]:
+    """The products before a weighting, each with one behind it that reads what it weighs."""
+    before, after = (BEFORE, AFTER) if node.op_type in SOFTMAXES else (BEFORE - MIXERS, AFTER - MIXERS)
+
+    def ends(one: NodeProto) -> bool:
+        product = product_of(view, one)
+        return product is not None and is_join(view, product)
+
+    inner = {one.output[0] for one in view.upstream(node.input[0], before, until=ends) if ends(one)}
+    if not inner:
+        return
+    through = before | after | WEIGHTINGS
+    for reader, weights in view.downstream(node.output[0], after, until=ends):
+        outer = product_of(view, reader)
+        if outer is not None and is_join(view, outer):
+            side: Side = 0 if outer.operands[0] == weights else 1
+            for product, axis in _traced(view, weights, outer.contracted(side), through):
+                if product.value in inner:
+                    yield _Joint(product, axis, outer, side)
 
 
-def _values_after(view: GraphView, softmax: NodeProto) -> Iterator[str]:
-    walk = view.downstream(softmax.output[0], AFTER, until=lambda node: _joins(view, node))
-    for node, weights in walk:
-        if _joins(view, node):
-            yield node.input[1] if node.input[0] == weights else node.input[0]
+def _joins(view: GraphView) -> list[Product]:
+    products = (product_of(view, node) for node in view.own)
+    return [one for one in products if one is not None and is_join(view, one)]
 
 
-def _joins(view: GraphView, node: NodeProto) -> bool:
-    """A product of two computed values. One with a constant is a projection, or mixes heads."""
-    operands = [name for name in node.input if name]
-    return node.op_type in ("MatMul", "Einsum") and len(operands) == 2 and view.folded.isdisjoint(operands)
+def _behind(view: GraphView, outer: Product, taken: set[str]) -> Iterator[_Joint]:
+    """The products that an operand of `outer` is but for a scale, a mask or a norm."""
+    for side in _SIDES:
+        for inner, axis in _traced(view, outer.operands[side], outer.contracted(side), BETWEEN):
+            if inner.value not in taken:
+                yield _Joint(inner, axis, outer, side)
 
+
+def _traced(
+    view: GraphView, name: str, axis: int | None, through: frozenset[str]
+) -> Iterator[tuple[Product, int | None]]:
+    """The products of two computed values that `name` is made from, each with the axis that its `axis` is there."""
+    seen: set[str] = set()
+    front = [(name, axis)]
+    while front:
+        value, axis = front.pop(0)
+        node = view.producers.get(value)
+        if node is None or node.output[0] in seen or value in view.folded:
+            continue
+        seen.add(node.output[0])
+        product = product_of(view, node)
+        if product is not None and is_join(view, product):
+            yield product, axis
+        elif product is not None and node.op_type in through:  # heads are mixed
+            front.extend((product.operands[side], at) for side, at in product.sources(axis))
+            front.extend((one, None) for one in product.operands)
+        elif node.op_type in through:
+            front.extend(inputs_with_axis(view, node, axis))
+
+
+def _linear(view: GraphView, joint: _Joint) -> Operands | None:
+    """Reads two products with nothing between them, by where the axis comes from that the inner one sums over.
+
+    One of features is made by a projection: Q·Kᵀ. One of places is as old as the data: Kᵀ·V.
+    """
+    scores, context = joint.as_scores(), joint.as_context()
+    if all(projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (scores.query, scores.key)):
+        return scores
+    if all(
+        projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (context.key, context.value)
+    ):
+        return context
+    return None
+
+
+def _summed(product: Product, side: Side) -> Operand:
+    return Operand(product.operands[side], product.contracted(side), product.free(side))
+
+
+def _passed_on(product: Product, side: Side) -> Operand:
+    return Operand(product.operands[side], product.free(side), product.contracted(side))
+
+
+_SIDES: Final[tuple[Side, Side]] = (0, 1)
 
 ATTENTION_OPS: Final = frozenset({"Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention"})
 """Operators whose first three inputs are Q, K and V."""
 
-LAYOUT: Final = ("Cast", "CastLike", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Expand")
+SOFTMAXES: Final = frozenset({"Softmax", "Exp", "QLinearSoftmax"})
 
-BEFORE: Final = frozenset(
+WEIGHTINGS: Final = SOFTMAXES | {"Sigmoid", "HardSigmoid", "Relu", "LeakyRelu", "Softplus", "Elu", "Hardmax"}
+"""What makes weights of scores."""
+
+BETWEEN: Final = frozenset(
     {
-        *LAYOUT,
-        *("Add", "Sub", "Mul", "Div", "Where", "Min", "Max", "Clip", "Tanh", "MatMul", "Einsum"),
-        *("Concat", "Slice", "Pad", "Gather", "GatherElements", "ScatterND", "ScatterElements"),
+        *("Cast", "CastLike", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Expand", "Flatten"),
+        *("Add", "Sub", "Mul", "Div", "Where", "Dropout", "Split", "Trilu", "QuantizeLinear", "DequantizeLinear"),
     }
+)
+"""What may stand between the two products of linear attention: a scale, a mask, a decay, the sum over all keys."""
+
+MIXERS: Final = frozenset({"MatMul", "Einsum"})
+"""Products with weights that mix heads, as talking heads do."""
+
+BEFORE: Final = (
+    BETWEEN
+    | MIXERS
+    | {*("Min", "Max", "Clip", "Tanh", "LogSoftmax", "Concat", "Slice", "Pad", "Gather", "GatherElements")}
+    | {"ScatterND", "ScatterElements"}
 )
 """What may stand between Q·Kᵀ and the softmax: scale, mask, bias, soft cap, sinks, talking heads, windows."""
 
-AFTER: Final = frozenset(
-    {*LAYOUT, *("Where", "Mul", "Sub", "Add", "Div", "Dropout", "MatMul", "Einsum", "Slice", "Split", "Pad", "Concat")}
-)
+AFTER: Final = BETWEEN | MIXERS | {"Slice", "Pad", "Concat", "Pow"}
 """What may stand between the softmax and its product with V."""

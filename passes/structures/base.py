@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import onnx
 
+from passes.model.rounding import Sums
 from passes.model.weights import DetachedModel
 from passes.structures.view import GraphView
 
@@ -16,7 +17,7 @@ __all__ = ["Boundary", "Core", "CoreNode", "Crossing", "Found", "Instance", "Kep
 
 @dataclass(frozen=True, slots=True)
 class KeptWeight:
-    """A weight matrix that has to be there in the end, bit for bit.
+    """A weight matrix that has to be there in the end, bit for bit; `name` is that of the stored tensor.
 
     `digests` are those of the matrix as it was and of its transpose: an optimizer may fold a Transpose into it.
     """
@@ -24,6 +25,8 @@ class KeptWeight:
     role: str
     name: str
     digests: frozenset[str]
+    rounded: Sums | None = None
+    """Of a matrix that is computed from stored tensors: its numbers to rounding, which is all that folding keeps."""
 
 
 @dataclass(frozen=True, slots=True)

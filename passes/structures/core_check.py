@@ -6,18 +6,22 @@ to be computed from other such nodes. It asks whether the model has as many as t
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
+from passes.model.digests import digest_of
 from passes.model.reads import live_nodes
 from passes.model.weights import DetachedModel
 from passes.structures.base import Core, CoreNode, Instance
+from passes.structures.operand_check import computed_constant, constants_of
 
-__all__ = ["CAST_TO", "FAR_HOPS", "CoreIndex", "lost_cores"]
+__all__ = ["CAST_TO", "FAR_HOPS", "MOST_COMPUTED", "CoreIndex", "lost_cores"]
 
 FAR_HOPS: Final = 10
 """How many nodes may lie between two core nodes that are `far`."""
@@ -147,14 +151,14 @@ class CoreIndex:
     def _digest(self, name: str) -> str:
         """The digest of the stored tensor that `name` is but for its shape, with the types that it is cast to.
 
-        Empty for what is computed.
+        Of a constant that is computed, that of its numbers. Empty for what is computed from data.
         """
         if name not in self._digests:
             self._digests[name] = self._digest_of(name)
         return self._digests[name]
 
     def _digest_of(self, name: str) -> str:
-        casts = ""
+        casts, whole = "", name
         maker = self._makers.get(name)
         while maker is not None and self._ops[maker] in ARRANGING:
             if self._ops[maker] == "Cast":
@@ -164,7 +168,41 @@ class CoreIndex:
         tensor = self._stored.get(name)
         if tensor is None and maker is not None and self._ops[maker] == "Constant":
             tensor = _constant(self._nodes[maker].attribute[0])
-        return "" if tensor is None else self._model.digest(tensor) + casts
+        return self._computed_digest(whole) if tensor is None else self._model.digest(tensor) + casts
+
+    @cached_property
+    def _constants(self) -> set[str]:
+        return constants_of(self._model.proto.graph.node, self._stored)
+
+    @cached_property
+    def _all_makers(self) -> dict[str, NodeProto]:
+        """Also of what no output depends on."""
+        return {value: node for node in self._model.proto.graph.node for value in node.output}
+
+    def _computed_digest(self, name: str) -> str:
+        """Of a constant that is computed: of its numbers, where it is small enough to be folded and to be looked at."""
+        if name not in self._constants:
+            return ""
+        if _most_numbers(name, self._all_makers, self._stored) > MOST_COMPUTED:
+            return LARGE
+        values = computed_constant(self._model, name, self._all_makers, self._stored)
+        return LARGE if values is None else digest_of(values)
+
+
+def _most_numbers(name: str, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]) -> int:
+    """How many numbers the largest tensor has that a constant is computed from."""
+    seen: set[str] = set()
+    front, most = [name], 0
+    while front:
+        value = front.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in stored:
+            most = max(most, math.prod(stored[value].dims))
+        elif value in makers:
+            front.extend(makers[value].input)
+    return most
 
 
 def _constant(attribute: AttributeProto) -> TensorProto | None:
@@ -195,6 +233,12 @@ def _op(node: NodeProto) -> str:
 
 BARRIERS: Final = frozenset({"MatMul", "Einsum", "Gemm", "Softmax"})
 """Ops behind which a core node is not looked for, unless they read weights."""
+
+MOST_COMPUTED: Final = 2**16
+"""Numbers of a tensor that a constant is computed from, for it to be computed here too: scales and biases."""
+
+LARGE: Final = "constant"
+"""Stands for the digest of a constant whose numbers are not looked at."""
 
 CAST_TO: Final = ">"
 """Stands in a digest before the ONNX dtype that the tensor is cast to."""

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import permutations, product
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import ClassVar, Final
 
-import numpy as np
-from onnx import TensorProto, helper
-
-from passes.model.digests import digest_of
+from passes.model.canonical import meanings_of
+from passes.model.inlined import with_functions_inlined
 from passes.model.weights import DetachedModel
 from passes.structures.attention_shape import Operands, attention_operands
 from passes.structures.base import Found, Instance, KeptWeight
-from passes.structures.projection import Projection, computed_from, projections_behind
+from passes.structures.kept_weight import kept_weight
+from passes.structures.projection import Projection, computed_from, projections_behind, without_shared_rotation
 from passes.structures.qkv_check import lost_projections
 from passes.structures.view import GraphView, module_of
 
@@ -43,30 +43,51 @@ class SeparateQKV:
     what: ClassVar[str] = "separate Q, K and V projections"
 
     def find(self, model: DetachedModel) -> Found:
-        view = GraphView(model)
-        triples: list[Triple] = []
+        made = frozenset(name for node in model.proto.graph.node for name in node.output)
+        instances: list[Instance] = []
         merged: list[Merged] = []
         others = 0
-        taken: set[frozenset[str]] = set()
-        for readings in attention_operands(view):
-            read = _read(view, readings)
-            if isinstance(read, Merged):
-                merged.append(read)
-            elif read is None:
-                others += 1
-            else:
-                _, key, value = read
-                # Two softmaxes may weigh the same V (DiffLlama); a later layer may use an earlier one's K and V
-                # (Gemma 3n).
-                pair = frozenset({key.value, value.value})
-                if pair not in taken:
-                    taken.add(pair)
-                    triples.append(read)
-        instances = _instances(view, triples)
-        return Found(instances, _instead(merged, others) if merged or others or not instances else "")
+        whole = GraphView(with_functions_inlined(model))
+        for view in (whole, *whole.inner_views()):
+            seen = _seen(view)
+            instances += _instances(view, seen.triples, made)
+            merged += seen.merged
+            others += seen.others
+        named = [replace(one, name=one.name or f"attention {at}") for at, one in enumerate(instances)]
+        return Found(tuple(named), _instead(named, merged, others))
 
     def lost(self, instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
         return lost_projections(instances, model)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The attention blocks of one graph: with three projections, with fewer, and `others`."""
+
+    triples: list[Triple]
+    merged: list[Merged]
+    others: int
+
+
+def _seen(view: GraphView) -> Seen:
+    triples: list[Triple] = []
+    merged: list[Merged] = []
+    others = 0
+    taken: set[frozenset[str]] = set()
+    for readings in attention_operands(view):
+        read = _read(view, readings)
+        if isinstance(read, Merged):
+            merged.append(read)
+        elif read is None:
+            others += 1
+        else:
+            _, key, value = read
+            # Two softmaxes may weigh the same V (DiffLlama); a later layer may use an earlier one's K and V (Gemma 3n).
+            pair = frozenset({key.value, value.value})
+            if pair not in taken:
+                taken.add(pair)
+                triples.append(read)
+    return Seen(triples, merged, others)
 
 
 def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | Merged | None:
@@ -78,8 +99,10 @@ def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | Merged | No
     triples: list[tuple[int, Triple]] = []
     merged: Merged | None = None
     for reading in readings:
-        roles = [projections_behind(view, name) for name in (reading.query, reading.key, reading.value)]
-        for query, key, value in product(*roles):
+        queries, keys = without_shared_rotation(
+            view, projections_behind(view, reading.query), projections_behind(view, reading.key)
+        )
+        for query, key, value in product(queries, keys, projections_behind(view, reading.value)):
             values = [query.value, key.value, value.value]
             if len(set(values)) < 3:
                 merged = merged or Merged(key if values.count(key.value) > 1 else query, len(set(values)) == 1)
@@ -104,60 +127,39 @@ def _source(view: GraphView, name: str) -> str:
     return name
 
 
-def _instances(view: GraphView, triples: Sequence[Triple]) -> tuple[Instance, ...]:
+def _instances(view: GraphView, triples: Sequence[Triple], made: frozenset[str]) -> list[Instance]:
+    """`made` are the values of the model's own graph that a pin can hold."""
+    computed = any(not one.matrix.is_plain for triple in triples for one in triple)
+    meanings = meanings_of(view.model) if computed else None
     # Matrices are hashed in each layout that they may be left in, which leaves the interpreter free.
     with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda one: frozenset(_digests(view, one)), [one for triple in triples for one in triple])
-        digests = list(found)
-    return tuple(
-        _instance(view, triple, digests[3 * index : 3 * index + 3], index) for index, triple in enumerate(triples)
-    )
+        weights = list(
+            pool.map(lambda role, one: kept_weight(view, role, one, meanings), *zip(*_with_roles(triples), strict=True))
+        )
+    return [
+        _instance(view, triple, _told_apart(weights[3 * at : 3 * at + 3]), made) for at, triple in enumerate(triples)
+    ]
 
 
-def _instance(view: GraphView, triple: Triple, digests: Sequence[frozenset[str]], index: int) -> Instance:
+def _with_roles(triples: Sequence[Triple]) -> list[tuple[str, Projection]]:
+    return [one for triple in triples for one in zip("QKV", triple, strict=True)]
+
+
+def _told_apart(weights: Sequence[KeptWeight]) -> tuple[KeptWeight, ...]:
+    """The weights without the digests that only some of them share: a stored tensor that several are computed from."""
+    count = Counter(digest for weight in {one.digests for one in weights} for digest in weight)
+    return tuple(replace(one, digests=frozenset(each for each in one.digests if count[each] == 1)) for one in weights)
+
+
+def _instance(view: GraphView, triple: Triple, weights: tuple[KeptWeight, ...], made: frozenset[str]) -> Instance:
     module = module_of([projection.node for projection in triple])
-    weights = tuple(
-        KeptWeight(role, one.weight.name, known) for role, one, known in zip("QKV", triple, digests, strict=True)
-    )
     outputs = [projection.value for projection in triple]
     sums = [_behind_bias(view, name) for name in outputs]
     heads = [_behind_reshape(view, name) for name in sums]
-    # A pin needs a type; where inference gives none, the checker alone stands guard.
-    known = all(name in view.types for name in (*outputs, *sums, *heads))
+    # A pin needs a type, and a value of the graph itself; elsewhere the checker alone stands guard.
+    known = all(name in view.types and name in made for name in (*outputs, *sums, *heads))
     pins, loose, wide = (tuple(view.types[name] for name in names if known) for names in (outputs, sums, heads))
-    return Instance("qkv", module or f"attention {index}", module, weights, pins, loose, wide)
-
-
-def _digests(view: GraphView, projection: Projection) -> Iterator[str]:
-    """Of the matrix in each type and layout that an optimizer may leave it in."""
-    yield view.model.digest(projection.weight)
-    if view.model.is_unread(projection.weight):  # what it would be in another type cannot be said without a look at it
-        yield from (view.model.turned_digest(projection.weight, axes) for axes in _turns(projection.weight))
-        return
-    array = view.model.array(projection.weight)
-    yield from map(digest_of, _transposed(array))
-    for cast in _cast(view, projection, array):
-        yield from map(digest_of, (cast, *_transposed(cast)))
-
-
-def _turns(weight: TensorProto) -> Iterator[tuple[int, ...]]:
-    """The other orders of its axes."""
-    rank = len(weight.dims)
-    yield from (axes for axes in permutations(range(rank)) if rank <= 3 and axes != tuple(range(rank)))
-
-
-def _transposed(array: np.ndarray) -> list[np.ndarray]:
-    if array.ndim == 3:
-        return [array.transpose(axes) for axes in permutations(range(3)) if axes != (0, 1, 2)]
-    return [array.reshape(array.shape[0], -1).T]
-
-
-def _cast(view: GraphView, projection: Projection, array: np.ndarray) -> list[np.ndarray]:
-    """The matrix in the type that the product reads it in, if it is stored in another."""
-    info = view.types.get(projection.matrix)
-    if info is None or info.type.tensor_type.elem_type in (0, projection.weight.data_type):
-        return []
-    return [array.astype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))]
+    return Instance("qkv", module, module, weights, pins, loose, wide)
 
 
 def _behind_bias(view: GraphView, name: str) -> str:
@@ -179,16 +181,36 @@ def _behind_reshape(view: GraphView, name: str) -> str:
     return name
 
 
-def _instead(merged: Sequence[Merged], others: int) -> str:
-    """What the attention blocks without a triple have in its place."""
+def _instead(apart: Sequence[Instance], merged: Sequence[Merged], others: int) -> str:
+    """What the attention blocks without a triple have in its place, beside those that are `apart`; empty if all are."""
+    said = _without_triple(merged, others)
+    if not apart:
+        return said or "no attention (no softmax between two matrix products)"
+    if not said:
+        return ""
+    names = _listed([one.name for one in apart])
+    return f"{_count(len(apart), 'attention block')} with separate Q, K and V ({names}), and {said}"
+
+
+def _without_triple(merged: Sequence[Merged], others: int) -> str:
+    said = []
     if merged:
-        plural = "s" if len(merged) > 1 else ""
         which = "Q, K and V" if all(one.whole for one in merged) else "Q, K and V, or two of them,"
-        names = ", ".join(map(str, merged[:3])) + (" …" if len(merged) > 3 else "")
-        return f"{len(merged)} attention block{plural} whose {which} are one matrix in the source already: {names}"
+        names = _listed([str(one) for one in merged])
+        said.append(
+            f"{_count(len(merged), 'attention block')} whose {which} are one matrix in the source already: {names}"
+        )
     if others:
-        return f"{others} attention block(s) whose Q, K and V do not come from three matrices"
-    return "no attention (no softmax between two matrix products)"
+        said.append(f"{_count(others, 'attention block')} whose Q, K and V do not come from three matrices")
+    return "; ".join(said)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
 
 
 LAYOUT_OPS: Final = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,8 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 from passes.model.digests import digest_of
 from passes.model.weights import DetachedModel
 from passes.structures.base import Core, CoreNode, Found, Instance, KeptWeight
-from passes.structures.core_check import CAST_TO, FAR_HOPS, CoreIndex, lost_cores
+from passes.structures.core_check import CAST_TO, FAR_HOPS, MOST_COMPUTED, CoreIndex, lost_cores
+from passes.structures.matrices import matrix_of, matrix_values
 from passes.structures.view import GraphView, constant_of, module_of, op_of
 
 __all__ = ["PRODUCTS", "ShapedStructure", "Sketch", "instances_of", "pins_at", "unique_names"]
@@ -170,13 +172,16 @@ class _Builder:
         return self._digests[key]
 
     def _ways(self, name: str, may_turn: bool) -> Iterator[str]:
-        view, way = self._view, []
+        view, way, whole = self._view, [], name
         maker = view.producers.get(name)
         while maker is not None and maker.op_type in LAYOUT:
             way.insert(0, maker)
             name = maker.input[0]
             maker = view.producers.get(name)
         tensor = view.initializers.get(name) if maker is None else constant_of(maker)
+        if tensor is None and whole in view.folded:
+            yield from self._computed(whole)
+            return
         ops = {node.op_type for node in way}
         if tensor is None or not _is_weight(tensor) or ops - ARRANGING:
             return
@@ -192,6 +197,16 @@ class _Builder:
             yield digest_of(array)
         elif may_turn and len(tensor.dims) == 2 and min(tensor.dims) > 1:
             yield view.model.turned_digest(tensor, (1, 0))
+
+    def _computed(self, name: str) -> Iterator[str]:
+        """The digest of a small constant that is computed, as it will be stored once it is folded: `1 + w`."""
+        matrix = matrix_of(self._view, name)
+        if matrix is None or not _is_weight(matrix.stored):
+            return
+        if all(math.prod(tensor.dims) <= MOST_COMPUTED for tensor in matrix.tensors):
+            values = matrix_values(self._view, matrix)
+            if values is not None and values.size > 1:
+                yield digest_of(values)
 
 
 def _moved(node: NodeProto, array: np.ndarray) -> np.ndarray:

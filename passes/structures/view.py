@@ -9,8 +9,9 @@ from functools import cached_property
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
+from passes.model.bodies import bodies_of
 from passes.model.canonical import RANDOM_OPS
 from passes.model.weights import DetachedModel
 
@@ -33,27 +34,54 @@ SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 
 
 class GraphView:
-    """Indexes `model.proto.graph` once; holds references, copies nothing."""
+    """Indexes `model.proto.graph` once; holds references, copies nothing.
 
-    def __init__(self, model: DetachedModel) -> None:
-        graph = model.proto.graph
+    With `body`, a graph inside of one of the nodes of `outer`, it indexes that together with all graphs around it: a
+    body may read what is made outside, and names are unique on the way in.
+    """
+
+    def __init__(self, model: DetachedModel, body: GraphProto | None = None, outer: GraphView | None = None) -> None:
+        graph = model.proto.graph if body is None else body
         self.model = model
-        self.nodes: list[NodeProto] = list(graph.node)
-        self.initializers: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
+        self.body = body
+        self._outer = outer
+        self.own: list[NodeProto] = list(graph.node)
+        """The nodes of this very graph, without those around it."""
+        self.nodes: list[NodeProto] = [*(outer.nodes if outer else ()), *self.own]
+        self.initializers: dict[str, TensorProto] = dict(outer.initializers) if outer else {}
+        self.initializers.update((tensor.name, tensor) for tensor in graph.initializer)
         self.producers: dict[str, NodeProto] = {name: node for node in self.nodes for name in node.output if name}
         self.consumers: dict[str, list[NodeProto]] = defaultdict(list)
         for node in self.nodes:
             for name in dict.fromkeys(node.input):
                 self.consumers[name].append(node)
 
+    def inner_views(self) -> Iterator[GraphView]:
+        """A view of each graph inside of this one's own nodes: branches of If, bodies of Loop and Scan, and so on."""
+        for node in self._inferred.node:
+            for attribute in node.attribute:
+                for body in bodies_of(attribute):
+                    view = GraphView(self.model, body, self)
+                    yield view
+                    yield from view.inner_views()
+
+    @cached_property
+    def _inferred(self) -> GraphProto:
+        """This graph with all types that inference can reach, also in the graphs inside of its nodes."""
+        if self.body is not None:
+            return self.body  # it was taken from an inferred graph
+        try:
+            return onnx.shape_inference.infer_shapes(self.model.proto, data_prop=True).graph
+        except Exception:  # a model that inference cannot read still has the types that it came with
+            return self.model.proto.graph
+
     @cached_property
     def types(self) -> dict[str, ValueInfoProto]:
         """The inferred type and shape of every value that inference can reach."""
-        try:
-            graph = onnx.shape_inference.infer_shapes(self.model.proto, data_prop=True).graph
-        except Exception:  # a model that inference cannot read still has the types that it came with
-            graph = self.model.proto.graph
-        return {info.name: info for info in (*graph.value_info, *graph.output, *graph.input)}
+        types = dict(self._outer.types) if self._outer is not None else {}
+        graph = self._inferred
+        types.update((info.name, info) for info in (*graph.value_info, *graph.output, *graph.input))
+        return types
 
     @cached_property
     def by_op(self) -> dict[str, list[NodeProto]]:
@@ -81,6 +109,8 @@ class GraphView:
 
     def dims(self, name: str) -> tuple[int | str, ...] | None:
         """Sizes, and names of dims that are not fixed (`""` where they have none); None if the rank is not known."""
+        if name in self.initializers:
+            return tuple(self.initializers[name].dims)
         info = self.types.get(name)
         if info is None or not info.type.tensor_type.HasField("shape"):
             return None

@@ -133,20 +133,6 @@ g (float[1, 32, 4, 4] x) => (float[1, 32, 4, 4] y) {
 }
 """
 
-# softmax(Q) · (softmax(K)ᵀ · V): no scores of one token with another.
-LINEAR = """
-g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
-    q0 = MatMul (x, wq)
-    k0 = MatMul (x, wk)
-    v = MatMul (x, wv)
-    q = Softmax <axis = -1> (q0)
-    k = Softmax <axis = 1> (k0)
-    kt = Transpose <perm = [0, 2, 1]> (k)
-    context = MatMul (kt, v)
-    y = MatMul (q, context)
-}
-"""
-
 RESIDUAL = square("wq", "wk", "wv", "w0", "w1") | {"gamma": np.ones(32, np.float32)}
 
 WITHOUT_TRIPLE = {
@@ -162,7 +148,6 @@ WITHOUT_TRIPLE = {
     "squeeze and excite": model_of(
         SQUEEZE_AND_EXCITE, w1=matrix(8, 32, 0)[:, :, None, None], w2=matrix(32, 8, 1)[:, :, None, None]
     ),
-    "linear attention": model_of(LINEAR, **square("wq", "wk", "wv")),
     "merged in the source": merged_attention(),
     "no attention": model_of(CLASSIFIER, w1=matrix(32, 32, 0), w2=matrix(32, 10, 1)),
 }

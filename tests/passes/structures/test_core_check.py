@@ -160,3 +160,34 @@ def test_a_weight_that_was_cast_may_be_stored_as_cast() -> None:
         text.replace("Cast <to = 1> (w)", "Cast <to = 16> (w) w3 = Cast <to = 1> (w2)").replace("(x, w2)", "(x, w3)")
     )
     assert list(lost("op:Mul", instances, rounded)) == ["y"]
+
+
+GEMMA = NORM.replace("m = Mul (n, w)", "one = Constant <value_float = 1.0> () w1 = Add (one, w) m = Mul (n, w1)")
+
+
+def test_a_scale_that_is_computed_may_be_folded_and_not_changed() -> None:
+    """As Gemma has it: 1 + w."""
+    model = drawn(GEMMA)
+    instances = found("rmsnorm", model)
+    assert lost("rmsnorm", instances, model) == {}
+    folded = drawn(NORM)
+    tensor = next(tensor for tensor in folded.graph.initializer if tensor.name == "w")
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(1), "w"))
+    assert lost("rmsnorm", instances, folded) == {}
+    for other in (drawn(NORM), drawn(GEMMA.replace("Add (one, w)", "Add (one, u)"))):
+        assert list(lost("rmsnorm", instances, other)) == ["rmsnorm"]
+
+
+def test_a_sum_of_constants_stands_for_no_residual() -> None:
+    """A pass takes the sum into the convolution, and leaves a sum that computes a bias."""
+    text = """
+    g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] z) <float[4, 4, 3, 3] k, float[4] a, float[4] b> {
+        f = Conv <pads = [1, 1, 1, 1]> (x, k) y = Add (f, x) z = Relu (y) }"""
+    instances = found("residual", drawn(text))
+    taken_in = drawn(
+        text.replace(
+            "f = Conv <pads = [1, 1, 1, 1]> (x, k) y = Add (f, x)",
+            "c = Neg (a) d = Neg (b) e = Add (c, d) y = Conv <pads = [1, 1, 1, 1]> (x, k, e)",
+        )
+    )
+    assert list(lost("residual", instances, taken_in)) == ["residual"]

@@ -1,0 +1,156 @@
+"""A constant matrix that a product reads: stored as it is, laid out anew, or computed from what is stored.
+
+It may be a slice of a stack, a tensor of integers with its scales, or a direction times a length (weight norm).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from passes.model.digests import digest_of
+from passes.structures.view import LAYOUT_OPS, GraphView, constant_of
+
+__all__ = ["Matrix", "is_rotation", "matrix_digest", "matrix_of", "matrix_values"]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """The constant called `value`, made from `stored`, the largest tensor behind it.
+
+    It `is_plain` if nothing but layout and a change of type lies between the two. `tensors` are all that it is
+    computed from.
+    """
+
+    value: str
+    stored: TensorProto
+    is_plain: bool
+    tensors: tuple[TensorProto, ...]
+
+
+def matrix_of(view: GraphView, name: str) -> Matrix | None:
+    """The matrix that `name` is; None if it is computed from data, or from no stored tensor."""
+    plain = _plain(view, name)
+    if plain is not None:
+        return Matrix(name, plain, True, (plain,))
+    if name not in view.folded:
+        return None
+    tensors = [tensor for tensor in _leaves(view, _past(view, name), name) if tensor.data_type != TensorProto.STRING]
+    if not tensors:
+        return None
+    return Matrix(name, max(tensors, key=_size), False, tuple(tensors))
+
+
+def matrix_values(view: GraphView, matrix: Matrix) -> np.ndarray | None:
+    """The numbers of a matrix as the product reads it; None where they are not to be read, or cannot be computed."""
+    if any(view.model.is_unread(tensor) for tensor in matrix.tensors):
+        return None
+    nodes = _past(view, matrix.value)
+    if not nodes:
+        return view.model.array(view.initializers[matrix.value])
+    part = onnx.ModelProto(ir_version=view.model.proto.ir_version, opset_import=view.model.proto.opset_import)
+    part.graph.name = "matrix"
+    part.graph.node.extend(nodes)
+    part.graph.output.append(onnx.ValueInfoProto(name=matrix.value))
+    for name in dict.fromkeys(name for node in nodes for name in node.input if name in view.initializers):
+        part.graph.initializer.append(_whole(view, view.initializers[name]))
+    for name in dict.fromkeys(name for node in nodes for name in node.input):
+        if name and name not in view.folded:  # only its sizes are read, or its type
+            part.graph.input.append(view.types[name])
+            return None
+    try:
+        (values,) = ReferenceEvaluator(part).run(None, {})
+    except Exception:  # an operator that the evaluator lacks; then a matrix is known by how it is computed alone
+        return None
+    return values if isinstance(values, np.ndarray) else None
+
+
+def matrix_digest(view: GraphView, matrix: Matrix) -> str:
+    """Equal for matrices with equal numbers, as far as these can be read; else for the same value alone."""
+    if matrix.is_plain and matrix.stored.name in view.initializers:
+        return view.model.digest(matrix.stored)
+    values = matrix_values(view, matrix)
+    return matrix.value if values is None else digest_of(values)
+
+
+def is_rotation(view: GraphView, matrix: Matrix) -> bool:
+    """Whether the numbers are those of a rotation times a factor (Hadamard, a permutation): it keeps all lengths."""
+    if _size(matrix.stored) > MOST_READ:
+        return False
+    values = matrix_values(view, matrix)
+    if values is None or values.ndim < 2 or values.shape[-1] != values.shape[-2] or values.shape[-1] < 2:
+        return False
+    rows = values.astype(np.float64)
+    product = rows @ np.swapaxes(rows, -1, -2)
+    factor = np.trace(product, axis1=-2, axis2=-1)[..., None, None] / rows.shape[-1]
+    return bool(np.all(np.abs(product - factor * np.eye(rows.shape[-1])) <= NEARLY * factor))
+
+
+def _plain(view: GraphView, name: str) -> TensorProto | None:
+    while name not in view.initializers:
+        node = view.producers.get(name)
+        if node is None:
+            return None
+        constant = constant_of(node)
+        if constant is not None:
+            named = TensorProto()
+            named.CopyFrom(constant)
+            named.name = name
+            return named
+        if node.op_type not in LAYOUT_OPS:
+            return None
+        name = node.input[0]
+    return view.initializers[name]
+
+
+def _past(view: GraphView, name: str) -> list[NodeProto]:
+    """The nodes that a constant is computed by, in graph order."""
+    seen: set[str] = set()
+    found: dict[int, NodeProto] = {}
+    front = [name]
+    while front:
+        value = front.pop()
+        node = view.producers.get(value)
+        if node is None or value in seen:
+            continue
+        seen.update(node.output)
+        found[view.position[value]] = node
+        front.extend(read for read in node.input if read in view.folded)
+    return [found[at] for at in sorted(found)]
+
+
+def _leaves(view: GraphView, nodes: list[NodeProto], name: str) -> Iterator[TensorProto]:
+    for value in dict.fromkeys((name, *(read for node in nodes for read in node.input))):
+        if value in view.initializers:
+            yield view.initializers[value]
+    for node in nodes:
+        constant = constant_of(node)
+        if constant is not None:
+            named = TensorProto()
+            named.CopyFrom(constant)
+            named.name = node.output[0]
+            yield named
+
+
+def _whole(view: GraphView, tensor: TensorProto) -> TensorProto:
+    """A tensor with its data, which may be detached."""
+    return (
+        tensor if view.model.weight(tensor) is None else numpy_helper.from_array(view.model.array(tensor), tensor.name)
+    )
+
+
+def _size(tensor: TensorProto) -> int:
+    return int(np.prod(tensor.dims, dtype=np.int64))
+
+
+MOST_READ: Final = 2**20
+"""Numbers of a matrix that are looked at for what it does; rotations between heads are small."""
+
+NEARLY: Final = 1e-2
+"""How far a rotation in half precision is from a perfect one."""
