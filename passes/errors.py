@@ -42,9 +42,16 @@ class StepFailed(PassError):
 
 
 class StepCrashed(StepFailed):
-    """The worker process died under a pass."""
+    """The worker process died under a pass.
+
+    `was_killed`: by SIGKILL or SIGTERM, which come from outside; the system kills a process for want of memory.
+    """
 
     status = "crashed"
+
+    def __init__(self, message: str, *, was_killed: bool = False) -> None:
+        super().__init__(message)
+        self.was_killed = was_killed
 
 
 class StepTimedOut(StepFailed):

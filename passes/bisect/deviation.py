@@ -145,7 +145,7 @@ def outputs(model: Portable, feeds: Feeds) -> Outputs:
 
 
 def _outputs(model: DetachedModel, feeds: Feeds, bench: Workbench) -> Outputs:
-    return bench.proofs.call(OUTPUTS, model=portable(model, bench.spill), feeds=list(feeds))
+    return bench.proofs.ask(OUTPUTS, model=portable(model, bench.spill), feeds=list(feeds))
 
 
 def _reference(source: DetachedModel, bench: Workbench) -> tuple[Feeds, Outputs]:

@@ -86,7 +86,7 @@ def _worst(
     draws = []
     for feed in feeds:
         one = {**feed, **{new: feed[old] for new, old in matched.inputs.items() if old in feed}}
-        found = bench.proofs.call(DISTANCES, before=models[0], after=models[1], pairs=pairs, feeds=one)
+        found = bench.proofs.ask(DISTANCES, before=models[0], after=models[1], pairs=pairs, feeds=one)
         draws.append({str(place): errors for place, errors in enumerate(found) if errors is not None})
     return {pairs[int(place)]: errors for place, errors in worst_errors(draws).items()}
 
