@@ -4,6 +4,7 @@
     ├── PolicyMistake    exit code 2: a name, an option or a `keep` that cannot be honoured as written
     ├── ModelMistake     exit code 2: the ONNX model cannot be read
     └── StepFailed       never leaves the runner: the step is recorded and its model thrown away
+        ├── InvalidResult    what came out is not valid ONNX
         ├── StepCrashed      the worker process died
         └── StepTimedOut     the worker was killed at its time limit
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["ModelMistake", "PassError", "PolicyMistake", "StepCrashed", "StepFailed", "StepTimedOut"]
+__all__ = ["InvalidResult", "ModelMistake", "PassError", "PolicyMistake", "StepCrashed", "StepFailed", "StepTimedOut"]
 
 
 class PassError(Exception):
@@ -39,6 +40,12 @@ class StepFailed(PassError):
     """A pass raised, or returned something that is not a model."""
 
     status: ClassVar[str] = "failed"
+
+
+class InvalidResult(StepFailed):
+    """A pass made a model that breaks ONNX's rules; nothing else is asked of such a model."""
+
+    status = "reverted"
 
 
 class StepCrashed(StepFailed):
