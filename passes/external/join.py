@@ -9,11 +9,13 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from passes.model.order import sort_nodes
 
-__all__ = ["Joined", "let_in", "let_out"]
+__all__ = ["Joined", "borrow", "let_in", "let_out"]
 
 DOMAIN: Final = "onnxline"
 ENTERS: Final = "Enters"
 LEAVES: Final = "Leaves"
+BORROWED: Final = "onnxline.borrowed/"
+"""Begins the name of a Constant of another piece."""
 OUTSIDE: Final = "/outside"
 """Ends the name of a value that only a piece has."""
 
@@ -23,6 +25,13 @@ def let_in(piece: ModelProto, name: str) -> None:
     outside = f"{name}{OUTSIDE}"
     piece.graph.input.add(name=outside)
     piece.graph.node.add(domain=DOMAIN, op_type=ENTERS, name=name, input=[outside], output=[name])
+
+
+def borrow(piece: ModelProto, constant: NodeProto) -> None:
+    """Show a piece a Constant that lies outside of it."""
+    copy = piece.graph.node.add()
+    copy.CopyFrom(constant)
+    copy.name = f"{BORROWED}{constant.output[0]}"
 
 
 def let_out(piece: ModelProto, name: str) -> None:
@@ -48,8 +57,10 @@ class Joined:
         self._made = {name for node in graph.node for name in node.output}
         self._fixed = {info.name for info in (*graph.input, *graph.output)} | self._stored.keys()
         self._outputs = {info.name for info in graph.output}
+        self._read: dict[str, str] = {}
+        """Value of the source → the one that is read in its place."""
         self._called: dict[str, str] = {}
-        """Value of the source → the one that is read in its place, or that its maker makes."""
+        """Value of the source → what its maker calls it now."""
 
     def replace(self, places: Sequence[int], names: frozenset[str], made: ModelProto) -> None:
         """Put `made` in the place of the nodes at `places`, which had values of these `names`."""
@@ -59,6 +70,8 @@ class Joined:
         fresh = self._fresh_names(names, made.graph)
         nodes = self._nodes[places[0]]
         for node in made.graph.node:
+            if node.name.startswith(BORROWED):
+                continue
             if node.domain == DOMAIN:
                 if node.op_type == LEAVES:
                     self._leave(node.name, fresh.get(node.input[0], node.input[0]))
@@ -81,7 +94,7 @@ class Joined:
 
     def read_instead(self, stays: Mapping[str, str]) -> None:
         """Read other initializers, and drop those that were read before."""
-        self._called.update(stays)
+        self._read.update(stays)
         self._dropped |= stays.keys()
 
     def model(self) -> ModelProto:
@@ -92,9 +105,8 @@ class Joined:
         for node in (node for nodes in self._nodes for node in nodes):
             copy = graph.node.add()
             copy.CopyFrom(node)
-            if self._called:
-                copy.input[:] = [self._name(name) for name in node.input]
-                copy.output[:] = [self._name(name) for name in node.output]
+            copy.input[:] = [self._read_as(name) for name in node.input]
+            copy.output[:] = [self._called.get(name, name) for name in node.output]
         read = {name for node in graph.node for name in node.input} | self._outputs
         graph.initializer.extend(
             tensor for name, tensor in self._stored.items() if name in read or name not in self._dropped
@@ -135,22 +147,22 @@ class Joined:
     def _leave(self, name: str, made: str) -> None:
         """What left a piece as `name` is `made` now."""
         if made != name:
-            self._called[name] = made
+            self._read[name] = made
 
     def _enter(self, source: str, made: str, nodes: list[NodeProto]) -> None:
         """What enters a piece as `source` is called `made` there now; an output of the graph keeps its name."""
         if made == source:
             return
         if made not in self._outputs:
-            self._called[made] = source
-        elif source not in self._fixed and source not in self._called.values():
-            self._called[source] = made
+            self._read[made] = source
+        elif source not in self._fixed and source not in self._called:
+            self._read[source] = self._called[source] = made
         else:  # an input cannot be an output under another name
             nodes.append(NodeProto(op_type="Identity", input=[source], output=[made]))
 
-    def _name(self, name: str) -> str:
+    def _read_as(self, name: str) -> str:
         seen = {name}
-        while name in self._called and self._called[name] not in seen:
-            name = self._called[name]
+        while name in self._read and self._read[name] not in seen:
+            name = self._read[name]
             seen.add(name)
         return name

@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from passes.external.join import Joined, let_in, let_out
+from passes.external.join import Joined, borrow, let_in, let_out
 from passes.model.bodies import bodies_of
 
 __all__ = ["Pieces", "can_be_cut"]
@@ -42,7 +42,11 @@ WINDOW: Final = 160
 SEAM: Final = 32
 """Nodes on either side of a cut that are looked at again."""
 
+Cut = Callable[[Sequence[int], int], list[range]]
+"""Places to cut at and the number of nodes → the places of each piece."""
+
 DEAD_END: Final = "eliminate_deadend"
+EXTRACT: Final = "extract_constant_to_initializer"
 TWINS: Final = "eliminate_common_subexpression"
 EQUALS: Final = "eliminate_duplicate_initializer"
 
@@ -84,7 +88,7 @@ class Pieces:
         """What passes make of the model, one after the other in each piece; None when that is the same model."""
         now = self
         for cut in (_windows, _seams):
-            pieces = now._pieces(cut, live=DEAD_END in names)
+            pieces = now._pieces(cut, live=DEAD_END in names, borrows=EXTRACT not in names)
             now = now._with(pieces, [piece.run(names, self._optimize) for piece in pieces])
         if TWINS in names:
             pieces = [now._piece(group, now._nodes_alive(False)) for group in now._twins()]
@@ -102,13 +106,16 @@ class Pieces:
                 joined.replace(piece.places, piece.names, onnx.load_from_string(result))
         return Pieces(joined.model(), self._optimize, [joined.place_of(cut) for cut in self._cuts])
 
-    def _pieces(self, cut: Callable[[Sequence[int], int], list[range]], *, live: bool) -> list[_Piece]:
-        key = (cut, live)
+    def _pieces(self, cut: Cut, *, live: bool, borrows: bool) -> list[_Piece]:
+        key = (cut, live, borrows)
         if key not in self._cut:
             alive = self._nodes_alive(live)
             groups = cut(self._cuts, len(self._nodes))
-            found = [self._piece(group, alive, with_unread=number == 0) for number, group in enumerate(groups)]
-            self._cut[key] = [piece for piece in found if piece.has_outputs]
+            found = [
+                self._piece(group, alive, borrows=borrows, with_unread=number == 0)
+                for number, group in enumerate(groups)
+            ]
+            self._cut[key] = found
         return self._cut[key]
 
     @cached_property
@@ -152,14 +159,22 @@ class Pieces:
                 front.extend(self._makers[name] for name in self._nodes[place].input if name in self._makers)
         return alive
 
-    def _piece(self, group: Collection[int], alive: Collection[int], *, with_unread: bool = False) -> _Piece:
+    def _piece(
+        self, group: Collection[int], alive: Collection[int], *, borrows: bool = True, with_unread: bool = False
+    ) -> _Piece:
         proto = ModelProto(ir_version=self.model.ir_version, opset_import=self.model.opset_import)
         proto.graph.name = "piece"
         places = sorted(group)
         nodes = [self._nodes[place] for place in places]
+        inside = set(places)
+
+        def is_read_elsewhere(name: str) -> bool:
+            return any(place not in inside and place in alive for place in self._readers.get(name, ()))
+
         made = {name for node in nodes for name in node.output}
-        for name in dict.fromkeys(name for node in nodes for name in node.input if name and name not in made):
-            self._enter(proto, name)
+        read = list(dict.fromkeys(name for node in nodes for name in node.input if name and name not in made))
+        for name in read:
+            self._enter(proto, name, borrows=borrows)
         if with_unread:
             proto.graph.initializer.extend(
                 tensor
@@ -167,20 +182,22 @@ class Pieces:
                 if name not in self._readers and name not in self._outputs
             )
         proto.graph.node.extend(nodes)
-        inside = set(places)
+        # How often a value is read decides what some passes do, so the others that read it are there, too.
+        for name in read:
+            if name in self._outputs or is_read_elsewhere(name):
+                let_out(proto, name)
         for name in (name for node in nodes for name in node.output if name):
-            readers = self._readers.get(name, ())
             info = self._infos.get(name) or ValueInfoProto(name=name)
             if name in self._outputs:
                 proto.graph.output.append(info)
                 continue
             if name in self._infos:
                 proto.graph.value_info.append(info)
-            if any(place not in inside and place in alive for place in readers):
+            if is_read_elsewhere(name):
                 let_out(proto, name)
-        return _Piece(proto.SerializeToString(), tuple(places), frozenset(_names(proto)), bool(proto.graph.output))
+        return _Piece(proto.SerializeToString(), tuple(places), frozenset(_names(proto)))
 
-    def _enter(self, proto: ModelProto, name: str) -> None:
+    def _enter(self, proto: ModelProto, name: str, *, borrows: bool) -> None:
         """Give a piece a value that it reads and does not make."""
         if name in self._inputs:
             proto.graph.input.append(self._inputs[name])
@@ -189,10 +206,8 @@ class Pieces:
         maker = self._nodes[self._makers[name]] if name in self._makers else None
         if maker is None:
             return
-        if maker.op_type == "Constant" and maker.attribute[0].HasField("t"):
-            tensor = proto.graph.initializer.add()
-            tensor.CopyFrom(maker.attribute[0].t)
-            tensor.name = name
+        if borrows and maker.op_type == "Constant":
+            borrow(proto, maker)
             return
         let_in(proto, name)
         if name in self._infos:
@@ -248,7 +263,6 @@ class _Piece:
     source: bytes
     places: tuple[int, ...]
     names: frozenset[str]
-    has_outputs: bool
     _is_written: bool = False
     """Whether `source` is in the form in which the library writes a model."""
     _idle: set[tuple[str, ...]] = field(default_factory=set)
