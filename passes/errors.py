@@ -4,6 +4,7 @@
     ├── PolicyMistake    exit code 2: a name, an option or a `keep` that cannot be honoured as written
     ├── ModelMistake     exit code 2: the ONNX model cannot be read
     └── StepFailed       never leaves the runner: the step is recorded and its model thrown away
+        ├── InvalidResult    what came out is not valid ONNX
         ├── StepCrashed      the worker process died
         └── StepTimedOut     the worker was killed at its time limit
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["ModelMistake", "PassError", "PolicyMistake", "StepCrashed", "StepFailed", "StepTimedOut"]
+__all__ = ["InvalidResult", "ModelMistake", "PassError", "PolicyMistake", "StepCrashed", "StepFailed", "StepTimedOut"]
 
 
 class PassError(Exception):
@@ -41,10 +42,23 @@ class StepFailed(PassError):
     status: ClassVar[str] = "failed"
 
 
+class InvalidResult(StepFailed):
+    """A pass made a model that breaks ONNX's rules; nothing else is asked of such a model."""
+
+    status = "reverted"
+
+
 class StepCrashed(StepFailed):
-    """The worker process died under a pass."""
+    """The worker process died under a pass.
+
+    `was_killed`: by SIGKILL or SIGTERM, which come from outside; the system kills a process for want of memory.
+    """
 
     status = "crashed"
+
+    def __init__(self, message: str, *, was_killed: bool = False) -> None:
+        super().__init__(message)
+        self.was_killed = was_killed
 
 
 class StepTimedOut(StepFailed):

@@ -12,25 +12,44 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final, Self, TypeVar
 
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
 from passes.own_names import FILE as OWN_NAMES
 
-__all__ = ["STOP", "Worker"]
+__all__ = ["STOP", "Worker", "ask_again"]
 
 STOP: Final = None
 """What is sent in place of a call when nobody waits any more for the one that is under way."""
+
+Answer = TypeVar("Answer")
 
 WORKER: Final = f"{__package__}.worker"
 """What the process runs: under the name that this package has here, since objects of its classes come and go."""
 
 LAST_WORDS = 400
 """Characters of the worker's standard error that a crash report quotes."""
+
+TRIES: Final = 3
+"""Processes that a question is put to before it is given up; see `ask_again`."""
+
+
+def ask_again(ask: Callable[[], Answer]) -> Answer:
+    """What `ask` returns; it is tried anew, `TRIES` times in all, where its process was killed from outside.
+
+    The system kills a process for want of memory, say. That must not cost the run; a crash by itself would come again.
+    """
+    for _ in range(TRIES - 1):
+        try:
+            return ask()
+        except StepCrashed as crash:
+            if not crash.was_killed:
+                raise
+    return ask()
 
 
 class Worker:
@@ -61,6 +80,8 @@ class Worker:
         self._stderr: IO[bytes] | None = None
         self.generation = 0
         """How many processes there have been; what one of them was told, the next does not know."""
+        self.was_killed = False
+        """Whether the last process that ended was killed from outside, and not by us."""
         self._posted = 0
         self._waits_since: float | None = None
 
@@ -83,6 +104,14 @@ class Worker:
         """
         return self.collect(self.post(function, **arguments), within_s=within_s)
 
+    def ask(self, function: str, /, *, within_s: float | None = None, **arguments: Any) -> Any:
+        """`call` for a question that is no step's own work: where somebody kills the process, a new one is asked.
+
+        Raises:
+            StepFailed: as `call` does; of a process that was killed, after `TRIES` of them.
+        """
+        return ask_again(lambda: self.call(function, within_s=within_s, **arguments))
+
     def post(self, function: str, /, **arguments: Any) -> int:
         """Begin a call; returns the ticket for `collect`. One that was posted before, and not collected, is void.
 
@@ -96,7 +125,7 @@ class Worker:
         try:
             pipe.send((function, arguments))
         except OSError as error:
-            raise StepCrashed(self._obituary()) from error
+            raise self._crash() from error
         except BaseException:
             self._stop()
             raise
@@ -137,7 +166,7 @@ class Worker:
                 raise StepTimedOut(f"ran past {limit:g} s and was stopped (passes.timeout_s)")
             outcome, result = pipe.recv()
         except (EOFError, OSError) as error:  # it may have died in the middle of a message
-            raise StepCrashed(self._obituary()) from error
+            raise self._crash() from error
         except BaseException:
             self._stop()
             raise
@@ -196,6 +225,7 @@ class Worker:
 
     def _stop(self) -> None:
         if self._process is not None:
+            self.was_killed = -(self._process.poll() or 0) in (signal.SIGKILL, signal.SIGTERM)
             with contextlib.suppress(ProcessLookupError):  # with all that it has started: it leads a session
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -204,16 +234,18 @@ class Worker:
                 handle.close()
         self._process = self._pipe = self._lifeline = self._stderr = self._waits_since = None
 
-    def _obituary(self) -> str:
+    def _crash(self) -> StepCrashed:
+        """The error that says how the process died, with its last words."""
         assert self._process is not None and self._stderr is not None
         code = self._process.wait()
         self._stderr.seek(0)
         words = self._stderr.read().decode(errors="replace").strip()[-LAST_WORDS:]
-        self._stop()
+        self._stop()  # which sees that it was not we who killed it
         cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if "bad_alloc" in words:
             cause += f", out of memory at {self._limit()}"
-        return f"the worker process died ({cause})" + (f": {words}" if words else "")
+        message = f"the worker process died ({cause})" + (f": {words}" if words else "")
+        return StepCrashed(message, was_killed=self.was_killed)
 
     def _limit(self) -> str:
         if not self.memory_bytes:

@@ -11,7 +11,7 @@ from onnx import ValueInfoProto
 from passes.base import Annotates, Composite, Early, Narrows, Step, Workbench
 from passes.corner import corner_of
 from passes.destroys import DESTROYS, merging
-from passes.errors import StepFailed
+from passes.errors import InvalidResult, StepFailed
 from passes.external.onnxsim import STAGES
 from passes.model.annotations import annotations_of
 from passes.model.canonical import canonical_digest
@@ -23,6 +23,7 @@ from passes.pins import pin, unpin
 from passes.proof.numbers import Errors
 from passes.proof.prove import Measurement, Prover
 from passes.provenance import Carrier
+from passes.receive import apply_step, keep_ir_version
 from passes.result import Status
 from passes.watch import Lost, Watched
 
@@ -125,7 +126,7 @@ class Trial:
         if self.corner is None:
             return False
         try:
-            made = step.apply(self.corner, self.bench)
+            made = apply_step(step, self.corner, self.bench)
         except StepFailed:
             return False
         return made is self.corner or canonical_digest(made) == canonical_digest(self.corner)
@@ -190,17 +191,17 @@ class Trial:
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]
         if broken:
             return Attempt(after, True, lost, None, _several("breaks", broken))
-        if after.invalid and not self.subject.invalid:  # sources are; then no step is blamed for it
-            return Attempt(after, True, lost, None, f"makes a model that is not valid ONNX: {after.invalid}")
         measurement = self.prover.measure(after.model, after.reading)
         return Attempt(after, True, lost, measurement, measurement.why and f"differs: {measurement.why}")
 
     def _changed(self, step: Step, source: Subject, pinned: DetachedModel) -> Subject | None:
         """What `step` makes of `pinned`, unpinned, with all that was known of its nodes; None if that is no change."""
-        made = step.apply(pinned, self.bench)
+        made = apply_step(step, pinned, self.bench)
         if made is pinned:
             return None
         after = Subject(self.unpinned(made, narrows=isinstance(step, Narrows) and step.narrows))
+        if after.invalid and not self.subject.invalid:  # sources are; then no step is blamed for it
+            raise InvalidResult(f"makes a model that is not valid ONNX: {after.invalid}")
         is_same = after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical
         if is_same and not (isinstance(step, Annotates) and step.annotates):
             return None
@@ -218,6 +219,7 @@ class Trial:
         """
         unpin(made, [output.name for output in self.model.proto.graph.output])
         keep_signature(self.model, made, narrows=narrows)
+        keep_ir_version(self.model, made)
         return made
 
     def narrowed(self, step: Step, attempt: Attempt) -> Narrowed:

@@ -6,6 +6,8 @@ first call.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -41,6 +43,7 @@ def serve(pipe: Connection) -> None:
         if call is STOP:  # it had come to its end
             continue
         name, arguments = call
+        _forget_output()
         try:
             function = _function(name)
             given = {"desk": desk} if "desk" in inspect.signature(function).parameters else {}
@@ -68,8 +71,23 @@ def _streamed(items: Generator[Any, None, Any], pipe: Connection) -> Any:
             return end.value
         if item is not None:
             pipe.send(("item", item))
+        _forget_output()
     items.close()
     return None
+
+
+def _forget_output() -> None:
+    """Empty the file that our output goes to.
+
+    That is done before each call, and before each round of a generator, which may be a pass of its own: a crash report
+    quotes what is in the file, and that has to be from the pass that crashed.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)  # of native code
+    with contextlib.suppress(OSError):  # not a file: started by hand
+        os.ftruncate(2, 0)
+        os.lseek(2, 0, os.SEEK_SET)
 
 
 def _function(name: str) -> Callable[..., Any]:

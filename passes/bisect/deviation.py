@@ -157,7 +157,7 @@ def chosen(model: Portable, plan: DrawPlan) -> tuple[Feeds, Outputs]:
 
 
 def _outputs(model: DetachedModel, feeds: Feeds, bench: Workbench) -> Outputs:
-    return bench.proofs.call(OUTPUTS, model=portable(model, bench.spill), feeds=list(feeds))
+    return bench.proofs.ask(OUTPUTS, model=portable(model, bench.spill), feeds=list(feeds))
 
 
 def _reference(source: DetachedModel, bench: Workbench) -> tuple[Feeds, Outputs]:

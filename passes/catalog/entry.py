@@ -21,8 +21,9 @@ UNDESCRIBED = "not described by this release of onnxline"
 class Entry:
     """One pass, with its `name` as a recipe or a skip list writes it; a pass inside a step is called `STEP/NAME`.
 
-    `does` is one sentence; `destroys` are the kinds of structures that the pass is known to break; `note` says why a
-    pass never runs, or what to install.
+    `does` is one sentence; `destroys` are the kinds of structures that the pass is known to break, of a composite
+    step those that any pass breaks that runs inside of it by default; `note` says why a pass never runs, or what to
+    install.
     """
 
     name: str

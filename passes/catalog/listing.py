@@ -61,7 +61,9 @@ def rows_of(step: Step, bench: Workbench) -> list[Entry]:
     except PolicyMistake as absent:
         return [replace(_step_entry(step), runs="missing", note=str(absent))]
     rows = [_inner_entry(step, each, "default") for each in inner]
-    return [_step_entry(step), *rows, *(_inner_entry(step, each, "extra") for each in extras if each not in inner)]
+    destroys = tuple(dict.fromkeys(kind for row in rows if row.runs == "default" for kind in row.destroys))
+    own = replace(_step_entry(step), destroys=destroys)
+    return [own, *rows, *(_inner_entry(step, each, "extra") for each in extras if each not in inner)]
 
 
 def _announced() -> list[Entry]:

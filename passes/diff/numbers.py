@@ -88,7 +88,7 @@ def _worst(
     computed_in = computed_types(matched.before, (old for old, _ in pairs))
     for feed in feeds:
         one = {**feed, **{new: feed[old] for new, old in matched.inputs.items() if old in feed}}
-        found = bench.proofs.call(
+        found = bench.proofs.ask(
             DISTANCES, before=models[0], after=models[1], pairs=pairs, feeds=one, computed_in=computed_in
         )
         draws.append({str(place): errors for place, errors in enumerate(found) if errors is not None})

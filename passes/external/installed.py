@@ -33,7 +33,7 @@ def ask(bench: Workbench, function: str, step: str, **arguments: Any) -> dict[st
         PolicyMistake: the library cannot be asked; without its names it cannot be told what to leave out.
     """
     try:
-        return bench.worker.call(function, within_s=LISTING_S, **arguments)
+        return bench.worker.ask(function, within_s=LISTING_S, **arguments)
     except StepFailed as failure:
         raise PolicyMistake(
             f"{step} cannot be asked for its passes, so it cannot be told what to skip: {failure}"

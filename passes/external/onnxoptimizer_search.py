@@ -11,6 +11,7 @@ import onnx
 
 from passes.external.first_change import first_change
 from passes.external.numbered import number
+from passes.external.pieces import Pieces, can_be_cut
 from passes.external.short_names import ShortNames
 from passes.model.bodies import bodies_of
 
@@ -65,6 +66,7 @@ class _Given:
         self.source = source
         self._short = short
         self._bytes = proto.SerializeToString()
+        self._pieces = Pieces(proto, _optimized) if can_be_cut(proto) else None
         self._there = frozenset(_there(proto.graph))
         self._is_written = is_written
         """Whether it is in the form in which the library writes a model."""
@@ -94,6 +96,12 @@ class _Given:
     def _run(self, names: Sequence[str]) -> bytes | None:
         """What passes make, one after the other; None when that is the same model."""
         key = tuple(names)
+        if self._pieces is not None and key not in self._made:
+            pieces = self._pieces.run(names)
+            if pieces is None:
+                self._idle.update(names)
+                return None
+            self._made[key] = pieces.model.SerializeToString()
         if key not in self._made:
             made = self._nothing if key == ("nop",) else _optimized(self._bytes, names)
             self._is_written |= made == self._bytes

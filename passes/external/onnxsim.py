@@ -101,7 +101,7 @@ class OnnxSim:
 def _facts(bench: Workbench) -> dict[str, list[str]]:
     """What the installed release has; asked for with patience, since it is not a step that may time out."""
     try:
-        return bench.worker.call("passes.external.onnxsim:facts", within_s=LISTING_S)
+        return bench.worker.ask("passes.external.onnxsim:facts", within_s=LISTING_S)
     except StepFailed as failure:
         raise PolicyMistake(
             f"onnxsim cannot be asked for its passes, so it cannot be told what to skip: {failure}"

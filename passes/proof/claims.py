@@ -9,7 +9,7 @@ the model before, and to find each claim true bit for bit. Claims rest only on c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnx import NodeProto
 
@@ -17,7 +17,7 @@ from passes.model.canonical import Meanings, Reading
 from passes.model.weights import DetachedModel
 from passes.proof.base import Base, is_opaque
 
-__all__ = ["Claim", "Claims", "claims_by_name", "claims_refined"]
+__all__ = ["Claim", "Claims", "Refinement", "claims_by_name", "claims_refined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,7 @@ def claims_refined(base: Base, claims: Claims, equal: Mapping[str, str]) -> Clai
 
     This finds smaller values to look at. None when there is nothing to refine, or the outputs then differ.
     """
-    producers = {name: node for node in claims.after.proto.graph.node for name in node.output if name}
-    pairs: dict[str, str] = {}
-    for claim in claims.claims:
-        _refine(claim.new, claim.old, base, claims.meanings.values, producers, pairs)
+    pairs = Refinement(base, claims).smallest_pairs()
     if all(claim.new in pairs for claim in claims.claims):
         return None
     return _claimed(base, claims.after, claims.reading, equal, lambda name, _: pairs.get(name))
@@ -115,29 +112,60 @@ def _claimed(
     return Claims(after, reading, meanings, tuple(claims))
 
 
-def _refine(
-    new: str,
-    old: str,
-    base: Base,
-    meaning: Mapping[str, str],
-    producers: Mapping[str, NodeProto],
-    pairs: dict[str, str],
-) -> None:
-    """Add to `pairs` what has to be equal for `new` to be `old`."""
-    left, right = producers.get(new), base.producers.get(old)
-    if left is None or right is None or not _same_operation(left, right) or _places(left, new) != _places(right, old):
-        pairs[new] = old
-        return
-    differing = [
-        (one, other)
-        for one, other in zip(left.input, right.input, strict=True)
-        if meaning.get(one) != base.meanings.values.get(other)
-    ]
-    if not differing or any(one not in producers or other not in base.producers for one, other in differing):
-        pairs[new] = old
-        return
-    for one, other in differing:
-        _refine(one, other, base, meaning, producers, pairs)
+@dataclass(slots=True)
+class Refinement:
+    """Finds the smallest values that have to be equal for `claims` to hold.
+
+    A residual stream has a path for every subset of its layers, so each pair of values is looked at once; `visits`
+    counts them.
+    """
+
+    base: Base
+    claims: Claims
+    visits: int = 0
+    producers: Mapping[str, NodeProto] = field(init=False)
+
+    def __post_init__(self) -> None:
+        graph = self.claims.after.proto.graph
+        self.producers = {name: node for node in graph.node for name in node.output if name}
+
+    def smallest_pairs(self) -> dict[str, str]:
+        """New value → the old one that it has to equal."""
+        pairs: dict[str, str] = {}
+        visited: set[tuple[str, str]] = set()
+        stack = [(claim.new, claim.old) for claim in reversed(self.claims.claims)]
+        while stack:
+            pair = stack.pop()
+            if pair in visited:
+                continue
+            visited.add(pair)
+            self.visits += 1
+            operands = self._differing_operands(*pair)
+            if operands:
+                stack.extend(reversed(operands))
+            else:
+                new, old = pair
+                pairs[new] = old
+        return pairs
+
+    def _differing_operands(self, new: str, old: str) -> list[tuple[str, str]]:
+        """The pairs of computed operands by which two results of one operation differ; empty where that is not all."""
+        left, right = self.producers.get(new), self.base.producers.get(old)
+        if (
+            left is None
+            or right is None
+            or not _same_operation(left, right)
+            or _places(left, new) != _places(right, old)
+        ):
+            return []
+        meaning = self.claims.meanings.values
+        differing = [
+            (one, other)
+            for one, other in zip(left.input, right.input, strict=True)
+            if meaning.get(one) != self.base.meanings.values.get(other)
+        ]
+        computed = all(one in self.producers and other in self.base.producers for one, other in differing)
+        return differing if computed else []
 
 
 def _same_operation(left: NodeProto, right: NodeProto) -> bool:

@@ -20,7 +20,7 @@ from passes.proof.moves import Distinct, can_be_distinct, data_operands
 from passes.proof.part import Part, part_of
 from passes.proof.pieces import NEW, first_output, node_of, tensor_of
 
-__all__ = ["parts_of"]
+__all__ = ["Mover", "parts_of"]
 
 
 def parts_of(base: Base, claims: Claims, held: frozenset[str]) -> list[Part] | None:
@@ -28,7 +28,7 @@ def parts_of(base: Base, claims: Claims, held: frozenset[str]) -> list[Part] | N
     whole = part_of(base, claims, held)
     if whole is not None:
         return [whole]
-    mover = _Mover(base, claims, held)
+    mover = Mover(base, claims, held)
     others = [claim for claim in claims.claims if not mover.takes(claim)]
     moved = mover.part() if len(others) < len(claims.claims) else None
     rest = part_of(base, claims, held, others) if moved is not None else None
@@ -47,7 +47,7 @@ class _Sides:
     stored: dict[str, TensorProto] = field(default_factory=dict)
 
 
-class _Mover:
+class Mover:
     """Collects the claims that are about moved values, and cuts out what it takes to decide them."""
 
     def __init__(self, base: Base, claims: Claims, held: frozenset[str]) -> None:
@@ -59,6 +59,8 @@ class _Mover:
         self._stored = {tensor.name: tensor for tensor in graph.initializer}
         self._all = _Sides()
         self._pairs: list[tuple[str, str]] = []
+        self.visits = 0
+        """How many nodes it looked at."""
 
     def takes(self, claim: Claim) -> bool:
         """Whether both sides of `claim` only move elements of the same values, of known shapes."""
@@ -96,10 +98,13 @@ class _Mover:
     def _new_side(self, root: str, sides: _Sides) -> bool:
         front = [root]
         while front:
+            self.visits += 1
             node = self._makers.get(front.pop())
             moved = data_operands(node) if node is not None else []
             if node is None or not moved:
                 return False
+            if ("new", first_output(node)) in sides.nodes:
+                continue
             copy = _add("new", node, sides)
             copy.output[:] = [NEW + name if name else "" for name in node.output]
             for index, read in enumerate(node.input):
@@ -117,6 +122,7 @@ class _Mover:
     def _old_side(self, root: str, sides: _Sides) -> bool:
         front = [root]
         while front:
+            self.visits += 1
             name = front.pop()
             if name in sides.cuts:
                 continue
@@ -124,6 +130,8 @@ class _Mover:
             moved = data_operands(node) if node is not None else []
             if node is None or not moved:
                 return False
+            if ("old", first_output(node)) in sides.nodes:
+                continue
             _add("old", node, sides)
             front.extend(moved)
             if not all(self._told(read, sides) for read in node.input[len(moved) :] if read):

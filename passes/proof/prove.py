@@ -160,12 +160,13 @@ class Prover:
             ModelMistake: the exported model does not run, or computes NaN where it is its own reference.
         """
         self._settle()
-        fault, self._fault = self._fault, None
+        fault = self._fault
         if fault is not None:
             try:
                 self._power = fault.power(self._desk.ask("excess"))
             except StepFailed:  # with zeros in such a place the model does not run
                 self._power = fault.unseen()
+            self._fault = None
         return self._power
 
     def measure(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
@@ -298,7 +299,11 @@ class Prover:
             source = portable(self._watched, self._bench.spill)
             expect = {"as_expected": True, "is_reference": self._is_own}
             self._desk.ask("run", model=source, inner=self._probes, keep={}, **expect)
-        if self._fault is not None:  # it went with the last desk, which it may have brought down
+        if self._fault is None:
+            return
+        if self._bench.proofs.was_killed:
+            self._plant(self._fault)
+        else:  # it went with the last desk, which it may have brought down
             self._power, self._fault = self._fault.unseen(), None
 
     def _meanings(self, reading: Reading) -> Meanings:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
 from passes.base import Workbench
+from passes.isolate import ask_again
 from passes.proof.evidence import Reference
 from passes.proof.numbers import Tolerance
 
@@ -53,21 +55,28 @@ class Questions:
     def begin(self, noted: Callable[[Any], None], question: str, **arguments: Any) -> None:
         """Put a question and go on; `settle`, or the next question, gives its answer to `noted`."""
         self.settle()
-        self._worker.start()
-        if self._generation != self._worker.generation:
-            self._open()
-        self._begun = _Begun(noted, question, arguments, self._post(question, arguments))
+        self._begun = ask_again(lambda: self._put(noted, question, arguments))
 
     def settle(self) -> None:
         """Wait for the answer to what was begun, if anything was. Raises as `ask` does."""
         begun, self._begun = self._begun, None
-        if begun is None:
-            return
-        if self._worker.awaits(begun.ticket):
-            begun.noted(self._worker.collect(begun.ticket))
-        else:  # the worker was asked something else in between, or has died over that
-            self.begin(begun.noted, begun.question, **begun.arguments)
-            self.settle()
+        if begun is not None:
+            begun.noted(ask_again(partial(self._collect, [begun])))
+
+    def _collect(self, questions: list[_Begun]) -> Any:
+        """The answer to the last of `questions`, which is put once more if the worker waits for it no longer: it was
+        asked something else in between, or has died."""
+        last = questions[-1]
+        if not self._worker.awaits(last.ticket):
+            last = self._put(last.noted, last.question, last.arguments)
+            questions.append(last)
+        return self._worker.collect(last.ticket)
+
+    def _put(self, noted: Callable[[Any], None], question: str, arguments: Mapping[str, Any]) -> _Begun:
+        self._worker.start()
+        if self._generation != self._worker.generation:
+            self._open()
+        return _Begun(noted, question, arguments, self._post(question, arguments))
 
     def _open(self) -> None:
         self._generation = self._worker.generation

@@ -12,6 +12,7 @@ from rich.text import Text
 from passes.catalog import Entry
 from passes.catalog.shown import Shown
 from passes.catalog.text import COLUMNS
+from passes.destroys import DESTROYS
 
 __all__ = ["print_entries", "print_shown"]
 
@@ -134,6 +135,8 @@ def _runs(entry: Entry) -> str:
 def _destroys(entry: Entry) -> str:
     if not entry.destroys:
         return "nothing that onnxline knows of"
+    if entry.bare not in DESTROYS:
+        return f"{', '.join(entry.destroys)}, each by a pass inside of it: `onnxline passes` lists these"
     return f"{', '.join(entry.destroys)}; to skip it watches these, whatever destroys them under another name"
 
 

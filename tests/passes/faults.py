@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -80,3 +81,33 @@ def count_and_loop(to: int) -> Iterator[int]:
 
 def length(data: bytes) -> int:
     return len(data)
+
+
+def say_and_die(words: str) -> None:
+    os.write(2, words.encode())
+    os.abort()
+
+
+def say(words: str) -> None:
+    os.write(2, words.encode())
+
+
+def say_in_turn(words: Sequence[str]) -> Iterator[str]:
+    """A generator that writes to standard error before each item, and dies after the last one."""
+    for one in words:
+        os.write(2, one.encode())
+        yield one
+    os.write(2, b"the last one")
+    os.abort()
+
+
+def be_killed(counter: str, times: int) -> int:
+    """Be killed from outside as long as `counter` has fewer than `times` lines; then how many there are."""
+    with Path(counter).open("a+") as file:
+        file.seek(0)
+        lines = len(file.readlines())
+        if lines < times:
+            file.write("killed\n")
+            file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return lines

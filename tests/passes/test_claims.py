@@ -9,7 +9,8 @@ from passes.base import Workbench
 from passes.model.canonical import Reading, meanings_of, read
 from passes.model.weights import DetachedModel
 from passes.proof.base import Base
-from passes.proof.claims import Claims, claims_by_name, claims_refined
+from passes.proof.claims import Claims, Refinement, claims_by_name, claims_refined
+from passes.proof.moved import Mover
 from passes.proof.moves import inferred_shapes
 from passes.proof.part import part_of
 from passes.proof.prove import Measurement, Prover
@@ -66,6 +67,49 @@ def test_a_claim_is_pushed_back_to_the_smallest_value_that_differs() -> None:
     _, by_name, refined = claims_of(model(text.replace("(h, size)", "(h, both)")))
     assert names(by_name) == [("flat", "flat")], "the only name that was kept behind the change"
     assert names(refined) == [("first", "rows")], "Reshape and Concat are the same on both sides"
+
+
+def stream(layers: int, source: str = "Relu (x)", called: str = "h") -> DetachedModel:
+    """A residual stream: twice as many paths with each layer."""
+    lines = [f"{called}0 = {source}"]
+    lines += [
+        f"b{called}{i} = Tanh ({called}{i}) {called}{i + 1} = Add ({called}{i}, b{called}{i})" for i in range(layers)
+    ]
+    body = " ".join((*lines, f"y = Neg ({called}{layers})"))
+    return detached(model_of(f"g (float[2, 8] x) => (float[2, 8] y) {{ {body} }}"))
+
+
+def test_a_claim_is_pushed_back_through_each_value_of_a_residual_stream_once() -> None:
+    before, after = stream(100), stream(100, "Max (x, zero) zero = Sub (x, x)", called="renamed")
+    base = Base(before, meanings_of(before))
+    by_name = claims_by_name(base, after, read(after), {})
+    assert by_name is not None and names(by_name) == [("y", "y")], "the only name that was kept"
+    refinement = Refinement(base, by_name)
+    assert refinement.smallest_pairs() == {"renamed0": "h0"}
+    assert refinement.visits <= len(after.proto.graph.node)
+    assert names(claims_refined(base, by_name, {})) == [("renamed0", "h0")]
+
+
+def concats(layers: int, called: str, turned: str = "") -> DetachedModel:
+    """What is moved: each value goes into the next one twice."""
+    lines = [f"{called}0 = {turned or 'Identity (h1)'}"]
+    lines += [f"{called}{i + 1} = Concat <axis = 0> ({called}{i}, {called}{i})" for i in range(layers)]
+    lines += [f"s = Slice ({called}{layers}, zero, one, axis)", "y = Exp (s)"]
+    body = " ".join(("h1 = MatMul (x, w)", *lines))
+    constants = {"zero": np.array([0]), "one": np.array([2]), "axis": np.array([0])}
+    text = f"g (float[2, 8] x) => (float[2, 8] y) {{ {body} }}"
+    return detached(model_of(text, w=matrix(8, 8, 0), **constants))
+
+
+def test_what_is_moved_is_followed_through_each_node_once() -> None:
+    """By every path they would be a million nodes on either side."""
+    before, after = concats(20, "a"), concats(20, "b", "Squeeze (u) u = Unsqueeze (h1, axis)")
+    base = Base(before, meanings_of(before))
+    by_name = claims_by_name(base, after, read(after), {})
+    assert by_name is not None and names(by_name) == [("s", "s")]
+    mover = Mover(base, by_name, frozenset())
+    mover.takes(by_name.claims[0])
+    assert 20 < mover.visits <= 4 * len(after.proto.graph.node)
 
 
 def test_another_signature_cannot_be_claimed_away() -> None:

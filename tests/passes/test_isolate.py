@@ -218,3 +218,38 @@ def test_a_worker_runs_on_the_cores_that_it_is_given() -> None:
     with Worker(cores=[core]) as worker:
         assert worker.call(f"{HERE}:cores") == ({core}, "1")
         assert worker.call("passes.model.sessions:_threads") == (1 if (os.cpu_count() or 1) > 1 else 0)
+
+
+def test_the_last_words_are_those_of_the_call_that_died() -> None:
+    with Worker() as worker:
+        worker.call(f"{HERE}:say", words="a warning of an earlier pass")
+        with pytest.raises(StepCrashed, match=r"SIGABRT\): no such axis$"):
+            worker.call(f"{HERE}:say_and_die", words="no such axis")
+
+
+def test_the_last_words_of_a_generator_are_those_of_its_last_round() -> None:
+    with Worker() as worker:
+        ticket = worker.post(f"{HERE}:say_in_turn", words=["first", "second"])
+        assert [worker.collect(ticket) for _ in range(2)] == ["first", "second"]
+        with pytest.raises(StepCrashed, match=r"SIGABRT\): the last one$"):
+            worker.collect(ticket)
+
+
+def test_a_question_is_put_again_where_somebody_kills_the_process(tmp_path: Path) -> None:
+    with Worker() as worker:
+        assert worker.ask(f"{HERE}:be_killed", counter=str(tmp_path / "twice"), times=2) == 2
+        with pytest.raises(StepCrashed, match="SIGKILL"):
+            worker.ask(f"{HERE}:be_killed", counter=str(tmp_path / "always"), times=9)
+        assert (tmp_path / "always").read_text() == "killed\n" * 3, "and no more than that"
+
+
+def test_a_question_that_brings_its_process_down_is_put_once(tmp_path: Path) -> None:
+    with Worker() as worker, pytest.raises(StepCrashed, match="SIGABRT"):
+        worker.ask(f"{HERE}:die")
+    assert worker.generation == 1
+
+
+def test_a_call_of_a_step_is_not_made_again(tmp_path: Path) -> None:
+    with Worker() as worker, pytest.raises(StepCrashed, match="SIGKILL"):
+        worker.call(f"{HERE}:be_killed", counter=str(tmp_path / "once"), times=1)
+    assert worker.was_killed and worker.generation == 1

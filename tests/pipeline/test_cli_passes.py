@@ -63,6 +63,12 @@ def test_filters_narrow_the_list() -> None:
     assert "no pass of this installation is all of that" in onnxline("--source", "onnx", "--group", "fusions").stdout
 
 
+def test_a_composite_step_says_what_is_destroyed_inside_of_it() -> None:
+    said = " ".join(onnxline("show", "onnxsim").stdout.split())
+    destroyed = said.partition(" destroys ")[2].partition(", each by a pass inside of it")[0].split(", ")
+    assert {"qkv", "attention", "batchnorm", "rope"} <= set(destroyed)
+
+
 def test_a_quarantine_is_a_group_too(tmp_path: Path) -> None:
     findings = [Finding("eliminate_identity", "wrong", "models/mine")]
     table = table_of("onnxoptimizer", library_versions()["onnxoptimizer"], ["eliminate_identity"], findings, {}, {})

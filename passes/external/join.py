@@ -1,0 +1,168 @@
+"""Put what passes have made of pieces of a graph in the place of these pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+from passes.model.order import sort_nodes
+
+__all__ = ["Joined", "borrow", "let_in", "let_out"]
+
+DOMAIN: Final = "onnxline"
+ENTERS: Final = "Enters"
+LEAVES: Final = "Leaves"
+BORROWED: Final = "onnxline.borrowed/"
+"""Begins the name of a Constant of another piece."""
+OUTSIDE: Final = "/outside"
+"""Ends the name of a value that only a piece has."""
+
+
+def let_in(piece: ModelProto, name: str) -> None:
+    """Have a value of the graph outside enter a piece by a node: at a graph input a pass may give up, or abort."""
+    outside = f"{name}{OUTSIDE}"
+    piece.graph.input.add(name=outside)
+    piece.graph.node.add(domain=DOMAIN, op_type=ENTERS, name=name, input=[outside], output=[name])
+
+
+def borrow(piece: ModelProto, constant: NodeProto) -> None:
+    """Show a piece a Constant that lies outside of it."""
+    copy = piece.graph.node.add()
+    copy.CopyFrom(constant)
+    copy.name = f"{BORROWED}{constant.output[0]}"
+
+
+def let_out(piece: ModelProto, name: str) -> None:
+    """Have a value leave a piece by a node: a pass cannot put another value in the place of an output."""
+    outside = f"{name}{OUTSIDE}"
+    piece.graph.output.add(name=outside)
+    piece.graph.node.add(domain=DOMAIN, op_type=LEAVES, name=name, input=[name], output=[outside])
+
+
+class Joined:
+    """A model in the making: `source`, with nodes and initializers replaced."""
+
+    def __init__(self, source: ModelProto) -> None:
+        self._source = source
+        graph = source.graph
+        self._nodes: list[list[NodeProto]] = [[node] for node in graph.node]
+        """By place in the source, the nodes that now stand there."""
+        self._stored = {tensor.name: tensor for tensor in graph.initializer}
+        self._dropped: set[str] = set()
+        self._infos: dict[str, ValueInfoProto] = {info.name: info for info in graph.value_info}
+        self._known = {name for node in graph.node for name in (*node.input, *node.output)}
+        self._known |= {*self._stored, *(info.name for info in (*graph.input, *graph.output))}
+        self._made = {name for node in graph.node for name in node.output}
+        self._fixed = {info.name for info in (*graph.input, *graph.output)} | self._stored.keys()
+        self._outputs = {info.name for info in graph.output}
+        self._read: dict[str, str] = {}
+        """Value of the source → the one that is read in its place."""
+        self._called: dict[str, str] = {}
+        """Value of the source → what its maker calls it now."""
+
+    def replace(self, places: Sequence[int], names: frozenset[str], made: ModelProto) -> None:
+        """Put `made` in the place of the nodes at `places`, which had values of these `names`."""
+        inside = {name for place in places for node in self._nodes[place] for name in node.output}
+        for place in places:
+            self._nodes[place] = []
+        fresh = self._fresh_names(names, made.graph)
+        nodes = self._nodes[places[0]]
+        for node in made.graph.node:
+            if node.name.startswith(BORROWED):
+                continue
+            if node.domain == DOMAIN:
+                if node.op_type == LEAVES:
+                    self._leave(node.name, fresh.get(node.input[0], node.input[0]))
+                else:
+                    self._enter(node.name, node.output[0], nodes)
+                continue
+            node.input[:] = [fresh.get(name, name) for name in node.input]
+            node.output[:] = [fresh.get(name, name) for name in node.output]
+            nodes.append(node)
+        has = {tensor.name for tensor in made.graph.initializer}
+        self._dropped |= {name for name in names if name in self._stored and name not in has}
+        for tensor in made.graph.initializer:
+            if tensor.name in fresh or tensor.name in inside:  # the second: of a Constant
+                tensor.name = fresh.get(tensor.name, tensor.name)
+                self._stored[tensor.name] = tensor
+        for info in made.graph.value_info:
+            if info.name in fresh:
+                info.name = fresh[info.name]
+                self._infos[info.name] = info
+
+    def read_instead(self, stays: Mapping[str, str]) -> None:
+        """Read other initializers, and drop those that were read before."""
+        self._read.update(stays)
+        self._dropped |= stays.keys()
+
+    def model(self) -> ModelProto:
+        graph = GraphProto()
+        graph.CopyFrom(self._source.graph)
+        for several in (graph.node, graph.initializer, graph.value_info):
+            del several[:]
+        for node in (node for nodes in self._nodes for node in nodes):
+            copy = graph.node.add()
+            copy.CopyFrom(node)
+            copy.input[:] = [self._read_as(name) for name in node.input]
+            copy.output[:] = [self._called.get(name, name) for name in node.output]
+        read = {name for node in graph.node for name in node.input} | self._outputs
+        graph.initializer.extend(
+            tensor for name, tensor in self._stored.items() if name in read or name not in self._dropped
+        )
+        made = {name for node in graph.node for name in node.output}
+        graph.value_info.extend(
+            info for name, info in self._infos.items() if name in made and name not in self._outputs
+        )
+        sort_nodes(graph)
+        model = ModelProto()
+        model.CopyFrom(self._source)
+        model.graph.CopyFrom(graph)
+        return model
+
+    def _fresh_names(self, names: frozenset[str], graph: GraphProto) -> dict[str, str]:
+        """Names for the values that a pass has made: other pieces may have called theirs the same."""
+        fresh: dict[str, str] = {}
+        has = [name for node in graph.node for name in (*node.input, *node.output)]
+        changed = {tensor.name for tensor in graph.initializer if self._is_changed(tensor)}
+        for name in dict.fromkeys((*has, *(tensor.name for tensor in graph.initializer))):
+            if name and (name not in names or name in changed):
+                number, free = 0, name
+                while free in self._known:
+                    number += 1
+                    free = f"{name}_{number}"
+                self._known.add(free)
+                fresh[name] = free
+        return fresh
+
+    def _is_changed(self, tensor: TensorProto) -> bool:
+        before = self._stored.get(tensor.name)
+        return before is not None and before.SerializeToString() != tensor.SerializeToString()
+
+    def place_of(self, place: int) -> int:
+        """Where the node now stands that is the first one behind a place in the source."""
+        return sum(map(len, self._nodes[:place]))
+
+    def _leave(self, name: str, made: str) -> None:
+        """What left a piece as `name` is `made` now."""
+        if made != name:
+            self._read[name] = made
+
+    def _enter(self, source: str, made: str, nodes: list[NodeProto]) -> None:
+        """What enters a piece as `source` is called `made` there now; an output of the graph keeps its name."""
+        if made == source:
+            return
+        if made not in self._outputs:
+            self._read[made] = source
+        elif source not in self._fixed and source not in self._called:
+            self._read[source] = self._called[source] = made
+        else:  # an input cannot be an output under another name
+            nodes.append(NodeProto(op_type="Identity", input=[source], output=[made]))
+
+    def _read_as(self, name: str) -> str:
+        seen = {name}
+        while name in self._read and self._read[name] not in seen:
+            name = self._read[name]
+            seen.add(name)
+        return name

@@ -1,0 +1,351 @@
+"""Run passes of onnxoptimizer on pieces of a large graph, since a call costs by the square of its nodes.
+
+The library compares the name of each value that it reads with all others. Its passes look at a node and at what lies
+around it, so they find the same in a piece with some neighbourhood as in the whole:
+
+    windows   the graph in its own order, cut where the fewest values cross
+    seams     what lies around each of these cuts
+    twins     nodes that compute the same, wherever they are: all that `eliminate_common_subexpression` looks at
+    equals    equal initializers: all that `eliminate_duplicate_initializer` looks at
+
+What enters a piece comes out of a node of an operator that no pass knows, and what leaves it goes into one, so a pass
+can do less at a cut than inside, and nothing wrong. In the worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, TypeVar
+
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+from passes.external.join import Joined, borrow, let_in, let_out
+from passes.model.bodies import bodies_of
+
+__all__ = ["Pieces", "can_be_cut"]
+
+Content = TypeVar("Content")
+
+Optimize = Callable[[bytes, Sequence[str]], bytes]
+
+WHOLE_NODES: Final = 1000
+"""Up to so many nodes a graph goes whole: there the square does not matter yet."""
+
+WINDOW: Final = 160
+"""Nodes of a piece at least; up to half as many more, for a better place to cut."""
+
+SEAM: Final = 32
+"""Nodes on either side of a cut that are looked at again."""
+
+Cut = Callable[[Sequence[int], int], list[range]]
+"""Places to cut at and the number of nodes → the places of each piece."""
+
+DEAD_END: Final = "eliminate_deadend"
+EXTRACT: Final = "extract_constant_to_initializer"
+TWINS: Final = "eliminate_common_subexpression"
+EQUALS: Final = "eliminate_duplicate_initializer"
+
+
+def can_be_cut(model: ModelProto) -> bool:
+    """Whether a model is large, and made of nothing but plain nodes and tensors."""
+    graph = model.graph
+    if len(graph.node) <= WHOLE_NODES or model.functions or graph.sparse_initializer:
+        return False
+    return not any(bodies_of(attribute) for node in graph.node for attribute in node.attribute)
+
+
+class Pieces:
+    """A graph with the pieces that it is cut into.
+
+    Args:
+        model: left as it is.
+        optimize: the library: a serialized model and names of passes → what they make of it.
+        cuts: places between which the windows lie; chosen here by default.
+    """
+
+    def __init__(self, model: ModelProto, optimize: Optimize, cuts: Sequence[int] = ()) -> None:
+        self.model = model
+        self._given_cuts = cuts
+        self._optimize = optimize
+        graph = model.graph
+        self._nodes: list[NodeProto] = list(graph.node)
+        self._makers = {name: place for place, node in enumerate(self._nodes) for name in node.output if name}
+        self._readers: dict[str, list[int]] = defaultdict(list)
+        for place, node in enumerate(self._nodes):
+            for name in node.input:
+                self._readers[name].append(place)
+        self._stored = {tensor.name: tensor for tensor in graph.initializer}
+        self._infos = {info.name: info for info in (*graph.value_info, *graph.output)}
+        self._inputs = {info.name: info for info in graph.input}
+        self._outputs = {info.name for info in graph.output}
+
+    def run(self, names: Sequence[str]) -> Pieces | None:
+        """What passes make of the model, one after the other in each piece; None when that is the same model."""
+        now = self
+        for cut in (_windows, _seams):
+            pieces = now._pieces(cut, live=DEAD_END in names, borrows=EXTRACT not in names)
+            now = now._with(pieces, [piece.run(names, self._optimize) for piece in pieces])
+        if TWINS in names:
+            pieces = [now._piece(group, now._nodes_alive(False)) for group in now._twins()]
+            now = now._with(pieces, [piece.run([TWINS], self._optimize) for piece in pieces])
+        if EQUALS in names:
+            now = now._without_equals()
+        return None if now is self else now
+
+    def _with(self, pieces: Sequence[_Piece], made: Sequence[bytes | None]) -> Pieces:
+        if not any(made):
+            return self
+        joined = Joined(self.model)
+        for piece, result in zip(pieces, made, strict=True):
+            if result is not None:
+                joined.replace(piece.places, piece.names, onnx.load_from_string(result))
+        return Pieces(joined.model(), self._optimize, [joined.place_of(cut) for cut in self._cuts])
+
+    def _pieces(self, cut: Cut, *, live: bool, borrows: bool) -> list[_Piece]:
+        key = (cut, live, borrows)
+        if key not in self._cut:
+            alive = self._nodes_alive(live)
+            groups = cut(self._cuts, len(self._nodes))
+            found = [
+                self._piece(group, alive, borrows=borrows, with_unread=number == 0)
+                for number, group in enumerate(groups)
+            ]
+            self._cut[key] = found
+        return self._cut[key]
+
+    @cached_property
+    def _cut(self) -> dict[object, list[_Piece]]:
+        """The pieces that were asked for: most passes change nothing, and the next one is given the same."""
+        return {}
+
+    @cached_property
+    def _cuts(self) -> list[int]:
+        """Places between which the windows lie, without the two ends of the graph."""
+        if self._given_cuts:
+            return list(self._given_cuts)
+        crossing = self._crossing
+        cuts, begun = [], 0
+        while len(self._nodes) - begun > WINDOW * 3 // 2 + SEAM:
+            begun = min(range(begun + WINDOW, begun + WINDOW * 3 // 2), key=lambda place: crossing[place])
+            cuts.append(begun)
+        return cuts
+
+    @cached_property
+    def _crossing(self) -> list[int]:
+        """How many computed values are made before each place and read there or behind it."""
+        changes = Counter[int]()
+        for name, maker in self._makers.items():
+            readers = self._readers.get(name)
+            if readers and self._nodes[maker].op_type != "Constant":
+                changes[maker + 1] += 1
+                changes[max(readers) + 1] -= 1
+        return list(itertools.accumulate(changes[place] for place in range(len(self._nodes) + 1)))
+
+    def _nodes_alive(self, live: bool) -> Collection[int]:
+        """The nodes whose reading of a value counts; with `live` only those that an output depends on."""
+        if not live:
+            return range(len(self._nodes))
+        alive: set[int] = set()
+        front = [self._makers[name] for name in self._outputs if name in self._makers]
+        while front:
+            place = front.pop()
+            if place not in alive:
+                alive.add(place)
+                front.extend(self._makers[name] for name in self._nodes[place].input if name in self._makers)
+        return alive
+
+    def _piece(
+        self, group: Collection[int], alive: Collection[int], *, borrows: bool = True, with_unread: bool = False
+    ) -> _Piece:
+        proto = ModelProto(ir_version=self.model.ir_version, opset_import=self.model.opset_import)
+        proto.graph.name = "piece"
+        places = sorted(group)
+        nodes = [self._nodes[place] for place in places]
+        inside = set(places)
+
+        def is_read_elsewhere(name: str) -> bool:
+            return any(place not in inside and place in alive for place in self._readers.get(name, ()))
+
+        made = {name for node in nodes for name in node.output}
+        read = list(dict.fromkeys(name for node in nodes for name in node.input if name and name not in made))
+        for name in read:
+            self._enter(proto, name, borrows=borrows)
+        if with_unread:
+            proto.graph.initializer.extend(
+                tensor
+                for name, tensor in self._stored.items()
+                if name not in self._readers and name not in self._outputs
+            )
+        proto.graph.node.extend(nodes)
+        # How often a value is read decides what some passes do, so the others that read it are there, too.
+        for name in read:
+            if name in self._outputs or is_read_elsewhere(name):
+                let_out(proto, name)
+        for name in (name for node in nodes for name in node.output if name):
+            info = self._infos.get(name) or ValueInfoProto(name=name)
+            if name in self._outputs:
+                proto.graph.output.append(info)
+                continue
+            if name in self._infos:
+                proto.graph.value_info.append(info)
+            if is_read_elsewhere(name):
+                let_out(proto, name)
+        return _Piece(proto.SerializeToString(), tuple(places), frozenset(_names(proto)))
+
+    def _enter(self, proto: ModelProto, name: str, *, borrows: bool) -> None:
+        """Give a piece a value that it reads and does not make."""
+        if name in self._inputs:
+            proto.graph.input.append(self._inputs[name])
+        if name in self._stored:
+            proto.graph.initializer.append(self._stored[name])
+        maker = self._nodes[self._makers[name]] if name in self._makers else None
+        if maker is None:
+            return
+        if borrows and maker.op_type == "Constant":
+            borrow(proto, maker)
+            return
+        let_in(proto, name)
+        if name in self._infos:
+            proto.graph.value_info.append(self._infos[name])
+
+    def _twins(self) -> list[list[int]]:
+        """Nodes that compute the same as others, each group with those that it is computed from among them."""
+        numbers: dict[object, int] = {}
+        meaning: dict[str, int] = {}
+        classes: dict[int, list[int]] = defaultdict(list)
+        for name, tensor in self._stored.items():
+            meaning[name] = numbers.setdefault(_content(tensor), len(numbers))
+        for place, node in enumerate(self._nodes):
+            attributes = tuple(sorted(one.SerializeToString(deterministic=True) for one in node.attribute))
+            read = tuple(meaning.get(name, name) for name in node.input)
+            number = numbers.setdefault((node.domain, node.op_type, attributes, read, len(node.output)), len(numbers))
+            meaning.update({name: (number, index) for index, name in enumerate(node.output)})  # type: ignore[misc]
+            classes[number].append(place)
+        twins = {place for places in classes.values() if len(places) > 1 for place in places}
+        groups = _Groups()
+        for places in classes.values():
+            if len(places) > 1:
+                groups.link(places)
+        for place in twins:
+            makers = (self._makers.get(name, -1) for name in self._nodes[place].input)
+            groups.link([place, *(maker for maker in makers if maker in twins)])
+        return groups.packed(WINDOW)
+
+    def _without_equals(self) -> Pieces:
+        """Ask the library which of equal initializers stays: each is read by a node of its own."""
+        groups: dict[bytes, list[TensorProto]] = defaultdict(list)
+        for name, tensor in self._stored.items():
+            if name in self._readers and name not in self._inputs and name not in self._outputs:
+                groups[_content(tensor)].append(tensor)
+        stays: dict[str, str] = {}
+        waiting = [tensors for tensors in groups.values() if len(tensors) > 1]
+        for batch in _batches(waiting, WINDOW):
+            result = self._optimize(_read_alone(self.model, batch), [EQUALS])
+            for node in onnx.load_from_string(result).graph.node:
+                if node.input[0] != node.name:
+                    stays[node.name] = node.input[0]
+        if not stays:
+            return self
+        joined = Joined(self.model)
+        joined.read_instead(stays)
+        return Pieces(joined.model(), self._optimize, self._cuts)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """`places` are those of its nodes in the graph, `names` those of all values that it has."""
+
+    source: bytes
+    places: tuple[int, ...]
+    names: frozenset[str]
+    _is_written: bool = False
+    """Whether `source` is in the form in which the library writes a model."""
+    _idle: set[tuple[str, ...]] = field(default_factory=set)
+
+    def run(self, names: Sequence[str], optimize: Optimize) -> bytes | None:
+        """What passes make of it; None when that is the same."""
+        key = tuple(names)
+        if key in self._idle:
+            return None
+        made = optimize(self.source, names)
+        if made != self.source and not self._is_written:
+            self.source, self._is_written = optimize(self.source, ["nop"]), True
+        if made != self.source:
+            return made
+        self._idle.add(key)
+        return None
+
+
+class _Groups:
+    """Sets of nodes that belong together."""
+
+    def __init__(self) -> None:
+        self._parent: dict[int, int] = {}
+
+    def link(self, places: Iterable[int]) -> None:
+        first, *others = places
+        for other in others:
+            self._parent[self._root(other)] = self._root(first)
+        self._parent.setdefault(first, first)
+
+    def packed(self, size: int) -> list[list[int]]:
+        """The groups, small ones together up to `size` nodes."""
+        groups: dict[int, list[int]] = defaultdict(list)
+        for place in sorted(self._parent):
+            groups[self._root(place)].append(place)
+        return [[place for group in batch for place in group] for batch in _batches(list(groups.values()), size)]
+
+    def _root(self, place: int) -> int:
+        self._parent.setdefault(place, place)
+        while self._parent[place] != place:
+            self._parent[place] = self._parent[self._parent[place]]
+            place = self._parent[place]
+        return place
+
+
+def _windows(cuts: Sequence[int], count: int) -> list[range]:
+    return [range(first, last) for first, last in itertools.pairwise((0, *cuts, count))]
+
+
+def _seams(cuts: Sequence[int], count: int) -> list[range]:
+    return [range(max(0, cut - SEAM), min(count, cut + SEAM)) for cut in cuts]
+
+
+def _batches(groups: Sequence[list[Content]], size: int) -> Iterator[list[list[Content]]]:
+    batch: list[list[Content]] = []
+    for group in groups:
+        if batch and sum(map(len, batch)) + len(group) > size:
+            yield batch
+            batch = []
+        batch.append(group)
+    if batch:
+        yield batch
+
+
+def _read_alone(model: ModelProto, groups: Sequence[Sequence[TensorProto]]) -> bytes:
+    proto = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    proto.graph.name = "equals"
+    for tensor in itertools.chain(*groups):
+        proto.graph.initializer.append(tensor)
+        let_out(proto, tensor.name)
+    return proto.SerializeToString()
+
+
+def _content(tensor: TensorProto) -> bytes:
+    bare = TensorProto()
+    bare.CopyFrom(tensor)
+    bare.ClearField("name")
+    bare.ClearField("doc_string")
+    return bare.SerializeToString(deterministic=True)
+
+
+def _names(proto: ModelProto) -> Iterator[str]:
+    graph = proto.graph
+    for node in graph.node:
+        yield from (*node.input, *node.output)
+    yield from (tensor.name for tensor in graph.initializer)

@@ -1,0 +1,74 @@
+"""Run a step and receive what it returns: a model that can be read, and that loads where the one before did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import GraphProto
+
+from passes.base import Step, Workbench
+from passes.errors import ModelMistake, PassError, StepFailed
+from passes.model.bodies import bodies_of
+from passes.model.weights import DetachedModel
+
+__all__ = ["apply_step", "keep_ir_version"]
+
+
+def apply_step(step: Step, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    """What `step` makes of `model`, or the very same object.
+
+    Raises:
+        StepFailed: the step failed, or what it returned is no model or cannot be read.
+    """
+    try:
+        made = step.apply(model, bench)
+        if made is not model:
+            _refuse_unreadable(made)
+    except (ModelMistake, DecodeError) as error:  # not the user's model is broken: this step's result is
+        raise StepFailed(f"made a model that cannot be read: {error}") from error
+    except PassError:
+        raise
+    except Exception as error:
+        if type(step).__module__.partition(".")[0] == __package__:
+            raise  # a bug of ours, and no fault of the pass
+        raise StepFailed(f"{type(error).__name__}: {error}") from error
+    return made
+
+
+def _refuse_unreadable(made: object) -> None:
+    if not isinstance(made, DetachedModel) or not isinstance(made.proto, onnx.ModelProto):
+        found = type(made.proto if isinstance(made, DetachedModel) else made).__name__
+        raise StepFailed(f"returned {found}; expected a DetachedModel, which holds an onnx.ModelProto")
+    for text in _texts(made.proto.graph):
+        if isinstance(text, bytes):  # so protobuf reads a name that is not UTF-8
+            raise StepFailed(f"made a model that cannot be read: the name {text!r} is not UTF-8")
+
+
+def _texts(graph: GraphProto) -> Iterator[str | bytes]:
+    """The names in a graph and in the graphs inside of it."""
+    for node in graph.node:
+        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield attribute.name
+            for inner in bodies_of(attribute):
+                yield from _texts(inner)
+    for named in (graph.input, graph.output, graph.value_info, graph.initializer):
+        yield from (entry.name for entry in named)
+
+
+def keep_ir_version(before: DetachedModel, after: DetachedModel) -> None:
+    """Give `after` the IR version of `before`, which changes it, unless its operators came with a later one.
+
+    A tool that builds the model anew stamps the version of the installed onnx on it. The content needs none of that,
+    and an onnxruntime that is older than onnx refuses to load the file.
+    """
+    proto, needed = after.proto, before.proto.ir_version
+    if list(proto.opset_import) != list(before.proto.opset_import):
+        try:
+            needed = max(needed, onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True))
+        except ValueError:  # an operator set that the installed onnx does not know
+            return
+    if needed and proto.ir_version != needed:
+        proto.ir_version = needed if not proto.ir_version else min(needed, proto.ir_version)
