@@ -18,6 +18,7 @@ from passes.structures.base import Found, Instance, KeptWeight
 from passes.structures.projection import Projection, computed_from, projections_behind
 from passes.structures.qkv_check import lost_projections
 from passes.structures.view import GraphView, module_of
+from passes.structures.wiring_check import bypassed_projections, with_wiring
 
 __all__ = ["SeparateQKV"]
 
@@ -62,11 +63,12 @@ class SeparateQKV:
                 if pair not in taken:
                     taken.add(pair)
                     triples.append(read)
-        instances = _instances(view, triples)
+        instances = with_wiring(_instances(view, triples), model)
         return Found(instances, _instead(merged, others) if merged or others or not instances else "")
 
     def lost(self, instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
-        return lost_projections(instances, model)
+        lost = lost_projections(instances, model)
+        return lost | bypassed_projections(instances, model, lost)
 
 
 def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | Merged | None:
