@@ -11,7 +11,7 @@ Shares no code with the finders, and knows of attention no more than that it mul
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -31,11 +31,10 @@ def with_wiring(instances: Sequence[Instance], model: DetachedModel) -> tuple[In
     """`instances` of the exported `model`, each with how its matrices come to the joins there."""
     if not instances:
         return ()
-    joins = _Joins(model)
-    kept = joins.mask_of(_digests(instances))
-    strangers = len(joins.strangers(kept))
+    joins = _Joins(model, _digests(instances))
+    strangers = len(joins.strangers())
     return tuple(
-        replace(one, wiring=Wiring(tuple(joins.company_of(weight.digests, kept) for weight in one.weights), strangers))
+        replace(one, wiring=Wiring(tuple(joins.company_of(weight.digests) for weight in one.weights), strangers))
         for one in instances
     )
 
@@ -48,8 +47,7 @@ def bypassed_projections(
     standing = [(one, wiring) for one, wiring in wired if one.name not in lost]
     if not standing:
         return {}
-    joins = _Joins(model)
-    kept = joins.mask_of(_digests(instances))
+    joins = _Joins(model, _digests(instances))
     needed = Counter(weight.digests for one, _ in standing for weight in one.weights)
     reasons: dict[str, str] = {}
     for one, wiring in standing:
@@ -57,12 +55,12 @@ def bypassed_projections(
         for weight, before in zip(one.weights, wiring.company, strict=True):
             least = min(before, default=0)
             wanted = min(needed[weight.digests], before.count(least))
-            if sum(others <= least for others in joins.company_of(weight.digests, kept)) < wanted:
+            if sum(others <= least for others in joins.company_of(weight.digests)) < wanted:
                 missing.append(f"{weight.role} ({weight.name})")
         if missing:
             reasons[one.name] = f"attention does not read the product with the matrix of {', '.join(missing)} by itself"
     gone = sum(len(before) for one, wiring in wired if one.name in {*lost, *reasons} for before in wiring.company)
-    strangers = joins.strangers(kept)
+    strangers = joins.strangers()
     if len(strangers) > standing[0][1].strangers + gone:
         fed = {name for mask in strangers for name in joins.sources_of(mask)}
         beside = [one for one, _ in standing if fed & joins.sources_of(joins.mask_of(_digests([one])))]
@@ -76,9 +74,13 @@ def _digests(instances: Iterable[Instance]) -> Iterator[str]:
 
 
 class _Joins:
-    """For each operand of a join the matrices that it was multiplied with last, as the bits of a mask."""
+    """For each operand of a join the matrices that it was multiplied with last, as the bits of a mask.
 
-    def __init__(self, model: DetachedModel) -> None:
+    Args:
+        kept: the digests of all kept matrices.
+    """
+
+    def __init__(self, model: DetachedModel, kept: Iterable[str]) -> None:
         self._model = model
         proto = inliner.inline_local_functions(model.proto) if model.proto.functions else model.proto
         nodes = live_nodes(proto.graph)[::-1]
@@ -95,6 +97,8 @@ class _Joins:
                 self._constants.update(node.output)
             else:
                 self._near.update(dict.fromkeys(node.output, near))
+        self._kept = self.mask_of(kept)
+        self._company = self._counted()
 
     def mask_of(self, digests: Iterable[str]) -> int:
         """The bits of the matrices with these digests; those that nothing is multiplied with have none."""
@@ -103,14 +107,25 @@ class _Joins:
             mask |= self._bits.get(digest, 0)
         return mask
 
-    def company_of(self, digests: Iterable[str], kept: int) -> tuple[int, ...]:
-        """For each operand that the matrix with one of `digests` comes to, how many others do; `kept` ones apart."""
-        own = self.mask_of(digests)
-        return tuple((operand & ~kept).bit_count() for operand in self._operands if operand & own)
+    def company_of(self, digests: Iterable[str]) -> tuple[int, ...]:
+        """For each operand that the matrix with one of `digests` comes to, how many others do that are not kept."""
+        bits = {self._bits[digest] for digest in digests if digest in self._bits}
+        return tuple(others for bit in bits for others in self._company.get(bit, ()))
 
-    def strangers(self, kept: int) -> list[int]:
+    def _counted(self) -> dict[int, list[int]]:
+        """By the bit of a kept matrix, for each operand that it comes to how many others do."""
+        company: dict[int, list[int]] = defaultdict(list)
+        for operand in self._operands:
+            own = operand & self._kept
+            while own:
+                bit = own & -own
+                company[bit].append((operand & ~self._kept).bit_count())
+                own ^= bit
+        return company
+
+    def strangers(self) -> list[int]:
         """The operands that no kept matrix comes to."""
-        return [operand for operand in self._operands if not operand & kept]
+        return [operand for operand in self._operands if not operand & self._kept]
 
     def sources_of(self, mask: int) -> set[str]:
         """The values that the matrices in `mask` are multiplied with."""
