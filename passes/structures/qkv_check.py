@@ -46,7 +46,7 @@ def _products_by_digest(model: DetachedModel) -> dict[str, set[str]]:
     digests = {tensor.name: model.digest(tensor) for tensor in graph.initializer if len(tensor.dims) >= 2}
     made_by = {name: node for node in graph.node for name in node.output}
     products: dict[str, set[str]] = defaultdict(set)
-    for node in live_nodes(graph):  # a product that nobody reads keeps nothing
+    for node in live_nodes(graph, by_numbers=True):  # a product that nobody reads keeps nothing
         if node.op_type not in ("MatMul", "Gemm", "Conv", "FusedMatMul", "Einsum"):
             continue
         for operand in node.input[:2]:

@@ -20,7 +20,7 @@ from onnx import NodeProto, TensorProto, inliner
 
 from passes.model.bodies import bodies_of, every_node
 from passes.model.canonical import RANDOM_OPS
-from passes.model.reads import live_nodes, reads_of
+from passes.model.reads import SIZES, live_nodes, reads_of
 from passes.model.weights import DetachedModel
 from passes.structures.base import Instance, Wiring
 
@@ -223,9 +223,6 @@ JOINS: Final = frozenset({"MatMul", "Gemm", "Einsum", "FusedMatMul", "Mul"})
 """Ops that join two values where both are computed, a Mul that is summed up among them; any Attention does, too."""
 
 SUMS: Final = frozenset({"ReduceSum", "ReduceMean"})
-
-SIZES: Final = frozenset({"Shape", "Size"})
-"""To ask for a size is not to compute with a value."""
 
 ARRANGING: Final = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
 """What may stand between a stored matrix, or the value that it is multiplied with, and the product."""
