@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from onnx import GraphProto, NodeProto
 
 from passes.model.bodies import bodies_of
 
-__all__ = ["live_nodes", "reads_of"]
+__all__ = ["SIZES", "live_nodes", "reads_of"]
 
 
 def reads_of(node: NodeProto) -> list[str]:
@@ -25,12 +27,21 @@ def _from_outside(graph: GraphProto) -> list[str]:
     return [name for name in (*read, *(output.name for output in graph.output)) if name not in own]
 
 
-def live_nodes(graph: GraphProto) -> list[NodeProto]:
-    """The nodes that an output depends on, last first. onnxoptimizer's fusions leave the others behind."""
+def live_nodes(graph: GraphProto, *, by_numbers: bool = False) -> list[NodeProto]:
+    """The nodes that an output depends on, last first. onnxoptimizer's fusions leave the others behind.
+
+    Args:
+        by_numbers: leave out those of which no more than the shape counts.
+    """
     wanted = {output.name for output in graph.output}
     live = []
     for node in reversed(list(graph.node)):  # to ask the graph for each by its place takes longer
         if not wanted.isdisjoint(node.output):
             live.append(node)
-            wanted.update(reads_of(node))
+            if not (by_numbers and node.op_type in SIZES):
+                wanted.update(reads_of(node))
     return live
+
+
+SIZES: Final = frozenset({"Shape", "Size"})
+"""To ask for a size is not to compute with a value."""

@@ -12,7 +12,18 @@ from passes.model.rounding import Sums
 from passes.model.weights import DetachedModel
 from passes.structures.view import GraphView
 
-__all__ = ["Boundary", "Core", "CoreNode", "Crossing", "Found", "Instance", "KeptWeight", "Searches", "Structure"]
+__all__ = [
+    "Boundary",
+    "Core",
+    "CoreNode",
+    "Crossing",
+    "Found",
+    "Instance",
+    "KeptWeight",
+    "Searches",
+    "Structure",
+    "Wiring",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,18 @@ class Boundary:
 
 
 @dataclass(frozen=True, slots=True)
+class Wiring:
+    """How the kept matrices of an instance come to the products of two computed values, in the exported model.
+
+    `company` has for each matrix, and each operand of such a product that it comes to, how many matrices come there
+    that belong to no instance. `strangers` counts the operands in the whole model that no kept matrix comes to.
+    """
+
+    company: tuple[tuple[int, ...], ...]
+    strangers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Instance:
     """One occurrence of a structure in the model as it was exported."""
 
@@ -95,6 +118,7 @@ class Instance:
     wide_pins: tuple[onnx.ValueInfoProto, ...] = ()
     """Values further on still, for a step that can leave out what is known to break this kind of structure."""
     core: Core | None = None
+    wiring: Wiring | None = None
     boundary: Boundary | None = None
 
 

@@ -6,11 +6,10 @@ Shares no code with the finder of modules: it walks back from where the part end
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 from onnx import NodeProto
 
-from passes.model.reads import live_nodes, reads_of
+from passes.model.reads import SIZES, live_nodes, reads_of
 from passes.model.weights import DetachedModel
 from passes.structures.base import Crossing, Instance
 
@@ -64,7 +63,3 @@ def _sources(
         elif maker is not None and maker.op_type not in SIZES:
             front.extend(reads_of(maker))
     return sources
-
-
-SIZES: Final = frozenset({"Shape", "Size"})
-"""To ask for a size is not to compute with a value."""

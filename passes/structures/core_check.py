@@ -56,7 +56,7 @@ class CoreIndex:
     def __init__(self, model: DetachedModel) -> None:
         graph = model.proto.graph
         self._model = model
-        self._nodes = live_nodes(graph)  # what nobody reads keeps nothing
+        self._nodes = live_nodes(graph, by_numbers=True)  # what nobody reads keeps nothing
         self._ops = [_op(node) for node in self._nodes]
         self._inputs = [[name for name in node.input if name] for node in self._nodes]
         self._outputs = [next((name for name in node.output if name), "") for node in self._nodes]

@@ -130,7 +130,7 @@ def computed_constant(
 def _scopes(
     graph: GraphProto, path: str, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]
 ) -> Iterator[_Scope]:
-    live = live_nodes(graph)  # a product that nobody reads keeps nothing
+    live = live_nodes(graph, by_numbers=True)  # a product that nobody reads keeps nothing
     makers = {**makers, **{name: node for node in graph.node for name in node.output}}
     stored = {**stored, **{tensor.name: tensor for tensor in graph.initializer}}
     yield _Scope(path, live, makers, stored, cache(lambda: constants_of(makers.values(), stored)))

@@ -18,6 +18,7 @@ from passes.structures.kept_weight import kept_weight
 from passes.structures.projection import Projection, computed_from, projections_behind, without_shared_rotation
 from passes.structures.qkv_check import lost_projections
 from passes.structures.view import GraphView, module_of
+from passes.structures.wiring_check import bypassed_projections, with_wiring
 
 __all__ = ["SeparateQKV"]
 
@@ -54,10 +55,11 @@ class SeparateQKV:
             merged += seen.merged
             others += seen.others
         named = [replace(one, name=one.name or f"attention {at}") for at, one in enumerate(instances)]
-        return Found(tuple(named), _instead(named, merged, others))
+        return Found(with_wiring(named, model), _instead(named, merged, others))
 
     def lost(self, instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
-        return lost_projections(instances, model)
+        lost = lost_projections(instances, model)
+        return lost | bypassed_projections(instances, model, lost)
 
 
 @dataclass(frozen=True, slots=True)

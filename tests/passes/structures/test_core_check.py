@@ -74,6 +74,10 @@ HARMFUL = {
     "a scale that is computed": changed("m = Mul (n, w)", "w1 = Add (w, eps) m = Mul (n, w1)"),
     "no epsilon": changed("s = Sqrt (e)", "s = Sqrt (v)"),
     "read by nobody": changed("y = Neg (m)", "y = Neg (x)"),
+    "read for its Shape alone": changed("y = Neg (m)", "s2 = Shape (m) o = Relu (x) y = Expand (o, s2)"),
+    "read for its Size alone": changed(
+        "y = Neg (m)", "s2 = Size (m) f = Cast <to = 1> (s2) o = Relu (x) y = Mul (o, f)"
+    ),
 }
 
 

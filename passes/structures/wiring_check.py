@@ -1,0 +1,228 @@
+"""Does attention still read the products with the kept matrices, and no others in their place?
+
+A product that is computed and changes nothing keeps its matrix in the model, and says nothing of what attention reads.
+So this looks from the other side: at each *join*, a product of two computed values or an attention operator, it asks
+which matrices its operands were multiplied with last. In the exported model that says how many others each kept matrix
+meets there, nearly always none. A merged product beside the old one is one more, whatever the old
+one is multiplied with; a join that reads a merged product alone is one more operand without any kept matrix.
+
+Shares no code with the finders, and knows of attention no more than that it multiplies two computed values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from onnx import NodeProto, TensorProto, inliner
+
+from passes.model.bodies import bodies_of, every_node
+from passes.model.canonical import RANDOM_OPS
+from passes.model.reads import SIZES, live_nodes, reads_of
+from passes.model.weights import DetachedModel
+from passes.structures.base import Instance, Wiring
+
+__all__ = ["bypassed_projections", "with_wiring"]
+
+
+def with_wiring(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
+    """`instances` of the exported `model`, each with how its matrices come to the joins there."""
+    if not instances:
+        return ()
+    joins = _Joins(model, _digests(instances))
+    strangers = len(joins.strangers())
+    return tuple(
+        replace(one, wiring=Wiring(tuple(joins.company_of(weight.digests) for weight in one.weights), strangers))
+        for one in instances
+    )
+
+
+def bypassed_projections(
+    instances: Sequence[Instance], model: DetachedModel, lost: Mapping[str, str]
+) -> dict[str, str]:
+    """Instance name → why attention does not read what its matrices make, of those that are not `lost` anyway."""
+    wired = [(one, one.wiring) for one in instances if one.wiring is not None]
+    standing = [(one, wiring) for one, wiring in wired if one.name not in lost]
+    if not standing:
+        return {}
+    joins = _Joins(model, _digests(instances))
+    needed = Counter(weight.digests for one, _ in standing for weight in one.weights)
+    reasons: dict[str, str] = {}
+    for one, wiring in standing:
+        missing = []
+        for weight, before in zip(one.weights, wiring.company, strict=True):
+            least = min(before, default=0)
+            wanted = min(needed[weight.digests], before.count(least))
+            if sum(others <= least for others in joins.company_of(weight.digests)) < wanted:
+                missing.append(f"{weight.role} ({weight.name})")
+        if missing:
+            reasons[one.name] = f"attention does not read the product with the matrix of {', '.join(missing)} by itself"
+    gone = sum(len(before) for one, wiring in wired if one.name in {*lost, *reasons} for before in wiring.company)
+    strangers = joins.strangers()
+    if len(strangers) > standing[0][1].strangers + gone:
+        fed = {name for mask in strangers for name in joins.sources_of(mask)}
+        beside = [one for one, _ in standing if fed & joins.sources_of(joins.mask_of(_digests([one])))]
+        for one in beside or [one for one, _ in standing]:
+            reasons.setdefault(one.name, "attention reads products with other matrices beside those of Q, K and V")
+    return reasons
+
+
+def _digests(instances: Iterable[Instance]) -> Iterator[str]:
+    return (digest for one in instances for weight in one.weights for digest in weight.digests)
+
+
+class _Joins:
+    """For each operand of a join the matrices that it was multiplied with last, as the bits of a mask.
+
+    Args:
+        kept: the digests of all kept matrices.
+    """
+
+    def __init__(self, model: DetachedModel, kept: Iterable[str]) -> None:
+        self._model = model
+        proto = inliner.inline_local_functions(model.proto) if model.proto.functions else model.proto
+        nodes = live_nodes(proto.graph)[::-1]
+        self._makers = {name: node for node in nodes for name in node.output if name}
+        self._stored: dict[str, TensorProto] = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self._constants = {"", *self._stored}
+        self._bits: dict[str, int] = {}
+        self._sources: dict[int, set[str]] = {}
+        self._near: dict[str, int] = {}
+        self._operands: list[int] = []
+        for node in nodes:
+            near = self._visit(node)
+            if near is None:
+                self._constants.update(node.output)
+            else:
+                self._near.update(dict.fromkeys(node.output, near))
+        self._kept = self.mask_of(kept)
+        self._company = self._counted()
+
+    def mask_of(self, digests: Iterable[str]) -> int:
+        """The bits of the matrices with these digests; those that nothing is multiplied with have none."""
+        mask = 0
+        for digest in digests:
+            mask |= self._bits.get(digest, 0)
+        return mask
+
+    def company_of(self, digests: Iterable[str]) -> tuple[int, ...]:
+        """For each operand that the matrix with one of `digests` comes to, how many others do that are not kept."""
+        bits = {self._bits[digest] for digest in digests if digest in self._bits}
+        return tuple(others for bit in bits for others in self._company.get(bit, ()))
+
+    def _counted(self) -> dict[int, list[int]]:
+        """By the bit of a kept matrix, for each operand that it comes to how many others do."""
+        company: dict[int, list[int]] = defaultdict(list)
+        for operand in self._operands:
+            own = operand & self._kept
+            while own:
+                bit = own & -own
+                company[bit].append((operand & ~self._kept).bit_count())
+                own ^= bit
+        return company
+
+    def strangers(self) -> list[int]:
+        """The operands that no kept matrix comes to."""
+        return [operand for operand in self._operands if not operand & self._kept]
+
+    def sources_of(self, mask: int) -> set[str]:
+        """The values that the matrices in `mask` are multiplied with."""
+        return {name for bit, names in self._sources.items() if bit & mask for name in names}
+
+    def _visit(self, node: NodeProto) -> int | None:
+        """The mask of what `node` makes; None for a constant."""
+        read = reads_of(node)
+        has_body = any(map(bodies_of, node.attribute))
+        if self._constants.issuperset(read) and not has_body and node.op_type not in RANDOM_OPS:
+            return None
+        if node.op_type in SIZES:
+            return 0
+        near = 0
+        for name in read:
+            near |= self._near.get(name, 0)
+        if has_body:
+            return near | self._multiplied_inside(node)
+        product = self._product_at(node)
+        if product is None:
+            return near
+        matrix = self._matrix_of(product)
+        computed = [name for name in product.input if name and name not in self._constants]
+        if "Attention" in node.op_type or (product.op_type in JOINS and len(computed) > 1):
+            operands = [self._near.get(name, 0) for name in computed] + [matrix]
+            self._operands += [operand for operand in operands if operand]
+            return 0
+        if not matrix:
+            return near
+        self._sources.setdefault(matrix, set()).update(map(self._behind_layout, computed))
+        return matrix
+
+    def _product_at(self, node: NodeProto) -> NodeProto | None:
+        """What multiplies matrices where `node` does: the node itself, or the Mul of a product that is spelled as a sum
+        of products; but no square, which norms add up."""
+        if node.op_type in PRODUCTS or node.domain not in ("", "ai.onnx") or "Attention" in node.op_type:
+            return node
+        maker = self._makers.get(node.input[0]) if node.op_type in SUMS else None
+        return maker if maker is not None and maker.op_type == "Mul" and len(set(maker.input)) > 1 else None
+
+    def _matrix_of(self, node: NodeProto) -> int:
+        """The bit of the constant matrix that `node` multiplies with; 0 if there is none."""
+        for name in node.input[: 2 if node.op_type in PRODUCTS else None]:
+            digest = self._digest_of_matrix(node, name) if name in self._constants and name else ""
+            if digest:
+                return self._bits.setdefault(digest, 1 << len(self._bits))
+        return 0
+
+    def _digest_of_matrix(self, node: NodeProto, name: str) -> str:
+        """Empty for a vector, and for a filter of each channel by itself, which mix no features."""
+        name = self._behind_layout(name)
+        maker = self._makers.get(name)
+        tensor = self._stored.get(name)
+        if tensor is None and maker is not None and maker.op_type == "Constant":
+            tensor = next((one.t for one in maker.attribute if one.HasField("t")), None)
+            if tensor is None:
+                return ""
+        if tensor is None:
+            return f"computed {name}"
+        dims = list(tensor.dims)
+        if node.op_type in CONVOLUTIONS:
+            mixes = len(dims) > 1 and dims[1] > 1
+        elif node.op_type in ("Einsum", "Mul"):
+            mixes = sum(dim > 1 for dim in dims) > 1
+        else:
+            mixes = len(dims) > 1 and min(dims[-2:]) > 1
+        return self._model.digest(tensor) if mixes else ""
+
+    def _multiplied_inside(self, node: NodeProto) -> int:
+        """The bits of the constants that products in the bodies of `node` read: of each its name there."""
+        mask = 0
+        for body in (body for attribute in node.attribute for body in bodies_of(attribute)):
+            constants = {*self._constants, *(tensor.name for tensor in body.initializer)} - {""}
+            for inner in every_node(body):
+                if inner.op_type in PRODUCTS and constants.intersection(inner.input):
+                    name = min(constants.intersection(inner.input))
+                    tensor = self._stored.get(self._behind_layout(name))
+                    digest = self._model.digest(tensor) if tensor is not None else f"inside {name}"
+                    mask |= self._bits.setdefault(digest, 1 << len(self._bits))
+        return mask
+
+    def _behind_layout(self, name: str) -> str:
+        maker = self._makers.get(name)
+        while maker is not None and maker.op_type in ARRANGING:
+            name = maker.input[0]
+            maker = self._makers.get(name)
+        return name
+
+
+PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "FusedMatMul", "LSTM", "GRU", "RNN"})
+
+CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose"})
+
+JOINS: Final = frozenset({"MatMul", "Gemm", "Einsum", "FusedMatMul", "Mul"})
+"""Ops that join two values where both are computed, a Mul that is summed up among them; any Attention does, too."""
+
+SUMS: Final = frozenset({"ReduceSum", "ReduceMean"})
+
+ARRANGING: Final = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
+"""What may stand between a stored matrix, or the value that it is multiplied with, and the product."""

@@ -1,0 +1,219 @@
+"""Q, K and V merged, and the three old products left alive without any effect: that keeps nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import pytest
+
+from passes.base import Workbench
+from passes.model.sessions import Session
+from passes.model.sharing import detached_copy
+from passes.model.weights import DetachedModel
+from passes.optimize import draw_feeds
+from passes.policy import Policy
+from passes.proof.prove import Prover
+from passes.result import Status
+from passes.runner import run_passes
+from passes.structures import STRUCTURES
+from tests.passes.models import ATTENTION, attention, detached, matrix, model_of
+
+QKV = STRUCTURES["qkv"]
+
+SIZES = {"width": 32, "heads": 2, "head": 16}
+WEIGHTS = {name: matrix(32, 32, seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))}
+SPLIT = "qm, km, vm = Split <axis = -1, num_outputs = 3> (qkv)"
+MERGED = f"qkv = MatMul (h, wqkv) {SPLIT}"
+OLD = "qd = MatMul (h, wq) kd = MatMul (h, wk) vd = MatMul (h, wv)"
+NOTHING = """zero = Constant <value_float = 0.0> () one = Constant <value_float = 1.0> ()
+    first = Constant <value_ints = [0]> () last = Constant <value_ints = [-1]> () wide = Constant <value_ints = [32]> ()
+    two = Constant <value_ints = [2]> ()"""
+
+LOST = ["attention 0"]
+
+
+def block(projections: str, end: str = "", **weights: np.ndarray) -> onnx.ModelProto:
+    """The attention block with Q, K and V made by `projections`, and `end` in the place of its last product."""
+    text = ATTENTION.format(projections=f"{NOTHING} {projections}", **SIZES)
+    text = text.replace("y = MatMul (flat, wo)", end or "y = MatMul (flat, wo)")
+    scale = np.array(16**-0.5, np.float32)
+    return model_of(text, **WEIGHTS, **weights, scale=scale)
+
+
+def joined() -> np.ndarray:
+    return np.concatenate([WEIGHTS[name] for name in ("wq", "wk", "wv")], axis=1)
+
+
+def each(template: str) -> str:
+    """`template` for each of the three: `O` is what attention reads, `M` what is merged, `D` the old product."""
+    written = []
+    for role in "qkv":
+        words = template.replace("OUT", role).replace("M!", f"{role}m").replace("D!", f"{role}d")
+        written.append(words.replace("T!", f"{role}_"))
+    return " ".join(written)
+
+
+BESIDE = {
+    "for its Shape": "T!s = Shape (D!) OUT = Reshape (M!, T!s)",
+    "for its Size": "T!s = Size (D!) T!f = Cast <to = 1> (T!s) T!z = Mul (T!f, zero) OUT = Add (M!, T!z)",
+    "times zero": "T!z = Mul (D!, zero) OUT = Add (M!, T!z)",
+    "less itself": "T!z = Sub (D!, D!) OUT = Add (M!, T!z)",
+    "less itself behind a Neg": "T!n = Neg (D!) T!z = Add (T!n, D!) OUT = Add (T!z, M!)",
+    "its mean times zero": "T!r = ReduceMean <keepdims = 1> (D!, last) T!z = Mul (T!r, zero) OUT = Sub (M!, T!z)",
+    "not chosen by a constant": "T!c = Cast <to = 9> (one) OUT = Where (T!c, M!, D!)",
+    "not chosen by what is always true": "T!c = Equal (D!, D!) OUT = Where (T!c, M!, D!)",
+    "chosen where it is NaN": "T!c = IsNaN (D!) OUT = Where (T!c, D!, M!)",
+    "cut off": "T!b = Concat <axis = -1> (M!, D!) OUT = Slice (T!b, first, wide, last)",
+    "split off": "T!b = Concat <axis = -1> (M!, D!) OUT, T!r = Split <axis = -1, num_outputs = 2> (T!b)",
+    "not gathered": "T!u = Unsqueeze (M!, first) T!w = Unsqueeze (D!, first) T!b = Concat <axis = 0> (T!u, T!w) "
+    "T!g = Gather <axis = 0> (T!b, first) OUT = Squeeze (T!g, first)",
+    "of it nothing": "T!n = Slice (D!, first, first, first) OUT = Concat <axis = 0> (M!, T!n)",
+    "to the power of zero": "T!p = Pow (D!, zero) OUT = Mul (M!, T!p)",
+    "clipped": "T!z = Clip (D!, zero, zero) OUT = Add (M!, T!z)",
+    "a softmax of one": "T!u = Unsqueeze (D!, last) T!p = Softmax <axis = -1> (T!u) T!s = Squeeze (T!p, last) "
+    "OUT = Mul (M!, T!s)",
+    "a sign that is one": "T!a = Abs (D!) T!p = Add (T!a, one) T!s = Sign (T!p) OUT = Mul (M!, T!s)",
+    "in a branch that is not taken": "T!c = Cast <to = 9> (one) OUT = If (T!c) <then_branch = T!t () => "
+    "(float[2, 8, 32] T!x) { T!x = Identity (M!) }, else_branch = T!e () => (float[2, 8, 32] T!y) "
+    "{ T!y = Identity (D!) }>",
+    "in a loop of no turns": "T!n = Cast <to = 7> (zero) T!c = Cast <to = 9> (one) "
+    "OUT = Loop (T!n, T!c, M!) <body = T!b (int64 T!i, bool T!on, float[2, 8, 32] T!x) "
+    "=> (bool T!o, float[2, 8, 32] T!y) "
+    "{ T!o = Identity (T!on) T!y = Add (T!x, D!) }>",
+}
+"""How the old product comes to nothing on its way to attention."""
+
+SCORES_OF_OLD = """qx = Reshape (qd, shape) kx = Reshape (kd, shape) vx = Reshape (vd, shape)
+    qy = Transpose <perm = [0, 2, 1, 3]> (qx) ky = Transpose <perm = [0, 2, 3, 1]> (kx)
+    vy = Transpose <perm = [0, 2, 1, 3]> (vx) sy = MatMul (qy, ky) py = Softmax <axis = -1> (sy) cy = MatMul (py, vy)
+    cz = ReduceMean <keepdims = 0> (cy) zz = Mul (cz, zero) yy = MatMul (flat, wo) y = Add (yy, zz)"""
+SPELLED = """third = Constant <value_ints = [3]> () minus = Constant <value_ints = [-2]> ()
+    qs = Reshape (qm, shape) ks = Reshape (km, shape) vs = Reshape (vm, shape)
+    qn = Transpose <perm = [0, 2, 1, 3]> (qs) kn = Transpose <perm = [0, 2, 1, 3]> (ks)
+    vn = Transpose <perm = [0, 2, 1, 3]> (vs) qu = Unsqueeze (qn, third) ku = Unsqueeze (kn, two) qk = Mul (qu, ku)
+    sc = ReduceSum <keepdims = 0> (qk, last) sd = Mul (sc, scale) pr = Softmax <axis = -1> (sd)
+    pu = Unsqueeze (pr, last) vu = Unsqueeze (vn, two) pv = Mul (pu, vu)
+    cs = ReduceSum <keepdims = 0> (pv, minus) ct = Transpose <perm = [0, 2, 1, 3]> (cs) summed = Reshape (ct, back)
+    fz = Mul (flat, zero) whole = Add (summed, fz) y = MatMul (whole, wo)"""
+TAKEN = "q = Identity (qm) k = Identity (km) v = Identity (vm)"
+
+ELSEWHERE = {
+    "added to the output, times zero": (
+        f"{MERGED} {OLD} {TAKEN}",
+        "qs = Add (qd, kd) ks = Add (qs, vd) z = Mul (ks, zero) w = MatMul (flat, wo) y = Add (w, z)",
+    ),
+    "an attention of their own, times zero": (f"{MERGED} {OLD} {TAKEN}", SCORES_OF_OLD),
+    "an attention of their own beside one of a copy": (
+        f"copy = Mul (h, one) {MERGED.replace('(h,', '(copy,')} {OLD} {TAKEN}",
+        SCORES_OF_OLD,
+    ),
+    "an attention of their own, and the merged one spelled with sums": (
+        f"{MERGED} {OLD} q = Identity (qd) k = Identity (kd) v = Identity (vd)",
+        SPELLED,
+    ),
+    "behind an Einsum": (
+        f'qkv = Einsum <equation = "bsi,io->bso"> (h, wqkv) {SPLIT} {OLD} ' + each(BESIDE["times zero"]),
+        "",
+    ),
+    "behind a Conv": (
+        "t = Transpose <perm = [0, 2, 1]> (h) wt = Transpose <perm = [1, 0]> (wqkv) wc = Unsqueeze (wt, last) "
+        "c = Conv (t, wc) qkv = Transpose <perm = [0, 2, 1]> (c) "
+        f"{SPLIT} {OLD} " + each(BESIDE["times zero"]),
+        "",
+    ),
+    "merged when it runs": (
+        f"all = Concat <axis = 1> (wq, wk, wv) {MERGED.replace('wqkv', 'all')} {OLD} " + each(BESIDE["times zero"]),
+        "",
+    ),
+    "a product spelled as a sum": (
+        f"u = Unsqueeze (h, last) p = Mul (u, wqkv) two_last = Constant <value_ints = [-2]> () "
+        "qkv = ReduceSum <keepdims = 0> (p, two_last) "
+        f"{SPLIT} {OLD} " + each(BESIDE["times zero"]),
+        "",
+    ),
+    "merged in the branches of an If": (
+        "c = Cast <to = 9> (one) qkv = If (c) <then_branch = t () => (float[2, 8, 96] a) { a = MatMul (h, wqkv) }, "
+        "else_branch = e () => (float[2, 8, 96] b) { b = MatMul (h, wqkv) }> "
+        f"{SPLIT} {OLD} " + each(BESIDE["times zero"]),
+        "",
+    ),
+    "Q and K alone": (
+        f"{MERGED} {OLD} {each(BESIDE['times zero']).partition('v_z')[0]} v = Identity (vd)",
+        "",
+    ),
+}
+"""Other ways to merge, and other places for the old products: the projections, and how the block ends."""
+
+
+def made(case: str) -> onnx.ModelProto:
+    if case in BESIDE:
+        return block(f"{MERGED} {OLD} {each(BESIDE[case])}", wqkv=joined())
+    projections, end = ELSEWHERE[case]
+    return block(projections, end, wqkv=joined())
+
+
+@pytest.mark.parametrize("case", [*BESIDE, *ELSEWHERE])
+def test_a_decoy_keeps_nothing(case: str) -> None:
+    source, model = attention(), made(case)
+    feeds = draw_feeds(detached(source), 0)
+    expected, got = (Session.of(detached(one)).run(feeds)["y"] for one in (source, model))
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)  # it is the same model in other words
+    instances = QKV.find(detached(source)).instances
+    assert list(QKV.lost(instances, detached(model))) == LOST
+
+
+APART = "qa = MatMul (h, wq) ka = MatMul (h, wk) va = MatMul (h, wv)"
+HARMLESS = {
+    "another scale": (f"{APART} q = Mul (qa, scale) k = Identity (ka) v = Identity (va)", ""),
+    "packed and unpacked": (
+        f"{APART} p = Concat <axis = -1> (qa, ka, va) q, k, v = Split <axis = -1, num_outputs = 3> (p)",
+        "",
+    ),
+    "a norm, a bias and a rotation": (
+        f"{APART} b = Constant <value_float = 0.5> () q0 = Add (qa, b) r = Pow (q0, two) m = ReduceMean (r, last) "
+        "s = Sqrt (m) q1 = Div (q0, s) ql, qr = Split <axis = -1, num_outputs = 2> (q1) qn = Neg (qr) "
+        "qo = Concat <axis = -1> (qn, ql) c = Cos (b) qc = Mul (qo, c) q = Add (qc, q1) "
+        "k = Identity (ka) v = Identity (va)",
+        "",
+    ),
+    "Gemms": (
+        "rows = Constant <value_ints = [16, 32]> () three = Constant <value_ints = [2, 8, 32]> () "
+        "f = Reshape (h, rows) "
+        "qa = Gemm (f, wq) ka = Gemm (f, wk) va = Gemm (f, wv) "
+        "q = Reshape (qa, three) k = Reshape (ka, three) v = Reshape (va, three)",
+        "",
+    ),
+    "a matrix beside the projections": (
+        "q = MatMul (h, wq) k = MatMul (h, wk) v = MatMul (h, wv)",
+        "g = MatMul (h, wo) w = MatMul (flat, wo) y = Add (w, g)",
+    ),
+}
+"""What passes, and other models, do around the three products, on which attention is computed still."""
+
+
+@pytest.mark.parametrize("case", HARMLESS)
+def test_what_stands_around_the_products_is_no_decoy(case: str) -> None:
+    instances = QKV.find(detached(attention())).instances
+    assert list(QKV.lost(instances, detached(block(*HARMLESS[case])))) == []
+
+
+@dataclass(frozen=True, slots=True)
+class Decoy:
+    """A pass that merges, and leaves the old products alive for nothing."""
+
+    case: str
+    name: str = field(default="decoy", init=False)
+    source: str = field(default="tests", init=False)
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        return detached_copy(made(self.case), bench.spill)
+
+
+def test_a_pass_that_leaves_decoys_is_reverted(bench: Workbench) -> None:
+    source = detached_copy(attention(), bench.spill)
+    prover = Prover.of_itself([draw_feeds(source, 0)], bench)
+    run = run_passes(source, (Decoy("times zero"),), Policy((), ("qkv",), True), prover, bench)
+    assert (run.rows[0].status, [one.kept for one in run.structures]) == (Status.REVERTED, [True])
+    assert "does not read the product with the matrix of Q (wq), K (wk), V (wv) by itself" in run.rows[0].reason
