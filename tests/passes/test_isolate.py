@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+import passes
+from passes.bench import open_bench
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
 from passes.isolate import Worker
+from tests.passes.models import attention
 from tests.processes import still_running
 
 HERE = "tests.passes.faults"
@@ -253,3 +259,29 @@ def test_a_call_of_a_step_is_not_made_again(tmp_path: Path) -> None:
     with Worker() as worker, pytest.raises(StepCrashed, match="SIGKILL"):
         worker.call(f"{HERE}:be_killed", counter=str(tmp_path / "once"), times=1)
     assert worker.was_killed and worker.generation == 1
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_survives_that_its_proofs_are_killed_at_random_moments(seed: int) -> None:
+    """Steps that lose the passes' own worker are named as crashed; a killed proof is no step's fault."""
+    moments = random.Random(seed)
+    with open_bench() as bench:
+        bench.start()
+        done = threading.Event()
+
+        def kill() -> None:
+            for _ in range(2):
+                if not done.wait(moments.uniform(0.05, 0.6)) and (process := bench.proofs._process) is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            run = passes.optimize(attention(), recipe=["default"], keep=["qkv"], bench=bench)
+        finally:
+            done.set()
+            killer.join()
+    assert not run.reverted
+    assert [one.kept for one in run.structures] == [True]
+    assert run.power.margin > 1
