@@ -218,8 +218,7 @@ SHAPE = {
     (ints("p", 1, 2, 3, 4) + ints("a", -1, 1) + "y = Pad(x, p, , a)", "2, 8, 8, 12"): (
         'Pad(%0) {pads: [0, 2, 0, 1, 0, 4, 0, 3], mode: "constant", value: 0.0}'
     ),
-    ("y = SpaceToDepth <blocksize = 2> (x)", "2, 12, 4, 4"): "SpaceToDepth(%0) {blocksize: 2}",
-    ("y = Trilu <upper = 0> (x)", "2, 3, 8, 8"): "Trilu(%0) {upper: false, k: 0}",
+    ("y = Trilu <upper = 0> (x)", "2, 3, 8, 8"): "Where(%1, %0, %2)",
 }
 
 

@@ -54,7 +54,7 @@ CASES = [
     Case("Softmax", [rand(3, 4, dtype="float16")], {"axis": -1}, {"axis": -1}),
     *(
         reduction(kind, X, axes, keepdims=keepdims)
-        for kind in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2")
+        for kind in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2", "ReduceLogSumExp")
         for axes, keepdims in [((1,), True), ((0, -1), False), ((0, 1, 2), False)]
     ),
     *(reduction(kind, ints(2, 6, 5), (1,)) for kind in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")),

@@ -38,6 +38,19 @@ def scatter(reduction: str, data: np.ndarray, indices: np.ndarray, updates: np.n
     return Case("ScatterND", [data, indices, updates], {"reduction": reduction}, {"reduction": reduction})
 
 
+def scatter_elements(reduction: str, axis: int, data: np.ndarray, indices: np.ndarray) -> Case:
+    attrs = {"axis": axis, "reduction": reduction}
+    return Case("ScatterElements", [data, indices, rand(*indices.shape, high=9)], attrs, attrs)
+
+
+def sampled(mode: str, padding: str, corners: bool, *shape: int) -> Case:
+    """Positions go beyond the borders. By onnxruntime, whose name for linear is that of opset 20."""
+    attrs = {"mode": mode, "padding": padding, "align_corners": corners}
+    node = {"mode": mode, "padding_mode": padding, "align_corners": int(corners)}
+    grid = rand(2, *(3 for _ in shape[2:]), len(shape) - 2, low=-1.5, high=1.5)
+    return Case("GridSample", [rand(*shape), grid], attrs, node, by_ort=True, opset=20)
+
+
 def top(x: np.ndarray, k: int, axis: int, *, largest: bool) -> Case:
     attrs = {"axis": axis, "largest": largest, "k": k}
     return Case("TopK", [x], attrs, {"axis": axis, "largest": int(largest)}, extra=[i64(k)], outputs=2)
@@ -77,6 +90,18 @@ CASES = [
     Case("GatherND", [X, i64([0], [3], [2])], {"batch_dims": 1}, {"batch_dims": 1}),
     scatter("none", X, i64([2], [0]), rand(2, 4, 5, high=9)),
     scatter("none", X, i64([2, 1], [0, 3]), rand(2, 5)),
+    scatter_elements("none", 1, X, i64([[0, -1], [2, 1]])),
+    *(
+        scatter_elements(reduction, axis, X, i64([[0, -1, 0, 0, 2]]))
+        for reduction, axis in [("add", 0), ("mul", 0), ("max", -1), ("min", 1)]
+    ),
+    *(
+        sampled(mode, padding, corners, 2, 3, 5, 4)
+        for mode in ("linear", "nearest", "cubic")
+        for padding in ("zeros", "border", "reflection")
+        for corners in (True, False)
+    ),
+    sampled("linear", "zeros", False, 2, 3, 4, 5, 3),
     *(scatter(reduction, X, i64([2], [0], [2]), rand(3, 4, 5, high=9)) for reduction in ("add", "mul", "max", "min")),
     *(top(TIED, 3, 1, largest=largest) for largest in (True, False)),
     top(X, 2, 0, largest=True),

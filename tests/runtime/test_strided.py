@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.export.arrays import to_numpy
 from pipeline.lowering import Kind
 from pipeline.runtime.dtypes import as_tensor
 from pipeline.runtime.kernels import KERNELS
@@ -26,7 +27,7 @@ EXPANDABLE = [case for module in MODULES[:3] for case in module.CASES if case.in
 def launched(case: Case, inputs: Sequence[torch.Tensor], like: Sequence[np.ndarray]) -> list[np.ndarray]:
     outs = [torch.full_like(as_tensor(np.array(array)), 77) for array in like]
     KERNELS[Kind[case.kind]](inputs, outs, dict(case.attrs))()
-    return [out.numpy() for out in outs]
+    return [to_numpy(out) for out in outs]
 
 
 def spaced(array: np.ndarray) -> torch.Tensor:

@@ -58,6 +58,8 @@ class Scope:
     def knows(self, name: str) -> bool:
         """Whether `name` means something by now."""
         name = self.resolved.root(name)
+        if not name or name in self.resolved.pieces:
+            return True
         return name in self._vids or name in self.resolved.stored or name in self.resolved.constants
 
     def constant(self, name: str, array: np.ndarray) -> int:

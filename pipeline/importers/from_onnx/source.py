@@ -79,7 +79,8 @@ def _is_function(node: onnx.NodeProto, opset: int, known: Collection[str]) -> bo
     if kind in known or kind in KEPT or op_key(node.domain, ""):
         return False
     schema = schema_of(node.op_type, node.domain, opset)
-    return schema is not None and (schema.has_function or schema.has_context_dependent_function)
+    # The stubs of onnx 1.23 lack both.
+    return any(getattr(schema, name, False) for name in ("has_function", "has_context_dependent_function"))
 
 
 def _without_function(model: onnx.ModelProto, name: str, opset: int) -> onnx.ModelProto:

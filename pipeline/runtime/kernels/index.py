@@ -72,7 +72,7 @@ def scatter_elements(ins: Ins, outs: Outs, attrs: Attrs) -> None:
 
 def grid_sample(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     """Torch calls the linear mode over three dims bilinear too."""
-    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(attrs["mode"], attrs["mode"])
+    mode = {"linear": "bilinear", "cubic": "bicubic", "nearest": "nearest"}[attrs["mode"]]
     outs[0].copy_(functional.grid_sample(ins[0], ins[1], mode, attrs["padding"], attrs["align_corners"]))
 
 
