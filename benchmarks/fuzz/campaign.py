@@ -41,7 +41,9 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="a folder for the files that ended badly, with the words")
     parser.add_argument("--words", action="store_true", help="write what each file ended with")
     chosen = parser.parse_args()
-    rows = []
+    print(f"| door | clean ({chosen.files:,} files, seed {chosen.seed}) | uncaught | process died | ", end="")
+    print(f"hang over {HANG_S:g} s | minutes |")
+    print("| --- | --- | --- | --- | --- | --- |", flush=True)
     for door in chosen.doors.split(","):
         counts: collections.Counter[str] = collections.Counter()
         begin = time.monotonic()
@@ -62,14 +64,11 @@ def main() -> None:
                 stem.with_suffix(".txt").write_text(ending.words)
         clean = counts["ok"] + counts["refused"] + counts["failed"]
         minutes = (time.monotonic() - begin) / 60
-        rows.append(
+        print(
             f"| `{door}` | {clean:,} ({counts['ok']:,} accepted) | {counts['uncaught']} | {counts['death']} | "
-            f"{counts['hang']} | {minutes:.1f} |"
+            f"{counts['hang']} | {minutes:.1f} |",
+            flush=True,
         )
-    print(f"\n| door | clean ({chosen.files:,} files, seed {chosen.seed}) | uncaught | process died | ", end="")
-    print(f"hang over {HANG_S:g} s | minutes |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    print("\n".join(rows))
 
 
 def endings(door: str, count: int, seed: int, first: int) -> Iterator[Ending]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from passes.base import Workbench
 from passes.errors import PassError
+from passes.model.canonical import RANDOM_OPS
 from passes.model.sharing import portable
 from passes.model.weights import read_model
 from passes.optimize import draw_feeds
@@ -20,10 +21,6 @@ from pipeline.runtime import compile_graph
 
 __all__ = ["compare_with_onnxruntime", "run_in_worker"]
 
-RANDOM = frozenset(
-    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
-)
-
 
 def compare_with_onnxruntime(path: Path, dims: Mapping[str, int], bench: Workbench) -> str:
     """`ok` where both run the model and agree; `refused` where one of them does not run it.
@@ -32,7 +29,7 @@ def compare_with_onnxruntime(path: Path, dims: Mapping[str, int], bench: Workben
         AssertionError: they compute something else.
     """
     model = read_model(path)
-    if any(node.op_type in RANDOM for node in model.proto.graph.node):
+    if any(node.op_type in RANDOM_OPS for node in model.proto.graph.node):
         return "refused: it is random"
     feeds = draw_feeds(model, 0)
     try:

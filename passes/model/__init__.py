@@ -1,6 +1,6 @@
 """What a model is to us: a graph without its weights, which lie in files and are mapped where they are read.
 
-    weights.py, payload.py, external_data.py   take large initializers out of a graph, and put them back
+    weights.py, external_data.py               take large initializers out of a graph, and put them back
     files.py, sharing.py                       write a model; let other processes read it without a copy
     sessions.py                                run it on onnxruntime, with the weights that are mapped already
     canonical.py, fingerprint.py               what it computes, as digests: names and order do not count
@@ -9,5 +9,5 @@
     cut.py                                     some nodes of it as a model of their own
     subject.py                                 a model on trial, with what has been found out about it
 
-Knows of nothing else in `passes` but the errors.
+Knows of nothing else in `passes` but the errors and the door (`passes/load/`).
 """

@@ -18,7 +18,7 @@ from benchmarks.fuzz.seeds import seed_models
 
 SEED, COUNT, SHARES = 2026, 3000, 6
 HANG_S = 120.0
-SOME = {"optimize": 20, "diff": 40, "why": 20, "run": 100, "right": 20}
+SOME = {"optimize": 60, "diff": 100, "why": 20, "run": 250, "right": 60}
 """Door → of how many files it gets one; `load`, `from_onnx` and the diff of structures get them all."""
 
 
