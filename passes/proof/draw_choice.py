@@ -73,8 +73,10 @@ class _Choice:
         ends = frozenset({Trait.OUTLIERS, Trait.ONES}) & self.plan.traits
         alternatives = [[sizes] for sizes in others] or ([list(self.plan.second)] if self.plan.second else [])
         for sizes in alternatives:
-            yield self._first_of(sizes, ends)
-            ends = frozenset()
+            # A size that somebody asked for gets a draw of its own.
+            laid = ends if not others or sizes == [first] else frozenset()
+            yield self._first_of(sizes, laid)
+            ends -= laid
         for extreme in (ends, frozenset({Trait.ZEROS}) & self.plan.traits):
             if extreme:
                 yield from self._extreme(first, extreme)

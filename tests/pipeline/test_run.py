@@ -171,6 +171,8 @@ def test_named_dims_are_verified_at_several_sizes(config_file, tmp_path: Path) -
         "draw 0 (batch=2, length=8)",
         "draw 1 (batch=1, length=5)",
         "draw 2 (batch=3, length=5)",
+        "draw 3 (batch=2, length=8, floats of ten times their range)",
+        "draw 4 (batch=8, length=1)",
     )
     (value,) = onnx.load(result.model).graph.input
     assert [dim.dim_param for dim in value.type.tensor_type.shape.dim] == ["batch", "length", ""]
