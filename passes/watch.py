@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from onnx import ValueInfoProto
@@ -33,6 +33,8 @@ class Watched:
     instances: Mapping[str, tuple[Instance, ...]]
     enforced: frozenset[str]
     pinned: frozenset[str]
+    partly: Mapping[str, str] = field(default_factory=dict)
+    """Of a kept kind that not every place has: what was found, and what is there instead of more."""
 
     def pins(self, made: Set[str]) -> list[ValueInfoProto]:
         """What to hold visible: of each kept value the first of its pins that is still computed and read, which is all
@@ -122,7 +124,8 @@ def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) 
                 f"write {kind + '?'!r} to keep it where it is"
             )
     instances = {kind: one.instances for kind, one in found.items()}
-    return Watched(instances, frozenset(enforced), frozenset(kept))
+    partly = {kind: found[kind].instead for kind in kept if found[kind].instances and found[kind].instead}
+    return Watched(instances, frozenset(enforced), frozenset(kept), partly)
 
 
 def _find(kind: str, model: DetachedModel, view: GraphView) -> Found:

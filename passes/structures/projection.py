@@ -154,12 +154,14 @@ def _turned_heads(view: GraphView, projection: Projection) -> list[Projection]:
     Its matrix is smaller than what is projected behind it, since heads are split off in between.
     """
     size = view.dims(projection.matrix.value)
-    if size is None or len(size) < 2 or size[-1] != size[-2]:
+    if size is None or len(size) < 2 or size[-1] != size[-2] or not isinstance(size[-1], int):
+        return []
+    # Asked first: the way back from each projection to those before it would lead through the whole model.
+    if not is_rotation(view, projection.matrix):
         return []
     data = projection.contracted
     behind = _reached(view, data.name, data.feature, HEAD_OPS)
-    smaller = [one for one in behind if _columns(view, one) > size[-1]] if isinstance(size[-1], int) else []
-    return behind if smaller and len(smaller) == len(behind) and is_rotation(view, projection.matrix) else []
+    return behind if behind and all(_columns(view, one) > size[-1] for one in behind) else []
 
 
 def _columns(view: GraphView, projection: Projection) -> int:

@@ -90,6 +90,8 @@ def optimize(
         marks[SOURCE] = _mark(SOURCE, source)
         run = run_passes(source, steps, policy, prover, bench, observe, reproducers, note_change)
         pictures = _pictures(run, source, broken, steps, policy, bench, observer)
+    for kind, seen in run.watched.partly.items():
+        observer(Note(f"keep: {kind}: the source has {seen}"))
     if run.power.blind:
         observer(Note(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs"))
     final = apart(run.model, stacks, stored)

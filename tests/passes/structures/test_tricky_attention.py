@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from passes.policy import Policy
 from passes.structures import STRUCTURES
+from passes.watch import find_structures
 from tests.passes.models import detached
 from tests.passes.structures.tricky_attention import TRICKY
 from tests.passes.structures.tricky_places import merged_partly
@@ -24,7 +26,9 @@ def test_finds_the_projections_with_their_roles(name: str) -> None:
 
 
 def test_says_what_is_apart_and_what_is_merged() -> None:
-    found = QKV.find(detached(merged_partly()))
+    model = detached(merged_partly())
+    found = QKV.find(model)
+    assert find_structures(model, Policy((), ("qkv",)), ()).partly == {"qkv": found.instead}
     assert [one.name for one in found.instances] == ["attention 0", "attention 1"]
     assert found.instead == (
         "2 attention blocks with separate Q, K and V (attention 0, attention 1), and 2 attention blocks whose "
