@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
     "initializer_range": 0.3,  # at 0.02 the experts would hardly be seen in the output
     "num_experts_per_tok": 2,
 }
-MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 4, "mamba_n_groups": 1}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16, "mamba_n_groups": 1}
 LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4}
 ROUTED = {**LATENT, "first_k_dense_replace": 0, "n_routed_experts": 8, "moe_intermediate_size": 16}
 
@@ -43,7 +43,6 @@ LOOPS_OVER_TOKENS = {"JambaModel"}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3MoeModel": {**SMALL, "num_experts": 4, "moe_intermediate_size": 32},
-    "DeepseekV2Model": {**SMALL, **ROUTED, "q_lora_rank": None, "head_dim": 8, "topk_method": "greedy"},
     "DeepseekV3Model": {**SMALL, **ROUTED, "q_lora_rank": 16, "n_group": 2, "topk_group": 1},
     "Llama4TextModel": {
         **SMALL,
@@ -104,22 +103,22 @@ def assert_same(found: Arrays, expected: Arrays) -> None:
         np.testing.assert_allclose(found[name], array, atol=2e-4, rtol=1e-4, err_msg=name)
 
 
-def routing(model: onnx.ModelProto) -> str:
-    """The last TopK's indices: which experts each token goes to."""
-    return [node for node in model.graph.node if node.op_type == "TopK"][-1].output[1]
+def routing(model: onnx.ModelProto) -> list[str]:
+    """Which experts each token goes to: the indices of each TopK, or of each ArgMax."""
+    return [node.output[-1] for node in model.graph.node if node.op_type in ("TopK", "ArgMax")]
 
 
 def with_routing_as_output(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto.FromString(model.SerializeToString())
-    copy.graph.output.append(onnx.helper.make_empty_tensor_value_info(routing(model)))
+    copy.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in routing(model))
     return copy
 
 
-def with_routing_burned_in(model: onnx.ModelProto, indices: np.ndarray) -> onnx.ModelProto:
-    copy, name = onnx.ModelProto.FromString(model.SerializeToString()), routing(model)
+def with_routing_burned_in(model: onnx.ModelProto, chosen: Arrays) -> onnx.ModelProto:
+    copy = onnx.ModelProto.FromString(model.SerializeToString())
     for node in copy.graph.node:
-        node.input[:] = ["burned_in" if value == name else value for value in node.input]
-    copy.graph.initializer.append(numpy_helper.from_array(indices, "burned_in"))
+        node.input[:] = [f"{value}_burned_in" if value in chosen else value for value in node.input]
+    copy.graph.initializer.extend(numpy_helper.from_array(array, f"{name}_burned_in") for name, array in chosen.items())
     return copy
 
 
@@ -138,8 +137,8 @@ def test_each_token_goes_to_its_own_experts(name: str, configured: Configured) -
         assert_same(run(model, feeds), run_torch(exported.source, feeds))
 
     routed = with_routing_as_output(model)
-    first, second = (run(routed, feeds)[routing(model)] for feeds in (one, other))
-    assert (first != second).any()  # the second draw is routed otherwise
+    first, second = ({name: run(routed, feeds)[name] for name in routing(model)} for feeds in (one, other))
+    assert any((first[name] != second[name]).any() for name in first)  # the second draw is routed otherwise
     burned = run(with_routing_burned_in(model, first), other)
     expected = run_torch(exported.source, other)
     moved = max(float(np.abs(burned[key] - array).max()) for key, array in expected.items())
@@ -152,18 +151,14 @@ def test_the_report_says_what_was_set(configured: Configured) -> None:
     assert module.config._experts_implementation == "batched_mm"
     (note,) = source.notes
     assert note.startswith("model.transformers.config: experts_implementation was not given and is set to batched_mm, ")
-    assert note in export_onnx(source, ExportConfig()).notes
 
 
-@pytest.mark.parametrize("choice", ["grouped_mm", "batched_mm"])
+@pytest.mark.parametrize("choice", ["grouped_mm", "batched_mm", "eager"])
 def test_what_the_user_chose_stays(choice: str, configured: Configured) -> None:
     source = load(configured, "MixtralModel", {**MIXTRAL, "experts_implementation": choice})
     module: Any = source.module
     assert module.config._experts_implementation == choice
     assert source.notes == ()
-    exported = export_onnx(source, ExportConfig())
-    feeds = draw_inputs(source.inputs, {"batch": 1, "seq": 5}, seed=1)
-    assert_same(run(onnx_ir.to_proto(exported.ir_model), feeds), run_torch(exported.source, feeds))
 
 
 def test_a_model_without_experts_is_not_spoken_of(configured: Configured) -> None:
@@ -204,6 +199,8 @@ def test_a_mixture_without_weights(configured: Configured, tmp_path: Path) -> No
     assert all(parameter.is_meta for parameter in source.module.parameters())
     exported = export_onnx(source, ExportConfig())
     assert "TopK" in {node.op_type for node in exported.ir_model.graph}
+    assert source.notes
+    assert exported.notes[: len(source.notes)] == source.notes
 
 
 class Config:
