@@ -103,9 +103,6 @@ WAYS: Final[dict[str, Way]] = {
     "reload": loaded_again,
     "imported again": imported_again,
     "native": lambda model, _: onnx.load_from_string(native.optimize(model.SerializeToString(), QKV)),
-    "native, pickled": lambda model, _: onnx.load_from_string(
-        pickle.loads(pickle.dumps(native.optimize))(model.SerializeToString(), QKV)
-    ),
     "native fixed point": lambda model, _: onnx.load_from_string(
         native.optimize_fixedpoint(model.SerializeToString(), QKV)
     ),
