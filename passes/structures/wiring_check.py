@@ -148,15 +148,17 @@ class _Joins:
         if product is None:
             return near
         matrix = self._matrix_of(product)
-        computed = [name for name in product.input if name and name not in self._constants]
+        factors = product.input[: 2 if product.op_type == "Gemm" else None]
+        computed = [name for name in factors if name and name not in self._constants]
+        addend = self._near.get(product.input[2], 0) if product.op_type == "Gemm" and len(product.input) > 2 else 0
         if "Attention" in node.op_type or (product.op_type in JOINS and len(computed) > 1):
             operands = [self._near.get(name, 0) for name in computed] + [matrix]
             self._operands += [operand for operand in operands if operand]
-            return 0
+            return addend
         if not matrix:
             return near
         self._sources.setdefault(matrix, set()).update(map(self._behind_layout, computed))
-        return matrix
+        return matrix | addend
 
     def _product_at(self, node: NodeProto) -> NodeProto | None:
         """What multiplies matrices where `node` does: the node itself, or the Mul of a product that is spelled as a sum
