@@ -13,7 +13,7 @@ carry.py      all of it together
 from __future__ import annotations
 
 from passes.provenance.carry import Carrier, carry
-from passes.provenance.heirs import heirs_of, known_as
+from passes.provenance.heirs import Heirs, known_as
 from passes.provenance.marks import AUTHOR_KEY, CHANGED_KEY, COUNT_KEY, REPLACED_KEY, Marks, marks_of
 from passes.provenance.places import Place, place_of
 
@@ -26,7 +26,6 @@ __all__ = [
     "Marks",
     "Place",
     "carry",
-    "heirs_of",
     "known_as",
     "marks_of",
     "place_of",
