@@ -23,6 +23,7 @@ __all__ = [
     "COUNT_KEY",
     "REPLACED_KEY",
     "Carrier",
+    "Heirs",
     "Marks",
     "Place",
     "carry",
