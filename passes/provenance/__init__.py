@@ -13,7 +13,7 @@ carry.py      all of it together
 from __future__ import annotations
 
 from passes.provenance.carry import Carrier, carry
-from passes.provenance.heirs import heirs_of, known_as
+from passes.provenance.heirs import Heirs, known_as
 from passes.provenance.marks import AUTHOR_KEY, CHANGED_KEY, COUNT_KEY, REPLACED_KEY, Marks, marks_of
 from passes.provenance.places import Place, place_of
 
@@ -23,10 +23,10 @@ __all__ = [
     "COUNT_KEY",
     "REPLACED_KEY",
     "Carrier",
+    "Heirs",
     "Marks",
     "Place",
     "carry",
-    "heirs_of",
     "known_as",
     "marks_of",
     "place_of",

@@ -52,8 +52,8 @@ def between(nodes: Iterable[NodeProto], view: GraphView, hops: int = GAP) -> lis
 
 
 def _sorted(nodes: Iterable[NodeProto], view: GraphView) -> list[NodeProto]:
-    wanted = {_id(node) for node in nodes}
-    return [node for node in view.nodes if _id(node) in wanted]
+    places = {view.position[name] for node in nodes if (name := _id(node))}
+    return [view.nodes[place] for place in sorted(places)]
 
 
 def _inside(boundary: Boundary, view: GraphView) -> Iterator[NodeProto]:
@@ -89,7 +89,7 @@ def _meeting(starts: list[NodeProto], view: GraphView) -> list[NodeProto]:
         return []
     reached = [set(_reached([start], lambda one: _readers(one, view), HOPS)) for start in starts]
     common = set.intersection(*reached)
-    found = [node for node in view.nodes if _id(node) in common][:1]
+    found = _sorted((view.producers[name] for name in common if name), view)[:1]
     while found and (behind := _only_reader(found[-1], view)) is not None and behind.op_type in LAYOUT_OPS:
         found.append(behind)
     return found

@@ -14,7 +14,7 @@ from pipeline.lowering import VIEWS, KernelCall, Kind, Layout, unpack
 from pipeline.planning.given import first_layout
 from pipeline.planning.lifetime import Lifetime
 
-__all__ = ["EXTERNAL", "Sharing", "decide_aliases", "storage_classes"]
+__all__ = ["EXTERNAL", "Sharing", "decide_aliases", "find_root", "storage_classes"]
 
 EXTERNAL = frozenset({Role.INPUT, Role.PARAM, Role.STATE, Role.CONST})
 """Roles whose storage belongs to the caller or to the model file: read, never written. States that runs change are
@@ -39,9 +39,9 @@ def decide_aliases(graph: Graph, calls: Sequence[KernelCall], lives: Mapping[int
     joined it later would be a view of a member, and that member would still be alive.
     """
     alias: dict[int, int] = {}
-    classes = _Classes(graph)
+    classes = _Classes(graph, lives)
     for index, call in enumerate(calls):
-        for out, (source, layout) in (_views(call, classes) or _in_place(call, index, classes, lives)).items():
+        for out, (source, layout) in (_views(call, classes) or _in_place(call, index, classes)).items():
             alias[out] = source
             classes.join(out, source, layout)
     placed = [*alias, *(value.vid for value in graph.values if value.producer is None)]
@@ -50,35 +50,56 @@ def decide_aliases(graph: Graph, calls: Sequence[KernelCall], lives: Mapping[int
 
 def storage_classes(alias: Mapping[int, int], vids: Sequence[int]) -> dict[int, list[int]]:
     """root → the vids that share its storage, root included."""
+    roots: dict[int, int] = {}
     classes: dict[int, list[int]] = {}
     for vid in vids:
-        root = vid
-        while root in alias:
-            root = alias[root]
-        classes.setdefault(root, []).append(vid)
+        classes.setdefault(find_root(vid, alias, roots), []).append(vid)
     return classes
+
+
+def find_root(vid: int, alias: Mapping[int, int], known: dict[int, int]) -> int:
+    """Where the aliases of `vid` end. `known` gets the roots of all on the way: a chain as long as the model, such as
+    a residual stream that is added to in place, is walked once.
+    """
+    way = []
+    while vid in alias and vid not in known:
+        way.append(vid)
+        vid = alias[vid]
+    root = known.get(vid, vid)
+    known.update(dict.fromkeys(way, root))
+    return root
 
 
 class _Classes:
     """The storage classes so far, and where each value lies in the storage of its class."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, lives: Mapping[int, Lifetime]) -> None:
         self.values = graph.values
         self.layouts = [first_layout(value) for value in graph.values]
         self._root = list(range(len(graph.values)))
-        self._members = [[vid] for vid in range(len(graph.values))]
+        self._last = [lives[vid].last for vid in range(len(graph.values))]
+        """By root, the last call that reads a member of its class."""
+        self._roles = [{value.role} for value in graph.values]
+        """By root, the roles in its class."""
+        self._lives = lives
         self._changed = {vid for vid in graph.updates if graph.values[vid].role is Role.STATE}
 
     def join(self, vid: int, source: int, layout: Layout) -> None:
         self.layouts[vid] = layout
-        self._root[vid] = self._root[source]
-        self._members[self._root[source]].append(vid)
+        self._root[vid] = root = self._root[source]
+        self._last[root] = max(self._last[root], self._lives[vid].last)
+        self._roles[root].add(self.values[vid].role)
 
     def root(self, vid: int) -> int:
         return self._root[vid]
 
-    def members(self, vid: int) -> list[int]:
-        return self._members[self._root[vid]]
+    def last(self, vid: int) -> int:
+        """The last call that reads a value on the storage of `vid`."""
+        return self._last[self._root[vid]]
+
+    def roles(self, vid: int) -> set[Role]:
+        """The roles of all values on the storage of `vid`."""
+        return self._roles[self._root[vid]]
 
     def may_hold(self, vid: int, out: Value) -> bool:
         """Whether `out` may be written where `vid` lies: in the arena, or on a state, which no output may share."""
@@ -108,22 +129,19 @@ def _may_share(call: KernelCall, source: int, classes: _Classes) -> bool:
         return False
     # A graph output keeps storage of its own: the caller may hold it while it changes an input or another output.
     leaving = [out for out in outs if out.role is Role.OUTPUT]
-    shared = [classes.values[vid].role for vid in classes.members(source)]
-    return not leaving or (len(leaving) == 1 and not any(role in EXTERNAL or role is Role.OUTPUT for role in shared))
+    return not leaving or (len(leaving) == 1 and classes.roles(source).isdisjoint({*EXTERNAL, Role.OUTPUT}))
 
 
-def _in_place(
-    call: KernelCall, index: int, classes: _Classes, lives: Mapping[int, Lifetime]
-) -> dict[int, tuple[int, Layout]]:
+def _in_place(call: KernelCall, index: int, classes: _Classes) -> dict[int, tuple[int, Layout]]:
     positions = call.constraints.get("inplace", ())
     for position in positions if isinstance(positions, tuple) else ():
         source = call.in_vids[int(position)]
-        if _may_overwrite(call, source, index, classes, lives):
+        if _may_overwrite(call, source, index, classes):
             return {call.out_vids[0]: (source, classes.layouts[source])}
     return {}
 
 
-def _may_overwrite(call: KernelCall, source: int, index: int, classes: _Classes, lives: Mapping[int, Lifetime]) -> bool:
+def _may_overwrite(call: KernelCall, source: int, index: int, classes: _Classes) -> bool:
     values = classes.values
     if values[source].spec != values[call.out_vids[0]].spec:
         return False
@@ -133,7 +151,7 @@ def _may_overwrite(call: KernelCall, source: int, index: int, classes: _Classes,
     if not classes.layouts[source].is_contiguous:
         return False
     # Graph outputs and new values of states are alive to the end, so this also keeps every result off their storage.
-    if any(lives[vid].last > index for vid in classes.members(source)):
+    if classes.last(source) > index:
         return False
     # Mul(x, x) would be safe and ScatterND(x, i, x) is not: one operand on the storage is the rule for both.
     return [classes.root(vid) for vid in call.in_vids].count(classes.root(source)) == 1

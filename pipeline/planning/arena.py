@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.planning.lifetime import Lifetime
+from pipeline.planning.lifetime import Lifetime, LifetimeIndex
 
 __all__ = ["ALIGNMENT", "Block", "assign_offsets", "live_peak"]
 
@@ -46,16 +46,19 @@ def live_peak(blocks: Iterable[Block]) -> int:
     return peak
 
 
-def _pack(blocks: Iterable[Block]) -> tuple[dict[int, int], int]:
+def _pack(blocks: Sequence[Block]) -> tuple[dict[int, int], int]:
     offsets: dict[int, int] = {}
-    placed: list[tuple[int, int, Lifetime]] = []  # offset, end, life; empty blocks take no room
+    arena_bytes = 0
+    placed = LifetimeIndex[tuple[int, int]](max((block.life.last for block in blocks), default=0))  # offset and end
     for block in blocks:
         size = -(-block.nbytes // ALIGNMENT) * ALIGNMENT
-        busy = sorted((offset, end) for offset, end, life in placed if life.overlaps(block.life))
-        offsets[block.root] = offset = _best_fit(busy, size) if size else 0
-        if size:
-            placed.append((offset, offset + size, block.life))
-    return offsets, max((end for _, end, _ in placed), default=0)
+        offset = 0
+        if size:  # empty blocks take no room
+            offset = _best_fit(sorted(placed.overlapping(block.life)), size)
+            placed.add(block.life, (offset, offset + size))
+        offsets[block.root] = offset
+        arena_bytes = max(arena_bytes, offset + size)
+    return offsets, arena_bytes
 
 
 def _best_fit(busy: Sequence[tuple[int, int]], size: int) -> int:

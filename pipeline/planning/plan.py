@@ -10,7 +10,7 @@ from pipeline.errors import InternalError, UserMistake
 from pipeline.ir.graph import Graph, Role, Value
 from pipeline.ir.spec import TensorSpec
 from pipeline.lowering import KernelCall, Layout, lower, with_kernels
-from pipeline.planning.alias import EXTERNAL, decide_aliases, storage_classes
+from pipeline.planning.alias import EXTERNAL, decide_aliases, find_root, storage_classes
 from pipeline.planning.arena import Block, assign_offsets, live_peak
 from pipeline.planning.given import traced_strides
 from pipeline.planning.lifetime import Lifetime, lifetimes
@@ -75,6 +75,8 @@ class ExecutionPlan:
     """{vid of a state or input: vid of the value that it has after the run}."""
     bodies: Mapping[int, tuple[ExecutionPlan, ...]] = field(default_factory=dict)
     """{index of a call: the plans of its bodies}; each has an arena of its own."""
+    _roots: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What `root` has found so far."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alias", MappingProxyType(dict(self.alias)))
@@ -85,9 +87,7 @@ class ExecutionPlan:
 
     def root(self, vid: int) -> int:
         """The value whose storage `vid` lies in: an external value, or one with an offset in the arena."""
-        while vid in self.alias:
-            vid = self.alias[vid]
-        return vid
+        return find_root(vid, self.alias, self._roots)
 
     def layout(self, vid: int) -> Layout:
         """Where the elements of `vid` lie in the storage of its root."""

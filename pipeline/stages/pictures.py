@@ -9,7 +9,7 @@ from typing import Final
 from passes.base import Step, Workbench
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
-from passes.provenance import heirs_of
+from passes.provenance import Heirs
 from passes.result import PassRow, PassRun, Status
 from passes.structures import Instance
 from passes.structures.extent import between, extent_of
@@ -74,6 +74,8 @@ class _Album:
     final: GraphView
     broken: Mapping[str, tuple[str, DetachedModel]]
     views: dict[int, GraphView] = field(default_factory=dict)
+    heirs: dict[int, Heirs] = field(default_factory=dict)
+    """By the id of a view in this album."""
 
     def picture(self, instance: Instance) -> StructurePicture:
         before = draw(extent_of(instance, self.source), self.source, instance)
@@ -104,5 +106,7 @@ class _Album:
 
     def _later(self, instance: Instance, view: GraphView) -> Drawing | None:
         """What stands for `instance` in a later model; None if nothing does."""
-        heirs = heirs_of(extent_of(instance, self.source), view.nodes)
+        if id(view) not in self.heirs:
+            self.heirs[id(view)] = Heirs(view.nodes)
+        heirs = self.heirs[id(view)].of(extent_of(instance, self.source))
         return draw(between(heirs, view), view, instance) if heirs else None

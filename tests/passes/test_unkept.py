@@ -6,7 +6,7 @@ import pytest
 
 from passes.base import Workbench, flat
 from passes.policy import Policy, with_skips
-from passes.provenance import heirs_of
+from passes.provenance import Heirs
 from passes.recipe import steps_of
 from passes.structures import structure_of
 from passes.structures.extent import between, extent_of
@@ -26,7 +26,7 @@ def unkept(bench: Workbench, kind: str, recipe: list[str], skip: tuple[str, ...]
     if found is None:
         return None
     after = GraphView(found.model)
-    return found.broken_by, [node.op_type for node in between(heirs_of(extent_of(instance, view), after.nodes), after)]
+    return found.broken_by, [node.op_type for node in between(Heirs(after.nodes).of(extent_of(instance, view)), after)]
 
 
 @pytest.mark.parametrize(

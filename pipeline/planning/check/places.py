@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.planning.plan import ExecutionPlan
 
-__all__ = ["ARENA", "Place", "address", "apart", "place", "root_of", "rows", "span", "strides_of"]
+__all__ = ["ARENA", "Place", "address", "apart", "place", "roots_of", "rows", "span", "strides_of"]
 
 ARENA = -1
 
@@ -28,10 +28,18 @@ class Place:
         return self.region == other.region and max(self.start, other.start) < min(self.end, other.end)
 
 
-def root_of(plan: ExecutionPlan, vid: int) -> int:
-    while vid in plan.alias:
-        vid = plan.alias[vid]
-    return vid
+def roots_of(plan: ExecutionPlan) -> list[int]:
+    """By vid, where its aliases end. No chain of them is walked twice, since one may be as long as the plan."""
+    roots = [-1] * len(plan.slots)
+    for start in range(len(roots)):
+        way, vid = [start], start
+        while roots[vid] < 0 and vid in plan.alias:
+            vid = plan.alias[vid]
+            way.append(vid)
+        root = vid if roots[vid] < 0 else roots[vid]
+        for passed in way:
+            roots[passed] = root
+    return roots
 
 
 def rows(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -71,8 +79,8 @@ def span(plan: ExecutionPlan, vid: int) -> tuple[int, int]:
     return (first, address(plan, vid, [size - 1 for size in sizes]) + 1) if 0 not in sizes else (first, first)
 
 
-def place(plan: ExecutionPlan, vid: int) -> Place:
-    root = root_of(plan, vid)
+def place(plan: ExecutionPlan, vid: int, root: int) -> Place:
+    """`root` is where the aliases of `vid` end."""
     spec = plan.slots[vid].spec
     item = spec.nbytes // max(spec.numel, 1)
     base = plan.offsets.get(root, 0)

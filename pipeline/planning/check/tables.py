@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.planning.check.places import apart, root_of, rows, span
+from pipeline.planning.check.places import apart, roots_of, rows, span
 from pipeline.planning.plan import ExecutionPlan, Slot
 
 __all__ = ["GIVEN", "outside", "wrong_tables"]
@@ -97,9 +97,9 @@ def _layouts(plan: ExecutionPlan) -> list[str]:
 
 def outside(plan: ExecutionPlan) -> list[str]:
     """Aliases that leave the storage of their root."""
-    found = []
+    found, roots = [], roots_of(plan)
     for vid in plan.alias:
-        (first, end), (_, room) = span(plan, vid), span(plan, root_of(plan, vid))
+        (first, end), (_, room) = span(plan, vid), span(plan, roots[vid])
         if first < 0 or end > max(room, first):
             found.append(
                 f"{plan.slots[vid].name!r} (vid {vid}) lies on elements {first} to {end} of a storage of {room}"
@@ -108,11 +108,16 @@ def outside(plan: ExecutionPlan) -> list[str]:
 
 
 def _alias_cycles(plan: ExecutionPlan) -> list[str]:
-    found = []
+    circles: dict[int, bool] = {}
+    """Whether the aliases of a value run in a circle, as far as it is known."""
     for start in plan.alias:
-        vid, steps = start, 0
-        while vid in plan.alias and steps <= len(plan.alias):
-            vid, steps = plan.alias[vid], steps + 1
-        if steps > len(plan.alias):
-            found.append(f"the aliases of {plan.slots[start].name!r} (vid {start}) run in a circle")
-    return found
+        vid, way = start, set[int]()
+        while vid in plan.alias and vid not in circles and vid not in way:
+            way.add(vid)
+            vid = plan.alias[vid]
+        circles.update(dict.fromkeys(way, vid in way or circles.get(vid, False)))
+    return [
+        f"the aliases of {plan.slots[start].name!r} (vid {start}) run in a circle"
+        for start in plan.alias
+        if circles[start]
+    ]

@@ -11,7 +11,8 @@ import json
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
 from pipeline.lowering import KernelCall, Kind, unpack
-from pipeline.planning.check.places import ARENA, place, rows, strides_of
+from pipeline.planning.check.intact import Intact
+from pipeline.planning.check.places import ARENA, Place, place, roots_of, rows, strides_of
 from pipeline.planning.check.shown import shows_its_operand
 from pipeline.planning.check.tables import GIVEN, outside, wrong_tables
 from pipeline.planning.plan import ExecutionPlan
@@ -63,7 +64,11 @@ class _Memory:
     def __init__(self, plan: ExecutionPlan) -> None:
         self.plan = plan
         self.found = outside(plan)
-        self._intact = {slot.vid: place(plan, slot.vid) for slot in plan.slots if slot.role in GIVEN}
+        self._roots = roots_of(plan)
+        self._intact = Intact()
+        for slot in plan.slots:
+            if slot.role in GIVEN:
+                self._intact.add(slot.vid, self._place(slot.vid))
         self._struck: dict[int, int] = {}
         self._made: set[int] = set()
 
@@ -79,20 +84,20 @@ class _Memory:
         if out in self._made or self.plan.slots[out].role in GIVEN:
             self.found.append(f"{where} writes {self._name(out)}, which already has a value")
         self._made.add(out)
-        mine = place(self.plan, out)
+        mine = self._place(out)
         source = self.plan.alias.get(out)
         if source is not None and self._is_view(call, source):
             if not shows_its_operand(self.plan, call, out, source):
                 self.found.append(f"{where}: {self._name(out)} does not lie on the elements of {self._name(source)}")
-            self._intact[out] = mine
+            self._intact.add(out, mine)
             return
         if source is not None and not self._is_inplace(call, out, source):
             self.found.append(f"{where} may not put {self._name(out)} on the storage of {self._name(source)}")
         if not self._is_in_rows(out):
             self.found.append(f"{where} writes {self._name(out)}, whose elements do not lie row after row")
-        for vid in [vid for vid, taken in self._intact.items() if taken.overlaps(mine)]:
+        for vid in self._intact.take(mine):
             self._strike(vid, index, call, where, allowed=source)
-        self._intact[out] = mine
+        self._intact.add(out, mine)
 
     def leave(self) -> None:
         """The outputs are intact, and nobody else's storage."""
@@ -105,11 +110,11 @@ class _Memory:
             if slot.role not in GIVEN and slot.vid not in self._made
         ]
         computed = [vid for vid in dict.fromkeys(self.plan.outputs) if self.plan.slots[vid].role not in GIVEN]
-        for count, vid in enumerate(computed):
-            mine = place(self.plan, vid)
+        places = {vid: self._place(vid) for vid in computed}
+        for count, (vid, mine) in enumerate(places.items()):
             if mine.region != ARENA:
                 self.found.append(f"output {self._name(vid)} shares the storage of {self._name(mine.region)}")
-            twins = [other for other in computed[:count] if place(self.plan, other).overlaps(mine)]
+            twins = [other for other in computed[:count] if places[other].overlaps(mine)]
             self.found += [f"outputs {self._name(other)} and {self._name(vid)} share storage" for other in twins]
 
     def _strike(self, vid: int, index: int, call: KernelCall, where: str, *, allowed: int | None) -> None:
@@ -119,8 +124,10 @@ class _Memory:
             self.found.append(f"{where} writes two outputs to the same bytes, {self._name(vid)} is one")
         elif vid in call.in_vids and (vid != allowed or call.in_vids.count(vid) > 1):
             self.found.append(f"{where} writes over its operand {self._name(vid)} while it reads it")
-        del self._intact[vid]
         self._struck[vid] = index
+
+    def _place(self, vid: int) -> Place:
+        return place(self.plan, vid, self._roots[vid])
 
     def _is_changed(self, vid: int) -> bool:
         """A state with an update is the program's own, and need not outlive its last reader."""

@@ -1,0 +1,103 @@
+"""Work grows with the layers of a model, and not with their square: lines of Python are counted, no time is taken."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import onnx
+
+import passes
+from benchmarks.growth import layers
+from passes.bench import open_bench
+from passes.diff import compare_models, diff_text
+from passes.model.sharing import detached_copy
+from passes.result import PassRun
+from pipeline.importers import from_onnx
+from pipeline.ir.text import to_text
+from pipeline.lowering import EMITTERS
+from pipeline.planning import to_json
+from pipeline.runtime import compile_graph
+from pipeline.stages.pictures import Broken, take_pictures
+
+SMALL: Final = 4
+FACTOR: Final = 8
+MOST: Final = 1.2 * FACTOR
+"""How much more lines `FACTOR` times the layers may run. The square of a part that takes a hundredth of the small model
+runs 8 lines in the large one where 1 is allowed, so the rest is room for sorting and for what a model has but once."""
+
+OURS: Final = str(Path(passes.__file__).parent.parent)
+
+
+def test_import_plan_and_its_check(tmp_path: Path) -> None:
+    """The residual stream is added to in place, so its chain of aliases is as long as the model."""
+    small, large = (_lines_of_plan(count, tmp_path / f"{count}.onnx") for count in (SMALL, FACTOR * SMALL))
+    assert large < MOST * small, large / small
+
+
+def test_passes_pictures_and_diff() -> None:
+    small, large = (_lines_of_run(count) for count in (SMALL, FACTOR * SMALL))
+    ratios = {stage: large[stage] / small[stage] for stage in small}
+    assert max(ratios.values()) < MOST, ratios
+
+
+def test_the_lines_of_a_loop_over_all_pairs_do_not_pass() -> None:
+    """The count sees what goes on inside of a comprehension."""
+    small, large = (_lines_of(lambda count=count: _pairs(count)) for count in (SMALL, FACTOR * SMALL))
+    assert large > MOST * small
+
+
+def _pairs(count: int) -> int:
+    return sum([left < right for left in range(count) for right in range(count)])
+
+
+def _lines_of(work: Callable[[], object]) -> int:
+    """How many lines of this project `work` runs in this process; a line that loops counts for each turn."""
+    counted = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal counted
+        del argument
+        if not frame.f_code.co_filename.startswith(OURS):
+            return None
+        counted += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return counted
+
+
+def _lines_of_plan(count: int, path: Path) -> int:
+    onnx.save(layers(count), path)
+
+    def plan() -> None:
+        graph = from_onnx(path, shapes={"x0": (1, 2, 16)}, emitters=EMITTERS)
+        to_text(graph)
+        to_json(compile_graph(graph).plan)
+
+    return _lines_of(plan)
+
+
+def _lines_of_run(count: int) -> dict[str, int]:
+    """By stage. The recipe has a step that changes every layer."""
+    model = layers(count)
+    runs: list[PassRun] = []
+    with open_bench() as bench:
+        source = detached_copy(model, bench.spill)
+        recipe = ["extract_constant_to_initializer", "eliminate_deadend"]
+        found = {
+            "passes": _lines_of(lambda: runs.append(passes.optimize(model, recipe, keep=["qkv"], bench=bench))),
+            "pictures": _lines_of(lambda: take_pictures(runs[0], source, Broken(), (), bench)),
+            "diff": _lines_of(lambda: diff_text(compare_models(source, runs[0].model), most=sys.maxsize)),
+        }
+    assert any(row.changed for row in runs[0].rows)
+    assert len(runs[0].structures) == count
+    return found
