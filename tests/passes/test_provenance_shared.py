@@ -41,9 +41,7 @@ def albert(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
-@pytest.mark.parametrize(
-    "recipe", [["onnxslim"], ["onnxsim"], ["default"], ["onnxscript"]], ids=lambda recipe: recipe[0]
-)
+@pytest.mark.parametrize("name", ["onnxslim", "onnxsim", "default", "onnxscript"])
 def test_a_product_lies_in_the_module_that_owns_its_weight(albert: Path, name: str, bench: Workbench) -> None:
     owners = {}
     for tensor in onnx.load(albert).graph.initializer:
