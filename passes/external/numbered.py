@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
 from onnx import ModelProto, NodeProto
 
-__all__ = ["name_again", "number"]
+__all__ = ["name_again", "number", "quote_own_names"]
 
 NUMBERED: Final = "onnxline.node/"
 
@@ -32,3 +33,14 @@ def name_again(made: ModelProto, names: Sequence[str], source: Sequence[NodeProt
     for node, name in zip(made.graph.node, names, strict=True):
         place = name.removeprefix(NUMBERED)
         node.name = name if place == name else source[int(place)].name
+
+
+def quote_own_names(message: str, source: Sequence[NodeProto]) -> str:
+    """What a library says of a numbered model, with the names that its nodes have in `source`."""
+
+    def find_name(number: re.Match[str]) -> str:
+        place = int(number[1])
+        node = source[place] if place < len(source) else NodeProto()
+        return next((name for name in (node.name, *node.output) if name), number[0])
+
+    return re.sub(rf"{re.escape(NUMBERED)}(\d+)", find_name, message)

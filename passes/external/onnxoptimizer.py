@@ -11,7 +11,7 @@ import onnx
 
 from passes.base import Workbench
 from passes.errors import StepFailed
-from passes.external.numbered import name_again, number
+from passes.external.numbered import name_again, number, quote_own_names
 from passes.external.onnxoptimizer_search import Change
 from passes.isolate import Worker
 from passes.model.weights import DetachedModel
@@ -70,8 +70,9 @@ class OnnxOptimizerPass:
         try:
             search = _searched(known.source, names, bench)
             change = search.next_change(bench.worker)
-        except StepFailed:
+        except StepFailed as failure:
             if not ahead:
+                failure.args = (quote_own_names(str(failure), known.proto.graph.node),)
                 raise
             known.may_look_ahead = False  # one that is not asked for yet may be at fault
             self._try(known, bench)
@@ -98,7 +99,11 @@ class OnnxOptimizerPasses:
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         """A new model, or the very same object when the passes change nothing."""
-        change: Change | None = bench.worker.call(TOGETHER, model=_numbered(model.proto), names=self.names)
+        try:
+            change: Change | None = bench.worker.call(TOGETHER, model=_numbered(model.proto), names=self.names)
+        except StepFailed as failure:
+            failure.args = (quote_own_names(str(failure), model.proto.graph.node),)
+            raise
         return model if change is None else _named(change, model)
 
 

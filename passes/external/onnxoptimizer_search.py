@@ -66,7 +66,7 @@ class _Given:
         self.source = source
         self._short = short
         self._bytes = proto.SerializeToString()
-        self._pieces = Pieces(proto, _optimized) if can_be_cut(proto) else None
+        self._pieces = Pieces(proto, self._optimize) if can_be_cut(proto) else None
         self._there = frozenset(_there(proto.graph))
         self._is_written = is_written
         """Whether it is in the form in which the library writes a model."""
@@ -103,7 +103,7 @@ class _Given:
                 return None
             self._made[key] = pieces.model.SerializeToString()
         if key not in self._made:
-            made = self._nothing if key == ("nop",) else _optimized(self._bytes, names)
+            made = self._nothing if key == ("nop",) else self._optimize(self._bytes, names)
             self._is_written |= made == self._bytes
             if made == self._bytes or (not self._is_written and made == self._nothing):
                 self._idle.update(names)
@@ -114,7 +114,14 @@ class _Given:
     @cached_property
     def _nothing(self) -> bytes:
         """What passes that change nothing make of it: what `nop` makes, byte for byte."""
-        return _optimized(self._bytes, ["nop"])
+        return self._optimize(self._bytes, ["nop"])
+
+    def _optimize(self, model: bytes, names: Sequence[str]) -> bytes:
+        try:
+            return _optimized(model, names)
+        except Exception as error:
+            error.args = (self._short.quote_own_names(str(error)),)
+            raise
 
     def _restored(self, made: bytes) -> _Made:
         """What a pass has made, with the names that values have outside, and ready for the next pass."""

@@ -6,6 +6,7 @@ of the nodes; names that fit into a C++ string without an allocation halve that.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from onnx import GraphProto
@@ -31,6 +32,10 @@ class ShortNames:
         """Give the values of `graph`, which was made of the first one, their names back. New values keep the names that
         they have, unless another has it."""
         _rename(graph, self._restored)
+
+    def quote_own_names(self, message: str) -> str:
+        """What a library says about the graph, with the names that its values have outside."""
+        return re.sub(r"\bv\d+\b", lambda short: self._full.get(short[0], short[0]), message)
 
     def _restored(self, short: str) -> str:
         if short not in self._full:

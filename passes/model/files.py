@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import threading
@@ -48,22 +49,35 @@ def save(
     path.parent.mkdir(parents=True, exist_ok=True)
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    before = set(path.parent.glob(f"{path.name}.*.data"))
-    if referring:
-        _refer(model, proto, path)
-    data_path = _write_data(model, proto, path) if referring or model.nbytes() > external_from else None
-    for tensor in proto.graph.initializer:
-        weight = model.weight(tensor)
-        if weight is not None and tensor.data_location != TensorProto.EXTERNAL:
-            inline(tensor, weight.data)
+    with _alone_in(path.parent):
+        before = set(path.parent.glob(f"{path.name}.*.data"))
+        if referring:
+            _refer(model, proto, path)
+        data_path = _write_data(model, proto, path) if referring or model.nbytes() > external_from else None
+        for tensor in proto.graph.initializer:
+            weight = model.weight(tensor)
+            if weight is not None and tensor.data_location != TensorProto.EXTERNAL:
+                inline(tensor, weight.data)
+        try:
+            with replace_when_done(path) as out:
+                out.write_bytes(proto.SerializeToString())
+                check(out)
+        except BaseException:
+            _drop(set(path.parent.glob(f"{path.name}.*.data")) - before)
+            raise
+        _drop(set(path.parent.glob(f"{path.name}.*.data")) - {data_path})
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other thread or process saves here: the last to finish would drop the data file of another."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        with replace_when_done(path) as out:
-            out.write_bytes(proto.SerializeToString())
-            check(out)
-    except BaseException:
-        _drop(set(path.parent.glob(f"{path.name}.*.data")) - before)
-        raise
-    _drop(set(path.parent.glob(f"{path.name}.*.data")) - {data_path})
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
 
 
 def _drop(files: set[Path]) -> None:

@@ -2,6 +2,7 @@
 
 wiring.py     a model as one flat list of nodes and values, with subgraphs and functions
 same.py       which node after the pass is which one from before it
+weight_readers.py  which lost nodes put the weights of a made product to use
 replaced.py   what a node that the pass made stands for
 places.py     where in the torch module a node lies: read, joined and written in the exporter's own keys
 marks.py      what onnxline writes beside that: author, replaced nodes, later changes

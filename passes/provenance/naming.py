@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from passes.provenance.same import Handle, Same, alone, handle_of, is_one_kind, name_of, result_of
-from passes.provenance.wiring import ABSENT, Item, Wiring
+from passes.provenance.weight_readers import PRODUCTS, find_weight_readers
+from passes.provenance.wiring import ABSENT, Wiring
 
 __all__ = ["NAMING"]
-
-PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
-"""Ops that may take in a bias, and as a rule nothing else. What another op takes in, its weights do not tell."""
 
 
 def _akin_by_name(same: Same) -> int:
@@ -77,21 +75,15 @@ def _values_by_weights(same: Same) -> int:
     count = 0
     for new in same.open_new():
         item = same.after.items[new]
-        kin = _kin(same, item) if item.op[1] in PRODUCTS else set()
-        data = [one for one in item.needs if one not in same.after.constants]
-        count += _equate(same, data, _coming_in(same, kin)) + _equate(same, item.makes, _going_out(same, kin))
+        if item.op[1] not in PRODUCTS:
+            continue
+        kin = find_weight_readers(same, item)
+        count += _equate(same, item.makes, _going_out(same, kin))
+        if all(same.value_of[value] >= 0 for value in item.needs if value in same.after.weights):
+            # Else the node that read the unknown one is missing among the kin, and what it read would be too.
+            data = [one for one in item.needs if one not in same.after.constants]
+            count += _equate(same, data, _coming_in(same, kin))
     return count
-
-
-def _kin(same: Same, item: Item) -> set[int]:
-    """The lost nodes that read this one's weights, where nothing else does."""
-    found: set[int] = set()
-    for value in item.needs:
-        if value in same.after.weights and same.value_of[value] >= 0:
-            readers = {user for user, _ in same.before.users[same.value_of[value]]}
-            if len(readers) == 1 and all(map(same.lost, readers)):
-                found |= readers
-    return found
 
 
 def _coming_in(same: Same, kin: set[int]) -> set[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from passes.provenance.same import Same, is_namesake
+from passes.provenance.weight_readers import PRODUCTS, find_weight_readers
 from passes.provenance.wiring import ABSENT, Item
 
 __all__ = ["Replaced", "replacements"]
@@ -38,7 +39,13 @@ def replacements(same: Same) -> list[Replaced]:
     for clump in _clumps(same):
         # In a large one a node's own share costs much to find, and would be nearly all of it.
         shares = [clump] if len(clump) > CLUMP else [{new} for new in sorted(clump)]
-        found.extend(_replaced_by(same, share) for share in shares)
+        for share in shares:
+            together = _replaced_by(same, share)
+            products = _products_among(same, together) if len(clump) > 1 else []
+            told = {new for one in products for new in one.news}
+            if share - told:
+                found.append(replace(together, news=together.news - told))
+            found.extend(products)
     news = [one for one in found if not _is_namesake_alone(same, one)]
     return [replace(one, lost=tuple(filter(same.lost, one.lost))) for one in news]
 
@@ -66,13 +73,56 @@ def _clumps(same: Same) -> list[set[int]]:
 
 def _replaced_by(same: Same, share: set[int]) -> Replaced:
     items = same.before.items
-    entries, exits = _entries(same, share), _exits(same, share)
-    back = _reach(exits - entries, entries, lambda value: _lost_maker(same, value), lambda old: items[old].needs)
-    forth = _reach(entries, exits, lambda value: _lost_readers(same, value), lambda old: items[old].makes)
+    entries = _entries(same, share)
+    exits = {_without_identities(same, value) for value in _exits(same, share)}
+    ends = {equal for value in entries for equal in same.equals(value)}
+    back = _reach(exits - ends, ends, lambda value: _lost_maker(same, value), lambda old: items[old].needs)
+    forth = _reach(ends, exits, lambda value: _lost_readers(same, value), lambda old: items[old].makes)
     makers = (same.before.makers[value] for value in entries)
     readers = (user for value in exits for user, _ in same.before.users[value])
     around = {old for old in (*makers, *readers) if old >= 0}
     return Replaced(frozenset(share), tuple(sorted(back & forth or back)), tuple(sorted(around)))
+
+
+def _products_among(same: Same, found: Replaced) -> list[Replaced]:
+    """Those of the new nodes that are products of weights, each with the lost nodes that had to do with these alone.
+
+    The other new nodes of its clump stand for what lies before and behind it: a Reshape for the Reshape in front.
+    """
+    products = []
+    for new in sorted(found.news):
+        item = same.after.items[new]
+        if item.op[1] not in PRODUCTS:
+            continue
+        readers = find_weight_readers(same, item, among=set(found.lost))
+        if readers:
+            lost = [old for old in found.lost if old in readers or _feeds_constant(same, old, readers)]
+            products.append(Replaced(frozenset({new}), tuple(lost), found.around))
+    return products
+
+
+def _feeds_constant(same: Same, old: int, readers: set[int]) -> bool:
+    """Whether a node makes a constant that one of `readers` needs, such as a transposed weight."""
+    before = same.before
+    front = [value for value in before.items[old].makes if value in before.constants]
+    while front:
+        for user, _ in before.users[front.pop()]:
+            if user in readers:
+                return True
+            front.extend(value for value in before.items[user].makes if value in before.constants)
+    return False
+
+
+def _without_identities(same: Same, old_value: int) -> int:
+    """The value before the lost nodes that only passed it on: nothing has to stand for them."""
+    maker = same.before.makers[old_value]
+    while maker >= 0 and same.lost(maker):
+        passed = same.before.items[maker].needs
+        if not passed or passed[0] == ABSENT or same.alike(passed[0]) != same.alike(old_value):
+            break
+        old_value = passed[0]
+        maker = same.before.makers[old_value]
+    return old_value
 
 
 def _entries(same: Same, share: set[int]) -> set[int]:

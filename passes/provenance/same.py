@@ -73,6 +73,17 @@ class Same:
     def alike(self, old_value: int) -> int:
         return old_value if old_value == ABSENT else self._alike[old_value]
 
+    def equals(self, old_value: int) -> list[int]:
+        """All values from before the pass that mean the same as this one: a pass may have made one of them."""
+        return self._equals[self._alike[old_value]]
+
+    @cached_property
+    def _equals(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = defaultdict(list)
+        for value, first in enumerate(self._alike):
+            found[first].append(value)
+        return dict(found)
+
     # What follows is asked for once the digests have done their part, and covers the nodes that were lost by then.
 
     @cached_property

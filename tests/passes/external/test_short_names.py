@@ -5,6 +5,8 @@ from __future__ import annotations
 import onnx
 import pytest
 
+from passes.external.numbered import number, quote_own_names
+from passes.external.onnxoptimizer_search import made_together
 from passes.external.short_names import ShortNames
 from tests.passes.models import attention, model_of
 
@@ -77,3 +79,18 @@ def test_what_is_new_keeps_its_name_from_one_pass_to_the_next() -> None:
     assert [list(node.output) for node in later.graph.node] == [["v0"], ["7"], ["y"], ["8"]]
     assert later.graph.node[0] == model.graph.node[0]
     assert later.graph.node[1] == model.graph.node[1]
+
+
+def test_a_message_quotes_the_names_of_the_model() -> None:
+    model = model_of("g (float[2] x) => (float[2] y) { y = Add (x, a_missing_value) }")
+    number(model)
+    with pytest.raises(IndexError, match="Input a_missing_value is undefined"):
+        made_together(model.SerializeToString(), ["nop"])
+
+
+def test_a_message_quotes_the_names_of_nodes() -> None:
+    model = model_of("g (float[2] x) => (float[2] y) { [first] a = Neg (x) y = Abs (a) }")
+    source = copy_of(model)
+    number(model)
+    message = f"{model.graph.node[0].name} and {model.graph.node[1].name} of v0"
+    assert quote_own_names(message, source.graph.node) == "first and y of v0"

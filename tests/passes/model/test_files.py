@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -65,3 +67,19 @@ def test_a_model_that_fails_its_check_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         save(detached(attention(64)), path, 0, check)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_one_of_two_savers_of_one_path_leaves_a_whole_model(tmp_path: Path) -> None:
+    """The second saver ends while the first has written its data file, and its model not yet."""
+    path = tmp_path / "model.onnx"
+    with ThreadPoolExecutor(1) as pool:
+        others = []
+
+        def check(_: Path) -> None:
+            others.append(pool.submit(save, detached(attention(64)), path, 0))
+            time.sleep(0.3)
+
+        save(detached(attention(32)), path, 0, check)
+        others[0].result()
+    onnx.checker.check_model(str(path), full_check=True)
+    assert len(list(tmp_path.glob("*.data"))) == 1
