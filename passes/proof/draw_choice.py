@@ -130,7 +130,9 @@ class _Choice:
 
     def _extreme(self, sizes: Mapping[str, int], ends: frozenset[Trait]) -> Iterator[ChosenDraw]:
         found = self._bearing(self._next_seed(), sizes, ends, is_optional=False)
-        if found is not None and found.draw.traits & ends:
+        if found is None:
+            self.skipped.extend(f"not drawn: {WORDS[trait]} ({self.why})" for trait in Trait if trait in ends)
+        elif found.draw.traits & ends:
             yield found
 
     def _bearing(
