@@ -313,7 +313,7 @@ def test_the_importer_reads_external_data_inside_of_nodes_from_the_folder(tmp_pa
     np.testing.assert_array_equal(stored.numpy(), [3, 4])
     assert model.graph.node[0].attribute[0].t.data_location == TensorProto.EXTERNAL
     (tmp_path / "k.data").unlink()
-    with pytest.raises(SourceMistake, match="k.data"):
+    with pytest.raises(SourceMistake, match=r"k\.data"):
         from_onnx(model, base_dir=tmp_path)
 
 
