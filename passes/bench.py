@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from passes.base import Workbench
 from passes.isolate import Worker
@@ -41,16 +43,22 @@ def open_bench(
 
 
 @contextmanager
-def limit_runs(bench: Workbench, model: DetachedModel) -> Iterator[None]:
+def limit_runs(
+    bench: Workbench, model: DetachedModel, draws: Sequence[Mapping[str, np.ndarray]] = ()
+) -> Iterator[None]:
     """End a run of `model` in the proof worker that takes longer than its declared sizes explain: a Loop without an end
     would take all of the worker's time.
 
     A time limit above the default one was chosen by the user, and stays.
+
+    Args:
+        draws: what it runs on, where that is known; by default what its inputs declare.
     """
     proofs, before = bench.proofs, bench.proofs.timeout_s
     if before <= PROOF_S:
         declared = (info.type.tensor_type.shape.dim for info in model.proto.graph.input)
         inputs = sum(4 * math.prod(max(dim.dim_value, 1) for dim in dims) for dims in declared)
+        inputs = max(inputs, sum(array.nbytes for feeds in draws for array in feeds.values()))
         proofs.timeout_s = min(before, seconds_to_run(model.nbytes() + inputs))
     try:
         yield

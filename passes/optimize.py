@@ -146,10 +146,10 @@ def draw_feeds(model: DetachedModel, seed: int, *, sizes: Mapping[str, int] | No
     """Seeded inputs for every graph input that has no initializer; `sizes` are those of open dims, by name.
 
     Raises:
-        ModelMistake: an input is no tensor.
+        ModelMistake: an input is no tensor, or too large to be drawn.
     """
     draw = Draw(seed, {**dict.fromkeys(open_dims(model.proto), FIRST_SIZE), **(sizes or {})})
-    return {info.name: _drawn(info).draw(draw) for info in _given(model.proto)}
+    return DrawPlan(tuple(map(_drawn, _given(model.proto))), ()).feeds(draw)
 
 
 def _drawn(info: onnx.ValueInfoProto) -> DrawnInput:

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from passes.audited.quarantine import quarantines
+from passes.bench import open_bench
 from passes.recipe import names_of
 from passes.userland import code_digest
 from pipeline.config import RunConfig
@@ -108,7 +109,9 @@ class _Journey:
             if not_compared(self.config):
                 note(f"none: {not_compared(self.config)}")
                 return References(())
-            references = compute_references(source, plan_draws(source, self.config.model, self.config.verify))
+            plan, limits = plan_draws(source, self.config.model, self.config.verify), self.config.passes
+            with open_bench(limits.timeout_s, limits.memory_gib, self.workspace.scratch) as bench:
+                references = compute_references(source, plan, bench)
             self._depends_on(self.config.verify, outputs_digest(references.draws))
             note(", ".join(reference.label for reference in references.draws))
         return references

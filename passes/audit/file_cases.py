@@ -12,6 +12,7 @@ import onnx.backend.test
 from passes.audit.case import Case, value_of
 from passes.catalog.picture import GALLERY, read_picture
 from passes.errors import ModelMistake
+from passes.load import load_model
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 
@@ -65,17 +66,13 @@ def load_package(name: str) -> Case:
 def load_file(source: str, folder: Path, name: str) -> Case:
     """
     Raises:
-        ModelMistake: the file cannot be read.
+        ModelMistake: the file cannot be read, or what it says cannot be.
     """
     bare = folder / f"{name}{SUFFIX}"
     path = bare if bare.exists() or Path(name).suffix.lower() != SUFFIX else folder / name
-    try:
-        model = onnx.load(path)
-        if not model.HasField("graph"):
-            raise ModelMistake("it holds no graph")
-        return _drawn(f"{source}/{name}", model)
-    except Exception as error:  # protobuf and onnx raise what they like on a broken file
-        raise ModelMistake(f"{path} is not a readable ONNX file: {error}") from error
+    model = load_model(path)
+    onnx.load_external_data_for_model(model, str(path.resolve().parent))
+    return _drawn(f"{source}/{name}", model)
 
 
 def _drawn(name: str, model: onnx.ModelProto) -> Case:

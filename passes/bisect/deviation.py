@@ -18,8 +18,7 @@ from passes.model.canonical import RANDOM_OPS, meanings_of
 from passes.model.sharing import Portable, portable
 from passes.model.weights import DetachedModel
 from passes.optimize import plan_draws
-from passes.proof.draw_choice import choose_draws
-from passes.proof.draws import DrawPlan
+from passes.proof.draw_choice import choose_in_worker
 from passes.proof.numbers import compare
 
 __all__ = ["Deviation", "outputs"]
@@ -145,26 +144,16 @@ def outputs(model: Portable, feeds: Feeds) -> Outputs:
     return [session.run(draw) for draw in feeds]
 
 
-def chosen(model: Portable, plan: DrawPlan) -> tuple[Feeds, Outputs]:
-    """In the proof worker: the draws of `plan` on which `model` runs, and what it computes from them.
-
-    Raises:
-        StepFailed: onnxruntime refuses the model, or it does not run on the first draw.
-    """
-    session = model.session()
-    draws = list(choose_draws(plan, session.run, session.outputs, []))
-    return [draw.feeds for draw in draws], [draw.results for draw in draws]
-
-
 def _outputs(model: DetachedModel, feeds: Feeds, bench: Workbench) -> Outputs:
     return bench.proofs.ask(OUTPUTS, model=portable(model, bench.spill), feeds=list(feeds))
 
 
 def _reference(source: DetachedModel, bench: Workbench) -> tuple[Feeds, Outputs]:
     try:
-        return bench.proofs.call(CHOSEN, model=portable(source, bench.spill), plan=plan_draws(source))
+        draws, _ = choose_in_worker(source, plan_draws(source), bench)
     except StepFailed as failure:
         raise ModelMistake(f"the model does not run as it is: {failure}") from failure
+    return [draw.feeds for draw in draws], [draw.results for draw in draws]
 
 
 def _distance(expected: Outputs, got: Outputs) -> Distance:
@@ -183,5 +172,4 @@ def _has_nan(value: np.ndarray) -> bool:
     return value.dtype.kind == "f" and bool(np.isnan(value).any())
 
 
-CHOSEN: Final = "passes.bisect.deviation:chosen"
 OUTPUTS: Final = "passes.bisect.deviation:outputs"

@@ -14,14 +14,16 @@ functions that call themselves.
 Nothing here knows of anything else in `passes` but the errors.
 """
 
-from passes.load.budget import check_bytes, check_drawn, memory_budget, seconds_to_run
+from passes.load.budget import MOST_DRAWN, check_bytes, check_drawn, check_drawn_together, memory_budget, seconds_to_run
 from passes.load.load import check_model, load_model
 from passes.load.payload import byte_count, check_payload
 
 __all__ = [
+    "MOST_DRAWN",
     "byte_count",
     "check_bytes",
     "check_drawn",
+    "check_drawn_together",
     "check_model",
     "check_payload",
     "load_model",

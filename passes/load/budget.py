@@ -5,19 +5,28 @@ from __future__ import annotations
 import math
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from passes.errors import ModelMistake
 
-__all__ = ["MOST_ELEMENTS", "check_bytes", "check_drawn", "element_count", "memory_budget", "seconds_to_run"]
+__all__ = [
+    "MOST_DRAWN",
+    "MOST_ELEMENTS",
+    "check_bytes",
+    "check_drawn",
+    "check_drawn_together",
+    "element_count",
+    "memory_budget",
+    "seconds_to_run",
+]
 
 MOST_ELEMENTS: Final = 2**60
 """Of one tensor, whatever the machine: beyond it sizes in bytes overflow 64 bits, in numpy and in native code."""
 
 
 MOST_DRAWN: Final = 2**27
-"""Elements of one input that is drawn: 1 GiB on the way to it, and seconds. A volume of 512 × 512 × 512 has as many."""
+"""Elements of all inputs that are drawn for one run: half a GiB of floats. A volume of 512 × 512 × 512 has as many."""
 
 LEAST_SECONDS: Final = 45.0
 SECONDS_PER_MIB: Final = 20.0
@@ -66,4 +75,20 @@ def check_drawn(name: str, dims: Sequence[int]) -> None:
         raise ModelMistake(
             f"input {name!r} has the shape {list(dims)}, {math.prod(dims):,} elements, and {MOST_DRAWN:,} at most are "
             "drawn; is a dim wrong? If not, give smaller sizes, or `feeds`"
+        )
+
+
+def check_drawn_together(shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse to draw inputs that together are larger than any that a proof needs.
+
+    Raises:
+        ModelMistake: naming the largest one.
+    """
+    counts = {name: math.prod(dims) for name, dims in shapes.items()}
+    if sum(counts.values()) > MOST_DRAWN:
+        largest = max(counts, key=counts.__getitem__)
+        raise ModelMistake(
+            f"the inputs have {sum(counts.values()):,} elements together, most of them in {largest!r} of the shape "
+            f"{list(shapes[largest])}, and {MOST_DRAWN:,} at most are drawn; is a dim wrong? If not, give "
+            "smaller sizes, or `feeds`"
         )

@@ -27,7 +27,16 @@ from passes.model.mapped import place_of, release
 from passes.model.order import sort_nodes
 from passes.model.stand_ins import DETACH_FROM_BYTES, TYPED_FIELDS, Key, Weight, clear_data, inline, key_of, numbers_of
 
-__all__ = ["PROTOBUF_LIMIT", "UNREAD", "DetachedModel", "WeightStore", "attach", "detach", "read_model"]
+__all__ = [
+    "PROTOBUF_LIMIT",
+    "UNREAD",
+    "DetachedModel",
+    "WeightStore",
+    "attach",
+    "detach",
+    "inner_tensors",
+    "read_model",
+]
 
 MOST_READ_BYTES: Final = 2**20
 """Of a tensor without a stand-in that is read all the same where weights are to stay unread."""
@@ -112,7 +121,7 @@ def detach(
     store: dict[Key, Weight] = {}
     large: list[tuple[TensorProto, np.ndarray]] = []
     files = ExternalFiles(base_dir)
-    for tensor in _inner_tensors(model.graph):
+    for tensor in inner_tensors(model.graph):
         if not checked:
             check_payload(tensor)
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -208,14 +217,14 @@ def read_model(
         raise ModelMistake(f"{path}: {mistake}") from mistake
 
 
-def _inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+def inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
     """Tensors in attributes, and in the subgraphs of If, Loop and Scan: too few and too small to detach."""
     for node in graph.node:
         for attribute in node.attribute:
             yield from (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors)
             for inner in bodies_of(attribute):
                 yield from inner.initializer
-                yield from _inner_tensors(inner)
+                yield from inner_tensors(inner)
 
 
 def _bytes_of(tensor: TensorProto, files: ExternalFiles) -> np.ndarray | None:

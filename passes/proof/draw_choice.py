@@ -8,11 +8,15 @@ from typing import Final
 
 import numpy as np
 
-from passes.errors import PassError
+from passes.base import Workbench
+from passes.errors import ModelMistake, PassError
+from passes.load import MOST_DRAWN
+from passes.model.sharing import Portable, portable
+from passes.model.weights import DetachedModel
 from passes.proof.draws import WORDS, Draw, DrawPlan, Trait
 from passes.proof.numbers import compare
 
-__all__ = ["ChosenDraw", "choose_draws"]
+__all__ = ["ChosenDraw", "choose_draws", "choose_in_worker"]
 
 MOST_NOISE: Final = 0.1
 """How far, in tolerances, outputs may move when each float of the outliers moves by one rounding: where they move
@@ -49,6 +53,26 @@ def choose_draws(
     return _Choice(plan, run, outputs, skipped, failures).draws()
 
 
+def choose_in_worker(model: DetachedModel, plan: DrawPlan, bench: Workbench) -> tuple[list[ChosenDraw], list[str]]:
+    """The draws of `plan` on which `model` runs in onnxruntime, and a sentence for everything that is not drawn.
+
+    The model runs in the proof worker: onnxruntime may crash on it, or never come to an end.
+
+    Raises:
+        StepFailed: onnxruntime refuses the model, it does not run on a draw that is needed, or the process ended.
+    """
+    return bench.proofs.ask(CHOOSE, model=portable(model, bench.spill), plan=plan)
+
+
+def run_and_choose(model: Portable, plan: DrawPlan) -> tuple[list[ChosenDraw], list[str]]:
+    """In the proof worker: see `choose_in_worker`."""
+    session, skipped = model.session(), []
+    return list(choose_draws(plan, session.run, session.outputs, skipped)), skipped
+
+
+CHOOSE: Final = "passes.proof.draw_choice:run_and_choose"
+
+
 @dataclass(slots=True)
 class _Choice:
     """The state of `choose_draws`."""
@@ -65,6 +89,8 @@ class _Choice:
     """The sizes of dims that were drawn."""
     why: str = ""
     """Why the last draw that was tried was not taken."""
+    elements: int = 0
+    """What all draws that were tried have in their inputs."""
 
     def draws(self) -> Iterator[ChosenDraw]:
         self.seed = self.plan.seed
@@ -87,7 +113,7 @@ class _Choice:
         return self.seed - 1
 
     def _needed(self, draw: Draw) -> ChosenDraw:
-        feeds = self.plan.feeds(draw)
+        feeds = self._feeds(draw)
         results = self.run(feeds)
         self.drawn.update(draw.sizes.items())
         self.unbounded = frozenset(name for name in self.outputs if not _is_finite(results[name]))
@@ -104,7 +130,9 @@ class _Choice:
 
     def _extreme(self, sizes: Mapping[str, int], ends: frozenset[Trait]) -> Iterator[ChosenDraw]:
         found = self._bearing(self._next_seed(), sizes, ends, is_optional=False)
-        if found is not None and found.draw.traits & ends:
+        if found is None:
+            self.skipped.extend(f"not drawn: {WORDS[trait]} ({self.why})" for trait in Trait if trait in ends)
+        elif found.draw.traits & ends:
             yield found
 
     def _bearing(
@@ -143,7 +171,14 @@ class _Choice:
 
     def _tried(self, draw: Draw, *, is_optional: bool) -> ChosenDraw | None:
         """The draw, if the reference runs on it and what it computes can be compared."""
-        feeds = self.plan.feeds(draw)
+        if self.elements >= MOST_DRAWN // 2:  # each further one would take seconds, and as much memory again
+            self.why = f"the inputs of the draws before it have {self.elements:,} elements, which is enough"
+            return None
+        try:
+            feeds = self._feeds(draw)
+        except ModelMistake as mistake:
+            self.why = str(mistake)
+            return None
         try:
             results = self.run(feeds)
             self.why = self._fault_of(draw, feeds, results)
@@ -154,6 +189,11 @@ class _Choice:
             return None
         self.drawn.update(draw.sizes.items())
         return ChosenDraw(draw, feeds, results, is_optional)
+
+    def _feeds(self, draw: Draw) -> Feeds:
+        feeds = self.plan.feeds(draw)
+        self.elements += sum(array.size for array in feeds.values())
+        return feeds
 
     def _fault_of(self, draw: Draw, feeds: Feeds, results: Mapping[str, np.ndarray]) -> str:
         """Why nothing can be compared on `draw`; empty where it can."""

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from passes.draw import draw_array
+from passes.load import check_drawn, check_drawn_together
 
 __all__ = ["FURTHER_SIZES", "WORDS", "Draw", "DrawPlan", "DrawnInput", "Trait"]
 
@@ -79,10 +80,12 @@ class DrawnInput:
             return frozenset({Trait.ROWS})
         return frozenset({Trait.ONES, Trait.ZEROS} if self.is_mask else ())
 
+    def sizes_in(self, draw: Draw) -> list[int]:
+        return [draw.sizes[dim] if isinstance(dim, str) else dim for dim in self.shape]
+
     def draw(self, draw: Draw) -> np.ndarray:
-        shape = [draw.sizes[dim] if isinstance(dim, str) else dim for dim in self.shape]
         low, high = self._interval(draw.traits)
-        array = draw_array(f"{draw.seed}:{self.identity}", shape, self.dtype, low, high)
+        array = draw_array(f"{draw.seed}:{self.identity}", self.sizes_in(draw), self.dtype, low, high)
         if self.rows is not None and Trait.ROWS in draw.traits and array.size and self.rows[0] < self.rows[1]:
             _reach_ends(array, self.rows[0], self.rows[1] - 1, draw.seed)
         return array
@@ -155,6 +158,15 @@ class DrawPlan:
         return replace(self, inputs=tuple(_with_rows(one, rows.get(one.name)) for one in self.inputs))
 
     def feeds(self, draw: Draw) -> dict[str, np.ndarray]:
+        """The inputs of one draw.
+
+        Raises:
+            ModelMistake: they are larger than any that a proof needs.
+        """
+        shapes = {one.name: one.sizes_in(draw) for one in self.inputs}
+        for name, shape in shapes.items():
+            check_drawn(name, shape)
+        check_drawn_together(shapes)
         return {one.name: one.draw(draw) for one in self.inputs}
 
 

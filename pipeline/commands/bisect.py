@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from passes.base import Workbench
-from passes.bench import open_bench
+from passes.bench import limit_runs, open_bench
 from passes.bisect import BUDGET_S, Breakdown, Deviation, Fault, Finding, Loss, bisect, finding_as_data, finding_text
 from passes.model.files import save
 from passes.model.weights import DetachedModel, read_model
@@ -60,7 +60,7 @@ def bisect_model(
     _check_one(lost, error, crash)
     steps = steps_of(read_recipe(recipe) if recipe else DEFAULT_RECIPE)
     source = read_model(file_of(model))
-    with open_bench(timeout_s) as bench:
+    with open_bench(timeout_s) as bench, limit_runs(bench, source):
         fault = _fault(lost, error, source, bench)
         finding = bisect(source, steps, fault, bench, skip=skip or (), budget_s=budget_s)
         file = _written(finding, out, model)

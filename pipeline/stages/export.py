@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from passes.bench import open_bench
-from passes.errors import StepFailed
+from passes.bench import limit_runs, open_bench
+from passes.errors import StepFailed, StepTimedOut
 from passes.model.weights import DetachedModel, read_model
 from passes.proof.prove import Measurement, Prover, Reference
 from pipeline.config import RunConfig, locate
@@ -87,7 +87,11 @@ def _measured(
     optional = [one for one in references if one.is_optional]
     not_drawn = [_not_drawn(one, beyond) for one in optional if (beyond := _beyond(one, ranges))]
     optional = [one for one in optional if not _beyond(one, ranges)]
-    with open_bench(config.passes.timeout_s, config.passes.memory_gib, workspace.scratch) as bench:
+    limits = config.passes
+    with (
+        open_bench(limits.timeout_s, limits.memory_gib, workspace.scratch) as bench,
+        limit_runs(bench, model, [one.feeds for one in references]),
+    ):
 
         def measure(draws: Sequence[Reference]) -> Measurement:
             return Prover(draws, bench, tolerances_of(config), computed_in or None).measure_export(model)
@@ -99,6 +103,9 @@ def _measured(
         except StepFailed as failure:
             if not optional:
                 raise _does_not_run(failure) from failure
+            if isinstance(failure, StepTimedOut):  # to ask for each of them would take that time again and again
+                not_drawn += [_not_drawn(one, f"the export {failure}") for one in optional]
+                optional = []
         for one in optional:
             try:
                 why = measure([one]).why if _is_assumed(one, ranges) else ""

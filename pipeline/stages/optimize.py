@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 
 from passes.base import Repeat, Step, Workbench, flat
-from passes.bench import open_bench
+from passes.bench import limit_runs, open_bench
 from passes.changes import op_counts
 from passes.diff import Numbers, compare_models, diff_as_data, diff_text, numbers_as_data, numbers_text
 from passes.load import byte_count
@@ -88,7 +88,8 @@ def optimize(
         if source.unread():
             steps = sparing(steps)
         marks[SOURCE] = _mark(SOURCE, source)
-        run = run_passes(source, steps, policy, prover, bench, observe, reproducers, note_change)
+        with limit_runs(bench, source, [one.feeds for one in references.draws]):
+            run = run_passes(source, steps, policy, prover, bench, observe, reproducers, note_change)
         pictures = _pictures(run, source, broken, steps, policy, bench, observer)
     for kind, seen in run.watched.partly.items():
         observer(Note(f"keep: {kind}: the source has {seen}"))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
+from passes.base import Workbench
+from passes.bench import limit_runs
 from passes.errors import StepFailed
 from passes.model.digests import digest_of
 from passes.model.weights import read_model
-from passes.proof.draw_choice import ChosenDraw, choose_draws
+from passes.proof.draw_choice import ChosenDraw, choose_draws, choose_in_worker
 from passes.proof.draws import Draw, DrawPlan, Trait
 from passes.proof.lookups import rows_by_input
 from passes.proof.prove import Reference
@@ -21,7 +23,7 @@ from pipeline.errors import SourceMistake
 from pipeline.export.indexed import indexed_rows
 from pipeline.export.inputs import drawn_inputs, named_dims
 from pipeline.export.source import Source, TorchSource
-from pipeline.verify.runners import Runner, onnxruntime_runner, torch_runner
+from pipeline.verify.runners import torch_runner
 
 __all__ = ["References", "compute_references", "outputs_digest", "plan_draws"]
 
@@ -65,38 +67,27 @@ def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig) -> Draw
     return DrawPlan(drawn_inputs(source.inputs), tuple(needed), (), verify.sizes, verify.seed)
 
 
-def compute_references(source: Source, plan: DrawPlan) -> References:
-    """Run the reference on every draw that it bears.
+def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> References:
+    """Run the reference on every draw that it bears: torch here, an ONNX file in the proof worker of `bench`.
 
     Raises:
         SourceMistake: it does not run on a draw that is needed, or an output holds NaN or nothing is finite, so that
             nothing can be compared.
     """
+    skipped: list[str] = []
     if isinstance(source, TorchSource):
-        runner: Runner = torch_runner(source)
         plan = plan.with_rows(indexed_rows(source, plan.feeds(Draw(plan.seed, plan.needed[0]))))
+        chosen: Iterable[ChosenDraw] = choose_draws(plan, torch_runner(source), source.outputs, skipped, SourceMistake)
     else:
         model = read_model(source.path)
         plan = plan.with_rows(rows_by_input(model))
         try:
-            runner = onnxruntime_runner(model)
+            with limit_runs(bench, model, [plan.feeds(Draw(plan.seed, plan.needed[0]))]):
+                chosen, skipped = choose_in_worker(model, plan, bench)
         except StepFailed as error:
-            raise _does_not_run(error) from error
-
-    def run(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        try:
-            return runner(feeds)
-        except StepFailed as error:
-            raise _does_not_run(error) from error
-
-    skipped: list[str] = []
-    chosen = choose_draws(plan, run, source.outputs, skipped, SourceMistake)
+            raise SourceMistake(f"the ONNX file does not run as it is: {error}") from error
     draws = tuple(_reference(one) for one in chosen)
     return References(draws, {one.name: one.traits for one in plan.inputs}, tuple(skipped))
-
-
-def _does_not_run(error: StepFailed) -> SourceMistake:
-    return SourceMistake(f"the ONNX file does not run as it is: {error}")
 
 
 def outputs_digest(references: Sequence[Reference]) -> str:

@@ -18,7 +18,7 @@ from benchmarks.fuzz.seeds import seed_models
 
 SEED, COUNT, SHARES = 2026, 3000, 6
 HANG_S = 120.0
-SOME = {"optimize": 60, "diff": 100, "why": 20, "run": 250, "right": 60}
+SOME = {"optimize": 10, "diff": 60, "why": 50, "bisect": 300, "run": 75, "right": 60}
 """Door → of how many files it gets one; `load`, `from_onnx` and the diff of structures get them all."""
 
 
@@ -31,7 +31,7 @@ def doors() -> Iterator[Doors]:
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
     """A door that hangs ends the process, with a traceback of where: nothing else could end native code."""
-    faulthandler.dump_traceback_later(HANG_S * 3, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(HANG_S * 3, exit=True, file=sys.__stderr__ or 2)
     yield
     faulthandler.cancel_dump_traceback_later()
 

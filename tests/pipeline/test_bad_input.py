@@ -288,3 +288,23 @@ def test_two_runs_into_one_folder(tmp_path: Path, command) -> None:
     assert code == 2
     assert "another run is writing to" in said
     assert "files:" in first.communicate(timeout=120)[0]
+
+
+def test_an_onnx_source_that_never_ends_or_dies_ends_in_one_message(command, tmp_path: Path, monkeypatch) -> None:
+    """It runs in the proof worker, under the limit that its declared sizes explain."""
+    monkeypatch.setattr("passes.load.budget.LEAST_SECONDS", 4.0)
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    endless (float[2] x) => (float[2] y) {
+        trips = Constant <value = int64 {9223372036854775807}> ()
+        go = Constant <value = bool {1}> ()
+        y = Loop (trips, go, x) <body = step (int64 i, bool c, float[2] s) => (bool c2, float[2] s2) {
+            c2 = Identity (c)
+            s2 = Add (s, s)
+        }>
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "endless.onnx")
+    config = tmp_path / "endless.yaml"
+    config.write_text(yaml.safe_dump({"name": "endless", "model": {"onnx": str(tmp_path / "endless.onnx")}}))
+    code, said = command("run", config)
+    assert (code, one_message(said)) == (2, True), said
+    assert "does not run as it is" in said and "was stopped" in said

@@ -80,7 +80,7 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     shown = ask(*words, "--out", tmp_path / "out", "--jobs", "1", "--gate")
     assert getattr(shown.exception, "exit_code", None) == 2
     assert "2 of the models cannot be read" in str(shown.exception)
-    assert re.search(r"^not read: models/broken: .*broken\.onnx is not a readable ONNX file: ", shown.output, re.M)
+    assert re.search(r"^not read: models/broken: .*broken\.onnx is not a readable ONNX file \(", shown.output, re.M)
     assert '  rename_input_output signature: "models/inner.onnx/two\\nlines.ONNX"; ' in shown.output
     (table,) = tables_in(tmp_path / "out")
     assert (table.unread, table.unjudged, table.cases) == (("models/broken", "models/empty"), (), {"models": 1})

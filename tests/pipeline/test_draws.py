@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from passes import Status
+from passes.base import Workbench
 from pipeline import Pipeline, RunConfig
 from pipeline.result import RunResult
 from pipeline.stages.source import open_source
@@ -48,10 +49,10 @@ def test_a_size_that_the_export_does_not_hold_for_is_left_out_and_said(
     assert [one for one in coverage.not_covered if one.startswith(note)], coverage.not_covered
 
 
-def test_tables_and_masks_of_a_torch_module(tmp_path: Path) -> None:
+def test_tables_and_masks_of_a_torch_module(bench: Workbench) -> None:
     settings = config("words", TOKENS)
     source = open_source(settings)
-    references = compute_references(source, plan_draws(source, settings.model, settings.verify))
+    references = compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
     ids = np.concatenate([one.feeds["ids"].ravel() for one in references.draws[1:]])
     assert (ids.min(), ids.max()) == (0, 39)
     masks = [set(one.feeds["mask"].ravel().tolist()) for one in references.draws]
@@ -62,11 +63,11 @@ def test_tables_and_masks_of_a_torch_module(tmp_path: Path) -> None:
     assert note.startswith("not drawn: S=8 (the model does not run on it: the model raises")
 
 
-def test_a_range_is_kept_and_its_ends_are_drawn(tmp_path: Path) -> None:
+def test_a_range_is_kept_and_its_ends_are_drawn(bench: Workbench) -> None:
     inputs = {"ids": {**TOKENS["ids"], "range": [10, 20]}, "mask": {**TOKENS["mask"], "range": [1, 1]}}
     settings = config("words", inputs, verify={"sizes": []})
     source = open_source(settings)
-    references = compute_references(source, plan_draws(source, settings.model, settings.verify))
+    references = compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
     ids = np.concatenate([one.feeds["ids"].ravel() for one in references.draws])
     assert (ids.min(), ids.max()) == (10, 19)
     assert {tuple(np.unique(one.feeds["mask"])) for one in references.draws} == {(1,)}

@@ -10,6 +10,7 @@ import onnx
 
 from passes.errors import ModelMistake
 from passes.guard.calls.base import LetThrough
+from passes.load import check_model
 from passes.model.order import sort_nodes
 from passes.model.stand_ins import inline
 from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, detach, read_model
@@ -24,10 +25,11 @@ def copied(model: onnx.ModelProto, instead: Callable[[], Any]) -> DetachedModel:
         LetThrough: it is broken, or its external data is not in it.
     """
     copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    sort_nodes(copy.graph)
     try:
-        return detach(copy)
+        check_model(model)
+        copy.CopyFrom(model)
+        sort_nodes(copy.graph)
+        return detach(copy, checked=True)
     except ModelMistake as mistake:
         raise LetThrough(str(mistake), instead) from mistake
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from onnx import inliner
+from onnx import TensorProto, inliner
 
 from passes.errors import ModelMistake
 from passes.load import load_model
+from passes.model.external_data import ExternalFiles
+from passes.model.stand_ins import inline
+from passes.model.weights import inner_tensors
 from pipeline.errors import SourceMistake, Unsupported
 from pipeline.importers.from_onnx.attributes import schema_of
 
@@ -69,9 +72,29 @@ def read_source(
         raise Unsupported(f"found sparse initializers ({names}), expected dense ones; make them dense first")
     if model.functions:
         model = inliner.inline_local_functions(model)
+    model = _with_inner_data(model, folder)
     for name in sorted({node.op_type for node in model.graph.node if _is_function(node, opset, known)}):
         model = _without_function(model, name, opset)
     return Source(model, opset, folder)
+
+
+def _with_inner_data(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
+    """`model` with the external data of Constants and of bodies of If, Loop and Scan inside of it.
+
+    Raises:
+        SourceMistake: it is missing, or outside of `folder`.
+    """
+    if all(tensor.data_location != TensorProto.EXTERNAL for tensor in inner_tensors(model.graph)):
+        return model
+    whole, files = onnx.ModelProto(), ExternalFiles(folder)
+    whole.CopyFrom(model)
+    try:
+        for tensor in inner_tensors(whole.graph):
+            if tensor.data_location == TensorProto.EXTERNAL:
+                inline(tensor, files.bytes_of(tensor))
+    except ModelMistake as mistake:
+        raise SourceMistake(str(mistake)) from mistake
+    return whole
 
 
 def _is_function(node: onnx.NodeProto, opset: int, known: Collection[str]) -> bool:

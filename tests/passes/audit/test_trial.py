@@ -108,7 +108,7 @@ def test_a_job_is_plain_data() -> None:
         Finding("rename_input_output", "signature", "planted/named_dims", "other inputs")
     ]
     assert list(value["unread"]) == ["models/absent"]
-    assert "is not a readable ONNX file" in value["unread"]["models/absent"]
+    assert "no ONNX file at" in value["unread"]["models/absent"]
 
 
 @KNOWN

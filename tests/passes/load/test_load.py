@@ -6,16 +6,22 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import AttributeProto, ModelProto, TensorProto, helper
 
 from benchmarks.fuzz.seeds import seed_models, write_data_file
 from passes import optimize, why
+from passes.audit.file_cases import load_file
 from passes.draw import draw_array
 from passes.errors import ModelMistake
+from passes.guard.calls.base import LetThrough
+from passes.guard.calls.models import copied
 from passes.load import check_bytes, load_model, memory_budget, seconds_to_run
 from passes.model.weights import read_model
+from passes.proof.draw_choice import choose_draws
+from passes.proof.draws import Draw, DrawnInput, DrawPlan
 from pipeline.errors import SourceMistake
 from pipeline.importers import from_onnx
 
@@ -288,3 +294,55 @@ def test_small_constants_that_broadcast_to_a_huge_one_are_not_folded() -> None:
         model.graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, shape, range(2000)))
     graph = from_onnx(model)  # 64 GB, if it were folded
     assert [op.kind for op in graph.ops] == ["Add", "Add"]
+
+
+def external_constant() -> onnx.ModelProto:
+    model = parsed("k = Constant <value = float[2] {1.0, 2.0}> () y = Add (x, k)", "(float[2] x) => (float[2] y)")
+    tensor = model.graph.node[0].attribute[0].t
+    tensor.ClearField("float_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="k.data")
+    return model
+
+
+def test_the_importer_reads_external_data_inside_of_nodes_from_the_folder(tmp_path: Path) -> None:
+    model = external_constant()
+    (tmp_path / "k.data").write_bytes(np.array([3, 4], np.float32).tobytes())
+    graph = from_onnx(model, base_dir=tmp_path)
+    (stored,) = graph.payloads.values()
+    np.testing.assert_array_equal(stored.numpy(), [3, 4])
+    assert model.graph.node[0].attribute[0].t.data_location == TensorProto.EXTERNAL
+    (tmp_path / "k.data").unlink()
+    with pytest.raises(SourceMistake, match=r"k\.data"):
+        from_onnx(model, base_dir=tmp_path)
+
+
+def test_a_guarded_call_asks_the_door(tmp_path: Path) -> None:
+    model = parsed("a = Relu (b) b = Relu (a) y = Add (a, x)", "(float[2] x) => (float[2] y)")
+    with pytest.raises(LetThrough, match="circle"):
+        copied(model, lambda: model)
+
+
+def test_an_audit_asks_the_door(tmp_path: Path) -> None:
+    model = parsed("a = Relu (b) b = Relu (a) y = Add (a, x)", "(float[2] x) => (float[2] y)")
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ModelMistake, match="circle"):
+        load_file("models", tmp_path, "m")
+
+
+def test_inputs_together_have_a_budget() -> None:
+    inputs = tuple(DrawnInput(name, (10**8,), "float32", -1, 1, name) for name in "ab")
+    with pytest.raises(ModelMistake, match="200,000,000 elements together"):
+        DrawPlan(inputs, ({},)).feeds(Draw(0, {}))
+
+
+def test_a_huge_input_is_drawn_once_and_quickly() -> None:
+    size, skipped = 7 * 10**7, []
+    plan = DrawPlan((DrawnInput("x", (size,), "float16", -1, 1, "x"),), ({},))
+    (draw,) = choose_draws(plan, lambda feeds: {"y": feeds["x"][:1]}, ["y"], skipped)
+    assert draw.feeds["x"].shape == (size,)
+    assert not np.array_equal(draw.feeds["x"][:1000], draw.feeds["x"][2**24 : 2**24 + 1000])
+    assert skipped == [
+        "not drawn: floats of ten times their range "
+        "(the inputs of the draws before it have 70,000,000 elements, which is enough)"
+    ]
