@@ -290,7 +290,6 @@ def test_an_lstm_has_all_inputs_and_outputs() -> None:
 
 
 REFUSED = {
-    "y, m = Dropout(x) z = Not(m)": "its mask is read",
     "y = IsInf <detect_negative = 0> (x) z = Not(y)": "infinities of one sign only",
     "y, i = MaxPool <kernel_shape = [1]> (c) z = Not(b) w = Neg(i)": "its output 'i' is read",
     "y = AveragePool <kernel_shape = [2], dilations = [2]> (c) z = Not(b)": "found dilations (2,), expected 1",
