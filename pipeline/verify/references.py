@@ -15,6 +15,8 @@ from passes.model.weights import read_model
 from passes.proof.draw_choice import ChosenDraw, choose_draws
 from passes.proof.draws import Draw, DrawPlan, Trait
 from passes.proof.lookups import rows_by_input
+from passes.proof.numbers import DRAWN
+from passes.proof.precision import computed_types
 from passes.proof.prove import Reference
 from pipeline.config import ModelConfig, VerifyConfig
 from pipeline.errors import SourceMistake
@@ -43,10 +45,10 @@ class References:
     traits: Mapping[str, frozenset[Trait]] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
 
-    def held_by(self, labels: Collection[str], not_drawn: Sequence[str]) -> References:
-        """The draws of these labels, on which the export is compared; of the others it is said why not."""
+    def held_by(self, labels: Collection[str], not_covered: Sequence[str]) -> References:
+        """The draws of these labels, on which the export is compared; what is not compared is said."""
         draws = tuple(one for one in self.draws if one.label in labels)
-        return replace(self, draws=draws, skipped=(*self.skipped, *not_drawn))
+        return replace(self, draws=draws, skipped=(*self.skipped, *not_covered))
 
 
 def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig) -> DrawPlan:
@@ -72,12 +74,14 @@ def compute_references(source: Source, plan: DrawPlan) -> References:
         SourceMistake: it does not run on a draw that is needed, or an output holds NaN or nothing is finite, so that
             nothing can be compared.
     """
-    if isinstance(source, TorchSource):
+    drawn: Collection[str] = ()
+    if isinstance(source, TorchSource):  # each of its runs draws the same numbers
         runner: Runner = torch_runner(source)
         plan = plan.with_rows(indexed_rows(source, plan.feeds(Draw(plan.seed, plan.needed[0]))))
     else:
         model = read_model(source.path)
         plan = plan.with_rows(rows_by_input(model))
+        drawn = {name for name, dtype in computed_types(model, source.outputs).items() if dtype == DRAWN}
         try:
             runner = onnxruntime_runner(model)
         except StepFailed as error:
@@ -90,7 +94,7 @@ def compute_references(source: Source, plan: DrawPlan) -> References:
             raise _does_not_run(error) from error
 
     skipped: list[str] = []
-    chosen = choose_draws(plan, run, source.outputs, skipped, SourceMistake)
+    chosen = choose_draws(plan, run, [name for name in source.outputs if name not in drawn], skipped, SourceMistake)
     draws = tuple(_reference(one) for one in chosen)
     return References(draws, {one.name: one.traits for one in plan.inputs}, tuple(skipped))
 
