@@ -178,8 +178,8 @@ RANDOM = {
     f"{X} => (int64[2] y) {{ {DRAW} y = Shape (r) }}": "",
     f"{X} => (float[2, 4] y) {{ {DRAW} y = Neg (x) }}": "float32",
     f"{X} => (float[2, 4] y) {{ {DRAW} c = CastLike (x, r) y = Neg (c) }}": "float32",
-    f"{X} => (float[2, 4] y) {{ y = Dropout (x) }}": "",
-    f"{X} => (float[2, 4] y) <float q = {{0.5}}, bool t = {{0}}> {{ y = Dropout (x, q, t) }}": "",
+    f"{X} => (float[2, 4] y) {{ y = Dropout (x) }}": "float32",
+    f"{X} => (float[2, 4] y) <float q = {{0.5}}, bool t = {{0}}> {{ y = Dropout (x, q, t) }}": "float32",
     f"{X} => (float[2, 4] y) <float q = {{0.5}}, bool t = {{1}}> {{ y = Dropout (x, q, t) }}": DRAWN,
     "(float[2] x, bool c) => (float[2] y) { y = If (c) <then_branch = t () => (float[2] a) "
     "{ a = RandomNormalLike (x) }, else_branch = e () => (float[2] b) { b = Neg (x) }> }": DRAWN,
