@@ -86,7 +86,7 @@ class _Journey:
         source = self.open_source()
         references = self.compute_references(source)
         exported = self.export(source, references)
-        references = references.held_by(exported.draws, exported.not_drawn)
+        references = references.held_by(exported.draws, exported.not_covered)
         optimized = self.optimize(source, references)
         executed = self.execute(exported, references)
         self.workspace.write_text("run.yaml", self._resolved())
@@ -128,6 +128,8 @@ class _Journey:
                 self.workspace.save("export", self.key, found)
             self.exported = found
             note(f"{found.origin}, opset {found.opset}, {found.nodes} nodes, {found.weight_bytes / 2**20:.0f} MiB")
+        for said in found.not_compared:
+            self.tell(Note(said))
         return found
 
     def optimize(self, source: Source, references: References) -> OptimizeReport:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from passes.model.sharing import Portable
-from passes.proof.numbers import Errors, compare
+from passes.proof.numbers import DRAWN, Errors, compare
 from passes.proof.precision import Precisions
 
 __all__ = ["Pair", "distances"]
@@ -23,7 +23,7 @@ def distances(
     feeds: Mapping[str, np.ndarray],
     computed_in: Precisions,
 ) -> list[Errors | None]:
-    """How far the second value of each pair is from the first; None for what is no tensor.
+    """How far the second value of each pair is from the first; None for what is no tensor, or random.
 
     Values are judged by the types that the first model computes them in.
 
@@ -36,6 +36,8 @@ def distances(
 
 
 def _compared(before: np.ndarray, after: np.ndarray, computed_in: str | None) -> Errors | None:
+    if computed_in == DRAWN:
+        return None
     is_text = all(isinstance(one, str) for array in (before, after) for one in array.ravel())
     if object in (before.dtype, after.dtype) and not is_text:
         return None

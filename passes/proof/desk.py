@@ -24,7 +24,7 @@ from passes.proof.evidence import Draws, Watched
 from passes.proof.gauges import Gauges, Readings, add_gauges
 from passes.proof.lookups import Lookup
 from passes.proof.moves import Distinct, distinct_arrays
-from passes.proof.numbers import Errors, Tolerance, compare, same_bits
+from passes.proof.numbers import DRAWN, Errors, Tolerance, compare, same_bits
 from passes.proof.precision import Precisions
 from passes.proof.table_match import Match, match_table
 from passes.proof.zeros import zeros_of
@@ -122,7 +122,8 @@ class Desk:
         self._feeds.clear()
         for known in (self._expected, self._inner, self._values):
             known.clear()
-        for one in choose_draws(plan, session.run, outputs, skipped):
+        steady = [name for name in outputs if self._computed_in.get(name) != DRAWN]
+        for one in choose_draws(plan, session.run, steady, skipped):
             drawn.append(one.draw)
             self._feeds.append(dict(one.feeds))
             for known in (self._expected, self._inner, self._values):

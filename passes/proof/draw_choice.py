@@ -53,21 +53,29 @@ def choose_draws(
     return _Choice(plan, run, outputs, skipped, failures).draws()
 
 
-def choose_in_worker(model: DetachedModel, plan: DrawPlan, bench: Workbench) -> tuple[list[ChosenDraw], list[str]]:
+def choose_in_worker(
+    model: DetachedModel, plan: DrawPlan, bench: Workbench, random_outputs: Sequence[str] = ()
+) -> tuple[list[ChosenDraw], list[str]]:
     """The draws of `plan` on which `model` runs in onnxruntime, and a sentence for everything that is not drawn.
 
     The model runs in the proof worker: onnxruntime may crash on it, or never come to an end.
 
+    Args:
+        random_outputs: outputs of which no number can be compared, so they do not decide what is drawn.
+
     Raises:
         StepFailed: onnxruntime refuses the model, it does not run on a draw that is needed, or the process ended.
     """
-    return bench.proofs.ask(CHOOSE, model=portable(model, bench.spill), plan=plan)
+    return bench.proofs.ask(CHOOSE, model=portable(model, bench.spill), plan=plan, random_outputs=random_outputs)
 
 
-def run_and_choose(model: Portable, plan: DrawPlan) -> tuple[list[ChosenDraw], list[str]]:
+def run_and_choose(
+    model: Portable, plan: DrawPlan, random_outputs: Sequence[str]
+) -> tuple[list[ChosenDraw], list[str]]:
     """In the proof worker: see `choose_in_worker`."""
     session, skipped = model.session(), []
-    return list(choose_draws(plan, session.run, session.outputs, skipped)), skipped
+    outputs = [name for name in session.outputs if name not in random_outputs]
+    return list(choose_draws(plan, session.run, outputs, skipped)), skipped
 
 
 CHOOSE: Final = "passes.proof.draw_choice:run_and_choose"

@@ -9,7 +9,17 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-__all__ = ["NO_ERROR", "TOLERANCES", "Errors", "Tolerance", "compare", "least_precise", "same_bits", "tolerance_for"]
+__all__ = [
+    "DRAWN",
+    "NO_ERROR",
+    "TOLERANCES",
+    "Errors",
+    "Tolerance",
+    "compare",
+    "least_precise",
+    "same_bits",
+    "tolerance_for",
+]
 
 
 GAP: Final = 1e3
@@ -19,6 +29,9 @@ EXPONENTS: Final = int(math.log2(GAP))
 """Neighbours that lie `GAP` apart differ by so many powers of two at least."""
 
 MANY: Final = 32
+
+DRAWN: Final = "random"
+"""Said in place of a floating type of values that depend on random numbers: no two programs draw the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,8 @@ class Errors:
 
     `max_rel` is relative to the element, where the element is not tiny against its group; `sqnr_db` is signal power
     over error power in dB, infinite for equal tensors. `excess` is the largest ratio of an error to its limit, `limit`
-    the limit there. `why` is empty when the result is within tolerance. `judged_as` is the type whose tolerance held.
+    the limit there. `why` is empty when the result is within tolerance. `judged_as` is the type whose tolerance held,
+    or `DRAWN` where only shape and dtype were compared.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
@@ -67,12 +81,15 @@ def compare(
 ) -> Errors:
     """Measure `got` against `expected`; integers, booleans and strings have to be equal.
 
-    Floats are judged as their own type, or as the less precise one that they were `computed_in`.
+    Floats are judged as their own type, or as the less precise one that they were `computed_in`. Of what is `DRAWN`
+    only shape and dtype are compared.
 
     Elements are judged by the scale of their group. Values of one computation fill their range; where the sorted
     magnitudes leave a gap of `GAP` or more, what lies above is something else, such as the -3.4e38 that masks a logit.
     Without groups one such value would hide any error in the others.
     """
+    if computed_in == DRAWN:
+        return replace(_unlike(expected, got) or NO_ERROR, judged_as=DRAWN)
     own = str(expected.dtype)
     judged_as = least_precise(own, computed_in) if own in ROUNDING else own
     errors = _compared(expected, got, tolerance_for(judged_as, tolerances, own))
@@ -87,10 +104,8 @@ def least_precise(*dtypes: str | None) -> str:
 
 
 def _compared(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Errors:
-    if expected.shape != got.shape:
-        return _incomparable(f"shape {got.shape}, expected {expected.shape}")
-    if expected.dtype != got.dtype:
-        return _incomparable(f"dtype {got.dtype}, expected {expected.dtype}")
+    if (unlike := _unlike(expected, got)) is not None:
+        return unlike
     if same_bits(expected, got):
         return NO_ERROR
     if expected.dtype.kind in "OUS":
@@ -110,6 +125,15 @@ def _compared(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Er
             return _incomparable(f"{bad} of {left.size} elements are NaN or infinite on one side only")
         left, right, error = left[finite], right[finite], error[finite]
     return _measured(left, right, error, tolerance) if left.size else NO_ERROR
+
+
+def _unlike(expected: np.ndarray, got: np.ndarray) -> Errors | None:
+    """What is wrong with shape or dtype; None if nothing is."""
+    if expected.shape != got.shape:
+        return _incomparable(f"shape {got.shape}, expected {expected.shape}")
+    if expected.dtype != got.dtype:
+        return _incomparable(f"dtype {got.dtype}, expected {expected.dtype}")
+    return None
 
 
 def _measured(left: np.ndarray, right: np.ndarray, error: np.ndarray, tolerance: Tolerance) -> Errors:

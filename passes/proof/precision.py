@@ -4,6 +4,8 @@ A float64 that is made of float32 is no better than float32. What counts is wher
 where a node *computes* in it: an input or a weight that is stored in half precision is given, and moving its elements
 rounds nothing. Constants that are computed from constants count no more, since every program computes the same from
 them, nor do integers and bools, which are equal or wrong; those that stand for floats (QuantizeLinear) pass theirs on.
+
+What depends on random numbers has no precision at all, and is `DRAWN`.
 """
 
 from __future__ import annotations
@@ -13,19 +15,19 @@ from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from typing import Final
 
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, helper, inliner
+from onnx import GraphProto, NodeProto, TensorProto, helper, inliner, numpy_helper
 
 from passes.model.bodies import bodies_of
 from passes.model.canonical import RANDOM_OPS
 from passes.model.reads import reads_of
 from passes.model.weights import DetachedModel
 from passes.proof.moves import data_operands
-from passes.proof.numbers import least_precise
+from passes.proof.numbers import DRAWN, least_precise
 
 __all__ = ["Precisions", "computed_types"]
 
 Precisions = Mapping[str, str]
-"""Value → the least precise floating type on its way, by numpy's name."""
+"""Value → the least precise floating type on its way, by numpy's name; or `DRAWN`."""
 
 Known = MutableMapping[str, str | None]
 """Value → the least precise type so far; empty where nothing was rounded yet, None for a constant."""
@@ -58,10 +60,13 @@ class _Walk:
 
     def __init__(self, computed_in: Collection[str] | None) -> None:
         self._computed_in = computed_in
+        self._false: set[str] = set()
+        """Constants that say no, such as the `training_mode` of a Dropout."""
 
     def through(self, graph: GraphProto, known: Known, outer: Mapping[str, int]) -> None:
         """Add to `known` what the nodes of `graph` make; `outer` are the element types of what is visible there."""
         types = {**outer, **_element_types(graph)}
+        self._false.update(_false_constants(graph))
         for node in graph.node:
             self._node(node, known, types)
 
@@ -70,6 +75,9 @@ class _Walk:
             self._body_node(node, known, types)
             return
         read = [name for name in _data_of(node) if name]
+        if self._draws(node) or (node.op_type not in SIZE_READERS and _has_drawn(known, read)):
+            known.update(dict.fromkeys(node.output, DRAWN))
+            return
         if all(known.get(name) is None for name in read) and node.op_type not in RANDOM_OPS:
             known.update(dict.fromkeys(node.output, None))
             return
@@ -86,6 +94,12 @@ class _Walk:
                 known[name] = worst if stands_for_floats and dtype != TensorProto.BOOL else ""
             else:  # the result has no known type: it is computed in those of its inputs
                 known[name] = least_precise(worst, *(self._counted(types.get(one, 0)) for one in read))
+
+    def _draws(self, node: NodeProto) -> bool:
+        """Whether `node` draws numbers: a Dropout does so in training mode only."""
+        if node.op_type == "Dropout":
+            return len(node.input) > 2 and node.input[2] not in ("", *self._false)
+        return node.op_type in RANDOM_OPS
 
     def _counted(self, dtype: int) -> str:
         name = FLOATS.get(dtype, "")
@@ -105,12 +119,34 @@ class _Walk:
                 self.through(body, ChainMap(inner, known), types)
                 made = [inner.get(info.name, known.get(info.name)) or "" for info in body.output][result:]
                 for place in range(carried):
-                    fed[first + place] = least_precise(fed[first + place], made[place])
+                    fed[first + place] = _worst(fed[first + place], made[place])
                 if fed == before:
                     break
-            found = [least_precise(*pair) for pair in zip(found, made, strict=False)]
+            found = [_worst(*pair) for pair in zip(found, made, strict=False)]
+        # A condition, or a number of rounds, that is drawn decides on all results.
+        if _has_drawn(known, () if node.op_type == "Scan" else node.input[: 2 if node.op_type == "Loop" else 1]):
+            found = [DRAWN] * len(found)
         is_constant = all(known.get(name) is None for name in reads_of(node))
-        known.update((name, None if is_constant else dtype) for name, dtype in zip(node.output, found, strict=True))
+        for name, dtype in zip(node.output, found, strict=True):
+            known[name] = None if is_constant and dtype != DRAWN else dtype
+
+
+def _has_drawn(known: Known, names: Iterable[str]) -> bool:
+    return any(known.get(name) == DRAWN for name in names)
+
+
+def _worst(*dtypes: str) -> str:
+    return DRAWN if DRAWN in dtypes else least_precise(*dtypes)
+
+
+def _false_constants(graph: GraphProto) -> Iterable[str]:
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            tensors.update((node.output[0], one.t) for one in node.attribute if one.name == "value")
+    for name, tensor in tensors.items():
+        if tensor.data_type == TensorProto.BOOL and not tensor.dims and not numpy_helper.to_array(tensor).any():
+            yield name
 
 
 def _places(node: NodeProto) -> tuple[int, int, int]:
@@ -125,7 +161,7 @@ def _places(node: NodeProto) -> tuple[int, int, int]:
 
 def _data_of(node: NodeProto) -> Iterable[str]:
     """The inputs whose numbers go into the result."""
-    return node.input[: 1 if node.op_type in ("CastLike", "Shape", "Size") else None]
+    return node.input[: 1 if node.op_type in ("CastLike", *SIZE_READERS) else None]
 
 
 def _element_types(graph: GraphProto) -> dict[str, int]:
@@ -144,6 +180,8 @@ FLOATS: Final[Mapping[int, str]] = {
     )
 }
 """Without FLOAT8E8M0, which holds scales: what is divided by a scale is multiplied by it again."""
+
+SIZE_READERS: Final = ("Shape", "Size")
 
 QUANTIZING: Final = frozenset(
     {

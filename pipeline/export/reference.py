@@ -16,6 +16,9 @@ from pipeline.export.tree import call, input_tensors, output_tensors, refill
 
 __all__ = ["run_torch"]
 
+SEED = 0
+"""A module that draws numbers draws the same ones in each run; the user's own generator stays where it is."""
+
 
 def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor]) -> dict[str, np.ndarray]:
     """Run the module in eval mode, without gradients.
@@ -39,7 +42,8 @@ def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor
     example = refill(source.module, source.example, tensors)
     source.module.eval()
     try:
-        with quiet():
+        with quiet(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
             outputs = output_tensors(call(source.module, example))
     except OnnxlineError:
         raise

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Emitter
-from pipeline.lowering import aten, conv, elementwise, index, linear, norm, recurrent, reduce, shape
+from pipeline.lowering import aten, conv, elementwise, index, linear, norm, random, recurrent, reduce, shape
 from pipeline.lowering.layout import ViewRule
 
 __all__ = ["EMITTERS", "FAMILIES", "INPLACE", "VIEWS", "emitter_of", "join"]
@@ -34,7 +34,7 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
     return MappingProxyType(joined)
 
 
-FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent, aten)
+FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent, random, aten)
 
 EMITTERS: Mapping[str, Emitter] = join(family.EMITTERS for family in FAMILIES)
 INPLACE: Mapping[str, tuple[int, ...]] = join(family.INPLACE for family in FAMILIES)

@@ -126,6 +126,13 @@ class Kind(IntEnum):
     # recurrent
     LSTM = 801
 
+    # random
+    RandomNormal = 1001
+    RandomUniform = 1002
+    Bernoulli = 1003
+    Multinomial = 1004
+    Dropout = 1005
+
     # aten
     Aten = 901
     HigherOrder = 902

@@ -46,7 +46,7 @@ class ExportReport:
     outputs: tuple[str, ...]
     draws: tuple[str, ...]
     parameters: frozenset[str]
-    """Digests of the initializers that are an `nn.Parameter`, as they are and transposed."""
+    """Element types and digests of the initializers that are an `nn.Parameter`, as they are and transposed."""
     errors: Mapping[str, Errors]
     notes: tuple[str, ...] = ()
     files: tuple[tuple[str, int, int], ...] = ()
@@ -54,6 +54,19 @@ class ExportReport:
     """The floating types that the torch module computes in; empty for an ONNX source, whose file says it."""
     not_drawn: tuple[str, ...] = ()
     """Sizes that nobody asked for and that the export does not hold for, with the reasons."""
+    random: tuple[str, ...] = ()
+    """Outputs that depend on random numbers: of these only shape and dtype are compared."""
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """Sentences on what no comparison of the run has shown."""
+        return (*self.not_drawn, *self.not_compared)
+
+    @property
+    def not_compared(self) -> tuple[str, ...]:
+        """A sentence on random outputs, if there are any."""
+        shown = ", ".join(map(repr, self.random))
+        return (f"not compared: {shown} (random numbers; shape and dtype are compared)",) if shown else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from pipeline.planning import to_json as plan_to_json
 from pipeline.report import BackendReport, ExportReport, RuntimeReport
 from pipeline.runtime import compile_graph
 from pipeline.runtime.blame import DataMistake
+from pipeline.stages.export import key_of_parameter
 from pipeline.stages.referred import written_path
 from pipeline.stages.tolerances import tolerances_of
 from pipeline.verify.references import References
@@ -182,5 +183,6 @@ def _trainable(path: Path, digests: frozenset[str], globs: Sequence[str]) -> fro
     return frozenset(
         tensor.name
         for tensor in model.proto.graph.initializer
-        if any(fnmatchcase(tensor.name, glob) for glob in globs) or (digests and model.digest(tensor) in digests)
+        if any(fnmatchcase(tensor.name, glob) for glob in globs)
+        or (digests and key_of_parameter(tensor, model.digest(tensor)) in digests)
     )

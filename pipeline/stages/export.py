@@ -6,12 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from onnx import TensorProto
+
 from passes.bench import limit_runs, open_bench
 from passes.errors import StepFailed, StepTimedOut
 from passes.model.weights import DetachedModel, read_model
+from passes.proof.numbers import DRAWN, Errors
 from passes.proof.prove import Measurement, Prover, Reference
 from pipeline.config import RunConfig, locate
-from pipeline.errors import CheckFailed, Unsupported
+from pipeline.errors import CheckFailed, SourceMistake, Unsupported
 from pipeline.export import export_onnx
 from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source
@@ -21,7 +24,7 @@ from pipeline.stages.tolerances import tolerances_of
 from pipeline.verify.references import References
 from pipeline.workspace import Workspace, stamp
 
-__all__ = ["export", "exported_path", "refuse_wrong_export"]
+__all__ = ["export", "exported_path", "key_of_parameter", "refuse_wrong_export"]
 
 
 def exported_path(source: Source, workspace: Workspace) -> Path:
@@ -64,6 +67,7 @@ def export(config: RunConfig, source: Source, references: References, workspace:
         computed_in=computed_in,
         files=tuple((str(file.relative_to(workspace.folder)), *stamp(file)) for file in _written(path, workspace)),
         not_drawn=not_drawn,
+        random=_random_outputs(measurement.errors),
     )
     return report, measurement.why
 
@@ -121,6 +125,22 @@ def _measured(
             raise _does_not_run(failure) from failure
 
 
+def _random_outputs(errors: Mapping[str, Errors]) -> tuple[str, ...]:
+    """The outputs that depend on random numbers, which no two programs draw alike.
+
+    Raises:
+        SourceMistake: all of them do.
+    """
+    drawn = [name for name, one in errors.items() if one.judged_as == DRAWN]
+    if drawn and len(drawn) == len(errors):
+        shown = ", ".join(map(repr, drawn))
+        raise SourceMistake(
+            f"every output of the model depends on random numbers ({shown}), so nothing can be compared; "
+            "make the noise an input, or set its scale to 0 (noise_scale, dropout) in the model's configuration"
+        )
+    return tuple(drawn)
+
+
 def _beyond(reference: Reference, ranges: Mapping[str, tuple[int, int | None]]) -> str:
     """Which dim of a draw is larger, or smaller, than the graph was traced for; empty for none."""
     for name, size in (reference.draw.sizes if reference.draw else {}).items():
@@ -171,10 +191,15 @@ def _digests(model: DetachedModel, names: frozenset[str]) -> frozenset[str]:
     digests: set[str] = set()
     for tensor in model.proto.graph.initializer:
         if tensor.name in names:
-            digests.add(model.digest(tensor))
+            digests.add(key_of_parameter(tensor, model.digest(tensor)))
             if len(tensor.dims) == 2:
-                digests.add(model.turned_digest(tensor, (1, 0)))
+                digests.add(key_of_parameter(tensor, model.turned_digest(tensor, (1, 0))))
     return frozenset(digests)
+
+
+def key_of_parameter(tensor: TensorProto, digest: str) -> str:
+    """By its bytes alone, two zeros of float32 would be an int64 that says where a Slice starts."""
+    return f"{tensor.data_type}:{digest}"
 
 
 def _opset(model: DetachedModel) -> int:

@@ -17,6 +17,8 @@ from passes.model.weights import read_model
 from passes.proof.draw_choice import ChosenDraw, choose_draws, choose_in_worker
 from passes.proof.draws import Draw, DrawPlan, Trait
 from passes.proof.lookups import rows_by_input
+from passes.proof.numbers import DRAWN
+from passes.proof.precision import computed_types
 from passes.proof.prove import Reference
 from pipeline.config import ModelConfig, VerifyConfig
 from pipeline.errors import SourceMistake
@@ -45,10 +47,10 @@ class References:
     traits: Mapping[str, frozenset[Trait]] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
 
-    def held_by(self, labels: Collection[str], not_drawn: Sequence[str]) -> References:
-        """The draws of these labels, on which the export is compared; of the others it is said why not."""
+    def held_by(self, labels: Collection[str], not_covered: Sequence[str]) -> References:
+        """The draws of these labels, on which the export is compared; what is not compared is said."""
         draws = tuple(one for one in self.draws if one.label in labels)
-        return replace(self, draws=draws, skipped=(*self.skipped, *not_drawn))
+        return replace(self, draws=draws, skipped=(*self.skipped, *not_covered))
 
 
 def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig) -> DrawPlan:
@@ -75,15 +77,16 @@ def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> Refe
             nothing can be compared.
     """
     skipped: list[str] = []
-    if isinstance(source, TorchSource):
+    if isinstance(source, TorchSource):  # each of its runs draws the same numbers
         plan = plan.with_rows(indexed_rows(source, plan.feeds(Draw(plan.seed, plan.needed[0]))))
         chosen: Iterable[ChosenDraw] = choose_draws(plan, torch_runner(source), source.outputs, skipped, SourceMistake)
     else:
         model = read_model(source.path)
         plan = plan.with_rows(rows_by_input(model))
+        drawn = [name for name, dtype in computed_types(model, source.outputs).items() if dtype == DRAWN]
         try:
             with limit_runs(bench, model, [plan.feeds(Draw(plan.seed, plan.needed[0]))]):
-                chosen, skipped = choose_in_worker(model, plan, bench)
+                chosen, skipped = choose_in_worker(model, plan, bench, drawn)
         except StepFailed as error:
             raise SourceMistake(f"the ONNX file does not run as it is: {error}") from error
     draws = tuple(_reference(one) for one in chosen)

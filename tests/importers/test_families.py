@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import Unsupported
+from pipeline.errors import SourceMistake, Unsupported
+from pipeline.importers.from_onnx import elementwise
+from pipeline.importers.from_onnx.node import Node
 from tests.importers.pictures import ops
 
 X = "float[2, 3, 8, 8] x"
@@ -290,13 +292,64 @@ def test_an_lstm_has_all_inputs_and_outputs() -> None:
 
 
 REFUSED = {
-    "y, m = Dropout(x) z = Not(m)": "its mask is read",
     "y = IsInf <detect_negative = 0> (x) z = Not(y)": "infinities of one sign only",
     "y, i = MaxPool <kernel_shape = [1]> (c) z = Not(b) w = Neg(i)": "its output 'i' is read",
     "y = AveragePool <kernel_shape = [2], dilations = [2]> (c) z = Not(b)": "found dilations (2,), expected 1",
     "y = ArgMax <select_last_index = 1> (x) z = Not(b)": "the last of equal elements",
     "y = Trilu(x, k) z = Not(b)": "the diagonal is 'k', which is not a constant",
 }
+
+
+LEFT_OVER = {
+    "z = LSTM <hidden_size = 4, activation_alpha = [0.1]> (x, w, r)": "its attribute 'activation_alpha' is not handled",
+    "z = LayerNormalization <stash_type = 10> (x, s)": "its attribute 'stash_type' is not handled",
+    "q, z = LayerNormalization (x, s)": "its output 'z' is read",
+    "z = Relu <alpha = 0.5> (x)": "an attribute 'alpha', and Relu knows none",
+    "z = Softmax <beta = 2.0> (x)": "an attribute 'beta', and Softmax knows axis",
+    "z = ReduceMax <noop_with_empty_axes = 1> (x)": "an attribute 'noop_with_empty_axes'",
+    "z = Relu (x, s)": "has 2 inputs; Relu takes 1",
+    "q, z = Relu (x)": "has 2 outputs; Relu takes 1",
+}
+"""Node of opset 17 → why it is refused, by the door where ONNX knows no such thing."""
+
+
+@pytest.mark.parametrize("node", LEFT_OVER)
+def test_what_no_importer_reads_is_refused(node: str) -> None:
+    inputs = "float[5, 2, 3] x, float[1, 16, 3] w, float[1, 16, 4] r, float[3] s"
+    with pytest.raises((Unsupported, SourceMistake)) as caught:
+        ops(f"g ({inputs}) => (z) {{ {node} }}", 17)
+    assert LEFT_OVER[node] in str(caught.value)
+
+
+def ignoring(node: Node) -> None:
+    """An importer that looks at its first input alone."""
+    node.emit_first("Relu", node.operands(0))
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        ("z = PRelu (x, s)", "its input 1, 's', is not handled"),
+        ("z = LeakyRelu <alpha = 0.5> (x)", "its attribute 'alpha' is not handled"),
+        ("z = LeakyRelu <alpha = 0.01> (x)", ""),  # the default
+    ],
+)
+def test_what_an_importer_forgets_is_refused(node: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("PRelu", "LeakyRelu"):
+        monkeypatch.setitem(elementwise.IMPORTERS, kind, ignoring)
+    text = f"g (float[2, 3] x, float[3] s) => (float[2, 3] z) {{ {node} }}"
+    if not why:
+        assert "Relu(%0)" in ops(text)
+        return
+    with pytest.raises(Unsupported) as caught:
+        ops(text)
+    assert why in str(caught.value)
+
+
+def test_an_output_that_is_a_sequence_is_refused() -> None:
+    text = "g (float[2, 3] x) => (seq(float[2]) z) { z = SplitToSequence <axis = 1, keepdims = 0> (x) }"
+    with pytest.raises(Unsupported, match="'z' is a sequence of tensors"):
+        ops(text)
 
 
 @pytest.mark.parametrize("node", REFUSED)

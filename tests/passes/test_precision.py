@@ -11,7 +11,7 @@ from passes.diff import compare_numbers, match_models
 from passes.model.sharing import detached_copy
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
-from passes.proof.numbers import Tolerance, compare
+from passes.proof.numbers import DRAWN, Tolerance, compare
 from passes.proof.precision import computed_types
 from passes.proof.prove import Prover
 from passes.structures import Instance, structure_of
@@ -166,6 +166,40 @@ def test_overrides_by_dtype() -> None:
     assert compare(one, off, {"float64": loose}, "float32").ok  # what was said of outputs of this type still holds
     assert not compare(one, off, {"float64": loose, "float32": strict}, "float32").ok
     assert "float16" in compare(one, off, computed_in="float16").why
+
+
+DRAW = "r = RandomNormalLike (x)"
+
+RANDOM = {
+    f"{X} => (float[2, 4] y) {{ {DRAW} y = Add (x, r) }}": DRAWN,
+    f"{X} => (bool[2, 4] y) {{ {DRAW} y = Less (x, r) }}": DRAWN,
+    f"{X} => (float[4, 2] y) {{ {DRAW} y = Transpose (r) }}": DRAWN,
+    f"(int64[1] n) => (float[n] y) {{ x = ConstantOfShape (n) {DRAW} y = Neg (r) }}": DRAWN,
+    f"{X} => (int64[2] y) {{ {DRAW} y = Shape (r) }}": "",
+    f"{X} => (float[2, 4] y) {{ {DRAW} y = Neg (x) }}": "float32",
+    f"{X} => (float[2, 4] y) {{ {DRAW} c = CastLike (x, r) y = Neg (c) }}": "float32",
+    f"{X} => (float[2, 4] y) {{ y = Dropout (x) }}": "float32",
+    f"{X} => (float[2, 4] y) <float q = {{0.5}}, bool t = {{0}}> {{ y = Dropout (x, q, t) }}": "float32",
+    f"{X} => (float[2, 4] y) <float q = {{0.5}}, bool t = {{1}}> {{ y = Dropout (x, q, t) }}": DRAWN,
+    "(float[2] x, bool c) => (float[2] y) { y = If (c) <then_branch = t () => (float[2] a) "
+    "{ a = RandomNormalLike (x) }, else_branch = e () => (float[2] b) { b = Neg (x) }> }": DRAWN,
+    "(float[2] x) => (float[2] y) { r = RandomUniform <shape = [1]> () h = Constant <value_float = 0.5> () "
+    "l = Less (r, h) c = Squeeze (l) y = If (c) <then_branch = t () => (float[2] a) { a = Abs (x) }, "
+    "else_branch = e () => (float[2] b) { b = Neg (x) }> }": DRAWN,
+}
+
+
+@pytest.mark.parametrize("graph", RANDOM)
+def test_what_depends_on_random_numbers(graph: str) -> None:
+    model = detached(drawn(graph))
+    assert computed_types(model, ["y"]).get("y", "") == RANDOM[graph]
+
+
+def test_of_random_numbers_only_shape_and_dtype_are_compared() -> None:
+    one, other = np.zeros((2, 3), np.float32), np.ones((2, 3), np.float32)
+    assert compare(one, other, computed_in=DRAWN).ok
+    assert not compare(one, other.T, computed_in=DRAWN).ok
+    assert not compare(one, other.astype(np.float64), computed_in=DRAWN).ok
 
 
 def test_a_pass_does_not_loosen_the_tolerance_that_it_is_judged_by(bench: Workbench) -> None:

@@ -18,10 +18,16 @@ from tests.runtime import test_kernels_shape_index as shape_index
 NO_KERNEL: dict[str, str] = {}
 """kind → why this runtime has no kernel for it."""
 
-NO_CASE: dict[str, str] = dict.fromkeys(
-    ("Select", "Unbind", "Diagonal", "Unfold", "Contiguous", "Aten", "HigherOrder"),
-    "only torch's graphs have it; tests/aten compares it with torch",
-)
+NO_CASE: dict[str, str] = {
+    **dict.fromkeys(
+        ("Select", "Unbind", "Diagonal", "Unfold", "Contiguous", "Aten", "HigherOrder"),
+        "only torch's graphs have it; tests/aten compares it with torch",
+    ),
+    **dict.fromkeys(
+        ("RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "Dropout"),
+        "it draws numbers of its own; test_kernels_random.py looks at their distribution",
+    ),
+}
 """kind → why no case compares its kernel with a reference."""
 
 

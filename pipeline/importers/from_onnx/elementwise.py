@@ -20,13 +20,7 @@ def plain(node: Node) -> None:
 
 
 def passthrough(node: Node) -> None:
-    """Identity, and Dropout at inference: another name of input 0."""
-    node.attributes.settle("ratio", "seed")  # of training alone
-    node.settle_inputs(1)
-    if node.is_read(1):
-        raise node.refusal("its mask is read")
-    if node.kind == "Dropout" and node.has(2) and node.need_constant(2, "training_mode").item():
-        raise node.refusal("it is in training mode; export the model after model.eval()")
+    """Another name of input 0."""
     node.alias(node.operand(0))
 
 
@@ -124,7 +118,6 @@ IMPORTERS: dict[str, Importer] = {
     "Cast": cast,
     "CastLike": cast_like,
     "Clip": clip,
-    "Dropout": passthrough,
     "Elu": with_numbers(alpha=1.0),
     "Gelu": gelu,
     "HardSigmoid": with_numbers(alpha=0.2, beta=0.5),

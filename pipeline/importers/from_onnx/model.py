@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceMistake, Unsupported
 from pipeline.importers.from_onnx.node import Node
 from pipeline.importers.from_onnx.resolve import Resolved, resolve
 from pipeline.importers.from_onnx.scope import Scope
@@ -86,6 +86,10 @@ def output_labels(graph: onnx.GraphProto, resolved: Resolved) -> dict[str, str]:
 
 def leave(scope: Scope, name: str) -> int:
     """The vid of a graph output. What would leave under a name that is not its own leaves through an Identity."""
+    if name in scope.resolved.pieces:
+        raise Unsupported(
+            f"the output {name!r} is a sequence of tensors, expected tensors; make each of them an output by SequenceAt"
+        )
     vid = scope.vid(name)
     if scope.name(vid) == name:
         return vid

@@ -12,6 +12,7 @@ from pipeline.importers.from_onnx import (
     index,
     linear,
     norm,
+    random,
     recurrent,
     reduce,
     sequence,
@@ -52,6 +53,7 @@ FAMILIES: dict[str, Mapping[str, Importer]] = {
     "shape": shape.IMPORTERS,
     "index": index.IMPORTERS,
     "recurrent": recurrent.IMPORTERS,
+    "random": random.IMPORTERS,
     "sequence": sequence.IMPORTERS,
     "contrib": contrib.IMPORTERS,
 }

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from pipeline.lowering import Kind
 from pipeline.lowering.emitters import join
-from pipeline.runtime.kernels import aten, conv, elementwise, index, linear, norm, recurrent, reduce, shape
+from pipeline.runtime.kernels import aten, conv, elementwise, index, linear, norm, random, recurrent, reduce, shape
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
 
 __all__ = ["KERNELS", "Attrs", "Bind", "Kernel", "Launch", "prepared"]
 
-FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent, aten)
+FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent, random, aten)
 
 KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)
 

@@ -1,0 +1,55 @@
+"""Kernels that draw numbers: from a generator of their own at each launch, so that runs repeat.
+
+What they draw are not the numbers of onnxruntime or torch for the same seed: each has a generator of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.lowering import Kind
+from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
+
+__all__ = ["KERNELS"]
+
+
+def normal(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    del ins
+    outs[0].normal_(attrs["mean"], attrs["scale"], generator=_generator(attrs))
+
+
+def uniform(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """From `low` on, and below `high`. Drawn between 0 and 1: torch refuses ranges that a small dtype cannot span."""
+    del ins
+    drawn = torch.rand(outs[0].shape, generator=_generator(attrs), dtype=torch.float64)
+    outs[0].copy_(attrs["low"] + (attrs["high"] - attrs["low"]) * drawn)
+
+
+def bernoulli(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    outs[0].copy_(torch.bernoulli(ins[0], generator=_generator(attrs)))
+
+
+def multinomial(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """ONNX gives log-probabilities, which need not sum up to one; the same place may be drawn again."""
+    shares = torch.softmax(ins[0].double(), dim=1)
+    outs[0].copy_(torch.multinomial(shares, outs[0].shape[1], replacement=True, generator=_generator(attrs)))
+
+
+def dropout(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """What is kept is scaled up, so that the mean stays."""
+    kept = torch.rand(ins[0].shape, generator=_generator(attrs), dtype=torch.float64) >= attrs["ratio"]
+    outs[0].copy_(torch.where(kept, ins[0] / (1 - attrs["ratio"]), 0))
+    outs[1].copy_(kept)
+
+
+def _generator(attrs: Attrs) -> torch.Generator:
+    return torch.Generator().manual_seed(attrs["seed"])
+
+
+KERNELS: dict[Kind, Kernel] = {
+    Kind.RandomNormal: each_time(normal),
+    Kind.RandomUniform: each_time(uniform),
+    Kind.Bernoulli: each_time(bernoulli),
+    Kind.Multinomial: each_time(multinomial),
+    Kind.Dropout: each_time(dropout),
+}
