@@ -35,7 +35,7 @@ def through_files(model: DetachedModel, bench: Workbench, function: str, options
     try:
         save(model, source, external_from=PROTOBUF_LIMIT)
         bench.worker.call(function, source=str(source), target=str(target), options=dict(options))
-        return read_model(target, known=model.weights)
+        return read_model(target, known=model.weights, may_lack_outputs=True)  # of the pins: the runner judges that
     finally:
         for file in folder.glob("*before.onnx*"):
             file.unlink()

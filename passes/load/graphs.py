@@ -33,17 +33,27 @@ class GraphCheck:
 
     Args:
         folder, may_be_empty: see `passes.load.tensors.check_tensor`.
+        may_lack_outputs: outputs of the model may be made by nobody.
     """
 
     operators: Operators
     folder: Path | None
     may_be_empty: bool
+    may_lack_outputs: bool = False
 
-    def check(self, graph: GraphProto, outer: Sequence[set[str]] = (), where: str = "the graph") -> set[str]:
+    def check(
+        self,
+        graph: GraphProto,
+        outer: Sequence[set[str]] = (),
+        taken: Sequence[set[str]] = (),
+        where: str = "the graph",
+    ) -> set[str]:
         """Check `graph`; returns the names that it reads from outside.
 
         Args:
-            outer: names that are visible from outside, by graph.
+            outer: names that are visible from outside, by graph: nodes may come in any order.
+            taken: those of them that no node inside may have again. What the node around, or one behind it, makes may
+                have a name of the inside too, as ONNX's checker allows.
 
         Raises:
             ModelMistake: naming the node, the tensor or the value.
@@ -59,14 +69,14 @@ class GraphCheck:
         own = self._beginnings(graph, is_inner=bool(outer))
         for info in graph.value_info:
             check_value(info, "value", typed=False)
-        free = self._check_nodes(graph.node, own, outer, where)
+        free = self._check_nodes(graph.node, own, outer, taken, where)
         names = set()
         for info in graph.output:
             check_value(info, "output", typed=False)
             if info.name in names:
                 raise ModelMistake(f"{where} has the output {info.name!r} twice; expected one of each name")
             names.add(info.name)
-            if info.name not in own:
+            if info.name not in own and (outer or not self.may_lack_outputs):
                 _need(info.name, outer, f"is an output of {where}")
         return free | (names - own)
 
@@ -85,7 +95,7 @@ class GraphCheck:
             raise ModelMistake(f"{where} has the inputs {list(function.input)}; expected a name of its own for each")
         for info in function.value_info:
             check_value(info, "value", typed=False)
-        self._check_nodes(function.node, own, (), where)
+        self._check_nodes(function.node, own, (), (), where)
         for name in function.output:
             if name not in own:
                 _need(name, (), f"is an output of {where}")
@@ -115,7 +125,12 @@ class GraphCheck:
         return own | stored
 
     def _check_nodes(
-        self, nodes: Sequence[NodeProto], own: set[str], outer: Sequence[set[str]], where: str
+        self,
+        nodes: Sequence[NodeProto],
+        own: set[str],
+        outer: Sequence[set[str]],
+        taken: Sequence[set[str]],
+        where: str,
     ) -> set[str]:
         """Check `nodes`, and add what they make to `own`; returns what they read from outside."""
         makers: dict[str, int] = {}
@@ -124,7 +139,7 @@ class GraphCheck:
             for name in node.output:
                 if not name:
                     continue
-                if name in own or any(name in names for names in outer):
+                if name in own or any(name in names for names in taken):
                     other = f"{shown(nodes[makers[name]])} makes it" if name in makers else "it is there"
                     raise ModelMistake(f"{shown(node)} makes {name!r}, and {other} already; expected a name of its own")
                 own.add(name)
@@ -136,15 +151,18 @@ class GraphCheck:
             for name in reads:
                 if name not in own:
                     _need(name, outer, f"is read by {shown(node)}")
-            if node.attribute:
-                reads |= self._check_inside(node, own, outer)
+            if any(True for _ in bodies_in(node)):
+                earlier = own - {name for later in nodes[place:] for name in later.output}
+                reads |= self._check_inside(node, (*outer, own), (*taken, earlier))
+            elif node.attribute:
+                self._check_inside(node, (), ())
             free |= reads - own
             late.extend((makers[name], place) for name in reads if makers.get(name, -1) >= place)
         if late:
             self._refuse_circle(nodes, makers, own, outer)
         return free
 
-    def _check_inside(self, node: NodeProto, own: set[str], outer: Sequence[set[str]]) -> set[str]:
+    def _check_inside(self, node: NodeProto, outer: Sequence[set[str]], taken: Sequence[set[str]]) -> set[str]:
         """Check tensors and graphs of `node`'s attributes; returns what the graphs read from outside."""
         reads: set[str] = set()
         for tensor in tensors_in(node):
@@ -154,7 +172,7 @@ class GraphCheck:
         for name, body in bodies_in(node):
             where = f"the body {name!r} of {shown(node)}"
             _check_ends(node, body, where)
-            reads |= self.check(body, (*outer, own), where)
+            reads |= self.check(body, outer, taken, where)
         return reads
 
     def _refuse_circle(

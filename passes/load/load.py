@@ -24,7 +24,11 @@ MOST_BYTES: Final = 2**31 - 1
 
 
 def load_model(
-    source: str | Path | bytes | ModelProto, folder: Path | None = None, *, may_be_empty: bool = False
+    source: str | Path | bytes | ModelProto,
+    folder: Path | None = None,
+    *,
+    may_be_empty: bool = False,
+    may_lack_outputs: bool = False,
 ) -> ModelProto:
     """A model that the rest of the code can trust. External data is looked for, and not read.
 
@@ -35,30 +39,33 @@ def load_model(
         source: nodes may come in any order.
         folder: of the external data; by default that of the path (of the file that a link leads to).
         may_be_empty: weights may be left out: a tensor without data, or a data file that is missing.
+        may_lack_outputs: outputs may be made by nobody, as where a tool has fused over a pinned value.
 
     Raises:
         ModelMistake: the file is missing, cut short or no ONNX; or what it says cannot be. One sentence: what was
             found, at which node, tensor or value, and what was expected.
     """
     if isinstance(source, ModelProto):
-        check_model(source, folder, may_be_empty=may_be_empty)
+        check_model(source, folder, may_be_empty=may_be_empty, may_lack_outputs=may_lack_outputs)
         return source
     if isinstance(source, bytes):
         model = _parsed(source, "the model")
-        check_model(model, folder, may_be_empty=may_be_empty)
+        check_model(model, folder, may_be_empty=may_be_empty, may_lack_outputs=may_lack_outputs)
     else:
         path = Path(source)
         model = _read(path)
         folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
         try:
-            check_model(model, folder, may_be_empty=may_be_empty)
+            check_model(model, folder, may_be_empty=may_be_empty, may_lack_outputs=may_lack_outputs)
         except ModelMistake as mistake:
             raise ModelMistake(f"{path}: {mistake}") from mistake
     _open_dims(model)
     return model
 
 
-def check_model(model: ModelProto, folder: Path | None = None, *, may_be_empty: bool = False) -> None:
+def check_model(
+    model: ModelProto, folder: Path | None = None, *, may_be_empty: bool = False, may_lack_outputs: bool = False
+) -> None:
     """Whether a model in memory can be trusted; see `load_model`.
 
     Raises:
@@ -89,7 +96,7 @@ def check_model(model: ModelProto, folder: Path | None = None, *, may_be_empty: 
         operators = Operators({**versions, **own}, functions, parameters)
         GraphCheck(operators, folder, may_be_empty).check_function(function)
     root = None if folder is None else folder.resolve()
-    GraphCheck(Operators(versions, functions), root, may_be_empty).check(model.graph)
+    GraphCheck(Operators(versions, functions), root, may_be_empty, may_lack_outputs).check(model.graph)
     if functions:
         check_calls(model.graph, functions)
 

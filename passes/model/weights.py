@@ -194,7 +194,12 @@ def attach(model: DetachedModel) -> onnx.ModelProto:
 
 
 def read_model(
-    path: Path, known: WeightStore | None = None, *, unread: bool | None = None, folder: Path | None = None
+    path: Path,
+    known: WeightStore | None = None,
+    *,
+    unread: bool | None = None,
+    folder: Path | None = None,
+    may_lack_outputs: bool = False,
 ) -> DetachedModel:
     """Read an ONNX file, detached. External data is memory-mapped; nodes come in an order that ONNX allows.
 
@@ -202,13 +207,14 @@ def read_model(
         known: see `detach`.
         unread: see `detach`; None: as the file says of itself (`UNREAD`).
         folder: where its external data lies; its own folder by default.
+        may_lack_outputs: see `passes.load.load_model`.
 
     Raises:
         ModelMistake: no such file, not ONNX, truncated, or external data that is missing or leaves the folder.
     """
     # A link to a model stands for the model, beside which its data lies.
     folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
-    model = load_model(path, folder)
+    model = load_model(path, folder, may_lack_outputs=may_lack_outputs)
     sort_nodes(model.graph)
     marked = any(entry.key == UNREAD for entry in model.metadata_props)
     try:
