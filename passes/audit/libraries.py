@@ -92,24 +92,22 @@ def _onnxruntime_fusions(subject: Subject, model: onnx.ModelProto) -> onnx.Model
 
 
 def _onnxscript(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
-    return _through_files(onnxscript.optimize, model, {"left_out": list(subject.left_out)})
+    return _on_ir(onnxscript.optimize, model, {"left_out": list(subject.left_out)})
 
 
 def _onnxscript_rewrites(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
-    return _through_files(
-        onnxscript_rewrites.rewrite, model, {"rules": ["default"], "left_out": list(subject.left_out)}
-    )
+    return _on_ir(onnxscript_rewrites.rewrite, model, {"rules": ["default"], "left_out": list(subject.left_out)})
 
 
-def _through_files(
-    function: Callable[..., None], model: onnx.ModelProto, options: Mapping[str, Any]
+def _on_ir(
+    function: Callable[[Any, Mapping[str, Any]], None], model: onnx.ModelProto, options: Mapping[str, Any]
 ) -> onnx.ModelProto:
-    """By one of our adapters that repairs nothing: it loads a file, calls the library, and saves."""
-    with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
-        source, target = Path(folder, "before.onnx"), Path(folder, "after.onnx")
-        onnx.save(model, source)
-        function(str(source), str(target), dict(options))
-        return onnx.load(target)
+    """By one of our adapters that repairs nothing: it calls the library."""
+    import onnx_ir as ir
+
+    edited = ir.from_proto(model)
+    function(edited, options)
+    return ir.to_proto(edited)
 
 
 def _infer_shapes(_: Subject, model: onnx.ModelProto) -> onnx.ModelProto:

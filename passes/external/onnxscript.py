@@ -7,13 +7,16 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from passes.base import Workbench
-from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown
 from passes.external.rebind import rebound
+from passes.external.through_ir import through_ir
 from passes.model.weights import DetachedModel
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = ["OnnxScriptOptimizer", "facts", "optimize"]
 
@@ -41,7 +44,7 @@ class OnnxScriptOptimizer:
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         options = {**self.options, "left_out": list(self.left_out)}
-        return through_files(model, bench, "passes.external.onnxscript:optimize", options)
+        return through_ir(model, bench, "passes.external.onnxscript:optimize", options)
 
     def inner(self, bench: Workbench) -> tuple[str, ...]:
         off = {"inline": not self.options.get("inline", True)}
@@ -72,8 +75,8 @@ def facts() -> dict[str, list[str]]:
     return {"passes": [*there, SHAPES], "options": options}
 
 
-def optimize(source: str, target: str, options: dict[str, Any]) -> None:
-    """In the worker: optimize the file `source` into the file `target`, without the stages in `left_out`."""
+def optimize(model: ir.Model, options: Mapping[str, Any]) -> None:
+    """In the worker: optimize `model` in place, without the stages in `left_out`."""
     import onnx_ir
     import onnxscript.optimizer
 
@@ -86,11 +89,10 @@ def optimize(source: str, target: str, options: dict[str, Any]) -> None:
         def call(self, model: onnx_ir.Model) -> onnx_ir.passes.PassResult:
             return onnx_ir.passes.PassResult(model, False)
 
-    left_out = options.pop("left_out")
+    given = {name: value for name, value in options.items() if name != "left_out"}
+    left_out = options["left_out"]
     if SHAPES in left_out:
-        options["onnx_shape_inference"] = False
+        given["onnx_shape_inference"] = False
     stages = [STAGES[name] for name in left_out if name in STAGES]
-    model = onnx_ir.load(source)
     with rebound((importlib.import_module(module), kind, Nothing) for module, kind in stages):
-        onnxscript.optimizer.optimize(model, **options)
-    onnx_ir.save(model, target, external_data="after.onnx.data")
+        onnxscript.optimizer.optimize(model, **given)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from passes.base import Workbench
-from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown, texts
+from passes.external.through_ir import through_ir
 from passes.model.weights import DetachedModel
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = ["OnnxScriptRewrites", "facts", "rewrite"]
 
@@ -31,7 +34,7 @@ class OnnxScriptRewrites:
 
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         options = {"rules": list(self.rules), "left_out": list(self.left_out)}
-        return through_files(model, bench, "passes.external.onnxscript_rewrites:rewrite", options)
+        return through_ir(model, bench, "passes.external.onnxscript_rewrites:rewrite", options)
 
     def inner(self, bench: Workbench) -> tuple[str, ...]:
         known = self._known(bench)
@@ -66,14 +69,12 @@ def facts() -> dict[str, list[str]]:
     return {**sets, **fusions}
 
 
-def rewrite(source: str, target: str, options: dict[str, Any]) -> None:
-    """In the worker: rewrite the file `source` into the file `target`."""
-    import onnx_ir
+def rewrite(model: ir.Model, options: Mapping[str, Any]) -> None:
+    """In the worker: rewrite `model` in place."""
     from onnxscript import rewriter
 
     from passes.external import onnxscript_rules
 
-    model = onnx_ir.load(source)
     left_out = frozenset(options["left_out"])
     sets = onnxscript_rules.rule_sets()
     for entry in options["rules"]:
@@ -82,4 +83,3 @@ def rewrite(source: str, target: str, options: dict[str, Any]) -> None:
         else:
             with onnxscript_rules.fusions_without(entry, left_out) as fuse:
                 fuse(model)
-    onnx_ir.save(model, target, external_data="after.onnx.data")

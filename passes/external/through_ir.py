@@ -1,0 +1,76 @@
+"""For tools that work on an `onnx_ir.Model`: the worker gives them the model with its weights mapped from their files.
+
+Nothing is copied: a tool reads the weights that it looks at, and those that it leaves alone come back as stand-ins.
+Weights that are to stay unread become inputs of the graph for the time of the call, so no tool can look at them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import onnx
+
+from passes.base import Workbench
+from passes.model.reads import reads_of
+from passes.model.sharing import Portable, portable
+from passes.model.weights import DetachedModel, detach
+
+__all__ = ["edit_model", "through_ir"]
+
+
+def through_ir(model: DetachedModel, bench: Workbench, function: str, options: Mapping[str, Any]) -> DetachedModel:
+    """Call `function(ir_model, options)` in the worker, which edits the model in place, and take over the result.
+
+    Raises:
+        StepFailed: the function raised, crashed or timed out.
+    """
+    hidden = {tensor.name: tensor for tensor in model.proto.graph.initializer if model.is_unread(tensor)}
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model.proto)
+    _delete(shown.graph.initializer, hidden)
+    added = hidden.keys() - {info.name for info in shown.graph.input}
+    shown.graph.input.extend(
+        onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+        for name, tensor in hidden.items()
+        if name in added
+    )
+    result = bench.worker.call(
+        "passes.external.through_ir:edit_model",
+        model=portable(model.with_proto(shown), bench.spill),
+        function=function,
+        options=dict(options),
+    )
+    proto = onnx.load_from_string(result)
+    _delete(proto.graph.input, added)
+    read = {name for node in proto.graph.node for name in reads_of(node)}
+    read.update(output.name for output in proto.graph.output)
+    proto.graph.initializer.extend(tensor for name, tensor in hidden.items() if name in read)
+    detached = detach(proto, known=model.weights)
+    return DetachedModel(proto, {**model.weights, **detached.weights})
+
+
+def _delete(entries: Any, names: Collection[str]) -> None:
+    """Delete those of a graph's inputs or initializers that have one of `names`."""
+    for place in reversed([place for place, entry in enumerate(entries) if entry.name in names]):
+        del entries[place]
+
+
+def edit_model(model: Portable, function: str, options: dict[str, Any]) -> bytes:
+    """In the worker: let `function` edit the model; returns it serialized, with stand-ins for the weights."""
+    import onnx_ir
+
+    edited = onnx_ir.from_proto(model.model())
+    stand_ins: dict[int, Any] = {}
+    mapped = {}
+    for name, weight in model.mapped().items():
+        value = edited.graph.initializers[name]
+        mapped[name] = onnx_ir.Tensor(weight.array(), onnx_ir.DataType(weight.data_type), name=name)
+        stand_ins[id(mapped[name])] = value.const_value
+        value.const_value = mapped[name]
+    module, _, attribute = function.partition(":")
+    getattr(importlib.import_module(module), attribute)(edited, options)
+    for value in edited.graph.initializers.values():
+        value.const_value = stand_ins.get(id(value.const_value), value.const_value)
+    return onnx_ir.to_proto(edited).SerializeToString()
