@@ -147,6 +147,8 @@ class _Journey:
                 found = optimize(self.config, path, references, self.workspace, self.tell, computed_in)
                 self.workspace.save("passes", self.key, found)
             self.optimized = found
+            for said in found.notes:
+                self.tell(Note(said))
             self.tell(Optimized(found.passes, found.structures))
             note(f"{len(found.passes)} steps, {found.nodes} nodes left")
             refuse_reverts(self.config, found)
@@ -209,6 +211,7 @@ class _Journey:
             files=self._files(),
             marks=self.optimized.marks if self.optimized else (),
             not_compared=not_compared(self.config),
+            notes=self.optimized.notes if self.optimized else (),
             coverage=self.optimized.coverage if self.optimized and not not_compared(self.config) else None,
         )
         _quietly(lambda: self.workspace.write_text("report.json", report_json(report)), when=bool(failure))

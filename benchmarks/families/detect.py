@@ -21,7 +21,7 @@ from pipeline.config import ExportConfig
 from pipeline.export import TorchSource, export_onnx, load_source
 from pipeline.export.inputs import draw_inputs
 
-__all__ = ["Detection", "Exported", "detect", "export_family"]
+__all__ = ["Detection", "Exported", "detect", "export_family", "stir"]
 
 QKV = STRUCTURES["qkv"]
 NOISE = 0.1
@@ -62,7 +62,7 @@ def export_family(family: Family, draws: int = 1) -> Exported:
     """
     source = load_source(family.section())
     assert isinstance(source, TorchSource)
-    _stir(source.module)
+    stir(source.module)
     truth = triples_that_ran(source, family.no_softmax)
     with tempfile.TemporaryDirectory(prefix="onnxline-family-") as folder:
         path = Path(folder) / "model.onnx"
@@ -73,7 +73,7 @@ def export_family(family: Family, draws: int = 1) -> Exported:
     return Exported(model, feeds, truth)
 
 
-def _stir(module: nn.Module) -> None:
+def stir(module: nn.Module) -> None:
     """Draw every parameter: transformers begins biases with 0 and the factors of norms with 1 (MobileViT: 0), which
     optimizers drop, and matrices so small that little of the input is left behind a few layers."""
     generator = torch.Generator().manual_seed(0)

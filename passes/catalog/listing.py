@@ -14,7 +14,7 @@ from passes.errors import PolicyMistake
 from passes.external import onnxoptimizer
 from passes.external.installed import ask
 from passes.groups import groups_of
-from passes.recipe import DEFAULT_RECIPE
+from passes.recipe import TORCH_RECIPE
 from passes.steps import OWN_STEPS
 from passes.userland import installed
 
@@ -82,7 +82,7 @@ def _announced() -> list[Entry]:
 
 
 def _step_entry(step: Step) -> Entry:
-    return _entry(step.name, step.source, "default" if step.name in DEFAULT_RECIPE else "extra")
+    return _entry(step.name, step.source, "default" if step.name in TORCH_RECIPE else "extra")
 
 
 def _inner_entry(step: Composite, bare: str, runs: Runs) -> Entry:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
 
+from passes.recipe import DEFAULT_RECIPE, TORCH_RECIPE
 from pipeline.config.explain import explain
 from pipeline.config.extends import read_with_bases
 from pipeline.config.marks import Document, Marks
@@ -16,12 +17,18 @@ from pipeline.config.sections import PassesConfig
 from pipeline.config.yaml_source import parse_value
 from pipeline.errors import ConfigMistake
 
-__all__ = ["read_recipe"]
+__all__ = ["default_recipe", "read_recipe"]
 
 SUFFIXES: Final = (".yaml", ".yml")
 
 OWNER: Final = "onnxoptimizer/"
 """May stand before the name of a pass of onnxoptimizer, which a recipe names without."""
+
+
+def default_recipe(model: object) -> tuple[str, ...]:
+    """The recipe of a configuration that names none, by its section `model`: as data, or validated."""
+    onnx = model.get("onnx") if isinstance(model, Mapping) else getattr(model, "onnx", None)
+    return DEFAULT_RECIPE if onnx else TORCH_RECIPE
 
 
 def read_recipe(entries: Sequence[str]) -> tuple[Any, ...]:
@@ -53,7 +60,7 @@ def _of_file(path: Path) -> Any:
         return anchor_paths({"passes": {"recipe": data["recipe"]}}, path.parent)["passes"]["recipe"]
     section = data.get("passes", {})
     if isinstance(section, dict) and "model" in data:  # a configuration, whose recipe may be the default one
-        return section.get("recipe", list(PassesConfig().recipe))
+        return section.get("recipe", list(default_recipe(data["model"])))
     if not isinstance(section, dict) or "recipe" not in section:
         raise ConfigMistake(f"{path}: found no recipe; expected a configuration, or `recipe: [default, onnxsim]`")
     return section["recipe"]

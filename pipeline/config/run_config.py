@@ -16,6 +16,7 @@ from pipeline.config.marks import Document, Marks
 from pipeline.config.model import ModelConfig
 from pipeline.config.overrides import apply_overrides
 from pipeline.config.paths import anchor_paths
+from pipeline.config.recipe import default_recipe
 from pipeline.config.sections import ExportConfig, PassesConfig, ReportConfig, RuntimeConfig, VerifyConfig
 from pipeline.errors import ConfigMistake
 
@@ -44,6 +45,21 @@ class RunConfig(Section):
             case {"verify": {"proof": "structure"}}:
                 runtime = data.get("runtime") or {}
                 return {**data, "runtime": {"backends": [], **runtime} if isinstance(runtime, Mapping) else runtime}
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _recipe_of_the_source(cls, data: Any) -> Any:
+        """Fill in the default recipe, which depends on where the model comes from."""
+        if not isinstance(data, Mapping) or "model" not in data:
+            return data
+        match data.get("passes", {}):
+            case PassesConfig() as passes if "recipe" not in passes.model_fields_set:
+                return {**data, "passes": passes.model_copy(update={"recipe": default_recipe(data["model"])})}
+            case {"recipe": _}:
+                return data
+            case Mapping() as passes:
+                return {**data, "passes": {"recipe": default_recipe(data["model"]), **passes}}
         return data
 
     @model_validator(mode="after")

@@ -18,6 +18,7 @@ from pydantic import (
 
 from passes.proof.draws import FURTHER_SIZES
 from passes.proof.numbers import TOLERANCES
+from passes.recipe import DEFAULT_RECIPE
 from pipeline.config.base import Count, Fraction, Natural, Seconds, Section
 from pipeline.config.model import DTYPES
 
@@ -90,10 +91,13 @@ class ExportConfig(Section):
 
 
 class PassesConfig(Section):
-    """The recipe in order, what must not run, and what must survive. Names are checked by `passes`."""
+    """The recipe in order, what must not run, and what must survive. Names are checked by `passes`.
+
+    recipe: where nothing is said, `RunConfig` fills in the default recipe of the model's source.
+    """
 
     strict: StrictBool = False
-    recipe: tuple[Step, ...] = ("default", "onnxsim")
+    recipe: Annotated[tuple[Step, ...], Field(json_schema_extra={"default": None})] = DEFAULT_RECIPE
     skip: tuple[StrictStr, ...] = ()
     keep: tuple[StrictStr, ...] = ()
     watch: StrictBool = True

@@ -95,6 +95,8 @@ class OptimizeReport:
     not_compared: str = ""
     """Why no number was compared; empty where numbers were."""
     coverage: Coverage = field(default_factory=Coverage)
+    notes: tuple[str, ...] = ()
+    """What the user should know and that stops nothing: what many targets cannot take of the final model, say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,8 @@ class Report:
     """Why no number was compared; empty where numbers were."""
     coverage: Coverage | None = None
     """What the draws have shown; None where the passes were not proven by numbers, or not at all."""
+    notes: tuple[str, ...] = ()
+    """What the passes' stage says that stops nothing; what was said of the export is in `export`."""
     format_version: int = field(default=REPORT_VERSION)
 
 

@@ -21,6 +21,7 @@ from passes.model.joined import apart, joined
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel, read_model
 from passes.policy import Policy, with_skips
+from passes.portability import find_obstacles
 from passes.recipe import steps_of
 from passes.result import PassRow, PassRun
 from passes.runner import run_passes
@@ -91,10 +92,6 @@ def optimize(
         with limit_runs(bench, source, [one.feeds for one in references.draws]):
             run = run_passes(source, steps, policy, prover, bench, observe, reproducers, note_change)
         pictures = _pictures(run, source, broken, steps, policy, bench, observer)
-    for kind, seen in run.watched.partly.items():
-        observer(Note(f"keep: {kind}: the source has {seen}"))
-    if run.power.blind:
-        observer(Note(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs"))
     final = apart(run.model, stacks, stored)
     save(final, path, check=_check, referring=shards_folder(config) is not None)
     link_to(path, workspace)
@@ -109,7 +106,16 @@ def optimize(
         pictures=pictures,
         not_compared=not_compared(config),
         coverage=run.coverage,
+        notes=_notes(run, final.proto),
     )
+
+
+def _notes(run: PassRun, final: onnx.ModelProto) -> tuple[str, ...]:
+    """What the user should know of the structures, of the proof, and of the final model."""
+    notes = [f"keep: {kind}: the source has {seen}" for kind, seen in run.watched.partly.items()]
+    if run.power.blind:
+        notes.append(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs")
+    return (*notes, *find_obstacles(final))
 
 
 def _told(file: Path, workspace: Workspace) -> str:

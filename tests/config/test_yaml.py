@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import RunConfig
+from pipeline.config import PassesConfig, RunConfig
 from pipeline.errors import ConfigMistake
 
 Write = Callable[[str, str], str]
@@ -59,6 +59,17 @@ runtime: {backends: [torch, plan]}
     assert config.passes.recipe == ("default", "onnxsim")
     assert (config.passes.skip, config.passes.keep) == (("fuse_qkv",), ("qkv",))
     assert config.runtime.backends == ("torch", "plan")
+
+
+def test_the_default_recipe_is_that_of_the_source(write: Write) -> None:
+    """It is filled in, so whatever writes the configuration down says the true one."""
+    torch = RunConfig.from_yaml(write("torch.yaml", "model: {factory: m:f}\npasses: {keep: [qkv]}\n"))
+    assert torch.resolved()["passes"]["recipe"] == ["onnxscript", "default", "onnxsim"]
+    file = RunConfig.from_yaml(write("file.yaml", "model: {onnx: m.onnx}\n"))
+    assert file.resolved()["passes"]["recipe"] == ["default", "onnxsim"]
+    assert RunConfig.from_yaml(write("own.yaml", "model: {factory: m:f}\n"), ["passes.recipe=[]"]).passes.recipe == ()
+    built = RunConfig(model=torch.model, passes=PassesConfig(keep=("qkv",)))
+    assert built.passes == torch.passes
 
 
 def test_resolved_yaml_loads_back_to_an_equal_config(write: Write, tmp_path: Path) -> None:

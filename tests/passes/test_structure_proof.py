@@ -17,7 +17,7 @@ from passes.model.weights import read_model
 from passes.recipe import RecipeItem
 from tests.passes.models import attention
 
-RECIPE = ["default", "onnxsim"]
+RECIPE = ["onnxscript", "default", "onnxsim"]
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_step_that_breaks_what_is_kept_is_reverted(referring: Path, bench: Wor
     assert "no separate product with the matrix of K (wk)" in run.rows[0].reason
 
 
-@pytest.mark.parametrize("step", ["onnxscript", {"onnxsim": {"check_n": 1}}])
+@pytest.mark.parametrize("step", ["onnxslim", {"onnxsim": {"check_n": 1}}])
 def test_a_step_that_needs_the_weights_fails_and_says_so(referring: Path, step: RecipeItem, bench: Workbench) -> None:
     run = passes.optimize(referring, [step], proof="structure", bench=bench)
     assert run.rows[-1].status == "failed"

@@ -127,7 +127,8 @@ def test_recipes_are_read_from_words_and_files(tmp_path: Path) -> None:
     own = read_recipe([str(ROOT / "configs" / "own_pass.yaml")])
     assert own[0] == f"{ROOT}/examples/own_pass.py:ScaleQuery"
     assert own[2] == "onnxsim"
-    assert read_recipe([str(ROOT / "configs" / "attention_block.yaml")]) == ("default", "onnxsim")
+    assert read_recipe([str(ROOT / "configs" / "attention_block.yaml")]) == ("onnxscript", "default", "onnxsim")
+    assert read_recipe([str(ROOT / "configs" / "onnx_file.yaml")]) == ("default", "onnxsim")
 
 
 @pytest.mark.parametrize(

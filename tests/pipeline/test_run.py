@@ -13,7 +13,7 @@ import yaml
 
 from pipeline import Pipeline, RunConfig, RunResult
 from pipeline.errors import CheckFailed, ConfigMistake, Unsupported
-from pipeline.events import Event, StageEnded
+from pipeline.events import Event, Note, StageEnded
 from pipeline.ir import Role, from_text, to_text
 
 ARTIFACTS = {"ir.json", "ir.txt", "log.txt", "model.onnx", "plan.json", "report.html", "report.json", "run.yaml"}
@@ -214,3 +214,20 @@ def test_dynamic_shapes_of_an_axis_that_is_not_there(config_file, tmp_path: Path
     path = config_file(export={"dynamic_shapes": {"x": {3: "batch"}}})
     with pytest.raises(ConfigMistake, match="axis 3 was asked to be 'batch', but its shape is"):
         run(path, tmp_path / "out")
+
+
+def test_what_torch_writes_as_sequences_is_taken_apart_or_named(config_file, tmp_path: Path) -> None:
+    """By the default recipe of a torch model; a recipe without onnxscript leaves them, and the report says so."""
+    path = config_file(factory="modulated", runtime={"backends": ["torch"]})
+    result, _ = run(path, tmp_path / "out")
+    assert (result.passes[0].name, result.passes[0].status) == ("onnxscript", "ran")
+    ops = {node.op_type for node in onnx.load(result.model).graph.node}
+    assert ops == {"MatMul", "Add", "Split", "Mul"}
+    assert result.report.notes == ()
+
+    left, events = run(path, tmp_path / "out", "passes.recipe=[default]")
+    [note] = left.report.notes
+    assert note.startswith("left over: 3 SequenceAt, 1 SplitToSequence: a sequence is no tensor")
+    assert Note(note) in events
+    _, events = run(path, tmp_path / "out", "passes.recipe=[default]")
+    assert Note(note) in events, "and is said again where nothing is done again"

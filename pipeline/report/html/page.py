@@ -39,6 +39,7 @@ def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
     facts = {
         "export": _export(report),
         "coverage": coverage_facts(report.coverage),
+        "notes": {str(place): text for place, text in enumerate(report.notes, 1)},
         "backends": _backends(report),
         "time": {stage: seconds_text(seconds) for stage, seconds in report.seconds.items()},
         "versions": report.versions,

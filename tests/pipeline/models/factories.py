@@ -67,3 +67,19 @@ def baked() -> nn.Module:
 
 def broken() -> nn.Module:
     raise RuntimeError("no weights today")
+
+
+class Modulated(nn.Module):
+    """As in a DiT: chunks of one projection scale and shift, which torch exports as a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modulate = nn.Linear(32, 96)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale, shift, gate = self.modulate(x).chunk(3, dim=-1)
+        return x + gate * (x * (1 + scale) + shift)
+
+
+def modulated() -> nn.Module:
+    return Modulated()

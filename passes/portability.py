@@ -1,0 +1,117 @@
+"""Operators that common quantizers and compilers do not take, found in a model, with the reason and what to do.
+
+The table is what it says: families of operators that QDQ quantizers, TensorRT-like compilers and NPU toolchains refuse
+or leave in full precision. It names no tool, since each has a list of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import onnx
+from onnx import NodeProto, TensorProto
+
+from passes.model.bodies import every_node
+from passes.provenance import place_of
+
+__all__ = ["find_obstacles"]
+
+MOST_MODULES: Final = 3
+
+ONNX_DOMAINS: Final = frozenset({"", "ai.onnx"})
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """One family of operators: what is wrong with it, and what its user can do."""
+
+    operators: frozenset[str]
+    reason: str
+    advice: str
+
+
+def find_obstacles(model: onnx.ModelProto) -> tuple[str, ...]:
+    """A sentence for each family of operators in `model` that many targets cannot take; none for most models."""
+    functions = {(function.domain, function.name) for function in model.functions}
+    stored = {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.STRING}
+    texts = {info.name for info in model.graph.input if info.type.tensor_type.elem_type == TensorProto.STRING}
+    found: dict[Obstacle, list[NodeProto]] = {}
+    for node in (*every_node(model.graph), *(node for function in model.functions for node in function.node)):
+        if (node.domain, node.op_type) in functions:
+            obstacle = FUNCTION
+        elif node.domain not in ONNX_DOMAINS:
+            obstacle = CUSTOM
+        elif not (stored | texts).isdisjoint(node.input):
+            obstacle = STRINGS
+        else:
+            obstacle = BY_OPERATOR.get(node.op_type)
+        if obstacle is not None:
+            found.setdefault(obstacle, []).append(node)
+    return tuple(_sentence(obstacle, nodes) for obstacle, nodes in found.items())
+
+
+def _sentence(obstacle: Obstacle, nodes: Sequence[NodeProto]) -> str:
+    names = [f"{node.domain}::{node.op_type}" if node.domain not in ONNX_DOMAINS else node.op_type for node in nodes]
+    counted = ", ".join(f"{count} {name}" for name, count in sorted(Counter(names).items()))
+    places = (place_of(node) for node in nodes)
+    modules = list(dict.fromkeys(place.paths[-1] for place in places if place and place.paths and place.paths[-1]))
+    more = f" and {len(modules) - MOST_MODULES} more" if len(modules) > MOST_MODULES else ""
+    where = f" (in {', '.join(modules[:MOST_MODULES])}{more})" if modules else ""
+    return f"left over: {counted}{where}: {obstacle.reason}; {obstacle.advice}"
+
+
+CUSTOM: Final = Obstacle(
+    frozenset(),
+    "it is no operator of ONNX's main set, and few targets have it",
+    "skip the pass that writes it, which `onnxline why MODEL NODE` names, or keep what it replaces",
+)
+FUNCTION: Final = Obstacle(
+    frozenset(),
+    "many targets do not look inside of a local function",
+    "inline it: put onnxscript first in passes.recipe",
+)
+STRINGS: Final = Obstacle(
+    frozenset({"StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer"}),
+    "few targets have strings",
+    "make the text to numbers outside of the model",
+)
+
+OBSTACLES: Final = (
+    Obstacle(
+        frozenset(
+            {
+                *("ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase"),
+                *("SequenceInsert", "SequenceLength", "SequenceMap", "SplitToSequence"),
+            }
+        ),
+        "a sequence is no tensor, so it has neither a shape nor a scale",
+        "put onnxscript first in passes.recipe; what is left then has a length that depends on data",
+    ),
+    Obstacle(
+        frozenset({"Optional", "OptionalGetElement", "OptionalHasElement"}),
+        "an optional value is no tensor",
+        "give the value always, or export without it",
+    ),
+    Obstacle(
+        frozenset({"CastLike"}),
+        "its type is that of another value, which few targets look up",
+        "put onnxscript first in passes.recipe, which writes the Cast where the type is known",
+    ),
+    Obstacle(
+        frozenset({"If", "Loop", "Scan"}),
+        "most targets take one straight graph, and quantizers leave bodies alone",
+        "export the one branch, or unroll the loop, where what it depends on is known beforehand",
+    ),
+    Obstacle(
+        frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"}),
+        "the size of its result depends on data, where most targets want to know it beforehand",
+        "compute it outside of the model, or with a mask of a fixed size",
+    ),
+    STRINGS,
+)
+"""Families of ONNX's own operators. A local function and another domain are told by their domains."""
+
+BY_OPERATOR: Final = {name: obstacle for obstacle in OBSTACLES for name in obstacle.operators}
