@@ -171,7 +171,7 @@ def _operators(graph: onnx.GraphProto) -> dict[str, int]:
 
 def _in_a_line(error: Exception) -> str:
     """The first words of an error, without where this machine has its libraries."""
-    text = re.sub(r"\S*/site-packages/", "", " ".join(str(error).split()))
+    text = re.sub(r"\S*/site-packages/|\x1b\[\d+m", "", " ".join(str(error).split()))
     return f"{type(error).__name__}: {text}"[:160]
 
 

@@ -14,9 +14,9 @@ from passes.bench import limit_runs, open_bench
 from passes.bisect import BUDGET_S, Breakdown, Deviation, Fault, Finding, Loss, bisect, finding_as_data, finding_text
 from passes.model.files import save
 from passes.model.weights import DetachedModel, read_model
-from passes.recipe import DEFAULT_RECIPE, steps_of
+from passes.recipe import steps_of
 from passes.why import file_of
-from pipeline.config import read_recipe
+from pipeline.config import read_recipe, recipe_of_run
 from pipeline.errors import UserMistake
 
 __all__ = ["FORMAT_VERSION", "register"]
@@ -37,7 +37,9 @@ def bisect_model(
     recipe: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="R", help="Steps, as in passes.recipe, or a YAML file that has them; by default default,onnxsim."
+            metavar="R",
+            help="Steps, as in passes.recipe, or a YAML file that has them; by default the recipe of the run whose "
+            "folder MODEL is, else default,onnxsim.",
         ),
     ] = None,
     lost: Annotated[
@@ -58,7 +60,7 @@ def bisect_model(
     The recipe runs as its libraries run it, with nothing kept or reverted. The exit code is 1 if nothing is wrong.
     """
     _check_one(lost, error, crash)
-    steps = steps_of(read_recipe(recipe) if recipe else DEFAULT_RECIPE)
+    steps = steps_of(read_recipe(recipe) if recipe else recipe_of_run(model))
     source = read_model(file_of(model))
     with open_bench(timeout_s) as bench, limit_runs(bench, source):
         fault = _fault(lost, error, source, bench)

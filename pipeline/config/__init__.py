@@ -2,7 +2,7 @@
 
 from pipeline.config.model import DEFAULT_SIZES, DTYPES, InputConfig, ModelConfig, TransformersConfig
 from pipeline.config.paths import locate, split_factory
-from pipeline.config.recipe import read_recipe
+from pipeline.config.recipe import read_recipe, recipe_of_run
 from pipeline.config.run_config import RunConfig, json_schema
 from pipeline.config.sections import (
     Backend,
@@ -31,5 +31,6 @@ __all__ = [
     "json_schema",
     "locate",
     "read_recipe",
+    "recipe_of_run",
     "split_factory",
 ]

@@ -17,7 +17,7 @@ from pipeline.config.sections import PassesConfig
 from pipeline.config.yaml_source import parse_value
 from pipeline.errors import ConfigMistake
 
-__all__ = ["default_recipe", "read_recipe"]
+__all__ = ["default_recipe", "read_recipe", "recipe_of_run"]
 
 SUFFIXES: Final = (".yaml", ".yml")
 
@@ -46,6 +46,12 @@ def read_recipe(entries: Sequence[str]) -> tuple[Any, ...]:
     if not items:
         raise ConfigMistake("--recipe has no step; expected names with commas between them, such as default,onnxsim")
     return items
+
+
+def recipe_of_run(model: Path) -> tuple[Any, ...]:
+    """The recipe of the run that has `model` for its folder; the default one of ONNX files where that is a file."""
+    config = model / "run.yaml"
+    return read_recipe([str(config)]) if config.is_file() else DEFAULT_RECIPE
 
 
 def _items(entry: str) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from passes.errors import PolicyMistake
 from pipeline.cli import app
-from pipeline.config import read_recipe
+from pipeline.config import read_recipe, recipe_of_run
 from pipeline.errors import ConfigMistake, UserMistake
 from tests.passes.models import attention, merged_attention
 
@@ -129,6 +129,12 @@ def test_recipes_are_read_from_words_and_files(tmp_path: Path) -> None:
     assert own[2] == "onnxsim"
     assert read_recipe([str(ROOT / "configs" / "attention_block.yaml")]) == ("onnxscript", "default", "onnxsim")
     assert read_recipe([str(ROOT / "configs" / "onnx_file.yaml")]) == ("default", "onnxsim")
+
+
+def test_a_run_is_bisected_by_its_own_recipe(tmp_path: Path) -> None:
+    assert recipe_of_run(tmp_path / "model.onnx") == ("default", "onnxsim")
+    (tmp_path / "run.yaml").write_text("model: {factory: m:f}\npasses: {recipe: [nop]}\n")
+    assert recipe_of_run(tmp_path) == ("nop",)
 
 
 @pytest.mark.parametrize(
