@@ -102,10 +102,10 @@ class _Choice:
 
     def draws(self) -> Iterator[ChosenDraw]:
         self.seed = self.plan.seed
+        yield self._first_draw()
         first, *others = self.plan.needed
-        yield self._needed(Draw(self._next_seed(), first))
         ends = frozenset({Trait.OUTLIERS, Trait.ONES}) & self.plan.traits
-        alternatives = [[sizes] for sizes in others] or ([list(self.plan.second)] if self.plan.second else [])
+        alternatives = [[sizes] for sizes in others] + ([list(self.plan.second)] if self.plan.second else [])
         for sizes in alternatives:
             # A size that somebody asked for gets a draw of its own.
             laid = ends if not others or sizes == [first] else frozenset()
@@ -119,6 +119,19 @@ class _Choice:
     def _next_seed(self) -> int:
         self.seed += 1
         return self.seed - 1
+
+    def _first_draw(self) -> ChosenDraw:
+        """At the first sizes of the plan, or at the first others on which the reference runs."""
+        seed = self._next_seed()
+        try:
+            return self._needed(Draw(seed, self.plan.needed[0]))
+        except self.failures:
+            for plan in self.plan.at_other_sizes():
+                chosen = self._tried(Draw(seed, plan.needed[0]), is_optional=False)
+                if chosen is not None:
+                    self.plan = plan
+                    return chosen
+            raise
 
     def _needed(self, draw: Draw) -> ChosenDraw:
         feeds = self._feeds(draw)
