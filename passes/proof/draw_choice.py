@@ -121,17 +121,31 @@ class _Choice:
         return self.seed - 1
 
     def _first_draw(self) -> ChosenDraw:
-        """At the first sizes of the plan, or at the first others on which the reference runs."""
-        seed = self._next_seed()
+        """At the first sizes of the plan, or of another one where the reference does not run there, or computes NaN."""
+        asked, seed = self.plan, self._next_seed()
         try:
-            return self._needed(Draw(seed, self.plan.needed[0]))
+            first = self._needed(Draw(seed, asked.needed[0]))
         except self.failures:
-            for plan in self.plan.at_other_sizes():
-                chosen = self._tried(Draw(seed, plan.needed[0]), is_optional=False)
-                if chosen is not None:
-                    self.plan = plan
-                    return chosen
-            raise
+            chosen = self._by_other_plans(asked.at_other_sizes(), seed)
+            if chosen is None:
+                raise
+            return chosen
+        why = self._fault_of(first.draw, first.feeds, first.results)
+        chosen = self._by_other_plans(asked.without_zeros(), seed) if why else None
+        if chosen is None:
+            self.plan = asked
+            return first
+        self.skipped.append(f"not drawn: zeros in whole numbers ({why})")
+        return chosen
+
+    def _by_other_plans(self, plans: Iterator[DrawPlan], seed: int) -> ChosenDraw | None:
+        """The first draw of the first plan that the reference bears, which is the plan from now on."""
+        for self.plan in plans:
+            chosen = self._tried(Draw(seed, self.plan.needed[0]), is_optional=False)
+            if chosen is not None:
+                self.unbounded = frozenset(name for name in self.outputs if not _is_finite(chosen.results[name]))
+                return chosen
+        return None
 
     def _needed(self, draw: Draw) -> ChosenDraw:
         feeds = self._feeds(draw)

@@ -158,6 +158,13 @@ class DrawPlan:
                 needed = tuple(self._shift(sizes, dims, size) for sizes in self.needed)
                 yield replace(self, needed=needed, second=tuple(self._shift(s, dims, size) for s in self.second))
 
+    def without_zeros(self) -> Iterator[DrawPlan]:
+        """The plan to try where the model computes NaN at first: what holds zeros and ones holds ones, since it may be
+        a length, or a mask of which no row may be empty."""
+        if any(known.is_mask for known in self.inputs):
+            ones = (replace(known, low=1.0) if known.is_mask else known for known in self.inputs)
+            yield replace(self, inputs=tuple(ones))
+
     def _shift(self, sizes: Mapping[str, int], dims: Collection[str], first: int) -> Mapping[str, int]:
         """`sizes` as they are where `dims` have the size `first` at first."""
         return {dim: size + first - self.needed[0][dim] if dim in dims else size for dim, size in sizes.items()}

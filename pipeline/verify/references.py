@@ -116,18 +116,17 @@ def outputs_digest(references: Sequence[Reference]) -> str:
 
 
 def _reference(chosen: ChosenDraw) -> Reference:
-    label, outputs = chosen.draw.label, chosen.results
+    label, outputs, names = chosen.draw.label, chosen.results, ", ".join(chosen.feeds)
+    remedy = f"check the weights, and say by model.inputs.NAME.range which numbers the inputs may hold ({names})"
     for name, array in outputs.items():
         if _has_nan(array):
             raise SourceMistake(
-                f"output {name!r} of the reference holds NaN on {label}, so nothing can be compared with it; "
-                "check the weights and the ranges of the inputs"
+                f"output {name!r} of the reference holds NaN on {label}, so nothing can be compared with it; {remedy}"
             )
     filled = [array for array in outputs.values() if array.size]
     if filled and not any(_has_finite(array) for array in filled):
         raise SourceMistake(
-            f"no output of the reference holds a finite number on {label}, so nothing can be compared with it; "
-            "check the weights and the ranges of the inputs"
+            f"no output of the reference holds a finite number on {label}, so nothing can be compared with it; {remedy}"
         )
     return Reference(chosen.feeds, outputs, label, chosen.draw, chosen.is_optional)
 

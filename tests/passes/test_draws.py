@@ -23,6 +23,10 @@ FIXED = (
 )
 NEVER = f"{HEADER} g (float[N] x) => (float y) <float[5] w = {{1, 2, 3, 4, 5}}> {{ y = MatMul (x, w) }}"
 
+EMPTY = f"""{HEADER} g (int64[2] lengths, float[2] x) => (float[2] y) {{
+    n = Cast <to = 1> (lengths) m = Mul (x, n) y = Div (m, n)
+}}"""
+
 CODE = """
 from onnx import helper
 
@@ -88,3 +92,9 @@ def test_a_guard_compares_numbers_where_the_model_runs(text: str) -> None:
     with passes.guard(quiet=True, compare=False) as log:
         onnxoptimizer.optimize(onnx.parser.parse_model(text), ["eliminate_identity"])
     assert [call.proof for call in log.calls] == ["numbers"]
+
+
+def test_a_model_that_makes_nan_of_zeros_is_drawn_without(bench: Workbench) -> None:
+    """A length of 0 makes the mean of nothing."""
+    run = passes.optimize(onnx.parser.parse_model(EMPTY), recipe=["eliminate_identity"], bench=bench)
+    assert "not drawn: zeros in whole numbers (output 'y' holds NaN there)" in run.coverage.not_covered
