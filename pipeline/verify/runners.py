@@ -33,13 +33,13 @@ def torch_runner(source: TorchSource) -> Runner:
     return lambda feeds: run_torch(source, feeds)
 
 
-def onnxruntime_runner(model: DetachedModel) -> Runner:
+def onnxruntime_runner(model: DetachedModel, extra_outputs: Sequence[str] = ()) -> Runner:
     """onnxruntime on the CPU, graph optimization off, for as long as weights and inputs explain.
 
     Raises:
         StepFailed: onnxruntime refuses the model; the runner raises it where a run fails, or takes longer.
     """
-    session, weights = Session.of(model), model.nbytes()
+    session, weights = Session.of(model, extra_outputs), model.nbytes()
 
     def run(feeds: Feeds) -> dict[str, np.ndarray]:
         return session.run(feeds, within_s=seconds_to_run(weights + sum(array.nbytes for array in feeds.values())))

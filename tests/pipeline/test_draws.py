@@ -12,7 +12,7 @@ import pytest
 from passes import Status
 from passes.base import Workbench
 from pipeline import Pipeline, RunConfig
-from pipeline.errors import SourceMistake
+from pipeline.errors import CheckFailed, SourceMistake
 from pipeline.result import RunResult
 from pipeline.stages.source import open_source
 from pipeline.verify.references import compute_references, plan_draws
@@ -123,3 +123,10 @@ def test_an_onnx_file_that_runs_at_no_size_asks_for_sizes(tmp_path: Path, bench:
         SourceMistake, match=r"the ONNX file does not run as it is.*set model\.dims: \{N: \[2, 3\]\} to"
     ):
         compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
+
+
+def test_an_export_that_differs_by_ties_says_so(tmp_path: Path) -> None:
+    """As of RT-DETR's queries and a router's experts, with random weights."""
+    settings = config("best", {"x": {"shape": [1, 84]}}, export={"output_names": ["y"]})
+    with pytest.raises(CheckFailed, match=r"what torch computes \(y: .*the TopK '.*' chooses among equal values"):
+        run(settings, tmp_path / "out")
