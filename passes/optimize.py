@@ -28,7 +28,7 @@ from passes.result import PassRun
 from passes.runner import run_passes
 from passes.unread import sparing
 
-__all__ = ["draw_feeds", "drawn_shape", "open_dims", "optimize", "plan_draws", "second_sizes"]
+__all__ = ["FIRST_SIZE", "draw_feeds", "drawn_shape", "open_dims", "optimize", "plan_draws", "second_sizes"]
 
 FIRST_SIZE: Final = 2
 """What open dims are drawn as at first."""
@@ -55,8 +55,8 @@ def optimize(
         model: left as it is; a path may have external data beside it.
         proof: `structure` runs nothing and compares no numbers, and leaves external weights unread: for a model that is
             too large to run. Give it as a path. What is not proven then: docs/weight-free.md.
-        feeds: inputs to compare on; seeded draws when there are none. Open dims are drawn as 2, and then, where the
-            model runs so, each as another size.
+        feeds: inputs to compare on; seeded draws when there are none. Open dims are drawn as 2, or larger where the
+            model does not run so, and then, where it runs, each as another size.
         sizes: what every open dim is drawn as beside that, where the model runs so.
         timeout_s: seconds for one call of native code.
         memory_gib: what one worker process may allocate; see `passes.bench.memory_limit`.
@@ -104,28 +104,26 @@ def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(dict.fromkeys(dim.dim_param for dim in dims if not dim.HasField("dim_value")))
 
 
-def second_sizes(names: Sequence[str], first: int = FIRST_SIZE) -> tuple[Mapping[str, int], ...]:
-    """What to draw open dims as, where they were drawn as `first` before; those that show most come first.
+def second_sizes(names: Sequence[str]) -> tuple[Mapping[str, int], ...]:
+    """What to draw open dims as, where they were drawn as FIRST_SIZE before; those that show most come first.
 
     A size that a pass has taken for a constant shows at another size, and one dim taken for another where they differ.
     But a model may ask for equal ones, or for just that size.
     """
-    apart = {name: first + 1 + index for index, name in enumerate(names)}
-    alike, same = dict.fromkeys(names, first + 1), dict.fromkeys(names, first)
+    apart = {name: FIRST_SIZE + 1 + index for index, name in enumerate(names)}
+    alike, same = dict.fromkeys(names, FIRST_SIZE + 1), dict.fromkeys(names, FIRST_SIZE)
     return tuple(sizes for index, sizes in enumerate((apart, alike, same)) if sizes not in (apart, alike)[:index])
 
 
 def plan_draws(
     model: DetachedModel,
-    first: int = FIRST_SIZE,
     sizes: Sequence[int] = FURTHER_SIZES,
     inputs: onnx.ModelProto | None = None,
 ) -> DrawPlan:
     """The draws to try on a model that is its own reference.
 
     Args:
-        first: what open dims are drawn as at first.
-        sizes: what they are drawn as beside that and the size after it.
+        sizes: what open dims are drawn as beside the first size and the one after it.
         inputs: a model with the inputs to draw, where other dims of them are fixed than in `model`.
 
     Raises:
@@ -135,9 +133,10 @@ def plan_draws(
     names = open_dims(inputs or model.proto)
     plan = DrawPlan(
         tuple(map(_drawn, infos)),
-        (dict.fromkeys(names, first),),
-        second_sizes(names, first),
+        (dict.fromkeys(names, FIRST_SIZE),),
+        second_sizes(names),
         tuple(dict.fromkeys(sizes)),
+        open=names,
     )
     return plan.with_rows(rows_by_input(model))
 

@@ -14,16 +14,12 @@ from passes.errors import ModelMistake, StepFailed
 from passes.guard.calls.base import Call
 from passes.model.canonical import RANDOM_OPS, Reading
 from passes.model.weights import DetachedModel
-from passes.optimize import drawn_shape, open_dims, plan_draws
+from passes.optimize import FIRST_SIZE, drawn_shape, open_dims, plan_draws
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawPlan
 from passes.proof.prove import Measurement, Power, Prover
 from passes.structures import Instance
 
 __all__ = ["NotComparable", "StructureOnly", "numbers_prover"]
-
-SIZES: Final = (2, 1, 64, 512)
-"""What open dims are drawn as at first: those that the model runs with. What cuts sound into frames needs many samples.
-"""
 
 MOST_ELEMENTS: Final = 2**24
 """Of one input."""
@@ -78,14 +74,7 @@ def numbers_prover(call: Call, instances: Sequence[Instance], bench: Workbench) 
         raise NotComparable(f"it computes something else each time ({', '.join(random)})")
     if call.feeds:
         return _watching(call, NumbersProver.of_itself(call.feeds, bench), instances)
-    reasons: list[str] = []
-    names = open_dims(_inputs(call))
-    for size in SIZES if names else SIZES[:1]:
-        try:
-            return _watching(call, NumbersProver.of_plan(_plan(call, size), bench), instances)
-        except NotComparable as reason:
-            reasons.append(str(reason))
-    raise NotComparable(reasons[0])
+    return _watching(call, NumbersProver.of_plan(_plan(call), bench), instances)
 
 
 def _watching(call: Call, prover: Prover, instances: Sequence[Instance]) -> Prover:
@@ -97,15 +86,15 @@ def _watching(call: Call, prover: Prover, instances: Sequence[Instance]) -> Prov
     return prover
 
 
-def _plan(call: Call, first: int) -> DrawPlan:
-    """The draws to try, with open dims of `first` elements at first; none of them may be too large."""
+def _plan(call: Call) -> DrawPlan:
+    """The draws to try; those at the sizes that come first may not be too large."""
     inputs = _inputs(call)
-    sizes = [dict.fromkeys(open_dims(inputs), size) for size in (first, first + 1, *FURTHER_SIZES)]
-    elements = [math.prod(drawn_shape(info, one)) for one in sizes for info in inputs.graph.input]
+    sizes = [dict.fromkeys(open_dims(inputs), size) for size in (FIRST_SIZE, FIRST_SIZE + 1, *FURTHER_SIZES)]
+    elements = [math.prod(drawn_shape(info, drawn)) for drawn in sizes for info in inputs.graph.input]
     if max(elements, default=0) > MOST_ELEMENTS:
-        raise NotComparable(f"its inputs are too large to draw, with open dims of {first}")
+        raise NotComparable(f"its inputs are too large to draw, with open dims of {FIRST_SIZE}")
     try:
-        plan = plan_draws(call.model, first, inputs=inputs)
+        plan = plan_draws(call.model, inputs=inputs)
         plan.feeds(Draw(0, plan.needed[0]))
     except Exception as error:  # an input that is no tensor, or has a dtype without numbers
         raise NotComparable(f"no inputs can be drawn for it ({type(error).__name__}: {error})") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,7 +14,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto
 
-from passes.errors import StepFailed
+from passes.errors import StepFailed, StepTimedOut
 from passes.model.reads import reads_of
 from passes.model.stand_ins import Weight, clear_data, inline
 from passes.model.weights import DetachedModel
@@ -80,17 +81,30 @@ class Session:
         weights = {tensor.name: model.weight(tensor) for tensor in proto.graph.initializer}
         return cls(proto, {name: weight for name, weight in weights.items() if weight is not None}, extra_outputs)
 
-    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(self, feeds: Mapping[str, np.ndarray], *, within_s: float | None = None) -> dict[str, np.ndarray]:
         """Outputs by name.
+
+        Args:
+            within_s: seconds, after which onnxruntime is told to stop before its next node; None where a worker's own
+                limit ends the process.
 
         Raises:
             StepFailed: onnxruntime stopped with an error.
+            StepTimedOut: the run was stopped.
         """
         given = {name: array for name, array in feeds.items() if name in self.inputs}
+        options = onnxruntime.RunOptions()
+        timer = threading.Timer(within_s or 0.0, setattr, (options, "terminate", True))
+        if within_s is not None:
+            timer.start()
         try:
-            results = self._session.run(None, given)
+            results = self._session.run(None, given, options)
         except Exception as error:
+            if options.terminate:
+                raise StepTimedOut(f"onnxruntime ran past {within_s:g} s and was stopped") from error
             raise StepFailed(f"onnxruntime stopped: {error}") from error
+        finally:
+            timer.cancel()
         return {name: np.asarray(result) for name, result in zip(self.outputs, results, strict=True)}
 
 

@@ -102,10 +102,10 @@ class _Choice:
 
     def draws(self) -> Iterator[ChosenDraw]:
         self.seed = self.plan.seed
+        yield self._first_draw()
         first, *others = self.plan.needed
-        yield self._needed(Draw(self._next_seed(), first))
         ends = frozenset({Trait.OUTLIERS, Trait.ONES}) & self.plan.traits
-        alternatives = [[sizes] for sizes in others] or ([list(self.plan.second)] if self.plan.second else [])
+        alternatives = [[sizes] for sizes in others] + ([list(self.plan.second)] if self.plan.second else [])
         for sizes in alternatives:
             # A size that somebody asked for gets a draw of its own.
             laid = ends if not others or sizes == [first] else frozenset()
@@ -119,6 +119,33 @@ class _Choice:
     def _next_seed(self) -> int:
         self.seed += 1
         return self.seed - 1
+
+    def _first_draw(self) -> ChosenDraw:
+        """At the first sizes of the plan, or of another one where the reference does not run there, or computes NaN."""
+        asked, seed = self.plan, self._next_seed()
+        try:
+            first = self._needed(Draw(seed, asked.needed[0]))
+        except self.failures:
+            chosen = self._by_other_plans(asked.at_other_sizes(), seed)
+            if chosen is None:
+                raise
+            return chosen
+        why = self._fault_of(first.draw, first.feeds, first.results)
+        chosen = self._by_other_plans(asked.without_zeros(), seed) if why else None
+        if chosen is None:
+            self.plan = asked
+            return first
+        self.skipped.append(f"not drawn: zeros in whole numbers ({why})")
+        return chosen
+
+    def _by_other_plans(self, plans: Iterator[DrawPlan], seed: int) -> ChosenDraw | None:
+        """The first draw of the first plan that the reference bears, which is the plan from now on."""
+        for self.plan in plans:
+            chosen = self._tried(Draw(seed, self.plan.needed[0]), is_optional=False)
+            if chosen is not None:
+                self.unbounded = frozenset(name for name in self.outputs if not _is_finite(chosen.results[name]))
+                return chosen
+        return None
 
     def _needed(self, draw: Draw) -> ChosenDraw:
         feeds = self._feeds(draw)

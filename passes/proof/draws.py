@@ -8,7 +8,7 @@ finite; where it does not, `DrawPlan.choose` says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -25,6 +25,11 @@ FURTHER_SIZES: Final = (1, 8)
 
 OUTLIERS: Final = 10.0
 """How many times their range floats are in the draw of outliers."""
+
+
+OTHER_FIRST_SIZES: Final = (1, 16, 64, 256, 512, 1024)
+"""What dims are drawn as in turn where nobody gave their size and the model does not run at the first one: some models
+take a batch of 1 alone, audio models frame their samples, image models halve their pixels."""
 
 
 class Trait(StrEnum):
@@ -133,6 +138,7 @@ class DrawPlan:
         needed: sizes of named dims, each with one draw that has to run.
         second: sizes of which one is drawn too, the first on which the reference runs; none where `needed` says all.
         further: what every named dim is drawn as beside that, where the reference runs so.
+        open: dims whose size nobody gave; see `at_other_sizes`.
     """
 
     inputs: tuple[DrawnInput, ...]
@@ -140,6 +146,28 @@ class DrawPlan:
     second: tuple[Mapping[str, int], ...] = ()
     further: tuple[int, ...] = FURTHER_SIZES
     seed: int = 0
+    open: tuple[str, ...] = ()
+
+    def at_other_sizes(self) -> Iterator[DrawPlan]:
+        """The plans to try in turn where the model does not run at the first sizes: other sizes for the open dims
+        behind the first axis, which leaves a batch small, and then for all open dims."""
+        leading = {dim for known in self.inputs for dim in known.shape[:1]}
+        inner = frozenset(self.open) - leading
+        for dims in dict.fromkeys((inner, frozenset(self.open))):
+            for size in OTHER_FIRST_SIZES if dims else ():
+                needed = tuple(self._shift(sizes, dims, size) for sizes in self.needed)
+                yield replace(self, needed=needed, second=tuple(self._shift(s, dims, size) for s in self.second))
+
+    def without_zeros(self) -> Iterator[DrawPlan]:
+        """The plan to try where the model computes NaN at first: what holds zeros and ones holds ones, since it may be
+        a length, or a mask of which no row may be empty."""
+        if any(known.is_mask for known in self.inputs):
+            ones = (replace(known, low=1.0) if known.is_mask else known for known in self.inputs)
+            yield replace(self, inputs=tuple(ones))
+
+    def _shift(self, sizes: Mapping[str, int], dims: Collection[str], first: int) -> Mapping[str, int]:
+        """`sizes` as they are where `dims` have the size `first` at first."""
+        return {dim: size + first - self.needed[0][dim] if dim in dims else size for dim, size in sizes.items()}
 
     @property
     def dims(self) -> tuple[str, ...]:

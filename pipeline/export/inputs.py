@@ -47,7 +47,7 @@ class InputSpec:
         return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.shape)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+        return f"{self.name}: {self.dtype}[{', '.join('?' if dim == '' else str(dim) for dim in self.shape)}]"
 
 
 def input_spec(name: str, declared: InputConfig, shape: tuple[int | str, ...], dtype: str) -> InputSpec:

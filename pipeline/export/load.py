@@ -27,7 +27,7 @@ def load_source(model: ModelConfig, *, weightless: bool = False, keep_mode: bool
     source = _load(model, weightless, keep_mode)
     unused = sorted(set(model.dims) - set(named_dims(source.inputs)))
     if unused:
-        names = ", ".join(named_dims(source.inputs)) or "none"
+        names = ", ".join(filter(None, named_dims(source.inputs))) or "none"
         raise ConfigMistake(f"model.dims: no input has a dim named {unused[0]!r}; the named dims are: {names}")
     return source
 

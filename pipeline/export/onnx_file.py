@@ -62,27 +62,19 @@ def _input(value: ValueInfoProto, model: ModelConfig, path: Path) -> InputSpec:
         if not _fits(declared.shape, own):
             raise SourceMistake(f"{title} has the shape {_shown(own)}, but model.inputs says {_shown(declared.shape)}")
         return input_spec(value.name, declared, declared.shape, dtype)
-    if own is None or None in own:
-        raise SourceMistake(f"{title} has the shape {_shown(own)}; declare model.inputs.{value.name}.shape")
-    shape = tuple(dim for dim in own if dim is not None)
-    unsized = [dim for dim in shape if isinstance(dim, str) and dim not in model.dims]
-    if unsized:
-        sizes = ", ".join(f"{dim}: [2, 3]" for dim in unsized)
-        raise SourceMistake(
-            f"{title} has the dynamic dims {', '.join(unsized)}, and nothing says their size; "
-            f"give model.dims: {{{sizes}}} or declare model.inputs.{value.name}.shape"
-        )
-    return input_spec(value.name, declared, shape, dtype)
+    if own is None:
+        raise SourceMistake(f"{title} has no shape, not even a rank; declare model.inputs.{value.name}.shape")
+    return input_spec(value.name, declared, own, dtype)
 
 
-def _own_shape(value: ValueInfoProto) -> tuple[int | str | None, ...] | None:
+def _own_shape(value: ValueInfoProto) -> tuple[int | str, ...] | None:
+    """Numbers, and names of open dims; all that have no name are one dim, whose name is empty."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
     # Paddle's exporter writes -1 for a dim that is open.
     return tuple(
-        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
-        for dim in tensor.shape.dim
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param for dim in tensor.shape.dim
     )
 
 
@@ -95,7 +87,7 @@ def _dtype(value: ValueInfoProto) -> str:
     return name
 
 
-def _fits(declared: tuple[int | str, ...], own: tuple[int | str | None, ...] | None) -> bool:
+def _fits(declared: tuple[int | str, ...], own: tuple[int | str, ...] | None) -> bool:
     """A number may stand for a dynamic dim, a name only for a dynamic one."""
     if own is None:
         return True
@@ -103,5 +95,5 @@ def _fits(declared: tuple[int | str, ...], own: tuple[int | str | None, ...] | N
     return len(declared) == len(own) and all(a == b if isinstance(b, int) else True for a, b in pairs)
 
 
-def _shown(shape: tuple[int | str | None, ...] | None) -> str:
-    return "unknown" if shape is None else f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
+def _shown(shape: tuple[int | str, ...] | None) -> str:
+    return "unknown" if shape is None else f"[{', '.join('?' if dim == '' else str(dim) for dim in shape)}]"

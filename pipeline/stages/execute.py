@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from passes.errors import StepFailed
 from passes.model.weights import read_model
 from passes.proof.numbers import Errors, compare
 from passes.proof.prove import Reference, worst_errors
@@ -55,6 +56,7 @@ def execute(
     and is an error only where the configuration names `plan`.
 
     Raises:
+        CheckFailed: onnxruntime stops, or takes longer than weights and inputs explain.
         UserMistake: the configuration names `plan`, which cannot take the model; `Unsupported` lists what it lacks.
     """
     remove_ir(workspace)
@@ -76,7 +78,10 @@ def execute(
                 path, references.draws, trainable, workspace, judge, needed=config.runtime.needs_plan
             )
         else:
-            report = _run(name, path, references.draws, trainable, judge)
+            try:
+                report = _run(name, path, references.draws, trainable, judge)
+            except StepFailed as failure:
+                raise CheckFailed(f"the final model does not run on {name}: {failure}") from failure
         reports.append(report)
     return RuntimeReport(backends=tuple(reports), **planned)
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from onnx import TensorProto
 
 from passes.bench import limit_runs, open_bench
@@ -13,6 +14,7 @@ from passes.errors import StepFailed, StepTimedOut
 from passes.model.weights import DetachedModel, read_model
 from passes.proof.numbers import DRAWN, Errors
 from passes.proof.prove import Measurement, Prover, Reference
+from passes.structures.view import module_of
 from pipeline.config import RunConfig, locate
 from pipeline.errors import CheckFailed, SourceMistake, Unsupported
 from pipeline.export import export_onnx
@@ -22,6 +24,7 @@ from pipeline.report import ExportReport
 from pipeline.stages.referred import not_compared, shards_folder, unread
 from pipeline.stages.tolerances import tolerances_of
 from pipeline.verify.references import References
+from pipeline.verify.runners import onnxruntime_runner
 from pipeline.workspace import Workspace, stamp
 
 __all__ = ["export", "exported_path", "key_of_parameter", "refuse_wrong_export"]
@@ -36,7 +39,7 @@ def export(config: RunConfig, source: Source, references: References, workspace:
     """Export, and compare with the references.
 
     Returns:
-        The report, and why the export is wrong: empty when it computes what torch does.
+        The report, and what is wrong with the export: empty when it computes what torch does.
     """
     path, folder = exported_path(source, workspace), shards_folder(config)
     parameters: frozenset[str] = frozenset()
@@ -69,7 +72,7 @@ def export(config: RunConfig, source: Source, references: References, workspace:
         not_drawn=not_drawn,
         random=_random_outputs(measurement.errors),
     )
-    return report, measurement.why
+    return report, _complaint(measurement.why, model, draws)
 
 
 def _measured(
@@ -177,13 +180,50 @@ def _written(path: Path, workspace: Workspace) -> list[Path]:
     return sorted(path.parent.glob(f"{path.name}*")) if path.is_relative_to(workspace.folder) else []
 
 
-def refuse_wrong_export(why: str) -> None:
+def refuse_wrong_export(complaint: str) -> None:
     """Raises CheckFailed when the exported model differs from its reference."""
-    if why:
-        raise CheckFailed(
-            f"the exported model does not compute what torch computes ({why}); "
-            "try another export.opset, or find the operator with `model:` narrowed to a part of the model"
-        )
+    if complaint:
+        raise CheckFailed(complaint)
+
+
+def _complaint(why: str, model: DetachedModel, draws: Sequence[Reference]) -> str:
+    """The whole sentence for an export of which `why` says how it differs; empty where it does not."""
+    if not why:
+        return ""
+    remedy = _describe_ties(model, draws) or (
+        "try another export.opset, or find the operator with `model:` narrowed to a part of the model"
+    )
+    return f"the exported model does not compute what torch computes ({why}); {remedy}"
+
+
+def _describe_ties(model: DetachedModel, draws: Sequence[Reference]) -> str:
+    """Which TopK of the model chooses among equal values, where torch and onnxruntime choose differently; empty if none
+    does. Routers and detectors with random weights score everything alike."""
+    computed = {name for node in model.proto.graph.node for name in node.output}
+    nodes = [node for node in model.proto.graph.node if node.op_type == "TopK" and node.input[0] in computed]
+    if not nodes:
+        return ""
+    session = onnxruntime_runner(model, [name for node in nodes for name in (node.input[0], node.output[0])])
+    for values in (session(reference.feeds) for reference in draws):
+        for node in nodes:
+            options = {attribute.name: attribute.i for attribute in node.attribute}
+            axis, sign = options.get("axis", -1), -1 if options.get("largest", 1) else 1
+            count = values[node.output[0]].shape[axis]
+            best = np.sort(sign * np.moveaxis(values[node.input[0]], axis, -1).astype(np.float64), axis=-1)[
+                ..., : count + 1
+            ]
+            if np.isclose(best[..., 1:], best[..., :-1], rtol=NEARLY_EQUAL, atol=0).any():
+                module = module_of([node])
+                place = f" in module {module!r}" if module else ""
+                return (
+                    f"the TopK {node.name!r}{place} chooses among equal values, of which torch and onnxruntime may "
+                    "take different ones: use trained weights, or inputs that tell them apart"
+                )
+    return ""
+
+
+NEARLY_EQUAL: Final = 1e-6
+"""How far apart, relative to them, two values may be that rounding may put in another order."""
 
 
 def _digests(model: DetachedModel, names: frozenset[str]) -> frozenset[str]:

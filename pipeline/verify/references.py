@@ -14,6 +14,7 @@ from passes.bench import limit_runs
 from passes.errors import StepFailed
 from passes.model.digests import digest_of
 from passes.model.weights import read_model
+from passes.optimize import second_sizes
 from passes.proof.draw_choice import ChosenDraw, choose_draws, choose_in_worker
 from passes.proof.draws import Draw, DrawPlan, Trait
 from passes.proof.lookups import rows_by_input
@@ -56,17 +57,18 @@ class References:
 def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig) -> DrawPlan:
     """`verify.draws` draws at the first size of each named dim, and one at each further size; these have to run.
 
-    Beside them those of `verify.sizes`, and the ends of what the inputs may be, where the reference runs so.
-
-    Raises:
-        SourceMistake: a named dim has no size.
+    Beside them those of `verify.sizes`, and the ends of what the inputs may be, where the reference runs so. Dims of an
+    ONNX file that `model.dims` does not name may be drawn larger, since nobody has said at which sizes it runs.
     """
-    dims = {name: model.sizes(name) for name in named_dims(source.inputs)}
+    named = named_dims(source.inputs)
+    unsized = () if isinstance(source, TorchSource) else tuple(name for name in named if name not in model.dims)
+    dims = {name: model.sizes(name)[: 1 if name in unsized else None] for name in named}
     first = {name: sizes[0] for name, sizes in dims.items()}
     needed = [first] * verify.draws
     for index in range(1, max((len(sizes) for sizes in dims.values()), default=1)):
         needed.append({name: sizes[min(index, len(sizes) - 1)] for name, sizes in dims.items()})
-    return DrawPlan(drawn_inputs(source.inputs), tuple(needed), (), verify.sizes, verify.seed)
+    second = tuple({**first, **sizes} for sizes in second_sizes(unsized)) if unsized else ()
+    return DrawPlan(drawn_inputs(source.inputs), tuple(needed), second, verify.sizes, verify.seed, unsized)
 
 
 def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> References:
@@ -88,9 +90,19 @@ def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> Refe
             with limit_runs(bench, model, [plan.feeds(Draw(plan.seed, plan.needed[0]))]):
                 chosen, skipped = choose_in_worker(model, plan, bench, drawn)
         except StepFailed as error:
-            raise SourceMistake(f"the ONNX file does not run as it is: {error}") from error
+            raise SourceMistake(f"the ONNX file does not run as it is: {error}{_ask_for_sizes(plan)}") from error
     draws = tuple(_reference(one) for one in chosen)
     return References(draws, {one.name: one.traits for one in plan.inputs}, tuple(skipped))
+
+
+def _ask_for_sizes(plan: DrawPlan) -> str:
+    """What to do where an ONNX file does not run at the sizes that were tried."""
+    if not plan.open:
+        return ""
+    sizes = ", ".join(f"{dim}: [2, 3]" for dim in plan.open if dim)
+    unnamed = " or ".join(f"model.inputs.{known.name}.shape" for known in plan.inputs if "" in known.shape)
+    ways = " and ".join([f"model.dims: {{{sizes}}}"] * bool(sizes) + [unnamed] * bool(unnamed))
+    return f"; nobody gave the sizes of its open dims, which were drawn as 2 and larger: set {ways} to sizes that fit"
 
 
 def outputs_digest(references: Sequence[Reference]) -> str:
@@ -104,18 +116,17 @@ def outputs_digest(references: Sequence[Reference]) -> str:
 
 
 def _reference(chosen: ChosenDraw) -> Reference:
-    label, outputs = chosen.draw.label, chosen.results
+    label, outputs, names = chosen.draw.label, chosen.results, ", ".join(chosen.feeds)
+    remedy = f"check the weights, and say by model.inputs.NAME.range which numbers the inputs may hold ({names})"
     for name, array in outputs.items():
         if _has_nan(array):
             raise SourceMistake(
-                f"output {name!r} of the reference holds NaN on {label}, so nothing can be compared with it; "
-                "check the weights and the ranges of the inputs"
+                f"output {name!r} of the reference holds NaN on {label}, so nothing can be compared with it; {remedy}"
             )
     filled = [array for array in outputs.values() if array.size]
     if filled and not any(_has_finite(array) for array in filled):
         raise SourceMistake(
-            f"no output of the reference holds a finite number on {label}, so nothing can be compared with it; "
-            "check the weights and the ranges of the inputs"
+            f"no output of the reference holds a finite number on {label}, so nothing can be compared with it; {remedy}"
         )
     return Reference(chosen.feeds, outputs, label, chosen.draw, chosen.is_optional)
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from passes.load import seconds_to_run
 from passes.model.sessions import Session
 from passes.model.weights import DetachedModel
 from pipeline.export.arrays import to_numpy
@@ -32,9 +33,18 @@ def torch_runner(source: TorchSource) -> Runner:
     return lambda feeds: run_torch(source, feeds)
 
 
-def onnxruntime_runner(model: DetachedModel) -> Runner:
-    """onnxruntime on the CPU, graph optimization off."""
-    return Session.of(model).run
+def onnxruntime_runner(model: DetachedModel, extra_outputs: Sequence[str] = ()) -> Runner:
+    """onnxruntime on the CPU, graph optimization off, for as long as weights and inputs explain.
+
+    Raises:
+        StepFailed: onnxruntime refuses the model; the runner raises it where a run fails, or takes longer.
+    """
+    session, weights = Session.of(model, extra_outputs), model.nbytes()
+
+    def run(feeds: Feeds) -> dict[str, np.ndarray]:
+        return session.run(feeds, within_s=seconds_to_run(weights + sum(array.nbytes for array in feeds.values())))
+
+    return run
 
 
 def plan_runner(path: Path, shapes: Mapping[str, Sequence[int]], trainable: frozenset[str]) -> Runner:

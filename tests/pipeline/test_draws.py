@@ -12,6 +12,7 @@ import pytest
 from passes import Status
 from passes.base import Workbench
 from pipeline import Pipeline, RunConfig
+from pipeline.errors import CheckFailed, SourceMistake
 from pipeline.result import RunResult
 from pipeline.stages.source import open_source
 from pipeline.verify.references import compute_references, plan_draws
@@ -92,3 +93,40 @@ def test_a_pass_that_is_wrong_at_batch_1_is_reverted_and_named(tmp_path: Path) -
     assert report.coverage is not None and report.coverage.sizes == {"N": (1, 2, 3, 8)}
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "size of N" in page and "1, 2, 3, 8" in page
+
+
+def onnx_config(folder: Path, text: str, **weights: np.ndarray) -> RunConfig:
+    onnx.save(model_of(text, **weights), folder / "model.onnx")
+    return RunConfig.from_mapping({"model": {"onnx": str(folder / "model.onnx")}})
+
+
+def test_an_onnx_file_whose_dims_nobody_sizes_is_drawn_where_it_runs(tmp_path: Path, bench: Workbench) -> None:
+    """The convolution needs 64 samples: the batch stays small."""
+    text = "g (float[N, 1, samples] x) => (float[N, 1, frames] y) { y = Conv <strides = [8]> (x, w) }"
+    settings = onnx_config(tmp_path, text, w=np.ones((1, 1, 64), np.float32))
+    source = open_source(settings)
+    references = compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
+    drawn = [one.draw.sizes for one in references.draws if one.draw is not None]
+    assert drawn[:3] == [{"N": 2, "samples": 64}, {"N": 2, "samples": 64}, {"N": 3, "samples": 66}]
+    assert {"N": 8, "samples": 64} in drawn
+    assert [note.partition(" (")[0] for note in references.skipped if "outlier" not in note] == [
+        "not drawn: samples=1",
+        "not drawn: samples=8",
+    ]
+
+
+def test_an_onnx_file_that_runs_at_no_size_asks_for_sizes(tmp_path: Path, bench: Workbench) -> None:
+    text = "g (float[3, N] x) => (float[3, 3] y) { y = MatMul (x, w) }"
+    settings = onnx_config(tmp_path, text, w=np.ones((7, 3), np.float32))
+    source = open_source(settings)
+    with pytest.raises(
+        SourceMistake, match=r"the ONNX file does not run as it is.*set model\.dims: \{N: \[2, 3\]\} to"
+    ):
+        compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
+
+
+def test_an_export_that_differs_by_ties_says_so(tmp_path: Path) -> None:
+    """As of RT-DETR's queries and a router's experts, with random weights."""
+    settings = config("best", {"x": {"shape": [1, 84]}}, export={"output_names": ["y"]})
+    with pytest.raises(CheckFailed, match=r"what torch computes \(y: .*the TopK '.*' chooses among equal values"):
+        run(settings, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Weights that a model lays out otherwise are laid out one after the other, each when it is needed."""
+"""Sessions lay weights out one after the other, each when it is needed; and they can be stopped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 
+from passes.errors import StepTimedOut
 from passes.model.sessions import Session
 from tests.passes.models import model_of, square
 
@@ -42,3 +44,16 @@ def test_a_weight_is_transposed_when_it_is_needed(tmp_path: Path) -> None:
     assert operators_run(model, tmp_path)[:3] == ["Transpose"] * 3, "then it needs no help any more"
     Session(model, {})
     assert operators_run(model, tmp_path) == ["Relu", *["Transpose", "MatMul"] * 3]
+
+
+def test_a_loop_without_an_end_is_stopped() -> None:
+    body = "{b = Identity (c) x1 = Add (x0, one)}"
+    endless = model_of(f"""
+        g (float[2] x) => (float[2] y)
+        <int64 turns = {{9223372036854775807}}, bool go = {{1}}, float one = {{1}}> {{
+            y = Loop (turns, go, x) <body = body (int64 i, bool c, float[2] x0) => (bool b, float[2] x1) {body}>
+        }}
+    """)
+    session = Session(endless, {})
+    with pytest.raises(StepTimedOut, match=r"onnxruntime ran past 0\.1 s and was stopped"):
+        session.run({"x": np.zeros(2, np.float32)}, within_s=0.1)
