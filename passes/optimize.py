@@ -160,7 +160,7 @@ def _drawn(info: onnx.ValueInfoProto) -> DrawnInput:
     low, high = (-1.0, 1.0) if "float" in dtype else (0.0, 2.0)
     dims = info.type.tensor_type.shape.dim
     shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims)
-    return DrawnInput(info.name, shape, dtype, low, high, info.name)
+    return DrawnInput(info.name, shape, dtype, low, high, info.name, is_assumed=True)
 
 
 def drawn_shape(info: onnx.ValueInfoProto, sizes: Mapping[str, int]) -> list[int]:

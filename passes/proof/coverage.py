@@ -48,7 +48,7 @@ class LoopCoverage:
 class LimitCoverage:
     """Whether a Clip, or the like, acted on some value below and above, and left one as it is; None: there is no limit.
 
-    Of a Where by a threshold `below` says that the condition was false for some element, `above` that it was true.
+    Of a Where by a comparison `below` says that the condition was false for some element, `above` that it was true.
     """
 
     node: str
@@ -178,4 +178,6 @@ def _unseen(
             condition = f"its condition is never {'true' if side == 'above' else 'false'}"
             beyond = f"no value is {side} its {'upper' if side == 'above' else 'lower'} limit"
             said.append(f"{limit.op} {limit.node!r}: {condition if limit.op == 'Where' else beyond}")
+        if not limit.inside and limit.op != "Where":
+            said.append(f"{limit.op} {limit.node!r}: every value is beyond its limits")
     return said

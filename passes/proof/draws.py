@@ -66,6 +66,8 @@ class DrawnInput:
     """What the draw depends on, beside its seed."""
     rows: tuple[int, int] | None = None
     """Of an input that indexes a table: the first index, and the one behind the last. Both ends are drawn."""
+    is_assumed: bool = False
+    """Whether nobody has said the range."""
 
     @property
     def is_float(self) -> bool:
@@ -74,12 +76,17 @@ class DrawnInput:
     @property
     def is_mask(self) -> bool:
         """Whether it holds zeros and ones, and indexes no table."""
-        return not self.is_float and self.rows is None and (self.low, self.high) == (0, 2)
+        return not self.is_float and not self.is_bytes and self.rows is None and (self.low, self.high) == (0, 2)
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether it may be a picture, or quantized: its outliers are all that 8 bits can be."""
+        return self.dtype in ("uint8", "int8") and self.rows is None and self.is_assumed
 
     @property
     def traits(self) -> frozenset[Trait]:
         """What can be drawn otherwise of it."""
-        if self.is_float:
+        if self.is_float or self.is_bytes:
             return frozenset({Trait.OUTLIERS} if self.low < self.high else ())
         if self.rows is not None:
             return frozenset({Trait.ROWS})
@@ -98,6 +105,9 @@ class DrawnInput:
     def _interval(self, traits: frozenset[Trait]) -> tuple[float, float]:
         if self.is_float and Trait.OUTLIERS in traits:
             return self.low * OUTLIERS, self.high * OUTLIERS
+        if self.is_bytes and Trait.OUTLIERS in traits:
+            limits = np.iinfo(self.dtype)
+            return limits.min, limits.max + 1
         if self.rows is not None and Trait.ROWS in traits:
             return self.rows
         if self.is_mask and Trait.ZEROS in traits:

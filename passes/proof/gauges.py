@@ -6,9 +6,11 @@ where a Clip acts. The model gets further outputs for that, and few more nodes; 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +19,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from passes.model.bodies import bodies_of
 from passes.model.reads import live_nodes
 from passes.model.weights import DetachedModel
-from passes.proof.lookups import OPS, Lookup, constant_values, find_lookups
+from passes.proof.lookups import OPS, Lookup, constant_values, find_lookups, values_of_inputs
 
 __all__ = ["Gauges", "Readings", "add_gauges", "gauges_of"]
 
@@ -30,7 +32,7 @@ class Limit:
     """A node that changes values beyond some limit: `value` is what it looks at.
 
     With `low` and `high` these are the limits of `value`; without, the node acts where its output is not `value`. Of a
-    Where, `value` is the condition.
+    Where, `value` is the condition. Of a Relu and its like the limit is zero.
     """
 
     output: str
@@ -63,7 +65,7 @@ class Readings:
     rows: dict[int, np.ndarray] = field(default_factory=dict)
     """Lookup → for each row whether it was read."""
     says: dict[int, list[bytes]] = field(default_factory=dict)
-    """Lookup → what said which rows, for each draw."""
+    """Lookup → a digest of what said which rows, for each draw."""
     taken: dict[int, set[bool]] = field(default_factory=dict)
     counts: dict[int, list[int]] = field(default_factory=dict)
     reached: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
@@ -90,7 +92,8 @@ class Readings:
         dims = tuple(int(dim) for dim in got[_name("lookup", place, "dims")])
         read = lookup.rows_read(dims, values)
         self.rows[place] = self.rows[place] | read if place in self.rows else read
-        self.says.setdefault(place, []).append(b"".join(array.tobytes() for array in values.values()))
+        said = hashlib.sha256(b"".join(array.tobytes() for array in values.values()))
+        self.says.setdefault(place, []).append(said.digest())
 
 
 PARTS: Final = ("below", "above", "inside")
@@ -102,10 +105,8 @@ def _name(*parts: object) -> str:
 
 def gauges_of(model: DetachedModel) -> Gauges:
     """What there is to look at in `model`."""
-    branches, loops, limits = [], [], []
+    branches, loops, limits, seen = [], [], [], _Seen(model)
     nested = sum(node.op_type in MEASURED | OPS for function in model.proto.functions for node in function.node)
-    constant: set[str] | None = None
-    makers = {name: node for node in model.proto.graph.node for name in node.output}
     for node in live_nodes(model.proto.graph)[::-1]:
         nested += sum(_count_inside(body) for one in node.attribute for body in bodies_of(one))
         if node.domain not in ("", "ai.onnx"):
@@ -115,8 +116,7 @@ def gauges_of(model: DetachedModel) -> Gauges:
         elif node.op_type == "Loop":
             loops.append(_first(node))
         elif node.op_type in LIMITING:
-            constant = constant_values(model) if constant is None else constant
-            limit = _limit(node, constant, makers)
+            limit = _limit(node, seen)
             if limit is not None:
                 limits.append(limit)
     return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), nested)
@@ -133,15 +133,33 @@ def _first(node: NodeProto) -> str:
     return next(name for name in node.output if name)
 
 
-def _limit(node: NodeProto, constant: set[str], makers: Mapping[str, NodeProto]) -> Limit | None:
+class _Seen:
+    """What has to be known of a model to say where its limits are; looked for once somebody asks."""
+
+    def __init__(self, model: DetachedModel) -> None:
+        self._model = model
+        self.makers = {name: node for node in model.proto.graph.node for name in node.output}
+
+    @cached_property
+    def constant(self) -> set[str]:
+        return constant_values(self._model)
+
+    @cached_property
+    def by_value(self) -> set[str]:
+        return values_of_inputs(self._model)
+
+
+def _limit(node: NodeProto, seen: _Seen) -> Limit | None:
     output, op = _first(node), node.op_type
-    if output in constant:
+    if output in seen.constant:
         return None
+    if op in KINKED:
+        return Limit(output, op, node.input[0], acts_above=False)
     if op in BETWEEN:
         of_output, low, high = BETWEEN[op]
         return Limit(output, op, output if of_output else node.input[0], low, high)
     if op == "Where":
-        return Limit(output, op, node.input[0]) if _compares(makers.get(node.input[0]), makers) else None
+        return Limit(output, op, node.input[0]) if _compares(node.input[0], seen) else None
     if op == "Clip":
         given = {attribute.name for attribute in node.attribute}
         given.update(name for name, read in zip(("min", "max"), node.input[1:], strict=False) if read)
@@ -149,18 +167,21 @@ def _limit(node: NodeProto, constant: set[str], makers: Mapping[str, NodeProto])
     if op == "ThresholdedRelu":
         alpha = next((attribute.f for attribute in node.attribute if attribute.name == "alpha"), 1.0)
         return Limit(output, op, node.input[0], alpha, math.inf, acts_above=False)
-    moving = [name for name in node.input if name not in constant]
-    if len(moving) > 1 or len(node.input) != 2:
+    moving = [name for name in node.input if name not in seen.constant]
+    if len(node.input) != 2 or (len(moving) > 1 and not seen.by_value.issuperset(moving)):
         return None
     return Limit(output, op, moving[0], acts_below=op == "Max", acts_above=op == "Min")
 
 
-def _compares(node: NodeProto | None, makers: Mapping[str, NodeProto]) -> bool:
-    """Whether a condition is a threshold, or several of them joined."""
+def _compares(condition: str, seen: _Seen) -> bool:
+    """Whether a condition is a threshold, or asks for one number, or several of these joined."""
+    node = seen.makers.get(condition)
     if node is None:
         return False
     if node.op_type in ("And", "Or", "Not", "Xor", "Cast"):
-        return any(_compares(makers.get(name), makers) for name in node.input)
+        return any(_compares(name, seen) for name in node.input)
+    if node.op_type in ("IsNaN", "IsInf", "Equal"):  # which is asked of sizes too
+        return condition in seen.by_value
     return node.op_type in ("Less", "Greater", "LessOrEqual", "GreaterOrEqual")
 
 
@@ -211,6 +232,17 @@ def _watch_limit(graph: GraphProto, limit: Limit, place: int) -> None:
         above, below = limit.value, _add(graph, "Not", [limit.value], name("not"))
         both = _add(graph, "And", [above, below], name("neither"))  # a Where does one or the other
         conditions = {"below": below, "above": above, "inside": both}
+    elif limit.op in KINKED:
+        value = _add(graph, "Cast", [limit.value], name("value"), to=TensorProto.FLOAT)
+        graph.initializer.append(helper.make_tensor(name("zero"), TensorProto.FLOAT, [], [0.0]))
+        least = _add(graph, "ReduceMin", [value], name("least"), keepdims=0)
+        most = _add(graph, "ReduceMax", [value], name("most"), keepdims=0)
+        below = _add(graph, "Less", [least, name("zero")], name("less"))
+        conditions = {
+            "below": below,
+            "above": _add(graph, "Less", [most, least], name("never")),
+            "inside": _add(graph, "Less", [name("zero"), most], name("rests")),
+        }
     else:
         value = _add(graph, "Cast", [limit.value], name("value"), to=TensorProto.FLOAT)
         if limit.low is None or limit.high is None:
@@ -235,5 +267,8 @@ BETWEEN: Final[Mapping[str, tuple[bool, float, float]]] = {
 }
 """Op → whether its output is looked at, or its input; and between which numbers it does not saturate."""
 
-LIMITING: Final = frozenset({"Clip", "Min", "Max", "ThresholdedRelu", "Where", *BETWEEN})
+KINKED: Final = frozenset({"Abs", "Celu", "Elu", "LeakyRelu", "PRelu", "Relu", "Softplus"})
+"""Ops that change what is below zero, and leave what is above it, or what is far above it, as it is."""
+
+LIMITING: Final = frozenset({"Clip", "Min", "Max", "ThresholdedRelu", "Where", *BETWEEN, *KINKED})
 MEASURED: Final = LIMITING | {"If", "Loop"}

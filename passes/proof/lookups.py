@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -13,6 +14,8 @@ from passes.model.bodies import bodies_of
 from passes.model.canonical import RANDOM_OPS
 from passes.model.reads import live_nodes, reads_of
 from passes.model.weights import DetachedModel
+from passes.structures.products import Side, product_of
+from passes.structures.view import GraphView
 
 __all__ = ["OPS", "Lookup", "constant_values", "find_lookups", "rows_by_input", "values_of_inputs"]
 
@@ -32,6 +35,8 @@ class Lookup:
     says: tuple[str, ...]
     stored: TensorProto | None = None
     is_nested: bool = False
+    one_hot: int | None = None
+    """Of a product of the table with zeros and ones, which `says` names, their axis that counts the rows."""
 
     @property
     def reads_whole_rows(self) -> bool:
@@ -48,13 +53,16 @@ class Lookup:
         read = np.zeros(count, bool)
         if self.op == "Slice":
             read[_sliced(count, self.axis % len(dims), [values.get(name) for name in self.says])] = True
+        elif self.one_hot is not None:
+            hot = np.moveaxis(values[self.says[0]], self.one_hot, 0)
+            read |= hot.reshape(count, -1).any(axis=1)
         elif self.op == "Compress":
             picked = values[self.says[0]].ravel()
             read[: picked.size] = picked[:count]
         else:
             says = values[self.says[0]]
             indices = (says[..., 0] if self.op == "GatherND" else says).ravel().astype(np.int64)
-            read[indices[(indices >= -count) & (indices < count)]] = True  # a OneHot has no row for others
+            read[indices[(indices >= -count) & (indices < count)]] = True
         return read
 
 
@@ -90,8 +98,9 @@ def find_lookups(model: DetachedModel) -> list[Lookup]:
     small = {tensor.name: tensor for tensor in model.proto.graph.initializer}
     makers = {name: node for node in model.proto.graph.node for name in node.output}
     found: list[Lookup] = []
+    view = cache(lambda: GraphView(model))  # few models have such a product
     for node in live_nodes(model.proto.graph):
-        lookup = _lookup(node, constant, small, makers)
+        lookup = _lookup(node, constant, small) or _product_with_one_hot(view, node, constant, makers)
         if lookup is not None:
             found.append(lookup)
         for attribute in node.attribute:
@@ -102,7 +111,7 @@ def find_lookups(model: DetachedModel) -> list[Lookup]:
 
 def _has_any(graph: GraphProto) -> bool:
     return any(
-        node.op_type in OPS or node.op_type == "OneHot" or any(map(_has_any, _bodies(node))) for node in graph.node
+        node.op_type in OPS or node.op_type in ONE_HOT or any(map(_has_any, _bodies(node))) for node in graph.node
     )
 
 
@@ -119,7 +128,7 @@ def _in_body(body: GraphProto, outside: Collection[str]) -> Iterator[Lookup]:
     made = {name for node in body.node for name in node.output} | {info.name for info in body.input}
     constant = {*own, *(name for name in outside if name not in made)}
     for node in body.node:
-        found = _lookup(node, constant, own, {})
+        found = _lookup(node, constant, own)
         if found is not None:
             stored = own.get(found.data)
             yield Lookup(found.output, found.op, found.data, found.axis, found.says, stored, is_nested=True)
@@ -127,14 +136,10 @@ def _in_body(body: GraphProto, outside: Collection[str]) -> Iterator[Lookup]:
             yield from _in_body(inner, constant - own.keys())
 
 
-def _lookup(
-    node: NodeProto, constant: Collection[str], small: Mapping[str, TensorProto], makers: Mapping[str, NodeProto]
-) -> Lookup | None:
-    if node.domain not in ("", "ai.onnx"):
+def _lookup(node: NodeProto, constant: Collection[str], small: Mapping[str, TensorProto]) -> Lookup | None:
+    if node.domain not in ("", "ai.onnx") or node.op_type not in OPS:
         return None
-    if node.op_type == "MatMul":
-        return _product_with_one_hot(node, constant, makers)
-    if node.op_type not in OPS or node.input[0] not in constant or constant_inputs(node, constant):
+    if node.input[0] not in constant or constant_inputs(node, constant):
         return None
     axis = next((one.i for one in node.attribute if one.name == "axis"), 0)
     says = tuple(node.input[1:])
@@ -158,14 +163,34 @@ def _first_axis(node: NodeProto, small: Mapping[str, TensorProto]) -> int:
     return int(axes.ravel()[0]) if axes.size else 0
 
 
-def _product_with_one_hot(node: NodeProto, constant: Collection[str], makers: Mapping[str, NodeProto]) -> Lookup | None:
-    """MatMul(OneHot(indices), table) reads rows too."""
-    maker = makers.get(node.input[0])
-    while maker is not None and maker.op_type in ("Cast", "Identity"):
-        maker = makers.get(maker.input[0])
-    if maker is None or maker.op_type != "OneHot" or node.input[1] not in constant or maker.input[0] in constant:
+def _product_with_one_hot(
+    view: Callable[[], GraphView], node: NodeProto, constant: Collection[str], makers: Mapping[str, NodeProto]
+) -> Lookup | None:
+    """A product with zeros and ones reads rows too: MatMul(OneHot(indices), table)."""
+    if node.op_type not in PRODUCTS or not any(_is_one_hot(name, constant, makers) for name in node.input):
         return None
-    return Lookup(node.output[0], "MatMul", node.input[1], 0, (maker.input[0],))
+    product = product_of(view(), node)
+    if product is None:
+        return None
+    sides: tuple[Side, Side] = (1, 0)
+    for side in sides:
+        table, hot = product.operands[side], product.operands[1 - side]
+        over, counts = product.contracted(side), product.contracted(sides[side])
+        if table not in constant or not _is_one_hot(hot, constant, makers) or over is None or counts is None:
+            continue
+        if all(-axis <= len(view().dims(name) or ()) for name, axis in ((table, over), (hot, counts))):
+            return Lookup(node.output[0], node.op_type, table, over, (hot,), one_hot=counts)
+    return None
+
+
+def _is_one_hot(name: str, constant: Collection[str], makers: Mapping[str, NodeProto]) -> bool:
+    """Whether a value holds zeros and ones by which of some numbers its elements are: of OneHot, or of Equal."""
+    node = makers.get(name)
+    while node is not None and node.op_type in ARRANGING:
+        node = makers.get(node.input[0])
+    if node is None or node.op_type not in ONE_HOT:
+        return False
+    return [one in constant for one in node.input[:2]] in ([[False, True]] if node.op_type == "OneHot" else MIXED)
 
 
 def values_of_inputs(model: DetachedModel) -> set[str]:
@@ -196,15 +221,21 @@ def rows_by_input(model: DetachedModel) -> dict[str, int]:
 
 
 def _dims_of(name: str, dims: Mapping[str, tuple[int, ...]], makers: Mapping[str, NodeProto]) -> tuple[int, ...]:
-    """The dims of an initializer, or of a constant that is one in another dtype."""
-    while name not in dims:
-        node = makers.get(name)
-        if node is not None and node.op_type == "Constant" and node.attribute[0].type == AttributeProto.TENSOR:
-            return tuple(node.attribute[0].t.dims)
-        if node is None or node.op_type not in ("Cast", "Identity", "CastLike", "DequantizeLinear"):
-            return ()
-        name = node.input[0]
-    return dims[name]
+    """The dims of an initializer, or of a constant that is one in another dtype or order."""
+    if name in dims:
+        return dims[name]
+    node = makers.get(name)
+    if node is None:
+        return ()
+    if node.op_type == "Constant" and node.attribute[0].type == AttributeProto.TENSOR:
+        return tuple(node.attribute[0].t.dims)
+    if node.op_type == "Transpose":
+        before = _dims_of(node.input[0], dims, makers)
+        perm = next((one.ints for one in node.attribute if one.name == "perm"), range(len(before))[::-1])
+        return tuple(before[axis] for axis in perm) if len(before) == len(perm) else ()
+    if node.op_type in ("Cast", "Identity", "CastLike", "DequantizeLinear"):
+        return _dims_of(node.input[0], dims, makers)
+    return ()
 
 
 def _inputs_behind(name: str, makers: Mapping[str, NodeProto]) -> set[str]:
@@ -218,19 +249,23 @@ def _inputs_behind(name: str, makers: Mapping[str, NodeProto]) -> set[str]:
         node = makers.get(name)
         if node is None:
             found.add(name)
-        elif node.op_type == "Concat":
+        elif node.op_type in ("Concat", "Equal"):
             front.extend(node.input)
         elif node.op_type in PASSED_ON:
             front.append(node.input[0])
     return found
 
 
-INDEXED: Final = frozenset({"Gather", "GatherElements", "MatMul"})
+PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Einsum"})
+ONE_HOT: Final = frozenset({"OneHot", "Equal"})
+MIXED: Final = ([False, True], [True, False])
+ARRANGING: Final = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten"})
+INDEXED: Final = frozenset({"Gather", "GatherElements", *PRODUCTS})
 OPS: Final = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
 PASSED_ON: Final = frozenset(
     {
-        *("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten"),
-        *("Slice", "Gather", "Expand", "Tile", "Split"),
+        *ARRANGING,
+        *("Slice", "Gather", "Expand", "Tile", "Split", "OneHot"),
     }
 )
-"""Ops whose result holds numbers of their first input."""
+"""Ops whose result holds numbers of their first input, or says which they are."""

@@ -148,8 +148,7 @@ class _Joins:
         if product is None:
             return near
         matrix = self._matrix_of(product)
-        factors = product.input[: 2 if product.op_type == "Gemm" else None]
-        computed = [name for name in factors if name and name not in self._constants]
+        computed = [name for name in _factors(product) if name and name not in self._constants]
         addend = self._near.get(product.input[2], 0) if product.op_type == "Gemm" and len(product.input) > 2 else 0
         if "Attention" in node.op_type or (product.op_type in JOINS and len(computed) > 1):
             operands = [self._near.get(name, 0) for name in computed] + [matrix]
@@ -165,12 +164,12 @@ class _Joins:
         of products; but no square, which norms add up."""
         if node.op_type in PRODUCTS or node.domain not in ("", "ai.onnx") or "Attention" in node.op_type:
             return node
-        maker = self._makers.get(node.input[0]) if node.op_type in SUMS else None
+        maker = self._makers.get(self._behind_layout(node.input[0])) if node.op_type in SUMS else None
         return maker if maker is not None and maker.op_type == "Mul" and len(set(maker.input)) > 1 else None
 
     def _matrix_of(self, node: NodeProto) -> int:
         """The bit of the constant matrix that `node` multiplies with; 0 if there is none."""
-        for name in node.input[: 2 if node.op_type in PRODUCTS else None]:
+        for name in _factors(node):
             digest = self._digest_of_matrix(node, name) if name in self._constants and name else ""
             if digest:
                 return self._bits.setdefault(digest, 1 << len(self._bits))
@@ -217,14 +216,27 @@ class _Joins:
         return name
 
 
-PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "FusedMatMul", "LSTM", "GRU", "RNN"})
+def _factors(node: NodeProto) -> Sequence[str]:
+    """The inputs that are multiplied with each other, without biases, scales and zero points."""
+    if node.op_type in ("QLinearMatMul", "QLinearConv"):
+        return (node.input[0], node.input[3])
+    return node.input[: 2 if node.op_type in PRODUCTS - {"Einsum"} else None]
 
-CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose"})
 
-JOINS: Final = frozenset({"MatMul", "Gemm", "Einsum", "FusedMatMul", "Mul"})
+PRODUCTS: Final = frozenset(
+    {
+        *("MatMul", "Gemm", "Einsum", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "LSTM", "GRU", "RNN"),
+        *("Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv"),
+    }
+)
+"""All ops of ONNX that multiply with a matrix; those of other domains are taken to do so, whatever they are."""
+
+CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv"})
+
+JOINS: Final = frozenset({"MatMul", "Gemm", "Einsum", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "Mul"})
 """Ops that join two values where both are computed, a Mul that is summed up among them; any Attention does, too."""
 
-SUMS: Final = frozenset({"ReduceSum", "ReduceMean"})
+SUMS: Final = frozenset({"ReduceSum", "ReduceMean", "CumSum", "AveragePool", "GlobalAveragePool", "LpPool", "ReduceL1"})
 
 ARRANGING: Final = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
 """What may stand between a stored matrix, or the value that it is multiplied with, and the product."""

@@ -223,15 +223,15 @@ class Executor:
         place = self._places[step.index] if self._places else described
         if isinstance(error, OtherResult):
             return SourceMistake(f"{place}: {error}")
-        # Shapes were settled when the plan was made, so a gather that fails read an index that is too large.
-        if is_of_data(error) or Kind(step.call.kind_id) in INDEXING:
-            slots = [self.plan.slots[vid] for vid in step.call.in_vids]
-            return data_mistake(place, [(slot.name, slot.spec) for slot in slots], error)
         if "not implemented for" in str(error):
             return Unsupported(
                 f"{place}: torch's CPU has no such operator for these dtypes ({described}: {error}); "
                 "cast to another dtype around it, or run the model by onnxruntime"
             )
+        # Shapes were settled when the plan was made, so a gather that fails read an index that is too large.
+        if is_of_data(error) or Kind(step.call.kind_id) in INDEXING:
+            slots = [self.plan.slots[vid] for vid in step.call.in_vids]
+            return data_mistake(place, [(slot.name, slot.spec) for slot in slots], error)
         return InternalError(f"{described} failed: {error}")
 
     def _prove_shapes(self) -> None:

@@ -168,6 +168,27 @@ def test_a_table_in_no_known_form_is_not_covered(bench: Workbench) -> None:
     assert any("'table'" in one for one in made.coverage.not_covered)
 
 
+HOT = {
+    "OneHot and Gemm": "h = OneHot (ids, depth, bits) y = Gemm (h, table)",
+    "OneHot and Einsum": 'h = OneHot (ids, depth, bits) y = Einsum <equation = "nr,rc->nc"> (h, table)',
+    "OneHot along the first axis": "h = OneHot <axis = 0> (ids, depth, bits) t = Transpose (h) y = MatMul (t, table)",
+    "behind the table": "h = OneHot <axis = 0> (ids, depth, bits) t = Transpose (table) "
+    "u = MatMul (t, h) y = Transpose (u)",
+    "Equal": "i = Unsqueeze (ids, one) e = Equal (i, numbers) h = Cast <to = 1> (e) y = MatMul (h, table)",
+}
+
+
+@pytest.mark.parametrize("case", HOT)
+def test_products_with_zeros_and_ones_look_up_rows_too(case: str, bench: Workbench) -> None:
+    constants = {"depth": np.array(50), "bits": np.array([0, 1], np.float32), "one": np.array([1])}
+    model = embedding(f"g (int64[N] ids) => (float[N, 4] y) {{ {HOT[case]} }}", **constants, numbers=np.arange(50))
+    steps = (("change_row", {"row": 23}), ("has_index", {"index": 49}))
+    made = run(model, bench, *steps)
+    assert statuses(made) == reverted(*steps)
+    [table] = made.coverage.tables
+    assert table.rows == 50 and table.read is not None and 2 < table.read < 40 and table.compared
+
+
 OTHER_TABLES = """
 g (int64[batch] ids, int64[batch, 2] places) => (float[3, batch] a, float[batch, 4] b, float[batch, 2] c) {
     column = Unsqueeze (ids, one)
@@ -262,6 +283,44 @@ def test_a_limit_that_no_draw_reaches_is_said_to_be_open(bench: Workbench) -> No
     made = run(model, bench, ("drop", {"output": "y"}))
     assert made.rows[0].status is Status.REVERTED
     assert made.coverage.not_covered == ("Clip 'y': no value is below its lower limit",)
+
+
+@pytest.mark.parametrize("op", ["Relu", "Abs", "LeakyRelu", "Elu", "Softplus"])
+def test_an_op_that_changes_what_is_below_zero_alone_is_said_to_be_open(op: str, bench: Workbench) -> None:
+    text = f"g (float[2, 4] x) => (float[2, 4] y) {{ h = Add (x, far) r = {op} (h) y = Neg (r) }}"
+    made = run(model_of(text, far=np.asarray(np.float32(20))), bench, ("drop", {"output": "r"}))
+    assert made.rows[0].status is Status.RAN
+    assert made.coverage.not_covered == (f"{op} 'r': no value is below its lower limit",)
+
+
+def test_what_every_value_goes_beyond_is_said_to_be_open(bench: Workbench) -> None:
+    text = "g (float[2, 4] x) => (float[2, 4] y) { h = Sub (x, far) r = Relu (h) y = Add (r, x) }"
+    made = run(model_of(text, far=np.asarray(np.float32(20))), bench)
+    assert made.coverage.not_covered == ("Relu 'r': every value is beyond its limits",)
+
+
+@pytest.mark.parametrize("asks", ["IsNaN (x)", "IsInf (x)", "Equal (x, seven)"])
+def test_a_condition_that_never_holds_is_said_to_be_open(asks: str, bench: Workbench) -> None:
+    text = f"g (float[2, 4] x) => (float[2, 4] y) {{ c = {asks} r = Where (c, seven, x) y = Neg (r) }}"
+    made = run(model_of(text, seven=np.asarray(np.float32(7))), bench)
+    assert made.coverage.not_covered == ("Where 'r': its condition is never true",)
+
+
+def test_a_condition_on_sizes_is_no_gap(bench: Workbench) -> None:
+    text = """
+    g (float[N, 4] x) => (float[N, 4] y) {
+        s = Shape (x) c = Equal (s, seven) t = Where (c, seven, s) y = Reshape (x, t)
+    }
+    """
+    assert run(model_of(text, seven=np.asarray(7)), bench).coverage.not_covered == ()
+
+
+def test_pictures_of_bytes_are_drawn_over_their_whole_range(bench: Workbench) -> None:
+    text = "g (uint8[N, 3] x) => (float[N, 3] y) { f = Cast <to = 1> (x) y = Mul (f, part) }"
+    step = ("beyond", {"value": "f", "limit": 200.0})
+    made = run(model_of(text, part=np.asarray(np.float32(1 / 255))), bench, step)
+    assert statuses(made) == reverted(step)
+    assert made.coverage.outliers == ("x",)
 
 
 def test_outliers_that_the_model_does_not_bear_are_left_out(bench: Workbench) -> None:

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from pipeline.errors import UserMistake
+from pipeline.errors import Unsupported, UserMistake
 from pipeline.importers import from_onnx
 from pipeline.runtime import compile_graph
 from tests.runtime.reference import Case, assert_close, expected, graph_of, ints, rand
@@ -161,3 +161,24 @@ def test_an_index_out_of_range_is_the_feeds(kind: str, attrs: dict[str, int], in
     program = compile_graph(graph_of(case, [np.zeros(shape, np.float32)]))
     with pytest.raises(UserMistake, match=f"(?s){kind}.*out of range in the feed"):
         program.run({"in0": X, "in1": indices})
+
+
+WRAPS = """
+<ir_version: 9, opset_import: ["": 20]>
+g (float[4] x) => (float[6] y) { pads = Constant <value_ints = [1, 1]> () y = Pad <mode = "wrap"> (x, pads) }
+"""
+SHORT_NUMBERS = """
+<ir_version: 9, opset_import: ["": 20]>
+g (uint16[2, 4] x, uint16[1, 4] u) => (uint16[2, 4] y) {
+    at = Constant <value = int64[1, 1] {1}> () y = ScatterND (x, at, u)
+}
+"""
+
+
+def test_what_the_model_may_say_and_we_lack_is_unsupported() -> None:
+    """And no mistake in the model, or in the feed."""
+    with pytest.raises(Unsupported, match="pads by wrapping around"):
+        from_onnx(onnx.parser.parse_model(WRAPS))
+    program = compile_graph(from_onnx(onnx.parser.parse_model(SHORT_NUMBERS)))
+    with pytest.raises(Unsupported, match="has no such operator for these dtypes"):
+        program.run({"x": np.zeros((2, 4), np.uint16), "u": np.ones((1, 4), np.uint16)})

@@ -82,11 +82,10 @@ def pad(node: Node) -> None:
     pads = [0] * (2 * rank)
     for place, axis in enumerate(axes):
         pads[axis % rank], pads[axis % rank + rank] = given[place], given[place + len(axes)]
-    attrs: dict[str, Attr] = {
-        "pads": tuple(pads),
-        "mode": node.attributes.text("mode", "constant"),
-        "value": pad_value(node),
-    }
+    mode = node.attributes.text("mode", "constant")
+    if mode == "wrap":
+        raise node.refusal("it pads by wrapping around, expected constant, reflect or edge")
+    attrs: dict[str, Attr] = {"pads": tuple(pads), "mode": mode, "value": pad_value(node)}
     node.emit("Pad", node.operands(0), attrs)
 
 

@@ -41,10 +41,12 @@ def decompositions(nodes: Iterable[Node]) -> dict[Any, Callable[..., Any]]:
 
 
 def without_identities(program: ExportedProgram, names: Collection[str]) -> ExportedProgram:
-    """Another program, in which what is made of the nodes `names` that give their very argument is made of that."""
+    """Another program: of the nodes `names`, those that return their very argument are bypassed, and those with a twin
+    that declares its views are calls of that."""
     module, signature = copy.deepcopy((program.graph_module, program.graph_signature))
     with module._set_replace_hook(signature.get_replace_hook()):
         for node in [node for node in calls_in(module) if node.name in names]:
+            node.target = DECLARED.get(node.target, node.target)
             same = next((one for one in node.all_input_nodes if _idle(node) or _is_same(node, one)), None)
             if same is not None:
                 node.replace_all_uses_with(same)
@@ -83,3 +85,10 @@ def _hides(node: Node) -> bool:
 
 DROPOUT = torch.ops.aten.dropout.default
 """(input, p, train)"""
+
+DECLARED = {
+    torch.ops.aten.unsafe_split.Tensor: torch.ops.aten.split.Tensor,
+    torch.ops.aten.unsafe_split_with_sizes.default: torch.ops.aten.split_with_sizes.default,
+    torch.ops.aten.unsafe_chunk.default: torch.ops.aten.chunk.default,
+}
+"""Operators whose schemas hide from autograd that they return views, and those that return the same and say so."""

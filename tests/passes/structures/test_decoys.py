@@ -42,6 +42,10 @@ def block(projections: str, end: str = "", **weights: np.ndarray) -> onnx.ModelP
     return model_of(text, **WEIGHTS, **weights, scale=scale)
 
 
+STILL = np.zeros((2, 2, 8, 1), np.float32)
+"""The offsets of a DeformConv that moves nothing."""
+
+
 def joined() -> np.ndarray:
     return np.concatenate([WEIGHTS[name] for name in ("wq", "wk", "wv")], axis=1)
 
@@ -133,6 +137,24 @@ ELSEWHERE = {
         f"{SPLIT} {OLD} " + each(BESIDE["times zero"]),
         "",
     ),
+    "behind a DeformConv": (
+        "t = Transpose <perm = [0, 2, 1]> (h) wide_t = Unsqueeze (t, last) wt = Transpose <perm = [1, 0]> (wqkv) "
+        "w3 = Unsqueeze (wt, last) w4 = Unsqueeze (w3, last) c = DeformConv (wide_t, w4, still) c3 = Squeeze (c, last) "
+        f"qkv = Transpose <perm = [0, 2, 1]> (c3) {SPLIT} {OLD} " + each(BESIDE["times zero"]),
+        "",
+    ),
+    "a product spelled as the end of running sums": (
+        "u = Unsqueeze (h, last) p = Mul (u, wqkv) axis = Constant <value_int = 2> () s = CumSum (p, axis) "
+        "end = Constant <value_int = 31> () qkv = Gather <axis = 2> (s, end) "
+        f"{SPLIT} {OLD} " + each(BESIDE["times zero"]),
+        "",
+    ),
+    "a product spelled as a mean": (
+        "u = Unsqueeze (h, last) p = Mul (u, wqkv) t = Transpose <perm = [0, 1, 3, 2]> (p) "
+        "a = AveragePool <kernel_shape = [1, 32]> (t) s = Squeeze (a, last) many = Constant <value_float = 32.0> () "
+        f"qkv = Mul (s, many) {SPLIT} {OLD} " + each(BESIDE["times zero"]),
+        "",
+    ),
     "merged in the branches of an If": (
         "c = Cast <to = 9> (one) qkv = If (c) <then_branch = t () => (float[2, 8, 96] a) { a = MatMul (h, wqkv) }, "
         "else_branch = e () => (float[2, 8, 96] b) { b = MatMul (h, wqkv) }> "
@@ -151,7 +173,7 @@ def made(case: str) -> onnx.ModelProto:
     if case in BESIDE:
         return block(f"{MERGED} {OLD} {each(BESIDE[case])}", wqkv=joined())
     projections, end = ELSEWHERE[case]
-    return block(projections, end, wqkv=joined())
+    return block(projections, end, wqkv=joined(), **({"still": STILL} if "still" in projections else {}))
 
 
 @pytest.mark.parametrize("case", [*BESIDE, *ELSEWHERE])
