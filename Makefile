@@ -37,7 +37,8 @@ bench: .venv/run
 	@touch $@
 
 .venv/made:
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("onnxline needs Python 3.11 or later, and $(PYTHON) is Python %s; name another one: make run PYTHON=python3.11" % ".".join(map(str, sys.version_info[:2])))'
+	$(PYTHON) -m venv --clear .venv || { rm -rf .venv; exit 1; }
 	@touch $@
 
 clean:

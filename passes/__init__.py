@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from passes.errors import ModelMistake, PassError, PolicyMistake
-from passes.guard import guard
-from passes.optimize import optimize
-from passes.result import PassRow, PassRun, Status, StructureVerdict
-from passes.why import Origin, why
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from passes.errors import ModelMistake, OnnxlineError, PassError, PolicyMistake
+    from passes.guard import guard
+    from passes.optimize import optimize
+    from passes.result import PassRow, PassRun, Status, StructureVerdict
+    from passes.why import Origin, why
 
 __all__ = [
     "ModelMistake",
+    "OnnxlineError",
     "Origin",
     "PassError",
     "PassRow",
@@ -21,3 +28,29 @@ __all__ = [
     "optimize",
     "why",
 ]
+
+HOMES: Final = {
+    "errors": ("ModelMistake", "OnnxlineError", "PassError", "PolicyMistake"),
+    "guard": ("guard",),
+    "optimize": ("optimize",),
+    "result": ("PassRow", "PassRun", "Status", "StructureVerdict"),
+    "why": ("Origin", "why"),
+}
+
+
+class _LazyPackage(ModuleType):
+    """Loads each public name when it is first used: a part of `passes`, such as its errors, must not load onnx."""
+
+    def __getattr__(self, name: str) -> Any:
+        home = next((module for module, names in HOMES.items() if name in names), None)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Python stores each imported submodule here; three of them have the name of their public function.
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _LazyPackage

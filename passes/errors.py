@@ -1,27 +1,48 @@
 """What can go wrong in a pass run, and whose turn it is.
 
-    PassError
-    ├── PolicyMistake    exit code 2: a name, an option or a `keep` that cannot be honoured as written
-    ├── ModelMistake     exit code 2: the ONNX model cannot be read
-    └── StepFailed       never leaves the runner: the step is recorded and its model thrown away
-        ├── InvalidResult    what came out is not valid ONNX
-        ├── StepCrashed      the worker process died
-        └── StepTimedOut     the worker was killed at its time limit
+    OnnxlineError
+    ├── PassError
+    │   ├── PolicyMistake    exit code 2: a name, an option or a `keep` that cannot be honoured as written
+    │   ├── ModelMistake     exit code 2: the ONNX model cannot be read
+    │   └── StepFailed       never leaves the runner: the step is recorded and its model thrown away
+    │       ├── InvalidResult    what came out is not valid ONNX
+    │       ├── StepCrashed      the worker process died
+    │       └── StepTimedOut     the worker was killed at its time limit
+    ├── UserMistake      exit code 2: the configuration, the source or a path is wrong (pipeline.errors, as the rest)
+    │   ├── ConfigMistake    a YAML key or value (carries file and line)
+    │   ├── SourceMistake    the model cannot be made or read
+    │   ├── Unsupported      an operator, dtype or feature that this release does not have
+    │   └── …                those of an IR of torch: pipeline.torch_ir.errors
+    ├── CheckFailed      exit code 1: everything ran, and the result is not right
+    └── InternalError    exit code 3: a bug of ours
 
-`pipeline.errors` has the same attribute `exit_code`; `passes` does not import it.
+Every message says what was found, what was expected and what to do.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["InvalidResult", "ModelMistake", "PassError", "PolicyMistake", "StepCrashed", "StepFailed", "StepTimedOut"]
+__all__ = [
+    "InvalidResult",
+    "ModelMistake",
+    "OnnxlineError",
+    "PassError",
+    "PolicyMistake",
+    "StepCrashed",
+    "StepFailed",
+    "StepTimedOut",
+]
 
 
-class PassError(Exception):
-    """Root of the errors that `passes` raises on purpose."""
+class OnnxlineError(Exception):
+    """Root of the errors that onnxline raises on purpose."""
 
     exit_code: ClassVar[int] = 3
+
+
+class PassError(OnnxlineError):
+    """Root of the errors that `passes` raises."""
 
 
 class PolicyMistake(PassError):

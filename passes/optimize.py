@@ -18,7 +18,7 @@ from passes.model.joined import apart, joined
 from passes.model.sharing import detached_copy
 from passes.model.spelled import spelled_type
 from passes.model.weights import DetachedModel, read_model
-from passes.policy import Policy
+from passes.policy import Policy, check_lists
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
 from passes.proof.lookups import rows_by_input
 from passes.proof.prove import Prover
@@ -66,8 +66,9 @@ def optimize(
 
     Raises:
         ModelMistake: the model cannot be read or does not run.
-        PolicyMistake: an unknown name, or a `keep` that matches nothing.
+        PolicyMistake: an unknown name, a `keep` that matches nothing, or a single value where a list is expected.
     """
+    check_lists(recipe=recipe, skip=skip, keep=keep, feeds=feeds, sizes=sizes)
     with nullcontext(bench) if bench else open_bench(timeout_s, memory_gib) as bench:
         if proof == STRUCTURE:
             return _by_structure(model, recipe, Policy(tuple(skip), tuple(keep), watch), bench, reproducers)

@@ -5,7 +5,8 @@ Only the standard library is used, since this file is also loaded by path, befor
 - as a program, `python own_names.py MODULE …` runs a module of ours, whatever lies in the working directory;
 - `claim_names()` is for a process that is ours: `passes` and `pipeline` are then our packages;
 - `add_private_names()` is for a process that is a script's: `_onnxline.passes` is our package there, and `passes` is
-  whatever the script would get without us.
+  whatever the script would get without us;
+- `choose_prefix()` is for `import onnxline` and the command: private names only where the public ones are taken.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
     from typing import Any
 
-__all__ = ["FILE", "PACKAGES", "PREFIX", "ROOT", "OwnNames", "add_private_names", "claim_names", "taken_names"]
+__all__ = [
+    "FILE",
+    "PACKAGES",
+    "PREFIX",
+    "ROOT",
+    "OwnNames",
+    "add_private_names",
+    "choose_prefix",
+    "claim_names",
+    "taken_names",
+]
 
 PREFIX = "_onnxline"
 """The package, of which there is no file, that holds our packages in a script's process."""
@@ -129,9 +140,26 @@ def add_private_names(*, claims: bool = False) -> None:
     _add(OwnNames(private=True, claims=claims))
 
 
+def choose_prefix() -> str:
+    """Return what our code is imported under in this process: `_onnxline.` or, where our names are free, nothing."""
+    if PREFIX in sys.modules or taken_names():
+        add_private_names()
+        return f"{PREFIX}."
+    for name in PACKAGES:  # they stay ours, whatever a script puts on `sys.path` later
+        importlib.import_module(name)
+    return ""
+
+
 def taken_names() -> list[str]:
     """Those of our names that are somebody else's module in this process."""
-    return [name for name in PACKAGES if not _is_at_root(importlib.util.find_spec(name))]
+    return [name for name in PACKAGES if not _is_at_root(_find_spec(name))]
+
+
+def _find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except ValueError:  # a module that a script has put into `sys.modules` by hand has no spec
+        return None
 
 
 def _add(finder: OwnNames) -> None:

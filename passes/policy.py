@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,20 @@ from passes.groups import ALL_GROUPS, GROUPS, in_group
 from passes.names import nearest
 from passes.structures import SELECTORS, STRUCTURES, structure_of
 
-__all__ = ["Policy", "Skip", "unknown_structure", "with_skips"]
+__all__ = ["Policy", "Skip", "check_lists", "unknown_structure", "with_skips"]
+
+
+def check_lists(**arguments: object) -> None:
+    """Refuse a single value where a list is expected: the letters of a text would count as its entries.
+
+    Raises:
+        PolicyMistake: naming the argument, and the value as a list.
+    """
+    for name, value in arguments.items():
+        if value is None or isinstance(value, str | bytes | int | float | Mapping):
+            shown = json.dumps(value) if isinstance(value, str) else repr(value)
+            instead = "[]" if value is None else f"[{shown}]"
+            raise PolicyMistake(f"{name} is {shown}, expected a list: {name}={instead}")
 
 
 @dataclass(frozen=True, slots=True)

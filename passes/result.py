@@ -1,12 +1,16 @@
-"""What a pass run leaves behind: data only."""
+"""What a pass run leaves behind."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
-from passes.model.weights import DetachedModel
+import onnx
+
+from passes.model.files import save
+from passes.model.weights import DetachedModel, attach
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
 from passes.proof.prove import Power
@@ -81,3 +85,19 @@ class PassRun:
     def reverted(self) -> tuple[PassRow, ...]:
         """The rows that make a `strict` run fail."""
         return tuple(row for row in self.rows if row.status.counts_as_reverted)
+
+    def save(self, path: str | Path) -> None:
+        """Write the final model; above 100 MB its weights go to a file beside it.
+
+        Raises:
+            OSError: the file cannot be written; what was there before is as it was.
+        """
+        save(self.model, Path(path), referring=bool(self.model.unread()))
+
+    def to_proto(self) -> onnx.ModelProto:
+        """The final model as one message, with its weights.
+
+        Raises:
+            ModelMistake: it has more than 2 GiB; `save` it.
+        """
+        return attach(self.model)

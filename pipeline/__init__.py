@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,3 +21,23 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def _refuse_other_passes() -> None:
+    """Raises ImportError, in one sentence, where `passes` is somebody else's module: this package needs its own."""
+    try:
+        spec = importlib.util.find_spec("passes")
+    except ValueError:  # a module that was put into `sys.modules` by hand
+        spec = None
+    found = spec.origin if spec is not None else None
+    own = Path(__file__).resolve().parents[1] / "passes" / "__init__.py"
+    if found is None or Path(found).resolve() != own:
+        raise ImportError(
+            f"`passes` is {found or 'a module without a file'} here, and onnxline's `pipeline` needs the package "
+            f"{own.parent}; use `import onnxline`, which works beside any such file, or rename the file",
+            name="passes",
+        )
+
+
+if __name__ == "pipeline":  # under a private name its `passes` is private too
+    _refuse_other_passes()

@@ -1,21 +1,10 @@
-"""What can go wrong, and whose turn it is.
-
-    OnnxlineError
-    ├── UserMistake      exit code 2: the configuration, the model or a path is wrong; the user acts
-    │   ├── ConfigMistake    a YAML key or value (carries file and line)
-    │   ├── SourceMistake    the model cannot be made or read
-    │   └── Unsupported      an operator, dtype or feature that this release does not have
-    ├── CheckFailed      exit code 1: everything ran, and the result is not right
-    └── InternalError    exit code 3: a bug of ours
-
-`passes.errors` has the same attribute `exit_code` on its own small tree, since `passes` may not import `pipeline`.
-Every message says what was found, what was expected and what to do.
-"""
+"""What can go wrong outside of a pass, and whose turn it is. `passes.errors` draws the whole tree."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+
+from passes.errors import OnnxlineError
 
 __all__ = [
     "CheckFailed",
@@ -27,12 +16,6 @@ __all__ = [
     "UserMistake",
     "told",
 ]
-
-
-class OnnxlineError(Exception):
-    """Root of the errors that onnxline raises on purpose."""
-
-    exit_code: ClassVar[int] = 3
 
 
 class UserMistake(OnnxlineError):

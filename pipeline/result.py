@@ -11,6 +11,8 @@ from passes.result import PassRow, StructureVerdict
 from pipeline.report import ExportReport, OptimizeReport, Report, RuntimeReport
 
 if TYPE_CHECKING:
+    import onnx
+
     from pipeline.ir import Graph
 
 __all__ = ["RunResult"]
@@ -43,6 +45,24 @@ class RunResult:
         """The final ONNX file; where it refers to weights of others, it lies beside those."""
         path = self.folder / "model.onnx"
         return path.readlink() if path.is_symlink() else path
+
+    def save(self, path: str | Path) -> None:
+        """Write the final model to another place too; above 100 MB its weights go to a file beside it."""
+        from passes.model.files import save
+        from passes.model.weights import read_model
+
+        model = read_model(self.model)
+        save(model, Path(path), referring=bool(model.unread()))
+
+    def to_proto(self) -> onnx.ModelProto:
+        """The final model as one message, with its weights.
+
+        Raises:
+            ModelMistake: it has more than 2 GiB; `save` it.
+        """
+        from passes.model.weights import attach, read_model
+
+        return attach(read_model(self.model))
 
     @cached_property
     def graph(self) -> Graph:

@@ -41,12 +41,20 @@ class Pipeline:
         config: as read by `RunConfig.from_yaml`.
         out: the folder of the artifacts; `runs/<name>` below the working directory by default.
         observer: is told what happens; nothing is printed.
+        source: the model, where it is at hand and need not be made from `config.model`.
     """
 
-    def __init__(self, config: RunConfig, out: Path | None = None, observer: Observer = lambda _: None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        out: Path | None = None,
+        observer: Observer = lambda _: None,
+        source: Source | None = None,
+    ) -> None:
         self.config = config
         self.folder = out or Path("runs") / config.name
         self._observer = observer
+        self._source = source
 
     def run(self) -> RunResult:
         """Do what has changed since the last run, and take the rest from there.
@@ -57,7 +65,7 @@ class Pipeline:
         """
         workspace = Workspace(self.folder)
         with workspace.opened():
-            journey = _Journey(self.config, workspace, self._observer)
+            journey = _Journey(self.config, workspace, self._observer, self._source)
             try:
                 return journey.travel()
             except BaseException as error:
@@ -70,8 +78,10 @@ class Pipeline:
 class _Journey:
     """The state of a run: what is known so far."""
 
-    def __init__(self, config: RunConfig, workspace: Workspace, observer: Observer) -> None:
-        self.config, self.workspace, self._tell = config, workspace, observer
+    def __init__(
+        self, config: RunConfig, workspace: Workspace, observer: Observer, source: Source | None = None
+    ) -> None:
+        self.config, self.workspace, self._tell, self._source = config, workspace, observer, source
         self.log = RunLog()
         self.versions = versions()
         self.key = ""
@@ -95,7 +105,7 @@ class _Journey:
 
     def open_source(self) -> Source:
         with self.stage("source") as note:
-            source = open_source(self.config)
+            source = self._source or open_source(self.config)
             identity = fingerprint(source, self.config)
             self._depends_on(self.config.model, self.config.export, identity, own_code(), self.versions)
             note(f"{len(source.inputs)} inputs, fingerprint {identity[:8]}")
@@ -230,10 +240,16 @@ class _Journey:
         _quietly(lambda: self.workspace.write_text("log.txt", self.log.text()), when=True)
 
     def _resolved(self) -> str:
-        """The configuration as it was understood, which runs again as it is, with the versions as a comment."""
+        """The configuration as it was understood, which runs again as it is, with the versions as a comment.
+
+        A module that was given from Python is none that a file could name: a comment says so.
+        """
+        given = (
+            "" if self._source is None else "# The module was given from Python; this file alone does not make it.\n"
+        )
         lines = "".join(f"#   {name} {version}\n" for name, version in self.versions.items())
         resolved: dict[str, Any] = self.config.resolved()
-        return f"# As resolved by onnxline, with\n{lines}" + yaml.safe_dump(
+        return f"{given}# As resolved by onnxline, with\n{lines}" + yaml.safe_dump(
             resolved, sort_keys=False, allow_unicode=True
         )
 

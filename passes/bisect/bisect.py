@@ -20,7 +20,7 @@ from passes.diff.labels import label_of
 from passes.model.reads import live_nodes
 from passes.model.validity import what_is_invalid
 from passes.model.weights import DetachedModel
-from passes.policy import Policy, with_skips
+from passes.policy import Policy, check_lists, with_skips
 
 __all__ = ["BUDGET_S", "bisect"]
 
@@ -48,6 +48,7 @@ def bisect(
     Raises:
         PolicyMistake: an unknown name in `skip`, or an option that a step does not take.
     """
+    check_lists(recipe=recipe, skip=skip)
     begun, runs = time.perf_counter(), Runs(bench)
     blocks = _without(joined(recipe), Policy(tuple(skip), watch=False), bench)
     steps = sum(len(block.steps) for block in blocks)

@@ -17,6 +17,7 @@ from passes.guard.journal import read_calls, read_warnings, say, warn
 from passes.guard.record import GuardedCall
 from passes.guard.settings import Settings
 from passes.guard.summary import summary
+from passes.policy import check_lists
 
 __all__ = ["Guard", "GuardLog", "guard"]
 
@@ -66,8 +67,7 @@ def guard(
     Raises:
         PolicyMistake: when the block begins: an unknown pass or structure, or a log that cannot be written.
     """
-    _refuse_text("keep", keep)
-    _refuse_text("skip", skip)
+    check_lists(keep=keep, skip=skip)
     return Guard(Settings(tuple(keep), tuple(skip), watch, compare, timeout_s, memory_gib, quiet), log)
 
 
@@ -119,8 +119,3 @@ class _Entered:
     folder: str
     process: int
     watch: ChildWatch
-
-
-def _refuse_text(name: str, entries: Sequence[str]) -> None:
-    if isinstance(entries, str):
-        raise PolicyMistake(f"{name} is {entries!r}; expected a list, such as {name}=[{entries!r}]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import types
 import typing
@@ -57,7 +58,10 @@ def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], doc
         whole = said if said.startswith("found ") else f"found {describe(detail['input'])}, {said}"
         return f"{place}: {name}: {whole}"
     expected = " or ".join(dict.fromkeys(_expected(one) for one in details))
-    return f"{place}: {name}: found {describe(detail['input'])}, expected {expected}"
+    found = detail["input"]
+    if detail["type"] == "tuple_type" and isinstance(found, str | int):
+        expected += f": [{json.dumps(found)}]"
+    return f"{place}: {name}: found {describe(found)}, expected {expected}"
 
 
 def _expected(detail: ErrorDetails) -> str:

@@ -7,7 +7,7 @@ from pipeline.errors import ConfigMistake
 from pipeline.export.inputs import named_dims
 from pipeline.export.source import Source
 
-__all__ = ["load_source"]
+__all__ = ["check_dims", "load_source"]
 
 
 def load_source(model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False) -> Source:
@@ -25,11 +25,16 @@ def load_source(model: ModelConfig, *, weightless: bool = False, keep_mode: bool
         Unsupported: the module gives back something that an ONNX graph cannot.
     """
     source = _load(model, weightless, keep_mode)
+    check_dims(model, source)
+    return source
+
+
+def check_dims(model: ModelConfig, source: Source) -> None:
+    """Raises ConfigMistake when `model.dims` has a name that no input has."""
     unused = sorted(set(model.dims) - set(named_dims(source.inputs)))
     if unused:
         names = ", ".join(filter(None, named_dims(source.inputs))) or "none"
         raise ConfigMistake(f"model.dims: no input has a dim named {unused[0]!r}; the named dims are: {names}")
-    return source
 
 
 def _load(model: ModelConfig, weightless: bool, keep_mode: bool) -> Source:

@@ -8,7 +8,7 @@ from types import FrameType
 
 __all__ = ["warn"]
 
-OURS = ("pipeline", "passes", "torch_ir")
+OURS = ("onnxline", "_onnxline", "pipeline", "passes", "torch_ir")
 """Packages that are passed over; the last is the stand-in for pytorch-ir."""
 
 

@@ -28,6 +28,12 @@ def test_from_mapping_names_the_key() -> None:
     assert str(caught.value) == "configuration: unknown key 'seeds' in model; did you mean 'seed'?"
 
 
+def test_a_text_for_a_list_is_named_as_a_list() -> None:
+    with pytest.raises(ConfigMistake) as caught:
+        RunConfig.from_mapping({"model": {"onnx": "m.onnx"}, "passes": {"keep": "qkv"}})
+    assert str(caught.value) == 'configuration: passes.keep: found \'qkv\', expected a list: ["qkv"]'
+
+
 def test_resolved_is_json_and_deterministic() -> None:
     data = {"model": {"factory": "m:f", "args": {"a": [1, {"b": None}]}}}
     one, two = (RunConfig.from_mapping(data).resolved() for _ in range(2))

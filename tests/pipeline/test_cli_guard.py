@@ -15,16 +15,16 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from tests.passes.models import attention, biased_attention
 
-ONNXLINE = [sys.executable, "-m", "onnxline_command"]
+ONNXLINE = [str(Path(sys.executable).with_name("onnxline"))]
 ONNXSIM = Path(sys.executable).with_name("onnxsim")
 
 SCRIPT = f"""
 import multiprocessing, os, subprocess, sys, threading, time
 import onnx
 from onnxoptimizer import optimize
-import passes, pipeline
+import onnxline, passes, pipeline
 
-assert (passes.MINE, pipeline.MINE) == ("passes", "pipeline")
+assert (passes.MINE, pipeline.MINE, onnxline.MINE) == ("passes.py", "pipeline/__init__.py", "onnxline.py")
 
 def merge(target):
     onnx.save(optimize(onnx.load("in.onnx"), ["fuse_qkv"]), target)
@@ -50,8 +50,9 @@ if __name__ == "__main__":
 
 def test_a_script_and_all_that_it_starts(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    for name in ("passes", "pipeline"):
-        (tmp_path / f"{name}.py").write_text(f"MINE = {name!r}")
+    (tmp_path / "pipeline").mkdir()
+    for name in ("passes.py", "pipeline/__init__.py", "onnxline.py"):
+        (tmp_path / name).write_text(f"MINE = {name!r}")
     onnx.save(attention(), tmp_path / "in.onnx")
     onnx.save(biased_attention(), tmp_path / "biased.onnx")
     wishes = ["--keep", "qkv", "--log", "calls.jsonl"]

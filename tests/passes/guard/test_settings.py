@@ -21,7 +21,7 @@ def test_settings_survive_the_environment() -> None:
     [
         ({"keep": ["qvk"]}, "keep: no structure named 'qvk'; did you mean 'qkv'?"),
         ({"skip": ["fuse_qvk"]}, "skip: no pass named 'fuse_qvk'; did you mean 'fuse_qkv'?"),
-        ({"keep": "qkv"}, r"expected a list, such as keep=\['qkv'\]"),
+        ({"keep": "qkv"}, r'keep is "qkv", expected a list: keep=\["qkv"\]'),
         ({"log": "nowhere/calls.jsonl"}, "log cannot be written"),
     ],
     ids=str,

@@ -1,0 +1,104 @@
+"""PyTorch to ONNX, pass by pass, with proof; then a static IR and a planned run.
+
+    import onnxline
+
+    run = onnxline.optimize("model.onnx", keep=["qkv"])          # an ONNX file: needs no torch
+    result = onnxline.optimize(module, (example,), keep=["qkv"])  # a torch module: export, passes, proof
+
+This package holds no code of its own: it names the public parts of `passes` and `pipeline`, and loads each when it is
+first used. A script may have modules of its own that are called `passes` or `pipeline`; ours are then loaded under
+other names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from passes.diff import compare_models
+    from passes.errors import ModelMistake, OnnxlineError, PassError, PolicyMistake
+    from passes.guard import guard
+    from passes.result import PassRow, PassRun, Status, StructureVerdict
+    from passes.why import Origin, why
+    from pipeline.config import RunConfig
+    from pipeline.errors import CheckFailed, ConfigMistake, InternalError, SourceMistake, Unsupported, UserMistake
+    from pipeline.importers import from_onnx
+    from pipeline.ir import Builder, Graph
+    from pipeline.optimize import optimize
+    from pipeline.result import RunResult
+    from pipeline.run import Pipeline
+    from pipeline.runtime import compile_graph
+    from pipeline.torch_ir import IR, execute_ir, extract_ir
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "IR",
+    "Builder",
+    "CheckFailed",
+    "ConfigMistake",
+    "Graph",
+    "InternalError",
+    "ModelMistake",
+    "OnnxlineError",
+    "Origin",
+    "PassError",
+    "PassRow",
+    "PassRun",
+    "Pipeline",
+    "PolicyMistake",
+    "RunConfig",
+    "RunResult",
+    "SourceMistake",
+    "Status",
+    "StructureVerdict",
+    "Unsupported",
+    "UserMistake",
+    "__version__",
+    "compare_models",
+    "compile_graph",
+    "execute_ir",
+    "extract_ir",
+    "from_onnx",
+    "guard",
+    "optimize",
+    "why",
+]
+
+HOMES: Final = {
+    "passes.diff": ("compare_models",),
+    "passes.errors": ("ModelMistake", "OnnxlineError", "PassError", "PolicyMistake"),
+    "passes.guard": ("guard",),
+    "passes.result": ("PassRow", "PassRun", "Status", "StructureVerdict"),
+    "passes.why": ("Origin", "why"),
+    "pipeline.config": ("RunConfig",),
+    "pipeline.errors": (
+        "CheckFailed", "ConfigMistake", "InternalError", "SourceMistake", "Unsupported", "UserMistake",
+    ),
+    "pipeline.importers": ("from_onnx",),
+    "pipeline.ir": ("Builder", "Graph"),
+    "pipeline.optimize": ("optimize",),
+    "pipeline.result": ("RunResult",),
+    "pipeline.run": ("Pipeline",),
+    "pipeline.runtime": ("compile_graph",),
+    "pipeline.torch_ir": ("IR", "execute_ir", "extract_ir"),
+}  # fmt: skip
+
+# By path: `passes` may be a module of the script's. Decided once, so that nothing of ours is loaded twice.
+_OWN_NAMES: Final = Path(__file__).resolve().parents[1] / "passes" / "own_names.py"
+PREFIX: Final[str] = runpy.run_path(str(_OWN_NAMES))["choose_prefix"]()
+"""What stands before `passes` and `pipeline` in this process: nothing, or `_onnxline.`."""
+
+
+def __getattr__(name: str) -> Any:
+    home = next((module for module, names in HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module 'onnxline' has no attribute {name!r}")
+    return getattr(importlib.import_module(PREFIX + home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

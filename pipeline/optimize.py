@@ -1,0 +1,180 @@
+"""`onnxline.optimize`: a torch module or an ONNX file from Python, without a configuration file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import onnx
+
+from passes.policy import check_lists
+from passes.recipe import RecipeItem
+from passes.result import PassRun
+from pipeline.config import RunConfig
+from pipeline.errors import ConfigMistake, SourceMistake, UserMistake
+from pipeline.events import Observer
+from pipeline.result import RunResult
+
+if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not need it
+    import torch
+    from torch import nn
+
+    from pipeline.export import TorchSource
+
+__all__ = ["optimize"]
+
+
+@overload
+def optimize(
+    model: nn.Module,
+    args: tuple[Any, ...] | torch.Tensor | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    recipe: Sequence[RecipeItem] | None = None,
+    skip: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    out: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+    **options: Any,
+) -> RunResult: ...
+
+
+@overload
+def optimize(
+    model: onnx.ModelProto | str | PathLike[str],
+    *,
+    recipe: Sequence[RecipeItem] | None = None,
+    skip: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    **options: Any,
+) -> PassRun: ...
+
+
+def optimize(
+    model: nn.Module | onnx.ModelProto | str | PathLike[str],
+    args: tuple[Any, ...] | torch.Tensor | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    recipe: Sequence[RecipeItem] | None = None,
+    skip: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    out: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+    **options: Any,
+) -> RunResult | PassRun:
+    """Run a recipe over a model, and prove after every pass that it computes the same and has what is to be kept.
+
+    Args:
+        model: a torch module, which is exported first and left as it was; or an ONNX model or the path of one, for
+            which torch is not needed. Such a model is its own reference.
+        args, kwargs: what the module is called with once, to export it; a single tensor may stand for a tuple of one.
+        recipe: the passes, in order; without it, the default recipe.
+        skip, keep: passes to leave out, and structures to keep: docs/configuration.md.
+        out: the folder of the artifacts of a module's run; by default `runs/` and the name of its class.
+        settings: further sections of a configuration, such as `{"export": {"dynamic_shapes": {"x": {0: "batch"}}}}`.
+        observer: is given the events of a module's run.
+        options: for a module, further keys of `passes:` such as `strict`; for ONNX, those of `passes.optimize`.
+
+    Returns:
+        For a module what `Pipeline.run` does; for ONNX what `passes.optimize` does. Both have `structures`,
+        `save(path)` and `to_proto()`.
+
+    Raises:
+        OnnxlineError: its kinds are drawn in `passes.errors`.
+    """
+    check_lists(skip=skip, keep=keep, **({} if recipe is None else {"recipe": recipe}))
+    policy = {"skip": skip, "keep": keep, **({} if recipe is None else {"recipe": recipe}), **options}
+    if isinstance(model, onnx.ModelProto | str | PathLike):
+        from passes.optimize import optimize as optimize_onnx
+
+        for_modules = {"args": args, "kwargs": kwargs, "out": out, "settings": settings, "observer": observer}
+        given = [name for name, value in for_modules.items() if value is not None]
+        if given:
+            raise UserMistake(f"optimize: found {given[0]!r} with an ONNX model, expected it with a torch module only")
+        return optimize_onnx(model if isinstance(model, onnx.ModelProto) else Path(model), **policy)
+    return _optimize_module(model, args, kwargs, policy, settings or {}, out, observer or (lambda _: None))
+
+
+def _optimize_module(
+    module: Any,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    policy: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    out: str | Path | None,
+    observer: Observer,
+) -> RunResult:
+    from torch import nn
+
+    from pipeline.run import Pipeline
+
+    if not isinstance(module, nn.Module):
+        found = type(module).__name__
+        raise SourceMistake(
+            f"optimize: found {found}, expected a torch module, an onnx.ModelProto or an ONNX file's path"
+        )
+    config = _config_of(module, policy, settings)
+    with _as_it_was(module):
+        source = _source_of(module, args, kwargs, config)
+        return Pipeline(config, None if out is None else Path(out), observer, source).run()
+
+
+def _config_of(module: nn.Module, policy: Mapping[str, Any], settings: Mapping[str, Any]) -> RunConfig:
+    """The configuration of the run; `model.factory` is the class, for reports: the module itself is at hand."""
+    kind = type(module)
+    section = settings.get("model", {})
+    taken = {"factory", "transformers", "onnx"} & set(section)
+    if taken:
+        raise ConfigMistake(f"settings: found model.{min(taken)}, but the module was given")
+    both = [f"passes.{key}" for key in settings.get("passes", {}) if policy.get(key)]
+    if both:
+        raise ConfigMistake(f"settings: found {both[0]}, which was given as an argument too; leave one of them out")
+    data = {
+        "name": kind.__name__ if kind.__name__.isascii() else "module",
+        **settings,
+        "model": {**section, "factory": f"{kind.__module__}:{kind.__name__}"},
+        "passes": {**policy, **settings.get("passes", {})},
+    }
+    return RunConfig.from_mapping(data)
+
+
+def _source_of(module: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, config: RunConfig) -> TorchSource:
+    import torch
+
+    from pipeline.export import Example, with_names
+    from pipeline.export.assemble import assemble
+    from pipeline.export.dynamic_shapes import with_dynamic_shapes
+    from pipeline.export.load import check_dims
+
+    if isinstance(args, torch.Tensor):
+        args = (args,)
+    if args is not None and not isinstance(args, tuple):
+        raise SourceMistake(f"args: found {type(args).__name__}, expected a tuple of what the module is called with")
+    tensors = (*module.parameters(), *module.buffers())
+    device = next((tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")), None)
+    if device is not None:
+        raise SourceMistake(f"the module lies on {device}, and onnxline runs it on the CPU; give module.cpu()")
+    example = None if args is None and kwargs is None else Example(args or (), dict(kwargs or {}))
+    if example is None and not config.model.inputs:
+        kind = type(module).__name__
+        raise SourceMistake(f"optimize: found no args, expected a tuple of what {kind} is called with, such as (x,)")
+    model = with_dynamic_shapes(config.model, config.export)
+    source = assemble(module, example, model)
+    check_dims(model, source)
+    return with_names(source, config.export)
+
+
+@contextmanager
+def _as_it_was(module: nn.Module) -> Iterator[None]:
+    """Put each part of the module back into its mode: the run needs eval mode, and the module is the user's."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
