@@ -162,7 +162,9 @@ class _Journey:
             else:
                 path = exported_path(source, self.workspace)
                 computed_in = self.exported.computed_in if self.exported else ()
-                found = optimize(self.config, path, references, self.workspace, self.tell, computed_in, self.begin_results)
+                found = optimize(
+                    self.config, path, references, self.workspace, self.tell, computed_in, self.begin_results
+                )
                 self.workspace.save("passes", self.key, found)
             self.optimized = found
             self.tell(Optimized(found.passes, found.structures))

@@ -37,7 +37,7 @@ LOG_WIDTH: Final = 120
 """Of what is no terminal."""
 
 NAMED: Final = 3
-"""Lost structures that one line names."""
+"""Lost structures, or skipped steps, that one line names."""
 
 
 class Screen:
@@ -181,10 +181,12 @@ def _cells(row: PassRow) -> tuple[str, ...]:
 
 def _rest(rows: Sequence[PassRow]) -> str:
     """One line for the rows that are not shown."""
-    skipped = sum(row.status is Status.SKIPPED for row in rows)
-    idle = len(rows) - skipped
+    skipped = [row.name for row in rows if row.status is Status.SKIPPED]
+    idle = len(rows) - len(skipped)
     parts = [f"{idle} {'step' if idle == 1 else 'steps'} had nothing to do"] if idle else []
-    parts += [f"{skipped} {'was' if skipped == 1 else 'were'} skipped"] if skipped else []
+    if skipped:
+        more = f" and {len(skipped) - NAMED} more" if len(skipped) > NAMED else ""
+        parts.append(f"{', '.join(skipped[:NAMED])}{more} {'was' if len(skipped) == 1 else 'were'} skipped")
     return f"{', '.join(parts)} (--verbose shows all)"
 
 

@@ -82,8 +82,8 @@ class OnnxSim:
         """Refuse options that this release's simplify does not take, and names of passes that it does not have.
 
         Raises:
-            PolicyMistake: naming the nearest, since onnxsim itself ignores a misspelt pass in silence; a value of another
-            type; or the installed release is too old.
+            PolicyMistake: naming the nearest, since onnxsim itself ignores a misspelt pass in silence; a value of
+                another type; or the installed release is too old.
         """
         refuse_older("onnxsim", OLDEST)
         if not self.options:

@@ -1,5 +1,5 @@
-"""`onnxline run CONFIG|MODEL`: from a source to a verified model, its IR and its plan; `onnxline check`: what that would
-do, and what is wrong with it, before a model is opened."""
+"""`onnxline run CONFIG|MODEL`: from a source to a verified model, its IR and its plan; `onnxline check`: what that
+would do, and what is wrong with it, before a model is opened."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from pipeline.errors import UserMistake
 __all__ = ["register"]
 
 
-Folder = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of the artifacts (default runs/NAME).")]
+Folder = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Folder of the artifacts (default runs/NAME).")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,7 +46,9 @@ def run(
     skip: Skip = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all but the model, and say what would run.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check all but the model, and say what would run.")
+    ] = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:

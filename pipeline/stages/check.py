@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a configuration but the model, found before a model is opened or a file is replaced.
+"""What can be wrong with a configuration besides the model, found before a model is opened or a file is replaced.
 Needs no torch."""
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def _run(
 
 
 def _time_runs(run: Runner, reference: Reference) -> list[float]:
-    """Seconds of some runs, once a first one has warmed up: the first run of a session allocates and chooses kernels."""
+    """Seconds of some runs after a first one, in which a session allocates and chooses kernels."""
     seconds: list[float] = []
     while not seconds or (len(seconds) < TIMED_RUNS and sum(seconds) < TIMED_S):
         begun = time.perf_counter()
