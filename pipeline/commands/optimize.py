@@ -69,7 +69,7 @@ def optimize(
             observer=observe,
         )
         with disk_errors(out):
-            save(run.model, out, check=check)
+            save(run.model, out, check=check, referring=bool(run.model.unread()))
     screen.show(Optimized(run.rows, run.structures))
     screen.show_passes()
     screen.line(f"model: {out}, {len(run.model.proto.graph.node)} nodes")
