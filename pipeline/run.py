@@ -25,7 +25,6 @@ from pipeline.report import BackendReport, ExportReport, OptimizeReport, Picture
 from pipeline.report.html import page_of, render
 from pipeline.result import RunResult
 from pipeline.stages.check import check_settings, default_folder, remember_settings
-from pipeline.stages.execute import execute, refuse_wrong_results, remove_ir
 from pipeline.stages.export import export, exported_path, refuse_wrong_export
 from pipeline.stages.optimize import optimize, refuse_reverts, still_there
 from pipeline.stages.referred import not_compared
@@ -176,12 +175,13 @@ class _Journey:
         """From here on what an earlier run has left is replaced."""
         self.replaces_results = True
         self.workspace.forget("passes")
+        from pipeline.stages.execute import remove_ir
+
         remove_ir(self.workspace)
 
     def execute(self, exported: ExportReport, references: References) -> RuntimeReport:
         with self.stage("runtime") as note:
             if not_compared(self.config):
-                remove_ir(self.workspace)
                 note("nothing is run")
                 self.executed = RuntimeReport(backends=())
                 return self.executed
@@ -190,6 +190,8 @@ class _Journey:
             if found is not None and still_there(found.files, self.workspace):
                 note.cached()
             else:
+                from pipeline.stages.execute import execute, refuse_wrong_results  # loads torch, which takes seconds
+
                 found = execute(self.config, exported, references, self.workspace, self.tell)
                 self.executed = found
                 refuse_wrong_results(found)

@@ -21,7 +21,7 @@ def read_onnx_file(text: str, model: ModelConfig) -> OnnxSource:
     """Check that the file is whole, and settle its inputs from its own declarations and `model.inputs`.
 
     Raises:
-        SourceMistake: the file is broken, its external data is missing, or a dim has no size.
+        SourceMistake: the file is broken, its external data is missing, or a dim has neither size nor name.
         Unsupported: an input is not a tensor of a dtype that we can draw.
     """
     path = locate(text)
@@ -65,13 +65,6 @@ def _input(value: ValueInfoProto, model: ModelConfig, path: Path) -> InputSpec:
     if own is None or None in own:
         raise SourceMistake(f"{title} has the shape {_shown(own)}; declare model.inputs.{value.name}.shape")
     shape = tuple(dim for dim in own if dim is not None)
-    unsized = [dim for dim in shape if isinstance(dim, str) and dim not in model.dims]
-    if unsized:
-        sizes = ", ".join(f"{dim}: [2, 3]" for dim in unsized)
-        raise SourceMistake(
-            f"{title} has the dynamic dims {', '.join(unsized)}, and nothing says their size; "
-            f"give model.dims: {{{sizes}}} or declare model.inputs.{value.name}.shape"
-        )
     return input_spec(value.name, declared, shape, dtype)
 
 

@@ -22,10 +22,8 @@ from passes.proof.precision import computed_types
 from passes.proof.prove import Reference
 from pipeline.config import ModelConfig, VerifyConfig
 from pipeline.errors import SourceMistake
-from pipeline.export.indexed import indexed_rows
 from pipeline.export.inputs import drawn_inputs, named_dims
 from pipeline.export.source import Source, TorchSource
-from pipeline.verify.runners import torch_runner
 
 __all__ = ["References", "compute_references", "outputs_digest", "plan_draws"]
 
@@ -78,6 +76,9 @@ def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> Refe
     """
     skipped: list[str] = []
     if isinstance(source, TorchSource):  # each of its runs draws the same numbers
+        from pipeline.export.indexed import indexed_rows  # these load torch, which an ONNX file does not need
+        from pipeline.verify.runners import torch_runner
+
         plan = plan.with_rows(indexed_rows(source, plan.feeds(Draw(plan.seed, plan.needed[0]))))
         chosen: Iterable[ChosenDraw] = choose_draws(plan, torch_runner(source), source.outputs, skipped, SourceMistake)
     else:
@@ -88,7 +89,9 @@ def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> Refe
             with limit_runs(bench, model, [plan.feeds(Draw(plan.seed, plan.needed[0]))]):
                 chosen, skipped = choose_in_worker(model, plan, bench, drawn)
         except StepFailed as error:
-            raise SourceMistake(f"the ONNX file does not run as it is: {error}") from error
+            sizes = ", ".join(f"{name}: [{size}]" for name, size in plan.needed[0].items())
+            hint = f"; its dims were tried as model.dims: {{{sizes}}}, where other sizes can be given" if sizes else ""
+            raise SourceMistake(f"the ONNX file does not run as it is: {error}{hint}") from error
     draws = tuple(_reference(one) for one in chosen)
     return References(draws, {one.name: one.traits for one in plan.inputs}, tuple(skipped))
 
