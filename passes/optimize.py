@@ -11,21 +11,21 @@ from typing import Final, Literal
 import numpy as np
 import onnx
 
-from passes.base import Workbench
+from passes.base import Repeat, Step, Workbench, flat
 from passes.bench import limit_runs, open_bench
 from passes.errors import ModelMistake
 from passes.model.joined import apart, joined
 from passes.model.sharing import detached_copy
 from passes.model.spelled import spelled_type
 from passes.model.weights import DetachedModel, read_model
-from passes.policy import Policy, check_lists
+from passes.policy import Policy, check_lists, check_names
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
 from passes.proof.lookups import rows_by_input
 from passes.proof.prove import Prover
 from passes.proof.structure import STRUCTURE, StructureProver
 from passes.recipe import DEFAULT_RECIPE, RecipeItem, steps_of
 from passes.result import PassRun
-from passes.runner import run_passes
+from passes.runner import Observer, run_passes
 from passes.unread import sparing
 
 __all__ = ["FIRST_SIZE", "draw_feeds", "drawn_shape", "open_dims", "optimize", "plan_draws", "second_sizes"]
@@ -48,6 +48,7 @@ def optimize(
     memory_gib: float | None = None,
     reproducers: Path | None = None,
     bench: Workbench | None = None,
+    observer: Observer = lambda *_: None,
 ) -> PassRun:
     """Run `recipe` over `model` and prove after every change that it computes what it did before.
 
@@ -63,6 +64,7 @@ def optimize(
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
         bench: where to work, for who optimizes several models: its workers start but once. `timeout_s` and `memory_gib`
             are then those with which it was opened.
+        observer: is called when a step begins and when it has ended; see `passes.runner.Observer`.
 
     Raises:
         ModelMistake: the model cannot be read or does not run.
@@ -70,32 +72,33 @@ def optimize(
     """
     check_lists(recipe=recipe, skip=skip, keep=keep, feeds=feeds, sizes=sizes)
     with nullcontext(bench) if bench else open_bench(timeout_s, memory_gib) as bench:
-        if proof == STRUCTURE:
-            return _by_structure(model, recipe, Policy(tuple(skip), tuple(keep), watch), bench, reproducers)
         bench.start()
-        detached = detached_copy(model, bench.spill) if isinstance(model, onnx.ModelProto) else read_model(Path(model))
         steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch)
-
+        check_names(flat(steps), policy, bench)
+        if proof == STRUCTURE:
+            return _by_structure(model, steps, policy, bench, reproducers, observer)
+        detached = detached_copy(model, bench.spill) if isinstance(model, onnx.ModelProto) else read_model(Path(model))
         plan = None if feeds else plan_draws(detached, sizes=sizes)
         prover = Prover.of_plan(plan, bench) if plan else Prover.of_itself(feeds, bench)
         with limit_runs(bench, detached):
-            return run_passes(detached, steps, policy, prover, bench, reproducers=reproducers)
+            return run_passes(detached, steps, policy, prover, bench, observer, reproducers)
 
 
 def _by_structure(
     model: onnx.ModelProto | str | Path,
-    recipe: Sequence[RecipeItem],
+    steps: Sequence[Step | Repeat],
     policy: Policy,
     bench: Workbench,
     reproducers: Path | None,
+    observer: Observer,
 ) -> PassRun:
     prover = StructureProver(bench)
     prover.start()
     in_memory = isinstance(model, onnx.ModelProto)
     detached = detached_copy(model, bench.spill) if in_memory else read_model(Path(model), unread=True)
     whole, stacks = joined(detached)
-    steps = sparing(steps_of(recipe)) if detached.unread() else steps_of(recipe)
-    run = run_passes(whole, steps, policy, prover, bench, reproducers=reproducers)
+    steps = sparing(steps) if detached.unread() else steps
+    run = run_passes(whole, steps, policy, prover, bench, observer, reproducers)
     return replace(run, model=apart(run.model, stacks, detached))
 
 

@@ -10,13 +10,16 @@ from typing import Final
 
 from passes.audited.quarantine import check_quarantine, is_quarantine
 from passes.base import Composite, Early, Step, Workbench
+from passes.catalog import pass_names
 from passes.destroys import DESTROYS
 from passes.errors import PolicyMistake
+from passes.external import onnxoptimizer
 from passes.groups import ALL_GROUPS, GROUPS, in_group
 from passes.names import nearest
+from passes.steps import OWN_STEPS
 from passes.structures import SELECTORS, STRUCTURES, structure_of
 
-__all__ = ["Policy", "Skip", "check_lists", "unknown_structure", "with_skips"]
+__all__ = ["Policy", "Skip", "check_lists", "check_names", "unknown_structure", "with_skips"]
 
 
 def check_lists(**arguments: object) -> None:
@@ -100,6 +103,25 @@ class Policy:
         for kind in self.kept():
             if structure_of(kind) is None:
                 raise PolicyMistake(f"keep: {unknown_structure(kind)}")
+
+
+def check_names(steps: Sequence[Step], policy: Policy, bench: Workbench) -> None:
+    """Refuse every name and option that nothing here has, before a model is opened.
+
+    A library is asked only for what onnxline does not know itself, since its import takes a second.
+
+    Raises:
+        PolicyMistake: an unknown pass, structure or option, with the nearest; or a value of the wrong type.
+    """
+    used = [step.name for step in steps]
+    Policy(keep=policy.keep).check((), ())
+    for step in steps:
+        if isinstance(step, Composite):
+            step.check(bench)
+    try:
+        policy.check((*onnxoptimizer.available(), *OWN_STEPS, *used), used)
+    except PolicyMistake:
+        policy.check(pass_names(steps, bench), used)
 
 
 def with_skips(step: Step, policy: Policy, bench: Workbench) -> Step:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 from passes.base import Repeat, Step
 from passes.errors import PolicyMistake
@@ -119,7 +119,24 @@ def _own_step(name: str, options: Mapping[str, Any]) -> Step:
         if option not in takes:
             hint = nearest(option, takes) or f"; it has: {', '.join(takes) or 'none'}"
             raise PolicyMistake(f"pass {name!r} does not take these options: no option {option!r}{hint}")
+    types = get_type_hints(OWN_STEPS[name])
+    for option, value in options.items():
+        if types[option] in EXPECTED and not _is_of(value, types[option]):
+            raise PolicyMistake(f"pass {name!r}: {option} is {value!r}; expected {EXPECTED[types[option]]}")
     return OWN_STEPS[name](**options)
+
+
+def _is_of(value: object, expected: Any) -> bool:
+    """`isinstance`, for which true is no whole number."""
+    return isinstance(value, expected) and (not isinstance(value, bool) or expected is bool)
+
+
+EXPECTED: Final[Mapping[Any, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    int | None: "a whole number or null",
+    str: "a name",
+}
 
 
 def _name_and_options(item: RecipeItem) -> tuple[str, Mapping[str, Any]]:

@@ -1,38 +1,52 @@
-"""The `onnxline` command: options in, exit code out. Everything that it shows comes from events and results."""
+"""The `onnxline` command: options in, exit code out. Everything that it shows comes from events and results.
+
+A command's module is imported when the command runs: `--help` and a misspelt option need none of them.
+"""
 
 from __future__ import annotations
 
-import json
+import codecs
+import importlib
 import sys
 import traceback
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from pipeline.commands import audit, baseline, batch, bisect, diff, guard, ir, passes, why
 from pipeline.errors import InternalError, OnnxlineError, told
-from pipeline.screen import Screen
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
-    name="onnxline",
-    help="PyTorch → ONNX, pass by pass, with proof; then a static IR and a planned run.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-audit.register(app)
-baseline.register(app)
-batch.register(app)
-bisect.register(app)
-diff.register(app)
-guard.register(app)
-ir.register(app)
-passes.register(app)
-why.register(app)
+COMMANDS: Final = {
+    "run": ("run", "Run a model or a configuration: export, passes with proof, verified model, IR and plan."),
+    "optimize": (
+        "optimize",
+        "Run the passes on an ONNX file, prove each change, and write the result; works without torch.",
+    ),
+    "check": ("run", "Check all of a configuration but the model, and say what a run would do."),
+    "diff": ("diff", "Say what B has otherwise than A; the exit code is 1 if there is a difference."),
+    "why": ("why", "Say which torch module a node comes from, which line of it, and which pass made the node."),
+    "bisect": (
+        "bisect",
+        "Find the first pass of a recipe that is at fault, and write the smallest model on which it is.",
+    ),
+    "passes": ("passes", "Every pass that this installation can run."),
+    "guard": (
+        "guard",
+        "Run COMMAND and hold a policy in each call of onnxsim, onnxoptimizer and onnxslim, children included.",
+    ),
+    "baseline": ("baseline", "What a run comes to, in a text file for git: keep it, and see when it changes."),
+    "batch": ("batch", "Run many configurations at once; the same command again runs what is not done."),
+    "audit": (
+        "audit",
+        "Try every pass on many small models, and say what it breaks: is this release of an optimizer safe?",
+    ),
+    "ir": ("ir", "A model as a graph of aten operations in JSON, without its weights."),
+    "schema": ("schema", "Write the JSON Schema of a configuration, for editors."),
+}
+"""Command → its module in `pipeline.commands`, and what `--help` says of it, in the order of `--help`."""
 
 EXTRAS = dict.fromkeys(("torch", "transformers", "safetensors", "orjson", "zstandard"), "torch")
 """Module → the extra that brings it."""
@@ -40,59 +54,115 @@ EXTRAS = dict.fromkeys(("torch", "transformers", "safetensors", "orjson", "zstan
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
 
+ASCII: Final = {"→": "->", "…": "...", "×": "x", "›": ">", "·": "*", "≤": "<=", "≥": ">=", "–": "-"}
+"""What a terminal is shown that cannot show our signs."""
 
-@app.command()
-def run(
-    config: Annotated[Path, typer.Argument(help="The configuration file.")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the artifacts (default runs/<name>).")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one setting; YAML on the right."),
-    ] = None,
+
+class _LateGroup(TyperGroup):
+    """Lists `COMMANDS` without their modules, and imports the one that is called."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands.update({name: TyperCommand(name, help=words) for name, (_, words) in COMMANDS.items()})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and name in COMMANDS:
+            command = load_command(name)
+            _add_traceback(command, next(one for one in self.params if one.name == "with_traceback"))
+        return name, command, rest
+
+
+def load_command(name: str) -> Any:
+    """The command as its module registers it."""
+    commands = typer.Typer(callback=lambda: None)  # with a callback it is a group, however many commands it has
+    importlib.import_module(f"pipeline.commands.{COMMANDS[name][0]}").register(commands)
+    return get_command(commands).commands[name]  # type: ignore[attr-defined]
+
+
+def _add_traceback(command: Any, option: Any) -> None:
+    command.params.append(option)
+    for inner in getattr(command, "commands", {}).values():
+        _add_traceback(inner, option)
+
+
+app = typer.Typer(
+    name="onnxline",
+    cls=_LateGroup,
+    help="PyTorch → ONNX, pass by pass, with proof; then a static IR and a planned run.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib import metadata
+
+        typer.echo(f"onnxline {metadata.version('onnxline')}")
+        raise typer.Exit
+
+
+def _remember(context: typer.Context, is_asked: bool) -> None:
+    if is_asked and context.obj is not None:
+        context.obj["traceback"] = True
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    with_traceback: Annotated[
+        bool,
+        typer.Option(
+            "--traceback", callback=_remember, expose_value=False, help="Show where in the code an error was raised."
+        ),
+    ] = False,
 ) -> None:
-    """Run a configuration from its source to a verified model, IR and plan."""
-    from pipeline.config import RunConfig
-    from pipeline.run import Pipeline
-
-    settings = RunConfig.from_yaml(config, tuple(overrides or ()))
-    screen = Screen()
-    try:
-        with screen:
-            result = Pipeline(settings, out, screen.show).run()
-    except Exception:
-        screen.tables()  # what is known is shown, also when a later stage failed
-        raise
-    screen.conclude(result)
-
-
-@app.command()
-def schema() -> None:
-    """Write the JSON Schema of a configuration, for editors."""
-    from pipeline.config import json_schema
-
-    typer.echo(json.dumps(json_schema(), indent=2))
+    """What is common to all commands."""
 
 
 def main() -> None:
     """Run the command line; turn errors into one message and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.encoding.lower().startswith("utf"):  # latin-1, say, has no arrow
+            codecs.register_error("onnxline", _spell_out)
+            stream.reconfigure(errors="onnxline")  # type: ignore[union-attr]
     sys.exit(_exit_code())
 
 
+def _spell_out(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(ASCII.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
 def _exit_code() -> int:
+    settings = {"traceback": False}
     try:
-        code = app(standalone_mode=False) or 0
+        code = get_command(app).main(prog_name="onnxline", standalone_mode=False, obj=settings) or 0  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except typer.Exit as exit_:
         code = exit_.exit_code
     except Exception as error:
-        return _explained(error)
+        if settings["traceback"]:
+            traceback.print_exception(error)
+        code = INTERRUPTED if _was_interrupted(error) else _explained(error, is_shown=settings["traceback"])
     if code == INTERRUPTED:  # Ctrl-C: by release, typer raises Abort or Exit, or returns the code
         _complain("stopped; what was finished is kept, run the same command again to go on")
     return code
 
 
-def _explained(error: Exception) -> int:
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error: a native module whose import it stops says that it cannot be imported."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _explained(error: Exception, *, is_shown: bool) -> int:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         extra = EXTRAS[error.name]
         _complain(f"this needs {error.name}, which is not installed; pip install 'onnxline[{extra}]'")
@@ -105,7 +175,8 @@ def _explained(error: Exception) -> int:
     if isinstance(error, OnnxlineError) or code is not None:
         _complain(told(error))
         return code or InternalError.exit_code
-    traceback.print_exception(error)
+    if not is_shown:
+        traceback.print_exception(error)
     _complain(f"this is a bug of onnxline ({type(error).__name__}: {error}); please report it with the lines above")
     return InternalError.exit_code
 

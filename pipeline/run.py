@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,13 +17,14 @@ from passes.bench import open_bench
 from passes.recipe import names_of
 from passes.userland import code_digest
 from pipeline.config import RunConfig
+from pipeline.errors import UserMistake
 from pipeline.events import Event, Note, Observer, Optimized, StageEnded, StageStarted
 from pipeline.export.source import Source, TorchSource
 from pipeline.log import RunLog
 from pipeline.report import BackendReport, ExportReport, OptimizeReport, Pictures, Report, RuntimeReport, report_json
 from pipeline.report.html import page_of, render
 from pipeline.result import RunResult
-from pipeline.stages.execute import execute, refuse_wrong_results, remove_ir
+from pipeline.stages.check import check_settings, default_folder, remember_settings
 from pipeline.stages.export import export, exported_path, refuse_wrong_export
 from pipeline.stages.optimize import optimize, refuse_reverts, still_there
 from pipeline.stages.referred import not_compared
@@ -42,6 +44,7 @@ class Pipeline:
         out: the folder of the artifacts; `runs/<name>` below the working directory by default.
         observer: is told what happens; nothing is printed.
         source: the model, where it is at hand and need not be made from `config.model`.
+        is_checked: whether `check_settings` has been called already.
     """
 
     def __init__(
@@ -50,26 +53,35 @@ class Pipeline:
         out: Path | None = None,
         observer: Observer = lambda _: None,
         source: Source | None = None,
+        *,
+        is_checked: bool = False,
     ) -> None:
         self.config = config
-        self.folder = out or Path("runs") / config.name
+        self.folder = default_folder(config, out)
         self._observer = observer
         self._source = source
+        self._is_checked = is_checked
 
     def run(self) -> RunResult:
         """Do what has changed since the last run, and take the rest from there.
 
         Raises:
-            UserMistake, PassError: something that was given is wrong (exit code 2).
+            UserMistake, PassError: something that was given is wrong (exit code 2); the report of an earlier run that
+                ended well stays, unless its model has been replaced.
             CheckFailed: the export, a pass under `strict`, or the final model is not right (exit code 1).
         """
         workspace = Workspace(self.folder)
+        if not self._is_checked:
+            check_settings(self.config, workspace)
         with workspace.opened():
+            remember_settings(self.config, workspace)
             journey = _Journey(self.config, workspace, self._observer, self._source)
             try:
                 return journey.travel()
             except BaseException as error:
-                journey.write_report(str(error) or "stopped", _exit_code_of(error))
+                code = _exit_code_of(error)
+                if code != UserMistake.exit_code or not journey.leaves_good_report():
+                    journey.write_report(str(error) or "stopped", code)
                 raise
             finally:
                 journey.write_log()
@@ -91,6 +103,8 @@ class _Journey:
         self.executed: RuntimeReport | None = None
         self.seconds: dict[str, float] = {}
         self.cached: list[str] = []
+        self.replaces_results = False
+        """Whether files of an earlier run have been replaced by this one."""
 
     def travel(self) -> RunResult:
         source = self.open_source()
@@ -150,11 +164,11 @@ class _Journey:
             if found is not None and still_there(found.files, self.workspace):
                 note.cached()
             else:
-                self.workspace.forget("passes")
-                remove_ir(self.workspace)
                 path = exported_path(source, self.workspace)
                 computed_in = self.exported.computed_in if self.exported else ()
-                found = optimize(self.config, path, references, self.workspace, self.tell, computed_in)
+                found = optimize(
+                    self.config, path, references, self.workspace, self.tell, computed_in, self.begin_results
+                )
                 self.workspace.save("passes", self.key, found)
             self.optimized = found
             for said in found.notes:
@@ -164,10 +178,17 @@ class _Journey:
             refuse_reverts(self.config, found)
         return found
 
+    def begin_results(self) -> None:
+        """From here on what an earlier run has left is replaced."""
+        self.replaces_results = True
+        self.workspace.forget("passes")
+        from pipeline.stages.execute import remove_ir
+
+        remove_ir(self.workspace)
+
     def execute(self, exported: ExportReport, references: References) -> RuntimeReport:
         with self.stage("runtime") as note:
             if not_compared(self.config):
-                remove_ir(self.workspace)
                 note("nothing is run")
                 self.executed = RuntimeReport(backends=())
                 return self.executed
@@ -176,6 +197,8 @@ class _Journey:
             if found is not None and still_there(found.files, self.workspace):
                 note.cached()
             else:
+                from pipeline.stages.execute import execute, refuse_wrong_results  # loads torch, which takes seconds
+
                 found = execute(self.config, exported, references, self.workspace, self.tell)
                 self.executed = found
                 refuse_wrong_results(found)
@@ -227,6 +250,14 @@ class _Journey:
         _quietly(lambda: self.workspace.write_text("report.json", report_json(report)), when=bool(failure))
         _quietly(lambda: self.workspace.write_text("report.html", self._page(report)), when=bool(failure))
         return report
+
+    def leaves_good_report(self) -> bool:
+        """Whether the folder has the report of a run that ended well, with the files that it speaks of."""
+        try:
+            data = json.loads((self.workspace.folder / "report.json").read_text(encoding="utf-8"))
+            return not self.replaces_results and data["exit_code"] == 0
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
 
     def _page(self, report: Report) -> str:
         return render(page_of(report, self.optimized.pictures if self.optimized else Pictures(), self.workspace.folder))

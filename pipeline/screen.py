@@ -1,23 +1,30 @@
-"""Events on a terminal: a progress bar with the stage's name; elsewhere plain lines. Then the tables."""
+"""A run on a terminal: a progress bar with the stage's name, elsewhere plain lines; then what changed the model, what
+did not work, and where the files are. A name is never cut: it can be copied into a `skip` list."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.text import Text
 
 from passes.result import PassRow, Status, StructureVerdict
 from pipeline import events
 from pipeline.log import line_of
-from pipeline.result import RunResult
+
+if TYPE_CHECKING:
+    from pipeline.report import BackendReport
+    from pipeline.result import RunResult
 
 __all__ = ["Screen"]
 
-STYLES = {
+STYLES: Final = {
     Status.RAN: "green",
     Status.SKIPPED: "dim",
     Status.REVERTED: "yellow",
@@ -26,12 +33,32 @@ STYLES = {
     Status.TIMED_OUT: "red",
 }
 
+LOG_WIDTH: Final = 120
+"""Of what is no terminal."""
+
+NAMED: Final = 3
+"""Lost structures, or skipped steps, that one line names."""
+
 
 class Screen:
-    """Shows a run as it goes on."""
+    """Shows a run as it goes on, and its end.
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
+    Args:
+        verbose: show every step and every structure, not only what changed or failed.
+        quiet: show nothing.
+        keep: what is kept already; the advice on how to keep what was lost adds to it.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        verbose: bool = False,
+        quiet: bool = False,
+        keep: Sequence[str] = (),
+    ) -> None:
+        self._console = console or Console(quiet=quiet)
+        self._verbose, self._keep = verbose, keep
         self._bar = Progress(
             TextColumn("{task.description:<10}"),
             BarColumn(),
@@ -39,15 +66,10 @@ class Screen:
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
-            disable=not self._console.is_terminal,
+            disable=quiet or not self._console.is_terminal,
         )
         self._task = self._bar.add_task("", total=None, part="")
         self._optimized: events.Optimized | None = None
-
-    @property
-    def _wide(self) -> Console:
-        """In a log file a table is as wide as it needs to be; a terminal knows its width."""
-        return self._console if self._console.is_terminal else Console(width=160, file=self._console.file)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -57,6 +79,7 @@ class Screen:
         self._bar.stop()
 
     def show(self, event: events.Event) -> None:
+        """What to do with one event of a run."""
         match event:
             case events.StageStarted(name):
                 self._bar.reset(self._task, description=name, total=None, part="")
@@ -65,67 +88,136 @@ class Screen:
             case events.Optimized():
                 self._optimized = event
             case events.StageEnded() | events.Note():
-                self._console.print(line_of(event), highlight=False, soft_wrap=True)
-            case events.PassEnded(row) if row.status.counts_as_reverted:
-                self._console.print(line_of(event), highlight=False, style=STYLES[row.status], soft_wrap=True)
+                self.line(line_of(event))
+            case events.PassEnded(row) if self._verbose and row.status.counts_as_reverted:
+                self.line(line_of(event), STYLES[row.status])
             case _:
                 pass
 
-    def tables(self) -> None:
-        """The table of the passes and the verdict of each structure, as far as the run came."""
+    def line(self, text: str | Text, style: str = "") -> None:
+        """One line, which the terminal may wrap and nobody cuts."""
+        self._console.print(Text(text, style) if isinstance(text, str) else text, soft_wrap=True)
+
+    def show_passes(self) -> None:
+        """What the passes did and what became of the structures, as far as the run came."""
         if self._optimized is None:
             return
-        structures = self._optimized.structures
-        self._wide.print(_pass_table(self._optimized.passes))
-        self._wide.print(_structure_table(structures) if structures else "no separate Q, K and V in this model")
+        rows, structures = self._optimized.passes, self._optimized.structures
+        shown = [row for row in rows if self._verbose or row.changed or row.status.counts_as_reverted]
+        width = self._console.width if self._console.is_terminal else LOG_WIDTH
+        for line in _table(shown, width, wraps=self._console.is_terminal):
+            self.line(line)
+        if len(shown) < len(rows):
+            self.line(_rest([row for row in rows if row not in shown]), "dim")
+        for line in _structure_lines(structures, self._verbose):
+            self.line(line)
+        for row in rows:
+            if row.status.counts_as_reverted:
+                self.line(f"{row.status.replace('_', ' ')}: {row.name}: {row.reason}", STYLES[row.status])
+                if row.reproducer:
+                    self.line(f"  the smallest model that brings it down: {row.reproducer}")
+        for line in _lost_lines(structures, self._keep):
+            self.line(line, "red")
 
     def conclude(self, result: RunResult) -> None:
-        """The tables, how the final model runs, and where the files are."""
-        self.tables()
-        wide = self._wide
+        """What the passes did, how the final model runs, and where the files are."""
+        self.show_passes()
         if result.optimize.sensitivity.margin < float("inf"):
-            wide.print(
+            self.line(
                 f"proof: a zeroed weight of a kept structure moves the values there by at least "
-                f"{result.optimize.sensitivity.margin:.0f} times the tolerance",
-                highlight=False,
+                f"{result.optimize.sensitivity.margin:.0f} times the tolerance"
             )
         for backend in result.runtime.backends:
-            if backend.shortfall:
-                wide.print(f"{backend.name}: {backend.shortfall}", highlight=False, soft_wrap=True)
-                continue
-            worst = max((errors.max_abs for errors in backend.errors.values()), default=0.0)
-            wide.print(
-                f"{backend.name}: max abs error {worst:.2e} against {result.export.origin}, "
-                f"{backend.seconds:.2f} s a run",
-                highlight=False,
-            )
+            self.line(_backend_line(backend, result.export.origin))
         if result.runtime.ops:
             mib = result.runtime.arena_bytes / 2**20
-            wide.print(f"plan: {result.runtime.ops} kernel calls, one arena of {mib:.1f} MiB", highlight=False)
+            self.line(f"plan: {result.runtime.ops} kernel calls, one arena of {mib:.1f} MiB")
         if result.cached:
-            wide.print(f"not done again, since nothing changed: {', '.join(result.cached)}", highlight=False)
-        wide.print(f"files: {result.folder}/ ({', '.join(result.report.files)})", highlight=False, soft_wrap=True)
+            self.line(f"not done again, since nothing changed: {', '.join(result.cached)}")
+        self.line(f"files: {result.folder}/ ({', '.join(result.report.files)})")
+
+    def show_failure(self, folder: Path, since: float) -> None:
+        """What is known of a run that failed, and the files in its folder that were written `since` it began."""
+        self.show_passes()
+        written = sorted(file.name for file in folder.glob("[!.]*") if file.is_file() and file.stat().st_mtime >= since)
+        if written:
+            self.line(f"files so far: {folder}/ ({', '.join(written)})")
 
 
-def _pass_table(rows: Iterable[PassRow]) -> Table:
-    table = Table("pass", "source", "status", "nodes", "seconds", "max error", "why", title="passes")
-    for row in rows:
-        error = max((errors.max_abs for errors in row.errors.values()), default=None)
-        table.add_row(
-            row.name,
-            row.source,
-            f"[{STYLES[row.status]}]{row.status}[/]",
-            f"{row.nodes_before} → {row.nodes_after}" if row.changed else str(row.nodes_before),
-            f"{row.seconds:.2f}",
-            "" if error is None else f"{error:.1e}",
-            row.reason or ("" if row.changed or row.status is not Status.RAN else "nothing to do"),
-        )
-    return table
+def _table(rows: Sequence[PassRow], width: int, *, wraps: bool) -> Iterator[Text]:
+    """A line for each row under a heading; a name that is too long for its column has a line of its own."""
+    if not rows:
+        return
+    table = [("pass", "status", "nodes", "seconds", "max error"), *map(_cells, rows)]
+    widths = [max(len(cells[column]) for cells in table) for column in range(5)]
+    figures = sum(widths[1:]) + 2 * len(widths[1:])
+    names = max(min(widths[0], width - figures), 12)
+    for row, cells in zip((None, *rows), table, strict=True):
+        style = STYLES[row.status] if row else ""
+        line = Text(f"{cells[0]:<{names}}", "" if row else "bold")
+        if len(cells[0]) > names:
+            yield line
+            line = Text(" " * names)
+        for column, cell in enumerate(cells[1:], 1):
+            pad = f"{cell:<{widths[column]}}" if column < 3 else f"{cell:>{widths[column]}}"
+            line.append(f"  {pad}", style if column == 1 else "" if row else "bold")
+        line.rstrip()
+        yield line
+        if row and row.reason and not row.status.counts_as_reverted:  # those come below, where they are explained
+            reason = textwrap.wrap(row.reason, width - 4, break_long_words=False, break_on_hyphens=False)
+            yield from (Text(f"    {words}", "dim") for words in (reason if wraps else [row.reason]))
 
 
-def _structure_table(verdicts: Iterable[StructureVerdict]) -> Table:
-    table = Table("structure", "where", "kept", "broken by", title="structures")
-    for verdict in verdicts:
-        kept = "[green]yes[/]" if verdict.kept else "[red]no[/]"
-        table.add_row(verdict.kind, verdict.name, kept, verdict.broken_by or "")
-    return table
+def _cells(row: PassRow) -> tuple[str, ...]:
+    error = max((errors.max_abs for errors in row.errors.values()), default=None)
+    return (
+        row.name,
+        row.status.replace("_", " "),
+        f"{row.nodes_before} → {row.nodes_after}" if row.changed else str(row.nodes_before),
+        f"{row.seconds:.2f}",
+        "" if error is None else f"{error:.1e}",
+    )
+
+
+def _rest(rows: Sequence[PassRow]) -> str:
+    """One line for the rows that are not shown."""
+    skipped = [row.name for row in rows if row.status is Status.SKIPPED]
+    idle = len(rows) - len(skipped)
+    parts = [f"{idle} {'step' if idle == 1 else 'steps'} had nothing to do"] if idle else []
+    if skipped:
+        more = f" and {len(skipped) - NAMED} more" if len(skipped) > NAMED else ""
+        parts.append(f"{', '.join(skipped[:NAMED])}{more} {'was' if len(skipped) == 1 else 'were'} skipped")
+    return f"{', '.join(parts)} (--verbose shows all)"
+
+
+def _structure_lines(structures: Sequence[StructureVerdict], verbose: bool) -> Iterator[str]:
+    if not structures:
+        yield "no separate Q, K and V in this model"
+    kept = Counter(one.kind for one in structures if one.kept)
+    for kind, count in Counter(one.kind for one in structures).items():
+        yield f"{kind}: {kept[kind]} of {count} kept"
+        for verdict in structures if verbose else ():
+            if verdict.kind == kind:
+                broken = f", broken by {verdict.broken_by}" if verdict.broken_by else ""
+                yield f"  {verdict.name}: {'kept' if verdict.kept else 'lost'}{broken}"
+
+
+def _lost_lines(structures: Sequence[StructureVerdict], keep: Sequence[str]) -> Iterator[str]:
+    """Which structures the final model has no more, who broke them, and the option that keeps them."""
+    lost = [verdict for verdict in structures if not verdict.kept]
+    for kind, culprit in dict.fromkeys((verdict.kind, verdict.broken_by) for verdict in lost):
+        names = [verdict.name for verdict in lost if (verdict.kind, verdict.broken_by) == (kind, culprit)]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        yield f"lost: {kind} {', '.join(names[:NAMED])}{more}" + (f", by {culprit}" if culprit else "")
+    if lost:
+        kinds = dict.fromkeys((*keep, *(verdict.kind for verdict in lost)))
+        yield f"  to keep {'it' if len(lost) == 1 else 'them'}, run again with --keep {','.join(kinds)}"
+
+
+def _backend_line(backend: BackendReport, origin: str) -> str:
+    if backend.shortfall:
+        return f"{backend.name}: {backend.shortfall}"
+    worst = max((errors.max_abs for errors in backend.errors.values()), default=0.0)
+    milliseconds = backend.seconds * 1000
+    shown = f"{milliseconds:.2f}" if milliseconds < 100 else f"{milliseconds:.0f}"
+    return f"{backend.name}: {shown} ms a run, max abs error {worst:.2e} against {origin}"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
+import re
 from collections.abc import Iterable, Mapping
+from importlib import metadata
 from typing import Any, Final
 
 from passes.base import Workbench
 from passes.errors import PolicyMistake, StepFailed
 from passes.names import nearest
 
-__all__ = ["ask", "refuse_unknown", "require", "texts"]
+__all__ = ["ask", "find_wrong_value", "refuse_older", "refuse_unknown", "refuse_wrong_values", "require", "texts"]
 
 LISTING_S: Final = 180.0
 """Seconds that a library may take to be imported and listed."""
@@ -24,6 +28,20 @@ def require(module: str, step: str, extra: str) -> None:
     """
     if importlib.util.find_spec(module) is None:
         raise PolicyMistake(f"the pass {step!r} needs {module}, an extra: pip install 'onnxline[{extra}]'")
+
+
+def refuse_older(distribution: str, oldest: str, installed: str | None = None) -> None:
+    """Raises PolicyMistake where the release of a library that is installed is older than what onnxline can use."""
+    installed = installed or metadata.version(distribution)
+    if _numbers(installed) < _numbers(oldest):
+        raise PolicyMistake(
+            f"{distribution} {installed} is installed, and onnxline needs {oldest} or newer; "
+            f"pip install -U '{distribution}>={oldest}'"
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def ask(bench: Workbench, function: str, step: str, **arguments: Any) -> dict[str, Any]:
@@ -47,6 +65,35 @@ def refuse_unknown(names: Iterable[object], known: Iterable[str], title: str) ->
         if name not in known:
             hint = nearest(str(name), known) or f"; it has: {', '.join(known)}"
             raise PolicyMistake(f"{title} {name!r}{hint}")
+
+
+def refuse_wrong_values(bench: Workbench, hints: str, step: str, options: Mapping[str, Any]) -> None:
+    """Raises PolicyMistake for the first option whose value is not of the type that the library declares.
+
+    Args:
+        hints: a function for the worker that returns option → type, such as `passes.external.onnxsim:hints`.
+    """
+    wrong = bench.worker.ask(
+        "passes.external.installed:find_wrong_value", within_s=LISTING_S, hints=hints, options=dict(options)
+    )
+    if wrong:
+        raise PolicyMistake(f"{step}: {wrong}")
+
+
+def find_wrong_value(hints: str, options: Mapping[str, Any]) -> str:
+    """In the worker: what is wrong with the first value of a wrong type; empty for nothing. Options without a type
+    take any value."""
+    from pydantic import TypeAdapter, ValidationError
+
+    module, _, name = hints.partition(":")
+    types = getattr(importlib.import_module(module), name)()
+    for option, value in options.items():
+        hint = types.get(option, Any)
+        try:
+            TypeAdapter(hint).validate_python(value, strict=True)
+        except ValidationError:
+            return f"{option} is {value!r}; expected {inspect.formatannotation(hint).replace('typing.', '')}"
+    return ""
 
 
 def texts(options: Mapping[str, Any], key: str, step: str) -> list[str]:

@@ -87,6 +87,8 @@ class OnnxRuntimeFusions:
             PolicyMistake: an unknown family or flag, with the nearest; num_heads without hidden_size; or an opt_level
                 that needs torch.
         """
+        if self == type(self)(left_out=self.left_out):
+            return
         flags = self._flags(bench)
         refuse_unknown(self.flags, flags, f"{self.name} (model_type {self.model_type}) has no option")
         for name, value in self.flags.items():

@@ -60,7 +60,9 @@ class OnnxRuntimeGraph:
         Raises:
             PolicyMistake: an unknown level or optimizer, with the nearest.
         """
-        refuse_unknown(self._disabled(), self._names(bench), f"onnxruntime at level {self.level} has no")
+        refuse_unknown([self.level], LEVELS, "onnxruntime has no optimization level")
+        if self._disabled():
+            refuse_unknown(self._disabled(), self._names(bench), f"onnxruntime at level {self.level} has no")
 
     def _disabled(self) -> list[str]:
         return texts({"disabled_optimizers": self.disabled_optimizers}, "disabled_optimizers", self.name)

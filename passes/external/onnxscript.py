@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from passes.base import Workbench
-from passes.external.installed import ask, refuse_unknown
+from passes.external.installed import ask, refuse_unknown, refuse_wrong_values
 from passes.external.rebind import rebound
 from passes.external.through_ir import through_ir
 from passes.model.weights import DetachedModel
@@ -18,7 +18,7 @@ from passes.model.weights import DetachedModel
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["OnnxScriptOptimizer", "facts", "optimize"]
+__all__ = ["OnnxScriptOptimizer", "facts", "hints", "optimize"]
 
 STAGES: Final[Mapping[str, tuple[str, str]]] = {
     "inline": ("onnx_ir.passes.common", "InlinePass"),
@@ -59,10 +59,13 @@ class OnnxScriptOptimizer:
         """Refuse options that this release's optimize does not take.
 
         Raises:
-            PolicyMistake: naming the nearest.
+            PolicyMistake: naming the nearest; or a value of another type.
         """
+        if not self.options:
+            return
         known = ask(bench, "passes.external.onnxscript:facts", self.name)["options"]
         refuse_unknown(self.options, known, "onnxscript.optimizer.optimize has no option")
+        refuse_wrong_values(bench, "passes.external.onnxscript:hints", self.name, self.options)
 
 
 @cache
@@ -73,6 +76,18 @@ def facts() -> dict[str, list[str]]:
     there = [name for name, (module, kind) in STAGES.items() if hasattr(importlib.import_module(module), kind)]
     options = list(inspect.signature(onnxscript.optimizer.optimize).parameters)[1:]
     return {"passes": [*there, SHAPES], "options": options}
+
+
+def hints() -> dict[str, Any]:
+    """In the worker: option → the type that optimize declares; those of the simple types, since the others are names
+    that only a type checker imports."""
+    import onnxscript.optimizer
+
+    declared = inspect.signature(onnxscript.optimizer.optimize).parameters
+    return {name: SIMPLE[text] for name, one in declared.items() if (text := str(one.annotation)) in SIMPLE}
+
+
+SIMPLE: Final[Mapping[str, type]] = {"int": int, "bool": bool, "str": str, "float": float}
 
 
 def optimize(model: ir.Model, options: Mapping[str, Any]) -> None:

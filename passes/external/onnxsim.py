@@ -15,12 +15,16 @@ import onnx
 from passes.base import Workbench
 from passes.errors import PolicyMistake, StepFailed, StepTimedOut
 from passes.external.files import through_files
+from passes.external.installed import refuse_older, refuse_wrong_values
 from passes.external.onnxsim_detached import simplify_detached
 from passes.external.onnxsim_library import import_onnxsim
 from passes.model.weights import DetachedModel
 from passes.names import nearest
 
-__all__ = ["OnnxSim", "facts", "simplify"]
+__all__ = ["OnnxSim", "facts", "hints", "simplify"]
+
+OLDEST: Final = "0.8.1"
+"""The first release that lists its passes and takes a skip list as we need them."""
 
 STAGES: Final[Mapping[str, str]] = {
     "constant_folding": "skip_constant_folding",
@@ -78,14 +82,19 @@ class OnnxSim:
         """Refuse options that this release's simplify does not take, and names of passes that it does not have.
 
         Raises:
-            PolicyMistake: naming the nearest; onnxsim itself ignores a misspelt pass in silence.
+            PolicyMistake: naming the nearest, since onnxsim itself ignores a misspelt pass in silence; a value of
+                another type; or the installed release is too old.
         """
+        refuse_older("onnxsim", OLDEST)
+        if not self.options:
+            return
         known = _facts(bench)
         for name in self.options:
             if name not in known["options"]:
                 raise PolicyMistake(f"onnxsim.simplify has no option {name!r}{nearest(name, known['options'])}")
         self._named("skipped_optimizers", known["passes"])
         self._named("extra_optimizers", (*known["passes"], *known["extra"]))
+        refuse_wrong_values(bench, "passes.external.onnxsim:hints", self.name, self.options)
 
     def _named(self, option: str, known: Sequence[str]) -> Sequence[str]:
         """The passes that `option` names, all of them known. Raises PolicyMistake as `check` does."""
@@ -100,6 +109,7 @@ class OnnxSim:
 
 def _facts(bench: Workbench) -> dict[str, list[str]]:
     """What the installed release has; asked for with patience, since it is not a step that may time out."""
+    refuse_older("onnxsim", OLDEST)
     try:
         return bench.worker.ask("passes.external.onnxsim:facts", within_s=LISTING_S)
     except StepFailed as failure:
@@ -127,6 +137,14 @@ def facts() -> dict[str, list[str]]:
     known = [*native._list_optimizers(), *(name for name in others if name in RUN_UNLISTED)]
     extra = [name for name in others if name not in known] if "extra_optimizers" in options else []
     return {"passes": known, "extra": extra, "options": options}
+
+
+def hints() -> dict[str, Any]:
+    """In the worker: option → the type that simplify declares, or that of its default."""
+    parameters = inspect.signature(import_onnxsim().simplify).parameters
+    declared = {name: one.annotation for name, one in parameters.items() if one.annotation is not one.empty}
+    defaults = {name: type(one.default) for name, one in parameters.items() if one.default not in (None, one.empty)}
+    return {**defaults, **declared}
 
 
 def simplify(source: str, target: str, options: dict[str, Any]) -> None:

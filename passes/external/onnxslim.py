@@ -11,11 +11,11 @@ import onnx
 
 from passes.base import Workbench
 from passes.external.files import through_files
-from passes.external.installed import ask, refuse_unknown, require, texts
+from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, require, texts
 from passes.external.written import give_back_inputs, write
 from passes.model.weights import DetachedModel
 
-__all__ = ["OnnxSlim", "facts", "slim"]
+__all__ = ["OnnxSlim", "facts", "hints", "slim"]
 
 SHAPES: Final = "shape_inference"
 """What slim does beside its listed optimizations; `no_shape_infer` leaves it out."""
@@ -60,12 +60,17 @@ class OnnxSlim:
         """Refuse what this release does not have; onnxslim itself ignores it in silence.
 
         Raises:
-            PolicyMistake: onnxslim is not installed, or an option or a name to skip is unknown, with the nearest.
+            PolicyMistake: onnxslim is not installed, an option or a name to skip is unknown, with the nearest, or a
+                value is of another type.
         """
+        require("onnxslim", "onnxslim", extra="onnxslim")
+        if not self.options:
+            return
         known = _facts(bench)
         refuse_unknown(self.options, known["options"], "onnxslim.slim has no option")
         for key, names in (("skip_fusion_patterns", "patterns"), ("skip_optimizations", "optimizations")):
             refuse_unknown(texts(self.options, key, self.name), known[names], f"onnxslim: {key} knows no")
+        refuse_wrong_values(bench, "passes.external.onnxslim:hints", self.name, self.options)
 
 
 def _facts(bench: Workbench) -> dict[str, list[str]]:
@@ -85,6 +90,13 @@ def facts() -> dict[str, list[str]]:
         "optimizations": list(OptimizationSettings.keys()),
         "options": [name for name in OnnxSlimKwargs.__annotations__ if name not in OWN_OPTIONS],
     }
+
+
+def hints() -> dict[str, Any]:
+    """In the worker: option → the type that slim declares."""
+    from onnxslim.argparser import OnnxSlimKwargs
+
+    return dict(OnnxSlimKwargs.__annotations__)
 
 
 def slim(source: str, target: str, options: dict[str, Any]) -> None:

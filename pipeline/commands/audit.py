@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ from passes.audited import Table, own_tables, tables_in
 from passes.audited.gate import news
 from passes.bench import open_bench
 from pipeline.commands.audit_files import remove_stale, write_reproducer, write_table
-from pipeline.commands.audit_text import news_text, summary_text, unread_text
+from pipeline.commands.audit_text import audit_as_data, news_text, summary_text, unread_text
+from pipeline.commands.options import Json
 from pipeline.errors import InternalError, UserMistake
 from pipeline.spread import Job, Spread, State, run_jobs, spread_over
 from pipeline.spread.screen import JobsScreen
@@ -43,12 +45,15 @@ def audit(
     every: Annotated[bool, typer.Option("--all", help="The passes inside of onnxsim and others too.")] = False,
     gate: Annotated[bool, typer.Option("--gate", help="Exit with 1 if what is found is not accepted.")] = False,
     accepted: Annotated[Path | None, typer.Option(help="A folder of accepted tables (default: onnxline's).")] = None,
-    out: Annotated[Path, typer.Option(help="Where the tables and reproducers go.")] = Path("runs/audit"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Where the tables and reproducers go.")
+    ] = Path("runs/audit"),
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes on this machine (default: its cores).")] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or auto.")
     ] = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds for one call of one pass.")] = 60.0,
+    as_json: Json = False,
 ) -> None:
     """Try every pass on many small models, and say what it breaks: is this release of an optimizer safe?
 
@@ -71,9 +76,12 @@ def audit(
         write_reproducer(value, out / "reproducers")
     remove_stale(out / "reproducers", tables)
     unknown = news(tables, against)
-    typer.echo(summary_text(tables), nl=False)
-    typer.echo(unread_text(unread), nl=False)
-    typer.echo(news_text(unknown, out), nl=False)
+    if as_json:
+        typer.echo(json.dumps(audit_as_data(tables, unread, unknown, out), indent=2, ensure_ascii=False))
+    else:
+        typer.echo(summary_text(tables), nl=False)
+        typer.echo(unread_text(unread), nl=False)
+        typer.echo(news_text(unknown, out), nl=False)
     if unread:
         raise UserMistake(f"{len(unread)} of the models cannot be read, as said above; mend or remove them")
     if gate and unknown:

@@ -1,23 +1,56 @@
-"""What an audit shows on a terminal: how much was found of each library, and what of it is new."""
+"""What an audit shows: how much was found of each library, and what of it is new; as text, or as data for JSON."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from passes.audited import KINDS, UNSAFE, Table
 from passes.audited.gate import News
 from passes.audited.text import quoted
 
-__all__ = ["news_text", "summary_text", "unread_text"]
+__all__ = ["FORMAT_VERSION", "audit_as_data", "news_text", "summary_text", "unread_text"]
+
+FORMAT_VERSION: Final = 1
+"""Of what `--json` writes."""
 
 SHOWN: Final = 3
 """Cases that a new finding names."""
 
 MOST: Final = 40
 """New findings that are shown."""
+
+
+def audit_as_data(
+    tables: Sequence[Table], unread: Mapping[str, str], found: Sequence[News], out: Path
+) -> dict[str, Any]:
+    """Everything that the text says, uncut."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "tables": [
+            {
+                "library": table.distribution,
+                "version": table.version,
+                "models": sum(table.cases.values()),
+                "found": {name: dict(counts) for name, counts in table.counts().items()},
+            }
+            for table in tables
+        ],
+        "not_read": dict(unread),
+        "not_accepted": [
+            {
+                "pass": one.entry.name,
+                "kind": one.entry.kind,
+                "why": one.entry.why,
+                "cases": list(one.cases),
+                "accepted": one.accepted,
+            }
+            for one in found
+        ],
+        "folder": str(out),
+    }
 
 
 def summary_text(tables: Sequence[Table]) -> str:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
+from pipeline.commands.options import Json, Overrides
 from pipeline.errors import CheckFailed, UserMistake
-from pipeline.regression import baseline_of, changes, file_beside, read_baseline, write_baseline
-from pipeline.screen import Screen
 
-__all__ = ["register"]
+__all__ = ["FORMAT_VERSION", "register"]
+
+FORMAT_VERSION: Final = 1
+"""Of what `--json` writes."""
 
 Config = Annotated[Path, typer.Argument(help="The configuration file.")]
-Out = Annotated[Path | None, typer.Option(help="Folder of the artifacts (default runs/<name>).")]
-File = Annotated[Path | None, typer.Option(help="The baseline (default: beside CONFIG, with the ending .baseline).")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one setting; YAML on the right.")
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder of the artifacts (default runs/NAME).")
 ]
+File = Annotated[Path | None, typer.Option(help="The baseline (default: beside CONFIG, with the ending .baseline).")]
 
 
 def register(app: typer.Typer) -> None:
@@ -28,46 +30,73 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="baseline")
 
 
-def accept(config: Config, out: Out = None, file: File = None, overrides: Overrides = None) -> None:
+def accept(
+    config: Config, out: Out = None, file: File = None, overrides: Overrides = None, as_json: Json = False
+) -> None:
     """Run CONFIG, and keep what it comes to."""
+    from pipeline.regression import check_place, file_beside, write_baseline
+
     path = file or file_beside(config)
-    found = _found(config, out, overrides)
-    told = _changes_since(path, found)
+    check_place(path)
+    found = _run(config, out, overrides, as_json)
+    lines = _changes_since(path, found)
     write_baseline(found, path)
-    for line in told:
-        typer.echo(line)
-    typer.echo(f"written to {path}")
+    _show(path, lines, found, as_json)
+    if not as_json:
+        typer.echo(f"written to {path}")
 
 
-def check(config: Config, out: Out = None, file: File = None, overrides: Overrides = None) -> None:
-    """Run CONFIG, and compare what it comes to with what was accepted; the exit code is 1 if anything is otherwise."""
+def check(
+    config: Config, out: Out = None, file: File = None, overrides: Overrides = None, as_json: Json = False
+) -> None:
+    """Run CONFIG and compare with what was accepted; the exit code is 1 if anything has changed."""
+    from pipeline.regression import changes, file_beside, read_baseline
+
     path = file or file_beside(config)
     known = read_baseline(path)
-    found = _found(config, out, overrides)
-    told = changes(known, found)
-    if not told:
-        typer.echo(f"as in {path}")
+    found = _run(config, out, overrides, as_json)
+    lines = changes(known, found)
+    _show(path, lines, found, as_json)
+    if not lines:
+        if not as_json:
+            typer.echo(f"as in {path}")
         return
-    for line in told:
-        typer.echo(line)
-    only = " nothing but versions changed;" if all(line.startswith("versions") for line in told) else ""
+    only = " nothing but versions changed;" if all(line.startswith("versions") for line in lines) else ""
     raise CheckFailed(
-        f"{len(told)} entries are not as in {path};{only} "
+        f"{len(lines)} entries are not as in {path};{only} "
         f"if that is right, `onnxline baseline accept {config}` and commit the file"
     )
 
 
-def _found(config: Path, out: Path | None, overrides: list[str] | None) -> dict[str, Any]:
-    from pipeline.config import RunConfig  # these need torch, and other commands do without
-    from pipeline.run import Pipeline
+def _run(config: Path, out: Path | None, overrides: list[str] | None, quiet: bool) -> dict[str, Any]:
+    from pipeline.config import RunConfig
 
     settings = RunConfig.from_yaml(config, tuple(overrides or ()))
-    with Screen() as screen:
-        return baseline_of(Pipeline(settings, out, screen.show).run().report)
+    from pipeline.stages.check import check_settings, default_folder
+    from pipeline.workspace import Workspace
+
+    check_settings(settings, Workspace(default_folder(settings, out)))
+    from pipeline.regression import baseline_of
+    from pipeline.run import Pipeline
+    from pipeline.screen import Screen
+
+    with Screen(quiet=quiet) as screen:
+        return baseline_of(Pipeline(settings, out, screen.show, is_checked=True).run().report)
+
+
+def _show(path: Path, lines: list[str], found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        data = {"format_version": FORMAT_VERSION, "file": str(path), "changes": lines, "found": found}
+        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        return
+    for line in lines:
+        typer.echo(line)
 
 
 def _changes_since(path: Path, found: dict[str, Any]) -> list[str]:
     """What is accepted that was not so before; nothing where there is no baseline that can be read."""
+    from pipeline.regression import changes, read_baseline
+
     try:
         return changes(read_baseline(path), found)
     except UserMistake:

@@ -29,7 +29,9 @@ def register(app: typer.Typer) -> None:
 
 def batch(
     patterns: Annotated[list[str], typer.Argument(metavar="PATTERN...", help="Configurations; globs may be quoted.")],
-    out: Annotated[Path, typer.Option(help="Folder of the runs' folders, and of the table.")] = Path("runs"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the runs' folders, and of the table.")
+    ] = Path("runs"),
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once (default: one for each two cores).")] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or auto.")

@@ -15,6 +15,7 @@ import typer
 
 import passes
 from passes.guard import adopt_orphans
+from pipeline.commands.options import split_names
 
 __all__ = ["register"]
 
@@ -29,8 +30,12 @@ def register(app: typer.Typer) -> None:
 
 def guard(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What to run, behind `--`.")],
-    keep: Annotated[list[str] | None, typer.Option(help="A structure to keep, such as qkv; may be repeated.")] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="A pass or group to skip; may be repeated.")] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="KINDS", help="Structures to keep, such as qkv,gelu; may be repeated.")
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="Passes or groups to skip; may be repeated.")
+    ] = None,
     watch: Annotated[bool, typer.Option(help="Let a skip watch what the pass is known to destroy.")] = True,
     compare: Annotated[bool, typer.Option(help="Say what each call would have lost; makes each call twice.")] = True,
     log: Annotated[Path | None, typer.Option(help="Write the calls to this file, one JSON object a line.")] = None,
@@ -38,15 +43,15 @@ def guard(
     memory_gib: Annotated[
         float | None, typer.Option(min=0, help="GiB that a worker process may allocate; 0 for no limit.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No lines on standard error.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No lines on standard error.")] = False,
 ) -> None:
     """Run COMMAND and hold a policy in each call of onnxsim, onnxoptimizer and onnxslim, children included.
 
     The exit code is that of COMMAND.
     """
     wishes = passes.guard(
-        keep or (),
-        skip or (),
+        split_names(keep or ()),
+        split_names(skip or ()),
         watch=watch,
         compare=compare,
         log=log,

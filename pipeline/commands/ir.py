@@ -58,7 +58,9 @@ def extract(
     overrides: Overrides = None,
 ) -> None:
     """Trace a model in eval mode, and write its graph: shapes, dtypes, names of weights, but no weights."""
-    from pipeline.commands.ir_source import open_model, told_mode
+    from pipeline.commands.ir_source import open_model, read_source, told_mode
+
+    read_source(source, overrides or ())  # what follows loads torch, which takes seconds
     from pipeline.torch_ir.extract.source import extract_source
     from pipeline.torch_ir.output import check_place
 
@@ -95,6 +97,7 @@ def info(
     out: Out = None,
 ) -> None:
     """Tell what an IR consists of."""
+    _check_file(file)
     from pipeline.torch_ir import load_ir
     from pipeline.torch_ir.output import write_text
     from pipeline.torch_ir.summary import summary, summary_text
@@ -116,6 +119,7 @@ def visualize(
     ] = None,
 ) -> None:
     """Draw an IR as a Mermaid flowchart."""
+    _check_file(file)
     from pipeline.torch_ir import ir_to_mermaid, load_ir
     from pipeline.torch_ir.picture.file import write_picture
 
@@ -138,11 +142,13 @@ def verify(
     overrides: Overrides = None,
 ) -> None:
     """Compare what an IR computes with what its model computes in eval mode; the exit code is 1 if something else."""
+    _check_file(file)
     from pipeline.commands.ir_source import open_model, told_mode
+
+    model = open_model(source, overrides or (), (), False, train)
     from pipeline.torch_ir import load_ir, load_weights, verify_ir_with_state_dict
     from pipeline.torch_ir.weights.arrays import read_arrays
 
-    model = open_model(source, overrides or (), (), False, train)
     if said := told_mode(model):
         typer.echo(f"onnxline: {said}", err=True)
     if weights is not None:
@@ -168,6 +174,7 @@ def run(
     planned: Annotated[bool, typer.Option(help="The planned runtime, or op by op with torch's operators.")] = True,
 ) -> None:
     """Run an IR on weights and inputs from files."""
+    _check_file(file)
     from pipeline.torch_ir import IRExecutor, load_ir, load_weights
     from pipeline.torch_ir.output import check_place
     from pipeline.torch_ir.weights.arrays import ENDINGS, read_arrays, write_arrays
@@ -182,6 +189,12 @@ def run(
     names = [meta.name for meta in loaded.graph_outputs]
     write_arrays(out, dict(zip(names, outputs, strict=True)))
     typer.echo(f"{', '.join(dict.fromkeys(names))} written to {out}")
+
+
+def _check_file(file: Path) -> None:
+    """Refuse a file that is not there before torch is loaded."""
+    if not file.exists():
+        raise UserMistake(f"IR file not found: {file} cannot be read: there is no such file or folder")
 
 
 def _into(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:

@@ -6,16 +6,13 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from pipeline.config import ModelConfig, RunConfig, split_factory
 from pipeline.errors import UserMistake
-from pipeline.export.assemble import NoInputs
 from pipeline.export.dynamic_shapes import with_dynamic_shapes
 from pipeline.export.load import load_source
 from pipeline.export.source import Source, TorchSource
 
-__all__ = ["open_model", "told_mode"]
+__all__ = ["open_model", "read_source", "told_mode"]
 
 
 def open_model(
@@ -26,12 +23,14 @@ def open_model(
     Raises:
         UserMistake: there is no such model, or it is an ONNX file; or `dynamic` is not as in `x.0=batch`.
     """
-    config = _config(text, overrides)
+    config = read_source(text, overrides)
     axes = _axes(dynamic)
     if axes:
         both = {name: {**config.export.dynamic_shapes.get(name, {}), **own} for name, own in axes.items()}
         shapes = {**config.export.dynamic_shapes, **both}
         config = config.model_copy(update={"export": config.export.model_copy(update={"dynamic_shapes": shapes})})
+    import torch  # seconds: not for a source that is not there
+
     with torch.device("meta") if meta else contextlib.nullcontext():
         source = _loaded(text, with_dynamic_shapes(config.model, config.export), train)
     if not isinstance(source, TorchSource):
@@ -51,6 +50,8 @@ def told_mode(source: TorchSource) -> str:
 
 
 def _loaded(text: str, model: ModelConfig, train: bool) -> Source:
+    from pipeline.export.assemble import NoInputs
+
     try:
         return load_source(model, keep_mode=train)
     except NoInputs as error:
@@ -62,7 +63,12 @@ def _loaded(text: str, model: ModelConfig, train: bool) -> Source:
         ) from error
 
 
-def _config(text: str, overrides: Sequence[str]) -> RunConfig:
+def read_source(text: str, overrides: Sequence[str]) -> RunConfig:
+    """The configuration that SOURCE names, or the one of a factory by itself.
+
+    Raises:
+        UserMistake: there is no such file, or it is neither.
+    """
     if text.endswith(CONFIGURATIONS):
         return RunConfig.from_yaml(text, tuple(overrides))
     if overrides:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from pydantic import Field, StrictStr, ValidationError, model_validator
 
 from pipeline.config.base import Section
 from pipeline.config.explain import explain
-from pipeline.config.extends import read_with_bases
+from pipeline.config.extends import merge, read_with_bases
 from pipeline.config.marks import Document, Marks
 from pipeline.config.model import ModelConfig
 from pipeline.config.overrides import apply_overrides
@@ -98,10 +99,24 @@ class RunConfig(Section):
         Raises:
             ConfigMistake: naming every problem with its file and line.
         """
-        document = read_with_bases(Path(path))
-        document = apply_overrides(document, overrides)
-        document.data.setdefault("name", Path(path).stem)
-        return _validated(cls, document, str(path))
+        return _overridden(cls, read_with_bases(Path(path)), path, overrides, {})
+
+    @classmethod
+    def from_source(
+        cls, source: str | Path, overrides: Sequence[str] = (), wishes: Mapping[str, Sequence[Any]] | None = None
+    ) -> RunConfig:
+        """Read a configuration file, or make a configuration for a model by itself.
+
+        Args:
+            source: a YAML file; or `model.onnx`, `file.py:make` or `package.module:make`, with all else by default.
+            overrides: as for `from_yaml`.
+            wishes: keys of the section `passes`, such as `keep`, that replace what the file says.
+
+        Raises:
+            ConfigMistake: naming every problem with its file and line.
+        """
+        document = _document_of_model(str(source)) or read_with_bases(Path(source))
+        return _overridden(cls, document, source, overrides, wishes or {})
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], base_dir: str | Path = ".") -> RunConfig:
@@ -120,6 +135,47 @@ class RunConfig(Section):
     def to_yaml(self) -> str:
         """The configuration as YAML that loads back to an equal one."""
         return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True, width=110)
+
+
+def _overridden(
+    cls: type[RunConfig],
+    document: Document,
+    source: str | Path,
+    overrides: Sequence[str],
+    wishes: Mapping[str, Sequence[Any]],
+) -> RunConfig:
+    document = apply_overrides(document, overrides)
+    for key, value in wishes.items():
+        data = anchor_paths({"passes": {key: list(value)}}, Path.cwd())
+        document = merge(document, Document(data, Marks({("passes", key): f"--{key}"})))
+    document.data.setdefault("name", Path(source).stem)
+    return _validated(cls, document, str(source))
+
+
+def _document_of_model(source: str) -> Document | None:
+    """The configuration of an ONNX file or a factory; None for the name of a configuration."""
+    place, colon, function = source.rpartition(":")
+    if colon and function.isidentifier():
+        if place.endswith(".py") and not Path(place).is_file():
+            raise ConfigMistake(f"{source}: no file {place!r}")
+        name = f"{Path(place).stem if place.endswith('.py') else place}-{function}"
+        return _document_named(name, {"factory": source}, source)
+    path = Path(source)
+    if path.suffix == ".onnx":
+        if not path.is_file():
+            raise ConfigMistake(f"{source}: no such file")
+        return _document_named(path.stem, {"onnx": source}, source)
+    if path.suffix == ".py" or not path.is_file():
+        raise ConfigMistake(
+            f"{source}: {'a file of Python without a function' if path.is_file() else 'no such file'}; expected a YAML "
+            "configuration, model.onnx, file.py:function or package.module:function"
+        )
+    return None
+
+
+def _document_named(name: str, model: dict[str, str], title: str) -> Document:
+    data = {"name": re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:100].lstrip(".-") or "model", "model": model}
+    return Document(anchor_paths(data, Path.cwd()), Marks.none(title))
 
 
 def _validated(cls: type[RunConfig], document: Document, title: str) -> RunConfig:

@@ -21,7 +21,7 @@ def read_onnx_file(text: str, model: ModelConfig) -> OnnxSource:
     """Check that the file is whole, and settle its inputs from its own declarations and `model.inputs`.
 
     Raises:
-        SourceMistake: the file is broken, its external data is missing, or a dim has no size.
+        SourceMistake: the file is broken, its external data is missing, or a dim has neither size nor name.
         Unsupported: an input is not a tensor of a dtype that we can draw.
     """
     path = locate(text)

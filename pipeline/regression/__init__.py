@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from pipeline.regression.baseline import baseline_of
 from pipeline.regression.compare import changes
-from pipeline.regression.text import file_beside, read_baseline, write_baseline
+from pipeline.regression.text import check_place, file_beside, read_baseline, write_baseline
 
-__all__ = ["baseline_of", "changes", "file_beside", "read_baseline", "write_baseline"]
+__all__ = ["baseline_of", "changes", "check_place", "file_beside", "read_baseline", "write_baseline"]

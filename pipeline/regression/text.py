@@ -12,7 +12,7 @@ from pipeline.errors import UserMistake
 from pipeline.regression.baseline import FORMAT_VERSION
 from pipeline.workspace import disk_errors, make_folder
 
-__all__ = ["file_beside", "read_baseline", "write_baseline"]
+__all__ = ["check_place", "file_beside", "read_baseline", "write_baseline"]
 
 HEAD: Final = (
     "# What `onnxline baseline accept` found. `onnxline baseline check` fails when any of it changes;\n"
@@ -36,7 +36,7 @@ def write_baseline(baseline: dict[str, Any], path: Path) -> None:
     Raises:
         UserMistake: it cannot be written, or `path` is a file that is something else.
     """
-    _refuse_others(path)
+    check_place(path)
     body = yaml.safe_dump(baseline, sort_keys=False, allow_unicode=True, default_flow_style=None, width=WIDTH)
     with disk_errors(path):
         make_folder(path.parent)
@@ -44,8 +44,19 @@ def write_baseline(baseline: dict[str, Any], path: Path) -> None:
             temporary.write_text(HEAD + body, encoding="utf-8")
 
 
-def _refuse_others(path: Path) -> None:
-    if path.is_file() and not path.read_bytes().startswith(HEAD.splitlines()[0].encode()):
+def check_place(path: Path) -> None:
+    """Refuse a place where no baseline can be written, before the run.
+
+    Raises:
+        UserMistake: a folder, something that is no baseline, or what cannot be read lies there.
+    """
+    if path.is_dir():
+        raise UserMistake(f"{path} is a folder; give a file with --file")
+    try:
+        is_other = path.is_file() and not path.read_bytes().startswith(HEAD.splitlines()[0].encode())
+    except OSError as error:
+        raise UserMistake(f"{path} cannot be read: {error.strerror}; give another --file") from None
+    if is_other:
         raise UserMistake(f"{path} is there already and is no baseline, so it is not written over; give another --file")
 
 

@@ -101,7 +101,8 @@ class OptimizeReport:
 
 @dataclass(frozen=True, slots=True)
 class BackendReport:
-    """`errors` are the worst over all draws; `seconds` the median of the runs that they were measured in.
+    """`errors` are the worst over all draws; `seconds` the median of some runs on the first draw, after one that does
+    not count.
 
     A backend that cannot take the model, and that nobody asked for by its name, is `unsupported`: `reason` is what it
     said, `operators` are those that it lacks, and it has no errors.

@@ -17,7 +17,6 @@ from passes.proof.prove import Measurement, Prover, Reference
 from passes.structures.view import module_of
 from pipeline.config import RunConfig, locate
 from pipeline.errors import CheckFailed, SourceMistake, Unsupported
-from pipeline.export import export_onnx
 from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source
 from pipeline.report import ExportReport
@@ -47,6 +46,8 @@ def export(config: RunConfig, source: Source, references: References, workspace:
     computed_in: tuple[str, ...] = ()
     ranges: Mapping[str, tuple[int, int | None]] = {}
     if not isinstance(source, OnnxSource):
+        from pipeline.export import export_onnx  # a second, which a run that has exported before does not need
+
         exported = export_onnx(source, config.export)
         if folder is not None:
             exported = exported.referring_to(read_shards(locate(config.checkpoint or "")), config.export.pieces)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from pathlib import Path
 
 import onnx
@@ -47,10 +48,13 @@ def optimize(
     workspace: Workspace,
     observer: Observer,
     computed_in: Collection[str] = (),
+    begin: Callable[[], object] = lambda: None,
 ) -> OptimizeReport:
     """Every pass alone, proven after every change.
 
     Args:
+        begin: is called once, before anything of an earlier run is replaced: no `keep` is wrong, so there will be a
+            new result.
         computed_in: the floating types that the references were computed in, where they are torch's.
 
     Raises:
@@ -62,7 +66,16 @@ def optimize(
     steps = steps_of(wishes.recipe)
     path = final_path(config, workspace)  # refused before the work, if at all
 
+    reproducers = workspace.folder / REPRODUCERS
+
+    @cache
+    def clear_old_results() -> None:
+        begin()
+        for folder in (REPRODUCERS, DIFFS):
+            shutil.rmtree(workspace.folder / folder, ignore_errors=True)
+
     def observe(name: str, index: int, total: int, row: PassRow | None) -> None:
+        clear_old_results()
         observer(Progress("passes", name, index, total) if row is None else PassEnded(row))
 
     marks: dict[int, Mark] = {}
@@ -78,9 +91,6 @@ def optimize(
             marks.pop(place, None)
             shutil.rmtree(workspace.folder / folder, ignore_errors=True)
 
-    reproducers = workspace.folder / REPRODUCERS
-    for folder in (REPRODUCERS, DIFFS):
-        shutil.rmtree(workspace.folder / folder, ignore_errors=True)
     with open_bench(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
         prover = prover_of(config, references, bench, computed_in)
         prover.start()
@@ -92,6 +102,7 @@ def optimize(
         with limit_runs(bench, source, [one.feeds for one in references.draws]):
             run = run_passes(source, steps, policy, prover, bench, observe, reproducers, note_change)
         pictures = _pictures(run, source, broken, steps, policy, bench, observer)
+    clear_old_results()  # a recipe may have no step
     final = apart(run.model, stacks, stored)
     save(final, path, check=_check, referring=shards_folder(config) is not None)
     link_to(path, workspace)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import sys
 from pathlib import Path
 
@@ -65,9 +66,11 @@ def _code_of(source: TorchSource, model: ModelConfig) -> list[Path]:
 
 
 def _beside_file(factory: Path) -> set[Path]:
-    loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    beside = {Path(file) for file in loaded if file and Path(file).resolve().is_relative_to(factory.parent)}
-    return {factory, *beside}
+    """`factory` and the loaded files of its folder and below. Folders are resolved once each: torch has 2,000 files."""
+    files = {file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    folders = {os.path.dirname(file) for file in files}  # noqa: PTH120 - a Path each takes ten times as long
+    beside = {folder for folder in folders if Path(folder).resolve().is_relative_to(factory.parent)}
+    return {factory, *(Path(file) for file in files if os.path.dirname(file) in beside)}  # noqa: PTH120
 
 
 def _of_package(factory: str) -> set[Path]:

@@ -23,10 +23,8 @@ from passes.proof.precision import computed_types
 from passes.proof.prove import Reference
 from pipeline.config import ModelConfig, VerifyConfig
 from pipeline.errors import SourceMistake
-from pipeline.export.indexed import indexed_rows
 from pipeline.export.inputs import drawn_inputs, named_dims
 from pipeline.export.source import Source, TorchSource
-from pipeline.verify.runners import torch_runner
 
 __all__ = ["References", "compute_references", "outputs_digest", "plan_draws"]
 
@@ -80,6 +78,9 @@ def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> Refe
     """
     skipped: list[str] = []
     if isinstance(source, TorchSource):  # each of its runs draws the same numbers
+        from pipeline.export.indexed import indexed_rows  # these load torch, which an ONNX file does not need
+        from pipeline.verify.runners import torch_runner
+
         plan = plan.with_rows(indexed_rows(source, plan.feeds(Draw(plan.seed, plan.needed[0]))))
         chosen: Iterable[ChosenDraw] = choose_draws(plan, torch_runner(source), source.outputs, skipped, SourceMistake)
     else:

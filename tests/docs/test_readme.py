@@ -73,7 +73,7 @@ def test_the_onnxline_commands_exist() -> None:
         if name != "run":
             continue
         overrides = [value for flag, value in itertools.pairwise(arguments) if flag == "--set"]
-        RunConfig.from_yaml(ROOT / arguments[0], overrides)
+        RunConfig.from_source(ROOT / arguments[0], overrides)
 
 
 def test_the_make_commands_exist() -> None:

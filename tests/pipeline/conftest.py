@@ -16,7 +16,15 @@ from passes.base import Workbench
 FACTORIES = Path(__file__).parent / "models" / "factories.py"
 """Alone in its folder: what is loaded from beside a factory counts as a part of it."""
 
-OPENS = ("stages.export", "stages.optimize", "commands.audit", "commands.bisect", "commands.diff", "commands.passes")
+OPENS = (
+    "stages.check",
+    "stages.export",
+    "stages.optimize",
+    "commands.audit",
+    "commands.bisect",
+    "commands.diff",
+    "commands.passes",
+)
 """The modules of `pipeline` that open a bench."""
 
 

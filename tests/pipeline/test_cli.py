@@ -37,7 +37,7 @@ def test_a_log_has_one_line_a_stage_then_the_tables(config_file, tmp_path: Path)
     stages = [line.split(":")[0] for line in shown[:8] if not line.startswith(("pass ", "note:"))]
     assert stages[:5] == ["source", "reference", "export", "passes", "runtime"]
     text = "\n".join(shown)
-    for words in ("skip: fuse_qkv", "onnxsim/fuse_attention", "reverted", "against torch", "files: "):
+    for words in ("fuse_qkv was skipped", "onnxsim/fuse_attention", "reverted", "against torch", "files: "):
         assert words in text
     again = screen_of(path, tmp_path / "out", Console(file=StringIO(), width=80))
     assert "export: unchanged, taken from the last run" in again

@@ -1,0 +1,77 @@
+"""`onnxline optimize IN.onnx -o OUT.onnx`: the passes with their proof, on an ONNX file alone. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from pipeline.commands.options import Keep, Quiet, Recipe, Skip, Verbose, check_output, split_names
+from pipeline.errors import CheckFailed, UserMistake
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("optimize")(optimize)
+
+
+def optimize(
+    model: Annotated[Path, typer.Argument(metavar="IN.onnx", help="The ONNX file; it stays as it is.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.onnx", help="Where the result is written.")],
+    keep: Keep = None,
+    skip: Skip = None,
+    recipe: Recipe = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a step was reverted or failed.")] = False,
+    proof: Annotated[
+        Literal["numbers", "structure"],
+        typer.Option(help="structure: run nothing, and leave the weights unread; for models that fit nowhere."),
+    ] = "numbers",
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds for one call of native code.")] = 600.0,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the passes on an ONNX file, prove each change, and write the result; works without torch."""
+    import onnx
+
+    import passes
+    from passes.model.files import save
+    from passes.recipe import DEFAULT_RECIPE
+    from pipeline.config import read_recipe
+    from pipeline.events import Optimized, PassEnded, Progress, StageStarted
+    from pipeline.screen import Screen
+    from pipeline.workspace import disk_errors
+
+    if not model.is_file():
+        raise UserMistake(f"{model}: no such file; expected an ONNX file")
+    check_output(out, model)
+    screen = Screen(verbose=verbose, quiet=quiet, keep=split_names(keep or ()))
+
+    def observe(name: str, index: int, total: int, row: passes.PassRow | None) -> None:
+        screen.show(Progress("passes", name, index, total) if row is None else PassEnded(row))
+
+    def check(path: Path) -> None:
+        try:
+            onnx.checker.check_model(str(path))
+        except onnx.checker.ValidationError as error:
+            raise CheckFailed(f"the result is not valid ONNX, so it was not written: {error}") from error
+
+    with screen:
+        screen.show(StageStarted("passes"))
+        run = passes.optimize(
+            model,
+            read_recipe(recipe) if recipe else DEFAULT_RECIPE,
+            split_names(skip or ()),
+            split_names(keep or ()),
+            proof=proof,
+            timeout_s=timeout_s,
+            observer=observe,
+        )
+        with disk_errors(out):
+            save(run.model, out, check=check, referring=bool(run.model.unread()))
+    screen.show(Optimized(run.rows, run.structures))
+    screen.show_passes()
+    screen.line(f"model: {out}, {len(run.model.proto.graph.node)} nodes")
+    if strict and run.reverted:
+        raise CheckFailed(f"--strict: {len(run.reverted)} step(s) were reverted or failed, as shown above")

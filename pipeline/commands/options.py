@@ -1,0 +1,128 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.errors import UserMistake
+
+if TYPE_CHECKING:
+    from passes.base import Repeat, Step
+    from pipeline.config import RunConfig
+
+__all__ = [
+    "Json",
+    "Keep",
+    "Overrides",
+    "Quiet",
+    "Recipe",
+    "Skip",
+    "Source",
+    "Verbose",
+    "check_output",
+    "describe_settings",
+    "split_names",
+    "wishes_of",
+]
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG|MODEL",
+        help="A configuration (.yaml); or model.onnx, file.py:make or package.module:make, with all else by default.",
+    ),
+]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KINDS", help="Structures to keep, such as qkv,gelu; may be repeated; '' for none."),
+]
+Skip = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAMES", help="Passes, groups or globs to leave out; may be repeated; '' for none."),
+]
+Recipe = Annotated[
+    list[str] | None,
+    typer.Option(metavar="STEPS", help="Steps in order, such as default,onnxsim, or a YAML file that has them."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one setting; YAML on the right; may be repeated."),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every step and every structure.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+
+
+def wishes_of(
+    recipe: Sequence[str] | None, keep: Sequence[str] | None, skip: Sequence[str] | None
+) -> dict[str, Sequence[Any]]:
+    """The keys of the section `passes` that these options replace; those that were not given are not in it."""
+    from pipeline.config import read_recipe
+
+    wishes: dict[str, Sequence[Any]] = {}
+    if recipe is not None:
+        wishes["recipe"] = read_recipe(recipe)
+    for name, entries in (("keep", keep), ("skip", skip)):
+        if entries is not None:
+            wishes[name] = split_names(entries)
+    return wishes
+
+
+def split_names(entries: Sequence[str]) -> list[str]:
+    """The names in options that may be repeated and may have commas."""
+    return list(dict.fromkeys(name.strip() for entry in entries for name in entry.split(",") if name.strip()))
+
+
+def check_output(path: Path, source: Path | None = None) -> None:
+    """Refuse a place where no ONNX file can be written, before the work.
+
+    Raises:
+        UserMistake: naming what is wrong with it.
+    """
+    if path.suffix != ".onnx":
+        raise UserMistake(f"-o {path}: expected a file that ends in .onnx, where the final model is written")
+    if path.is_dir():
+        raise UserMistake(f"-o {path} is a folder; expected a file, such as {path / 'model.onnx'}")
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
+        raise UserMistake(f"-o {path} is the source itself, which is not written over; give another file")
+    above = path.parent
+    while not above.exists():
+        above = above.parent
+    if not above.is_dir():
+        raise UserMistake(f"-o {path}: {above} is a file; expected a folder")
+
+
+def describe_settings(config: RunConfig, steps: Sequence[Step | Repeat], folder: Path) -> str:
+    """What a run of `config` would do: its source, its steps, its policy and its files."""
+    from passes.base import flat
+    from passes.policy import Policy
+
+    policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
+    names = [step.name for step in flat(steps)]
+    model = config.model
+    source = model.factory or model.onnx or (model.transformers.class_name if model.transformers else "")
+    facts = {
+        "name": config.name,
+        "source": source,
+        "checkpoint": config.checkpoint or "",
+        "recipe": ", ".join(map(_item_text, config.passes.recipe)),
+        "steps": f"{len(names)}: " + ", ".join(name for name in names if not policy.skips(name)),
+        "skipped": ", ".join(f"{name} ({skip.reason})" for name in names if (skip := policy.skips(name))),
+        "keep": ", ".join(policy.keep) or "nothing",
+        "skip": ", ".join(policy.skip) or "nothing",
+        "proof": f"{config.verify.proof}, {config.verify.draws} draws",
+        "backends": ", ".join(config.runtime.chosen),
+        "files": f"{folder}/" + (" (has an earlier run)" if (folder / "report.json").exists() else ""),
+    }
+    return "".join(f"{key:<10}  {text}\n" for key, text in facts.items() if text)
+
+
+def _item_text(item: Any) -> str:
+    if isinstance(item, str):
+        return item
+    ((name, options),) = item.items()
+    return f"{name} {options}" if options else name

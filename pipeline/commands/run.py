@@ -1,0 +1,110 @@
+"""`onnxline run CONFIG|MODEL`: from a source to a verified model, its IR and its plan; `onnxline check`: what that
+would do, and what is wrong with it, before a model is opened."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.commands.options import (
+    Keep,
+    Overrides,
+    Quiet,
+    Recipe,
+    Skip,
+    Source,
+    Verbose,
+    check_output,
+    describe_settings,
+    wishes_of,
+)
+from pipeline.errors import UserMistake
+
+__all__ = ["register"]
+
+
+Folder = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Folder of the artifacts (default runs/NAME).")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("run")(run)
+    app.command("check")(check)
+
+
+def run(
+    source: Source,
+    out: Folder = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE.onnx", help="Write the final model here, too.")
+    ] = None,
+    keep: Keep = None,
+    skip: Skip = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check all but the model, and say what would run.")
+    ] = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a model or a configuration: export, passes with proof, verified model, IR and plan."""
+    from pipeline.config import RunConfig
+
+    config = RunConfig.from_source(source, overrides or (), wishes_of(recipe, keep, skip))
+    if output is not None:
+        check_output(output, Path(config.model.onnx) if config.model.onnx else None)
+        if config.export.weights == "referenced":
+            raise UserMistake(
+                "-o copies the weights, and export.weights is referenced, which leaves them where they are; "
+                "leave one of the two out"
+            )
+    from pipeline.stages.check import check_settings, default_folder
+    from pipeline.workspace import Workspace
+
+    folder = default_folder(config, out)
+    steps = check_settings(config, Workspace(folder))
+    if dry_run:
+        typer.echo(describe_settings(config, steps, folder), nl=False)
+        return
+    from pipeline.run import Pipeline  # loads torch, which takes seconds: after all that can be wrong without it
+    from pipeline.screen import Screen
+
+    screen = Screen(verbose=verbose, quiet=quiet, keep=config.passes.keep)
+    begun = time.time()
+    try:
+        with screen:
+            result = Pipeline(config, out, screen.show, is_checked=True).run()
+    except Exception:
+        screen.show_failure(folder, begun)  # what is known is shown, also when a later stage failed
+        raise
+    screen.conclude(result)
+    if output is not None:
+        copy_model(result.model, output)
+        screen.line(f"model: {output}")
+
+
+def check(
+    source: Source,
+    out: Folder = None,
+    keep: Keep = None,
+    skip: Skip = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+) -> None:
+    """Check all of a configuration but the model, and say what a run would do."""
+    run(source, out, keep=keep, skip=skip, recipe=recipe, overrides=overrides, dry_run=True)
+
+
+def copy_model(model: Path, path: Path) -> None:
+    """Write the model at `model` to `path`, with its weights."""
+    from passes.model.files import save
+    from passes.model.weights import read_model
+    from pipeline.workspace import disk_errors
+
+    with disk_errors(path):
+        save(read_model(model), path)

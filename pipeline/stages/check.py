@@ -1,0 +1,62 @@
+"""What can be wrong with a configuration besides the model, found before a model is opened or a file is replaced.
+Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from passes.base import Repeat, Step, flat
+from passes.bench import open_bench
+from passes.policy import Policy, check_names
+from passes.recipe import steps_of
+from passes.versions import library_versions
+from pipeline.config import RunConfig, locate, split_factory
+from pipeline.workspace import Workspace, key_of
+
+__all__ = ["check_settings", "default_folder", "remember_settings"]
+
+STAGE = "settings"
+
+
+def default_folder(config: RunConfig, out: Path | None) -> Path:
+    """Where the artifacts of a run go."""
+    return out or Path("runs") / config.name
+
+
+def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repeat, ...]:
+    """The steps of the recipe, once every name, option and path is known to mean something.
+
+    Libraries are not asked again for what an earlier run in the same folder has asked them.
+
+    Raises:
+        UserMistake, PolicyMistake: one of them does not, with the nearest that does.
+    """
+    _check_paths(config)
+    steps = steps_of(config.passes.recipe)
+    if not workspace.load(STAGE, _key(config), bool):
+        policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
+        with open_bench() as bench:
+            check_names(flat(steps), policy, bench)
+    return steps
+
+
+def remember_settings(config: RunConfig, workspace: Workspace) -> None:
+    """Write down that the names and options are right."""
+    workspace.save(STAGE, _key(config), True)
+
+
+def _key(config: RunConfig) -> str:
+    return key_of(config.passes.model_dump(mode="json"), library_versions())
+
+
+def _check_paths(config: RunConfig) -> None:
+    model = config.model
+    paths = [model.onnx, config.checkpoint]
+    if model.transformers is not None and isinstance(model.transformers.config, str):
+        paths.append(model.transformers.config)
+    if model.factory is not None:
+        file, _ = split_factory(model.factory)
+        paths.append(file if file.endswith(".py") else None)
+    for path in paths:
+        if path is not None:
+            locate(path)
