@@ -96,7 +96,8 @@ def optimize(
     if run.power.blind:
         observer(Note(f"a fault in the weights of {', '.join(run.power.blind)} would not show in the outputs"))
     final = apart(run.model, stacks, stored)
-    save(final, path, check=_check, referring=shards_folder(config) is not None)
+    shared = (stored, exported) if exported.parent == path.parent == workspace.folder else None
+    save(final, path, check=_check, referring=shards_folder(config) is not None, source=shared)
     link_to(path, workspace)
     files = [path, *sorted(path.parent.glob(f"{path.name}.*.data"))]
     return OptimizeReport(

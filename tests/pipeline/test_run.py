@@ -16,7 +16,8 @@ from pipeline.errors import CheckFailed, ConfigMistake, Unsupported
 from pipeline.events import Event, StageEnded
 from pipeline.ir import Role, from_text, to_text
 
-ARTIFACTS = {"ir.json", "ir.txt", "log.txt", "model.onnx", "plan.json", "report.html", "report.json", "run.yaml"}
+ARTIFACTS = {"exported.onnx", "ir.json", "ir.txt", "log.txt", "model.onnx", "plan.json", "report.html", "report.json"}
+ARTIFACTS |= {"run.yaml"}
 
 
 def run(path: Path, out: Path, *overrides: str) -> tuple[RunResult, list[Event]]:
@@ -189,7 +190,7 @@ def test_strict_makes_a_reverted_step_a_failure(config_file, tmp_path: Path) -> 
 def test_an_export_that_differs_is_a_failure_and_leaves_everything_in_place(config_file, tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="the exported model does not compute what torch computes"):
         run(config_file(factory="baked"), tmp_path / "out")
-    assert (tmp_path / "out/.stages/export.onnx").is_file()
+    assert (tmp_path / "out/exported.onnx").is_file()
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["exit_code"] == 1
     assert "does not compute what torch computes" in report["failure"]
