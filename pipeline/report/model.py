@@ -151,6 +151,8 @@ class Report:
     """Why no number was compared; empty where numbers were."""
     coverage: Coverage | None = None
     """What the draws have shown; None where the passes were not proven by numbers, or not at all."""
+    notes: tuple[str, ...] = ()
+    """What the stages said that stopped nothing, also in an earlier run from which a stage was taken."""
     format_version: int = field(default=REPORT_VERSION)
 
 
