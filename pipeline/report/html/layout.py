@@ -81,7 +81,7 @@ def lay_out(drawing: Drawing, sizes: Mapping[int, tuple[float, float]] | None = 
 
 def _bands(layers: Mapping[Key, int], extents: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Top and bottom of each layer, which is as high as its highest box."""
-    tallest = [HEIGHT] * (max(layers.values(), default=-1) + 1)
+    tallest = [0.0] * (max(layers.values(), default=-1) + 1)
     for place, (_, height) in enumerate(extents):
         tallest[layers[place]] = max(tallest[layers[place]], height)
     bands: list[tuple[float, float]] = []
