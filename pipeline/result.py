@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ class RunResult:
     runtime: RuntimeReport
     report: Report
     cached: tuple[str, ...]
+    code: Mapping[str, str] = field(default_factory=dict)
+    """The files of Python that the model was made with → digests of them."""
 
     @property
     def passes(self) -> tuple[PassRow, ...]:

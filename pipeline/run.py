@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,12 @@ from pipeline.report import BackendReport, ExportReport, OptimizeReport, Picture
 from pipeline.report.html import page_of, render
 from pipeline.result import RunResult
 from pipeline.stages.check import check_settings, default_folder, remember_settings
-from pipeline.stages.export import export, exported_path, refuse_wrong_export
+from pipeline.stages.export import export, exported_files, exported_path, refuse_wrong_export
 from pipeline.stages.optimize import optimize, refuse_reverts, still_there
 from pipeline.stages.referred import not_compared
-from pipeline.stages.source import fingerprint, open_source
+from pipeline.stages.source import code_of, fingerprint, open_source
 from pipeline.verify.references import References, compute_references, outputs_digest, plan_draws
-from pipeline.versions import own_code, versions
+from pipeline.versions import digest_of_file, own_code, versions
 from pipeline.workspace import Workspace, key_of
 
 __all__ = ["Pipeline"]
@@ -98,6 +99,8 @@ class _Journey:
         self.versions = versions()
         self.key = ""
         """A digest of everything that the next stage depends on."""
+        self.code: dict[str, str] = {}
+        self.export_key = ""
         self.exported: ExportReport | None = None
         self.optimized: OptimizeReport | None = None
         self.executed: RuntimeReport | None = None
@@ -105,22 +108,25 @@ class _Journey:
         self.cached: list[str] = []
         self.replaces_results = False
         """Whether files of an earlier run have been replaced by this one."""
+        self.notes: dict[str, list[str]] = {"": []}
+        """By stage; the last one is running."""
 
     def travel(self) -> RunResult:
         source = self.open_source()
         references = self.compute_references(source)
         exported = self.export(source, references)
         references = references.held_by(exported.draws, exported.not_covered)
-        optimized = self.optimize(source, references)
+        optimized = self.optimize(source, references, exported)
         executed = self.execute(exported, references)
         self.workspace.write_text("run.yaml", self._resolved())
         report = self.write_report("", 0)
-        return RunResult(self.workspace.folder, exported, optimized, executed, report, tuple(self.cached))
+        return RunResult(self.workspace.folder, exported, optimized, executed, report, tuple(self.cached), self.code)
 
     def open_source(self) -> Source:
         with self.stage("source") as note:
             source = self._source or open_source(self.config)
             identity = fingerprint(source, self.config)
+            self.code = {str(file): digest_of_file(file) for file in code_of(source, self.config.model)}
             self._depends_on(self.config.model, self.config.export, identity, own_code(), self.versions)
             note(f"{len(source.inputs)} inputs, fingerprint {identity[:8]}")
         for said in source.notes if isinstance(source, TorchSource) else ():
@@ -142,6 +148,7 @@ class _Journey:
 
     def export(self, source: Source, references: References) -> ExportReport:
         with self.stage("export") as note:
+            self.export_key = self.key
             found = self.workspace.load("export", self.key, ExportReport)
             if found is not None and still_there(found.files, self.workspace):
                 note.cached()
@@ -149,14 +156,14 @@ class _Journey:
                 found, why = export(self.config, source, references, self.workspace)
                 self.exported = found
                 refuse_wrong_export(why)
-                self.workspace.save("export", self.key, found)
+                self.save("export", found)
             self.exported = found
             note(f"{found.origin}, opset {found.opset}, {found.nodes} nodes, {found.weight_bytes / 2**20:.0f} MiB")
         for said in found.not_compared:
             self.tell(Note(said))
         return found
 
-    def optimize(self, source: Source, references: References) -> OptimizeReport:
+    def optimize(self, source: Source, references: References, exported: ExportReport) -> OptimizeReport:
         with self.stage("passes") as note:
             wishes = self.config.passes
             self._depends_on(wishes, code_digest(names_of(wishes.recipe)), quarantines(wishes.skip))
@@ -164,15 +171,15 @@ class _Journey:
             if found is not None and still_there(found.files, self.workspace):
                 note.cached()
             else:
-                path = exported_path(source, self.workspace)
-                computed_in = self.exported.computed_in if self.exported else ()
+                path = exported_path(self.config, source, self.workspace)
                 found = optimize(
-                    self.config, path, references, self.workspace, self.tell, computed_in, self.begin_results
+                    self.config, path, references, self.workspace, self.tell, exported.computed_in, self.begin_results
                 )
-                self.workspace.save("passes", self.key, found)
+                # The exported model is another file now where it shares weights with the final one.
+                self.exported = replace(exported, files=exported_files(path, self.workspace))
+                self.workspace.save("export", self.export_key, self.exported, self.workspace.notes("export"))
+                self.save("passes", found)
             self.optimized = found
-            for said in found.notes:
-                self.tell(Note(said))
             self.tell(Optimized(found.passes, found.structures))
             note(f"{len(found.passes)} steps, {found.nodes} nodes left")
             refuse_reverts(self.config, found)
@@ -202,7 +209,7 @@ class _Journey:
                 found = execute(self.config, exported, references, self.workspace, self.tell)
                 self.executed = found
                 refuse_wrong_results(found)
-                self.workspace.save("runtime", self.key, found)
+                self.save("runtime", found)
             self.executed = found
             note(", ".join(_outcome_of(backend) for backend in found.backends) or "torch")
         return found
@@ -212,19 +219,27 @@ class _Journey:
         plain = [part.model_dump(mode="json") if isinstance(part, BaseModel) else part for part in parts]
         self.key = key_of(self.key, *plain)
 
+    def save(self, stage: str, record: Any) -> None:
+        self.workspace.save(stage, self.key, record, self.notes[stage])
+
     def tell(self, event: Event) -> None:
         self.log.add(event)
+        if isinstance(event, Note):
+            self.notes[next(reversed(self.notes))].append(event.text)
         self._tell(event)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[_StageNote]:
         self.tell(StageStarted(name))
+        self.notes[name] = []
         begun = time.perf_counter()
         note = _StageNote()
         yield note
         self.seconds[name] = time.perf_counter() - begun
         if note.is_cached:
             self.cached.append(name)
+            for text in self.workspace.notes(name):
+                self.tell(Note(text))
         self.tell(StageEnded(name, self.seconds[name], note.is_cached, note.detail))
 
     def write_report(self, failure: str, exit_code: int) -> Report:
@@ -244,8 +259,8 @@ class _Journey:
             files=self._files(),
             marks=self.optimized.marks if self.optimized else (),
             not_compared=not_compared(self.config),
-            notes=self.optimized.notes if self.optimized else (),
             coverage=self.optimized.coverage if self.optimized and not not_compared(self.config) else None,
+            notes=tuple(dict.fromkeys(text for noted in self.notes.values() for text in noted)),
         )
         _quietly(lambda: self.workspace.write_text("report.json", report_json(report)), when=bool(failure))
         _quietly(lambda: self.workspace.write_text("report.html", self._page(report)), when=bool(failure))

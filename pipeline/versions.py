@@ -10,7 +10,7 @@ from pathlib import Path
 import passes
 from passes.versions import library_versions
 
-__all__ = ["digest_of_packages", "own_code", "versions"]
+__all__ = ["digest_of_file", "digest_of_packages", "own_code", "versions"]
 
 
 def own_code() -> str:
@@ -29,6 +29,14 @@ def digest_of_packages(*packages: Path) -> str:
                 digest.update(name.encode() + b"\0")
                 digest.update(hashlib.blake2b(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """Of its content; empty if it cannot be read."""
+    try:
+        return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+    except OSError:
+        return ""
 
 
 def versions() -> dict[str, str]:

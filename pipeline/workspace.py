@@ -2,8 +2,8 @@
 
 runs/<name>/
   model.onnx …         the artifacts, each under its final name only when it is whole
+  exported.onnx        the model as torch exported it
   .stages/<stage>.json  what a stage found, with the key of everything that it depends on
-  .stages/export.onnx   the model as torch exported it
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -76,9 +76,9 @@ class Workspace:
             temporary.write_text(text, encoding="utf-8")
         return path
 
-    def save(self, stage: str, key: str, record: Any) -> None:
-        """Remember what `stage` found for `key`; a later run with the same key takes it from here."""
-        data = {"key": key, "record": json.loads(TypeAdapter(type(record)).dump_json(record))}
+    def save(self, stage: str, key: str, record: Any, notes: Sequence[str] = ()) -> None:
+        """Remember what `stage` found and noted for `key`; a later run with the same key takes it from here."""
+        data = {"key": key, "record": json.loads(TypeAdapter(type(record)).dump_json(record)), "notes": list(notes)}
         self.write_text(f".stages/{stage}.json", json.dumps(data, indent=1))
 
     def load(self, stage: str, key: str, kind: type[Record]) -> Record | None:
@@ -89,6 +89,10 @@ class Workspace:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):  # whatever a damaged file may hold
             return None
 
+    def notes(self, stage: str) -> list[str]:
+        """What was noted with the record of `stage`, which `load` has found."""
+        return json.loads((self.stages / f"{stage}.json").read_text(encoding="utf-8"))["notes"]
+
     def forget(self, stage: str) -> None:
         (self.stages / f"{stage}.json").unlink(missing_ok=True)
 
@@ -97,7 +101,7 @@ class Workspace:
         self.scratch.mkdir()
         for folder in (self.folder, self.stages):
             for leftover in folder.glob(".*.tmp"):
-                leftover.unlink(missing_ok=True)
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
 
 
 def key_of(*parts: Any) -> str:

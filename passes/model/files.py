@@ -7,16 +7,17 @@ import fcntl
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import onnx
 from onnx import TensorProto
 
+from passes.model.external_data import ExternalFiles
 from passes.model.mapped import place_of
 from passes.model.stand_ins import clear_data, inline
-from passes.model.weights import UNREAD, DetachedModel
+from passes.model.weights import UNREAD, DetachedModel, inner_tensors
 
 __all__ = ["EXTERNAL_FROM_BYTES", "replace_when_done", "save"]
 
@@ -32,16 +33,20 @@ def save(
     check: Callable[[Path], object] = lambda _: None,
     *,
     referring: bool = False,
+    source: tuple[DetachedModel, Path] | None = None,
 ) -> None:
     """Write `model` to `path`; above `external_from` bytes its weights go to a `.data` file beside it.
 
-    Weights are streamed from where they lie, never joined in memory. The data file is named by its content and in place
-    before the model that names it; the old one goes last. So at every moment `path` is a whole, valid model.
+    Weights are streamed from where they lie, never joined in memory, and equal ones are written once. The data file is
+    named by its content and in place before the model that names it; the old one goes last. So at every moment `path`
+    is a whole, valid model.
 
     Args:
         check: is given the written model before it takes its place; if it raises, the old files are as they were.
         referring: weights that lie in files of the model's own folder stay there, and the model points at them. Only
             the others are written, to the `.data` file; and the model says that its weights are to stay unread.
+        source: a model as it was read, with its path beside `path`. If its weights lie in files, it is made to point
+            into the `.data` file of `path` for those that both have, and keeps only the others in a file of its own.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; the old files are as they were.
@@ -53,7 +58,9 @@ def save(
         before = set(path.parent.glob(f"{path.name}.*.data"))
         if referring:
             _refer(model, proto, path)
-        data_path = _write_data(model, proto, path) if referring or model.nbytes() > external_from else None
+        places: dict[str, _Place] = {}
+        if referring or model.nbytes() > external_from:
+            places = _write_data(model, proto, path)
         for tensor in proto.graph.initializer:
             weight = model.weight(tensor)
             if weight is not None and tensor.data_location != TensorProto.EXTERNAL:
@@ -65,7 +72,26 @@ def save(
         except BaseException:
             _drop(set(path.parent.glob(f"{path.name}.*.data")) - before)
             raise
-        _drop(set(path.parent.glob(f"{path.name}.*.data")) - {data_path})
+        if source is not None and source[0].nbytes() > external_from:
+            _point_to_shared(*source, places)  # it may point into the data file that goes now
+        _drop(set(path.parent.glob(f"{path.name}.*.data")) - _files_of(places, path.parent))
+
+
+def _point_to_shared(model: DetachedModel, path: Path, shared: Mapping[str, _Place]) -> None:
+    """Write `path` again, from which `model` was read: all as it was, but for where its weights lie."""
+    proto = onnx.load(path, load_external_data=False)
+    read = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor.CopyFrom(read[tensor.name])
+    files = ExternalFiles(path.parent)
+    for tensor in inner_tensors(proto.graph):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            inline(tensor, files.bytes_of(tensor))
+    places = _write_data(model, proto, path, shared)
+    with replace_when_done(path) as out:
+        out.write_bytes(proto.SerializeToString())
+    _drop(set(path.parent.glob(f"{path.name}.*data")) - _files_of(places, path.parent))
 
 
 @contextlib.contextmanager
@@ -100,25 +126,44 @@ def _refer(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> None:
         proto.metadata_props.add(key=UNREAD, value="weights lie in files of others; they are known by their places")
 
 
-def _write_data(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> Path | None:
-    """Write the weights that `proto`'s initializers stand for, and make those initializers point to the file; None if
-    there are none."""
-    weights = [(tensor, model.weight(tensor)) for tensor in proto.graph.initializer]
-    written = [
+_Place = tuple[str, int, int]
+"""Of a weight: name of the file, offset and bytes."""
+
+
+def _write_data(
+    model: DetachedModel, proto: onnx.ModelProto, path: Path, shared: Mapping[str, _Place] | None = None
+) -> dict[str, _Place]:
+    """Write the weights that `proto`'s initializers stand for, and make those initializers point to the file.
+
+    Args:
+        shared: where weights lie already, by their digests.
+
+    Returns:
+        The places of the weights that were written, by their digests.
+    """
+    weights = [
         (tensor, weight)
-        for tensor, weight in weights
-        if weight is not None and tensor.data_location != TensorProto.EXTERNAL
+        for tensor in proto.graph.initializer
+        if tensor.data_location != TensorProto.EXTERNAL and (weight := model.weight(tensor)) is not None
     ]
-    if not written:
-        return None
-    content = hashlib.blake2b(b"".join(weight.digest.encode() for _, weight in written), digest_size=6)
-    data_path = path.with_name(f"{path.name}.{content.hexdigest()}.data")
-    with replace_when_done(data_path) as temporary, temporary.open("wb") as file:
-        for tensor, weight in written:
-            offset = file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
-            file.write(weight.data.data)
-            _point(tensor, data_path.name, offset, weight.data.nbytes)
-    return data_path
+    shared = shared or {}
+    written = {weight.digest: weight for _, weight in weights if weight.digest not in shared}
+    places: dict[str, _Place] = {}
+    if written:
+        content = hashlib.blake2b(b"".join(map(str.encode, written)), digest_size=6)
+        data_path = path.with_name(f"{path.name}.{content.hexdigest()}.data")
+        with replace_when_done(data_path) as temporary, temporary.open("wb") as file:
+            for digest, weight in written.items():
+                offset = file.seek(-(-file.tell() // _ALIGNMENT) * _ALIGNMENT)
+                file.write(weight.data.data)
+                places[digest] = (data_path.name, offset, weight.data.nbytes)
+    for tensor, weight in weights:
+        _point(tensor, *(places.get(weight.digest) or shared[weight.digest]))
+    return places
+
+
+def _files_of(places: Mapping[str, _Place], folder: Path) -> set[Path]:
+    return {folder / name for name, _, _ in places.values()}
 
 
 def _point(tensor: TensorProto, location: str, offset: int, length: int) -> None:

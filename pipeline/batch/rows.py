@@ -52,7 +52,7 @@ def row_of(planned: Planned, outcome: Outcome, folder: Path, known: bool) -> Row
     if outcome.status is State.DONE and not (folder / REPORT).is_file():
         code = UserMistake.exit_code
         why = f"it was done on {outcome.where}, and its files are not here; nodes need a disk that they share"
-    found = {key: value for key, value in (outcome.value or {}).items() if key != "report"}
+    found = {key: value for key, value in (outcome.value or {}).items() if key not in ("report", "code")}
     return Row(
         name=planned.name,
         config=str(planned.path),

@@ -13,7 +13,7 @@ from pipeline.batch.text import batch_text
 from pipeline.batch.work import REPORT, job_of
 from pipeline.errors import OnnxlineError
 from pipeline.spread import Ended, Job, Outcome, Spread, run_jobs
-from pipeline.versions import own_code, versions
+from pipeline.versions import digest_of_file, own_code, versions
 from pipeline.workspace import Workspace, stamp
 
 __all__ = ["TABLE", "TEXT", "run_batch"]
@@ -57,8 +57,9 @@ def run_batch(
         observer(ended)
 
     def stands(outcome: Outcome) -> bool:
-        """Nobody has removed or overwritten what it made."""
-        return not again and list(stamp(out / outcome.key / REPORT)) == outcome.value["report"]
+        """Nobody has removed or overwritten what it made, or edited the code that made its model."""
+        same_code = all(digest_of_file(Path(file)) == digest for file, digest in outcome.value["code"].items())
+        return not again and same_code and list(stamp(out / outcome.key / REPORT)) == outcome.value["report"]
 
     of = {"code of onnxline": own_code(), **versions()}
     ended = {one.key: one for one in run_jobs(jobs, spread, out / TABLE, of, observe, stands)}

@@ -81,6 +81,7 @@ def _summary(result: RunResult) -> dict[str, Any]:
         "worst_error": max(errors, default=None),
         "unsupported": [backend.name for backend in result.runtime.backends if backend.shortfall],
         "report": stamp(result.folder / REPORT),
+        "code": dict(result.code),
     }
 
 

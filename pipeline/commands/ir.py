@@ -112,22 +112,24 @@ def info(
 
 def visualize(
     file: File,
-    max_nodes: Annotated[int, typer.Option(min=1, help="Nodes to draw; the rest is counted.")] = 30,
+    max_nodes: Annotated[
+        int, typer.Option(min=1, help="Boxes to draw; modules are folded until that is enough, the rest is counted.")
+    ] = 150,
     weights: Annotated[bool, typer.Option(help="Draw weights.")] = True,
+    modules: Annotated[bool, typer.Option(help="Frame the nodes of each module (SVG always does).")] = True,
     out: Annotated[
-        Path | None, typer.Option("--out", "--output", "-o", help=".mmd, .md, or .png and .svg by mmdc.")
+        Path | None, typer.Option("--out", "--output", "-o", help=".svg, .mmd, .md, or .png by mmdc.")
     ] = None,
 ) -> None:
-    """Draw an IR as a Mermaid flowchart."""
+    """Draw an IR by module: a Mermaid flowchart, or an SVG."""
     _check_file(file)
     from pipeline.torch_ir import ir_to_mermaid, load_ir
     from pipeline.torch_ir.picture.file import write_picture
 
-    mermaid = ir_to_mermaid(load_ir(file), max_nodes=max_nodes, include_weights=weights)
     if out is None:
-        typer.echo(mermaid)
+        typer.echo(ir_to_mermaid(load_ir(file), max_nodes, weights, by_module=modules))
     else:
-        write_picture(mermaid, out)
+        write_picture(load_ir(file), out, max_nodes, weights, by_module=modules)
 
 
 def verify(

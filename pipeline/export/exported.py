@@ -81,14 +81,14 @@ def save_model(model: ir.Model, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # In a folder of its own both files bear their final names, which the one has written inside of the other.
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp") as folder:
             draft = Path(folder) / path.name
             ir.save(model, draft, external_data=external, size_threshold_bytes=SMALLEST_EXTERNAL_BYTES)
             path.unlink(missing_ok=True)  # first, so that no moment shows an old graph beside new weights
             if external:
                 draft.with_name(external).replace(data)
-            else:
-                data.unlink(missing_ok=True)
+            for old in set(path.parent.glob(f"{path.name}.*data")) - ({data} if external else set()):
+                old.unlink()
             draft.replace(path)
     except OSError as error:
         raise UserMistake(f"{path} cannot be written: {error.strerror or error}; free space or choose --out") from error

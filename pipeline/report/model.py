@@ -95,8 +95,6 @@ class OptimizeReport:
     not_compared: str = ""
     """Why no number was compared; empty where numbers were."""
     coverage: Coverage = field(default_factory=Coverage)
-    notes: tuple[str, ...] = ()
-    """What the user should know and that stops nothing: what many targets cannot take of the final model, say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +153,7 @@ class Report:
     coverage: Coverage | None = None
     """What the draws have shown; None where the passes were not proven by numbers, or not at all."""
     notes: tuple[str, ...] = ()
-    """What the passes' stage says that stops nothing; what was said of the export is in `export`."""
+    """What the stages said that stopped nothing, also in an earlier run from which a stage was taken."""
     format_version: int = field(default=REPORT_VERSION)
 
 

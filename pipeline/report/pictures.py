@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 __all__ = ["Box", "BoxKind", "Drawing", "NodeRow", "Pictures", "StructurePicture", "Wire"]
@@ -71,16 +72,20 @@ class StructurePicture:
 @dataclass(frozen=True, slots=True)
 class NodeRow:
     """A node of the final model. `module` is None where there is no torch metadata; `made_by` is empty for a node of
-    the source."""
+    the source. `shapes` are those of `outputs`."""
 
     name: str
     op: str
     shapes: tuple[str, ...]
     module: str | None
     made_by: str
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
     structures: tuple[StructurePicture, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+    """dtype and shape of what nodes read and none of them makes: inputs, weights, constants."""

@@ -20,18 +20,32 @@ from pipeline.errors import CheckFailed, SourceMistake, Unsupported
 from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source
 from pipeline.report import ExportReport
-from pipeline.stages.referred import not_compared, shards_folder, unread
+from pipeline.stages.referred import MODEL, not_compared, shards_folder, unread
 from pipeline.stages.tolerances import tolerances_of
 from pipeline.verify.references import References
 from pipeline.verify.runners import onnxruntime_runner
 from pipeline.workspace import Workspace, stamp
 
-__all__ = ["export", "exported_path", "key_of_parameter", "refuse_wrong_export"]
+__all__ = ["export", "exported_files", "exported_path", "key_of_parameter", "refuse_wrong_export"]
 
 
-def exported_path(source: Source, workspace: Workspace) -> Path:
-    """Where the model as exported lies."""
-    return source.path if isinstance(source, OnnxSource) else workspace.stages / "export.onnx"
+def exported_path(config: RunConfig, source: Source, workspace: Workspace) -> Path:
+    """Where the model as exported lies.
+
+    One that refers to a checkpoint's files cannot be loaded from the folder of the run, so it is no artifact.
+    """
+    if isinstance(source, OnnxSource):
+        return source.path
+    return (workspace.folder if shards_folder(config) is None else workspace.stages) / "exported.onnx"
+
+
+def exported_files(path: Path, workspace: Workspace) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and time of the files of ours that a later run would read again; an ONNX source is the user's, and in
+    the key. Weights may lie in the file of the final model, where both have them."""
+    if not path.is_relative_to(workspace.folder):
+        return ()
+    files = sorted([*path.parent.glob(f"{path.name}*"), *path.parent.glob(f"{MODEL}.*.data")])
+    return tuple((str(file.relative_to(workspace.folder)), *stamp(file)) for file in files)
 
 
 def export(config: RunConfig, source: Source, references: References, workspace: Workspace) -> tuple[ExportReport, str]:
@@ -40,7 +54,7 @@ def export(config: RunConfig, source: Source, references: References, workspace:
     Returns:
         The report, and what is wrong with the export: empty when it computes what torch does.
     """
-    path, folder = exported_path(source, workspace), shards_folder(config)
+    path, folder = exported_path(config, source, workspace), shards_folder(config)
     parameters: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     computed_in: tuple[str, ...] = ()
@@ -69,7 +83,7 @@ def export(config: RunConfig, source: Source, references: References, workspace:
         errors=measurement.errors,
         notes=notes,
         computed_in=computed_in,
-        files=tuple((str(file.relative_to(workspace.folder)), *stamp(file)) for file in _written(path, workspace)),
+        files=exported_files(path, workspace),
         not_drawn=not_drawn,
         random=_random_outputs(measurement.errors),
     )
@@ -174,11 +188,6 @@ def _does_not_run(failure: StepFailed) -> Unsupported:
 
 ASSUMED: Final = 2
 """What torch.export takes every open dim to be at least, whatever the module does with it."""
-
-
-def _written(path: Path, workspace: Workspace) -> list[Path]:
-    """The files of ours that a later run would read again; an ONNX source is the user's, and in the key."""
-    return sorted(path.parent.glob(f"{path.name}*")) if path.is_relative_to(workspace.folder) else []
 
 
 def refuse_wrong_export(complaint: str) -> None:

@@ -104,8 +104,11 @@ def optimize(
         pictures = _pictures(run, source, broken, steps, policy, bench, observer)
     clear_old_results()  # a recipe may have no step
     final = apart(run.model, stacks, stored)
-    save(final, path, check=_check, referring=shards_folder(config) is not None)
+    shared = (stored, exported) if exported.parent == path.parent == workspace.folder else None
+    save(final, path, check=_check, referring=shards_folder(config) is not None, source=shared)
     link_to(path, workspace)
+    for said in _notes(run, final.proto):
+        observer(Note(said))
     files = [path, *sorted(path.parent.glob(f"{path.name}.*.data"))]
     return OptimizeReport(
         passes=run.rows,
@@ -117,7 +120,6 @@ def optimize(
         pictures=pictures,
         not_compared=not_compared(config),
         coverage=run.coverage,
-        notes=_notes(run, final.proto),
     )
 
 

@@ -15,8 +15,8 @@ from passes.structures import Instance
 from passes.structures.extent import between, extent_of
 from passes.structures.view import GraphView
 from passes.unkept import without_keep
-from pipeline.report import Drawing, NodeRow, Pictures, StructurePicture
-from pipeline.report.nodes import node_rows
+from pipeline.report import Drawing, Pictures, StructurePicture
+from pipeline.report.nodes import node_rows, value_types
 from pipeline.report.subgraph import draw
 
 __all__ = ["Broken", "take_pictures"]
@@ -55,16 +55,12 @@ def take_pictures(
     for kind in sorted(run.watched.enforced):
         if not any(one.broken for one in pictures if one.kind == kind):
             pictures = album.with_example(kind, pictures, sound, bench)
-    return Pictures(tuple(pictures), _nodes(album.final))
+    return Pictures(tuple(pictures), node_rows(album.final)[:MOST_NODES], value_types(album.final))
 
 
 def _breaking_down(run: PassRun) -> set[str]:
     """Steps that are not worth the time of another try."""
     return {row.name.partition("/")[0] for row in run.rows if row.status in (Status.CRASHED, Status.TIMED_OUT)}
-
-
-def _nodes(view: GraphView) -> tuple[NodeRow, ...]:
-    return node_rows(view)[:MOST_NODES]
 
 
 @dataclass(slots=True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import os
 import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from importlib.util import resolve_name
 from pathlib import Path
 
+import passes
 from passes.model.weights import read_model
 from passes.proof.structure import STRUCTURE
 from pipeline.config import ModelConfig, RunConfig, locate, split_factory
@@ -16,7 +21,7 @@ from pipeline.export.load import load_source
 from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source, TorchSource, with_names
 
-__all__ = ["fingerprint", "open_source"]
+__all__ = ["code_of", "fingerprint", "open_source"]
 
 
 def open_source(config: RunConfig) -> Source:
@@ -45,15 +50,18 @@ def fingerprint(source: Source, config: RunConfig) -> str:
             digest.update(model.digest(tensor).encode())
         digest.update(model.proto.SerializeToString(deterministic=True))
         return digest.hexdigest()
-    for file in _code_of(source, model_config):
+    for file in code_of(source, model_config):
         digest.update(file.read_bytes())
     _add_tensors(digest, source)
     return digest.hexdigest()
 
 
-def _code_of(source: TorchSource, model: ModelConfig) -> list[Path]:
-    """The files of the module classes; of a factory in a file, that file and what was imported from beside it."""
+def code_of(source: Source, model: ModelConfig) -> list[Path]:
+    """The files of the module classes; of a factory its file or package, with what was imported from beside it, and
+    what these import that is no installed library. Empty for an ONNX source."""
     files = set()
+    if isinstance(source, OnnxSource):
+        return []
     for module in source.module.modules():
         try:
             files.add(Path(inspect.getfile(type(module))))
@@ -61,7 +69,8 @@ def _code_of(source: TorchSource, model: ModelConfig) -> list[Path]:
             continue
     if model.factory is not None:
         factory = split_factory(model.factory)[0]
-        files.update(_beside_file(locate(factory).resolve()) if factory.endswith(".py") else _of_package(factory))
+        own = _beside_file(locate(factory).resolve()) if factory.endswith(".py") else _of_package(factory)
+        files.update(_with_imports(own))
     return sorted(file for file in files if file.is_file())
 
 
@@ -78,6 +87,45 @@ def _of_package(factory: str) -> set[Path]:
     top = factory.partition(".")[0]
     loaded = [module for name, module in list(sys.modules.items()) if name == top or name.startswith(f"{top}.")]
     return {Path(file) for module in loaded if (file := getattr(module, "__file__", None))}
+
+
+def _with_imports(files: Iterable[Path]) -> set[Path]:
+    """`files` and what they import, directly or not, as far as it is loaded and no installed library."""
+    paths = {name: Path(file) for name, module in list(sys.modules.items()) if (file := _file_of(module))}
+    names = {path: name for name, path in paths.items()}
+    reached, waiting = set(files), list(files)
+    while waiting:
+        file = waiting.pop()
+        for name in _imported_names(file, getattr(sys.modules.get(names.get(file, "")), "__package__", None) or ""):
+            path = paths.get(name)
+            if path is not None and path not in reached and not _is_library(path):
+                reached.add(path)
+                waiting.append(path)
+    return reached
+
+
+def _file_of(module: object) -> str:
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) and file.endswith(".py") else ""
+
+
+def _imported_names(file: Path, package: str) -> Iterator[str]:
+    """Of modules that `file` may import: of `from a import b` both `a` and `a.b`."""
+    for node in ast.walk(ast.parse(file.read_bytes())) if file.suffix == ".py" else ():
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                parts = alias.name.split(".")
+                yield from (".".join(parts[: end + 1]) for end in range(len(parts)))
+        elif isinstance(node, ast.ImportFrom) and (package or not node.level):
+            name = resolve_name("." * node.level + (node.module or ""), package or None)
+            yield from (name, *(f"{name}.{alias.name}" for alias in node.names))
+
+
+def _is_library(path: Path) -> bool:
+    """Releases of libraries, and our own code, are in every key already."""
+    folders = (sysconfig.get_path("stdlib"), Path(passes.__file__).parent, Path(__file__).parents[1])
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return bool(installed) or any(path.is_relative_to(folder) for folder in folders)
 
 
 def _add_tensors(digest: hashlib.blake2b, source: TorchSource) -> None:

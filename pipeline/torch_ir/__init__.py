@@ -11,7 +11,7 @@ from pipeline.torch_ir.execute import IRExecutor, execute_ir
 from pipeline.torch_ir.extract import convert_exported_program, export_model, extract_ir
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import OpNode, TensorMeta
-from pipeline.torch_ir.picture import generate_op_distribution_pie, ir_to_mermaid
+from pipeline.torch_ir.picture import generate_op_distribution_pie, ir_to_mermaid, ir_to_svg
 from pipeline.torch_ir.registry import list_registered_ops, register_executor, register_op
 from pipeline.torch_ir.serialize import deserialize_ir, load_ir, save_ir, serialize_ir, validate_ir
 from pipeline.torch_ir.verify import IRVerifier, VerificationReport, verify_ir, verify_ir_with_state_dict
@@ -41,6 +41,7 @@ __all__ = [
     "extract_ir",
     "generate_op_distribution_pie",
     "ir_to_mermaid",
+    "ir_to_svg",
     "list_registered_ops",
     "load_ir",
     "load_weights",

@@ -127,5 +127,5 @@ def test_each_pass_of_a_run_leaves_its_diff(config_file, tmp_path: Path) -> None
 
 def test_a_run_is_compared_with_its_source(config_file, tmp_path: Path) -> None:
     Pipeline(RunConfig.from_yaml(config_file(passes={"recipe": []})), tmp_path / "out").run()
-    shown = ask(tmp_path / "out" / ".stages" / "export.onnx", tmp_path / "out", "--structure-only")
+    shown = ask(tmp_path / "out" / "exported.onnx", tmp_path / "out", "--structure-only")
     assert (shown.exit_code, shown.stdout) == (0, "no difference\n")

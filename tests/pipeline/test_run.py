@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -11,12 +12,15 @@ import onnxruntime
 import pytest
 import yaml
 
+from passes.model.files import save
+from passes.model.weights import read_model
 from pipeline import Pipeline, RunConfig, RunResult
 from pipeline.errors import CheckFailed, ConfigMistake, Unsupported
 from pipeline.events import Event, Note, StageEnded
 from pipeline.ir import Role, from_text, to_text
 
-ARTIFACTS = {"ir.json", "ir.txt", "log.txt", "model.onnx", "plan.json", "report.html", "report.json", "run.yaml"}
+ARTIFACTS = {"exported.onnx", "ir.json", "ir.txt", "log.txt", "model.onnx", "plan.json", "report.html", "report.json"}
+ARTIFACTS |= {"run.yaml"}
 
 
 def run(path: Path, out: Path, *overrides: str) -> tuple[RunResult, list[Event]]:
@@ -157,6 +161,43 @@ def test_a_model_that_somebody_touched_is_made_again(ran: Path) -> None:
     assert second.model.read_bytes() == good
 
 
+def test_weights_are_stored_once_and_every_stage_is_still_known(
+    config_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a model of more than 100 MB; a change of the recipe brings another data file, into which both point."""
+    monkeypatch.setattr("pipeline.export.exported.EXTERNAL_DATA_BYTES", 0)
+    monkeypatch.setattr("pipeline.stages.optimize.save", partial(save, external_from=0))
+    path, out = config_file(passes={"recipe": []}, runtime={"backends": ["onnxruntime"]}), tmp_path / "out"
+
+    def digests() -> set[str]:
+        onnx.checker.check_model(str(out / "exported.onnx"))
+        return {weight.digest for weight in read_model(out / "exported.onnx").weights.values()}
+
+    first, _ = run(path, out)
+    before, (data,) = digests(), out.glob("*.data")
+    assert data.name.startswith("model.onnx.")
+    assert data.stat().st_size == pytest.approx(first.export.weight_bytes, rel=0.1)
+    assert run(path, out)[0].cached == ("export", "passes", "runtime")
+    assert run(path, out, "passes.recipe=[default,onnxsim]")[0].cached == ("export",)
+    assert run(path, out, "passes.recipe=[default,onnxsim]")[0].cached == ("export", "passes", "runtime")
+    assert digests() == before
+    next(out.glob("model.onnx.*.data")).unlink()
+    assert run(path, out)[0].cached == ()
+    assert digests() == before
+
+
+def test_notes_come_again_with_the_stage_that_noted_them(config_file, tmp_path: Path) -> None:
+    path = config_file(passes={"keep": ["qkv"]}, runtime={"backends": ["onnxruntime"]})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.stages.optimize.take_pictures", lambda *_: 1 / 0)
+        run(path, tmp_path / "out")
+    again, events = run(path, tmp_path / "out")
+    assert again.cached == ("export", "passes", "runtime")
+    said = "report.html has no drawings: ZeroDivisionError: division by zero"
+    assert [event.text for event in events if isinstance(event, Note)] == [said]
+    assert again.report.notes == (said,)
+
+
 def test_the_resolved_configuration_runs_to_the_same_model(first: Path, tmp_path: Path) -> None:
     second, _ = run(first / "out/run.yaml", tmp_path / "again")
     assert second.model.read_bytes() == (first / "out/model.onnx").read_bytes()
@@ -189,7 +230,7 @@ def test_strict_makes_a_reverted_step_a_failure(config_file, tmp_path: Path) -> 
 def test_an_export_that_differs_is_a_failure_and_leaves_everything_in_place(config_file, tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="the exported model does not compute what torch computes"):
         run(config_file(factory="baked"), tmp_path / "out")
-    assert (tmp_path / "out/.stages/export.onnx").is_file()
+    assert (tmp_path / "out/exported.onnx").is_file()
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["exit_code"] == 1
     assert "does not compute what torch computes" in report["failure"]

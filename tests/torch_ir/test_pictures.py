@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from torch import nn
 
-from pipeline.torch_ir import IR, OpNode, TensorMeta, extract_ir, generate_op_distribution_pie, ir_to_mermaid
+from pipeline.torch_ir import (
+    IR,
+    OpNode,
+    TensorMeta,
+    extract_ir,
+    generate_op_distribution_pie,
+    ir_to_mermaid,
+    ir_to_svg,
+)
 from tests.torch_ir.models import BufferVsConstant, GatherWithIndex, MaskedLinear
 
 FLOWCHARTS = {
@@ -146,3 +155,82 @@ def test_flowcharts_end_where_they_are_told_to_and_names_cannot_break_them() -> 
         '    note["... 2 more nodes ..."]',
     ]
     assert generate_op_distribution_pie(ir).splitlines()[2:] == ['    "add.Tensor" : 3']
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(6)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return torch.tanh(x)
+
+
+@pytest.fixture(scope="module")
+def stack() -> IR:
+    return extract_ir(Stack().eval(), (torch.randn(2, 4),), strict=False)
+
+
+def texts(svg: str, kind: str) -> list[str]:
+    return [one.text or "" for one in ElementTree.fromstring(svg).iter() if one.get("class") == kind]
+
+
+def test_an_svg_frames_modules(stack: IR) -> None:
+    svg = ir_to_svg(stack)
+    assert texts(svg, "title") == ["blocks", *map(str, range(6))]
+    assert texts(svg, "op") == [*["linear up", "relu", "linear down", "add.Tensor"] * 6, "tanh", "x", "output"]
+    assert texts(svg, "shape")[:2] == ["8x4, 8 → 2x8", "→ 2x8"]
+    assert texts(ir_to_svg(stack, include_weights=False), "shape")[0] == "→ 2x8"
+
+
+def test_modules_that_look_the_same_are_folded_but_for_the_first(stack: IR) -> None:
+    svg = ir_to_svg(stack, max_nodes=12)
+    assert texts(svg, "title") == ["blocks", "0"]
+    assert texts(svg, "op")[4:] == ["1 … 5", "tanh", "x", "output"]
+    assert texts(svg, "shape")[4] == "like blocks.0"
+    assert texts(ir_to_svg(stack, max_nodes=5), "title") == ["blocks"], "there is no room for what is in 0"
+    assert texts(ir_to_svg(stack, max_nodes=1), "note") == ["… and 1 more nodes"]
+
+
+def test_a_flowchart_by_module(stack: IR) -> None:
+    lines = ir_to_mermaid(stack, 12, False, by_module=True).splitlines()
+    assert lines == [
+        "flowchart TD",
+        '    input_x[/"Input: x<br/>2x4"/]',
+        '    subgraph frame_blocks_linear["blocks"]',
+        '        subgraph frame_blocks_0_linear["0"]',
+        '            op_linear["linear<br/>2x8"]',
+        '            op_relu["relu<br/>2x8"]',
+        '            op_linear_1["linear<br/>2x4"]',
+        '            op_add["add.Tensor<br/>2x4"]',
+        "        end",
+        '        module_blocks_1_linear_2[["1 … 5<br/>like blocks.0"]]',
+        "    end",
+        '    op_tanh["tanh<br/>2x4"]',
+        '    input_x -->|"2x4"| op_linear',
+        '    op_linear -->|"2x8"| op_relu',
+        '    op_relu -->|"2x8"| op_linear_1',
+        '    input_x -->|"2x4"| op_add',
+        '    op_linear_1 -->|"2x4"| op_add',
+        '    op_add -->|"2x4"| module_blocks_1_linear_2',
+        '    module_blocks_1_linear_2 -->|"2x4"| op_tanh',
+        '    output_0[\\"Output<br/>2x4"/]',
+        "    op_tanh --> output_0",
+    ]
+
+
+def test_names_do_not_break_an_svg() -> None:
+    x = TensorMeta('a<b>&"c', (2,), "float32")
+    ir = IR([OpNode("n<", "aten.relu.default", [x], [TensorMeta("y", (2,), "float32")])], [x], [x], model_name="<m>")
+    assert 'a<b>&"c' in texts(ir_to_svg(ir), "op")

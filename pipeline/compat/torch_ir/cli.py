@@ -46,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def cmd_visualize(args: argparse.Namespace) -> None:
-    mermaid = ir_to_mermaid(_loaded(args.ir_file), max_nodes=args.max_nodes, include_weights=not args.no_weights)
+    ir, weights = _loaded(args.ir_file), not args.no_weights
     if args.output:
-        write_picture(mermaid, Path(args.output))
+        write_picture(ir, Path(args.output), args.max_nodes, weights)
     else:
-        sys.stdout.write(f"{mermaid}\n")
+        sys.stdout.write(f"{ir_to_mermaid(ir, max_nodes=args.max_nodes, include_weights=weights)}\n")
 
 
 def cmd_info(args: argparse.Namespace) -> None:

@@ -14,6 +14,12 @@ from pipeline.report.pictures import Box, BoxKind, Drawing, Pictures, StructureP
 __all__ = ["Figure", "Group", "InstanceRow", "Panel", "groups_of"]
 
 
+SMALLEST: Final = 0.8
+"""Scale at which a drawing can be read; `page.js` goes no lower."""
+
+PADDING: Final = 28
+
+
 @dataclass(frozen=True, slots=True)
 class Panel:
     """One drawing. `weights` sums up what it multiplies with: `3 × 768×768`."""
@@ -31,7 +37,15 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
+    """Panels that are compared: drawn to one scale, side by side where each can be read so."""
+
     panels: tuple[Panel, ...]
+
+    @property
+    def width(self) -> int:
+        """Pixels that each panel needs, so that its letters are not too small."""
+        widest = max((one.laid_out.width for one in self.panels if one.laid_out), default=0)
+        return round(max(320, widest * SMALLEST + PADDING))
 
 
 @dataclass(frozen=True, slots=True)

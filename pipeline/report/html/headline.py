@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from passes.result import Status
 from pipeline.report.html.timeline import Timeline
@@ -33,6 +34,8 @@ class Headline:
     text: str
     failure: str
     cards: tuple[Card, ...]
+    title: str
+    """Of the page, so that one of many tabs is known."""
 
 
 def headline_of(report: Report, timeline: Timeline) -> Headline:
@@ -46,7 +49,11 @@ def headline_of(report: Report, timeline: Timeline) -> Headline:
         tone, verdict = "good", "done"
     text = " ".join(_sentences(report, len(reverted)))
     cards = (*_structures(report), *_error(report), *_sizes(report, timeline), *_passes(report), *_time(report))
-    return Headline(report.name, tone, verdict, text, report.failure, cards)
+    word = "✓ proven by structure" if report.not_compared and tone == "good" else TITLES[tone]
+    return Headline(report.name, tone, verdict, text, report.failure, cards, f"{word} · {report.name}")
+
+
+TITLES: Final = {"good": "✓ proven", "warn": "△ proven, with losses", "bad": "✗ failed"}
 
 
 def _sentences(report: Report, reverted: int) -> Iterator[str]:

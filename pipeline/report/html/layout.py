@@ -19,8 +19,11 @@ __all__ = ["LaidOut", "Placed", "lay_out"]
 LETTER: Final = 6.9
 """Width of a letter, in the units of the drawing; a box is wide enough for its longer line."""
 
-NAMED: Final = 12
+NAMED: Final = 18
 """Letters of a value's name that are shown; drawings are shared by values of other names."""
+
+LONGEST: Final = 36
+"""Letters of any label; what is longer is cut, and pressed together in the page."""
 
 NARROWEST: Final = 66.0
 BEND: Final = 12.0
@@ -55,19 +58,37 @@ class LaidOut:
     paths: tuple[tuple[str, str], ...]
 
 
-def lay_out(drawing: Drawing) -> LaidOut:
+def lay_out(drawing: Drawing, sizes: Mapping[int, tuple[float, float]] | None = None) -> LaidOut:
+    """Args: sizes: width and height of boxes that hold something else than their two lines, by their places."""
     layers = _layers(drawing)
     ways = [_way(number, wire, layers) for number, wire in enumerate(drawing.wires)]
-    grid = _Grid.of(drawing, layers, ways)
+    extents = [(sizes or {}).get(place, (_width(box), _height(box))) for place, box in enumerate(drawing.boxes)]
+    grid = _Grid.of([width for width, _ in extents], layers, ways)
     grid.sort()
     grid.settle()
     grid.straighten(ways)
     left = min((grid.x[key] - grid.width[key] / 2 for key in grid.x), default=0.0)
     right = max((grid.x[key] + grid.width[key] / 2 for key in grid.x), default=0.0)
     x = {key: value - left + MARGIN for key, value in grid.x.items()}
-    placed = tuple(_placed(box, x[place], layers[place], grid.width[place]) for place, box in enumerate(drawing.boxes))
-    paths = tuple((_path(way, x, placed, layers), wire.shape) for way, wire in zip(ways, drawing.wires, strict=True))
-    return LaidOut(right - left + 2 * MARGIN, len(grid.rows) * ROW - (ROW - HEIGHT) + 2 * MARGIN, placed, paths)
+    bands = _bands(layers, extents)
+    placed = tuple(_placed(box, x[at], bands[layers[at]], *extents[at]) for at, box in enumerate(drawing.boxes))
+    paths = tuple(
+        (_path(way, x, placed, [bands[layers[key]] for key in way]), wire.shape)
+        for way, wire in zip(ways, drawing.wires, strict=True)
+    )
+    return LaidOut(right - left + 2 * MARGIN, max((end for _, end in bands), default=0.0) + MARGIN, placed, paths)
+
+
+def _bands(layers: Mapping[Key, int], extents: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Top and bottom of each layer, which is as high as its highest box."""
+    tallest = [0.0] * (max(layers.values(), default=-1) + 1)
+    for place, (_, height) in enumerate(extents):
+        tallest[layers[place]] = max(tallest[layers[place]], height)
+    bands: list[tuple[float, float]] = []
+    for height in tallest:
+        top = bands[-1][1] + ROW - HEIGHT if bands else MARGIN
+        bands.append((top, top + height))
+    return bands
 
 
 Key = int | tuple[int, int]
@@ -105,7 +126,7 @@ class _Grid:
     """Centres."""
 
     @classmethod
-    def of(cls, drawing: Drawing, layers: Mapping[Key, int], ways: Iterable[Sequence[Key]]) -> _Grid:
+    def of(cls, widths: Sequence[float], layers: Mapping[Key, int], ways: Iterable[Sequence[Key]]) -> _Grid:
         rows: list[list[Key]] = [[] for _ in range(max(layers.values(), default=-1) + 1)]
         for key, layer in layers.items():
             rows[layer].append(key)
@@ -115,7 +136,7 @@ class _Grid:
             for upper, lower in pairwise(way):
                 above[lower].append(upper)
                 below[upper].append(lower)
-        width = {key: BEND if isinstance(key, tuple) else _width(drawing.boxes[key]) for key in layers}
+        width = {key: BEND if isinstance(key, tuple) else widths[key] for key in layers}
         return cls(rows, above, below, width, {})
 
     def sort(self) -> None:
@@ -180,23 +201,27 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 
 def _width(box: Box) -> float:
-    name = NAMED if box.kind is BoxKind.INPUT else len(box.op) + (2 if box.role else 0)
-    letters = max(name, len(box.detail) * 0.92)
-    return max(NARROWEST, round(letters * LETTER + 18))
+    name = NAMED if box.kind is BoxKind.INPUT else len(box.op) + (len(box.role) + 1 if box.role != box.op else 0)
+    letters = max(name, len(box.detail) * 0.96)
+    return max(NARROWEST, round(min(letters, LONGEST) * LETTER + 18))
 
 
-def _placed(box: Box, centre: float, layer: int, width: float) -> Placed:
-    height = HEIGHT if box.detail or box.kind is not BoxKind.NODE else LOW
-    return Placed(box, round(centre - width / 2, 1), MARGIN + layer * ROW + (HEIGHT - height) / 2, width, height)
+def _height(box: Box) -> float:
+    return HEIGHT if box.detail or box.kind is not BoxKind.NODE else LOW
 
 
-def _path(way: Sequence[Key], x: Mapping[Key, float], placed: Sequence[Placed], layers: Mapping[Key, int]) -> str:
+def _placed(box: Box, centre: float, band: tuple[float, float], width: float, height: float) -> Placed:
+    return Placed(box, round(centre - width / 2, 1), (band[0] + band[1] - height) / 2, width, height)
+
+
+def _path(
+    way: Sequence[Key], x: Mapping[Key, float], placed: Sequence[Placed], bands: Sequence[tuple[float, float]]
+) -> str:
     """Curves that leave and arrive upright."""
     start, end = placed[way[0]], placed[way[-1]]  # type: ignore[index]
     points = [(x[way[0]], start.y + start.height)]
-    for bend in way[1:-1]:
-        top = MARGIN + layers[bend] * ROW
-        points += [(x[bend], top), (x[bend], top + HEIGHT)]
+    for bend, (top, bottom) in zip(way[1:-1], bands[1:-1], strict=True):
+        points += [(x[bend], top), (x[bend], bottom)]
     points.append((x[way[-1]], end.y))
     path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
     for (x0, y0), (x1, y1) in pairwise(points):

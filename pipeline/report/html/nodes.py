@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.report.pictures import NodeRow
@@ -10,10 +10,11 @@ from pipeline.report.pictures import NodeRow
 __all__ = ["packed"]
 
 
-def packed(nodes: Sequence[NodeRow]) -> dict[str, Any]:
-    """`words` is every text once, and `rows` are places in it: name, op, shapes, module, author.
+def packed(nodes: Sequence[NodeRow], values: Mapping[str, str]) -> dict[str, Any]:
+    """`words` is every text once; all else is places in it.
 
-    An author is empty for a node of the source; so is the module where none is known.
+    A row is name, op, shapes, module, author, list of inputs, list of outputs. An author is empty for a node of the
+    source; so is the module where none is known. `values` are pairs: a value that no node makes, its dtype and shape.
     """
     words: dict[str, int] = {}
 
@@ -21,7 +22,12 @@ def packed(nodes: Sequence[NodeRow]) -> dict[str, Any]:
         return words.setdefault(text, len(words))
 
     rows = [
-        [place(text) for text in (one.name, one.op, ", ".join(one.shapes), one.module or "", one.made_by)]
+        [
+            *(place(text) for text in (one.name, one.op, ", ".join(one.shapes), one.module or "", one.made_by)),
+            [place(name) for name in one.inputs],
+            [place(name) for name in one.outputs],
+        ]
         for one in nodes
     ]
-    return {"words": list(words), "rows": rows}
+    types = [(place(name), place(shape)) for name, shape in values.items()]
+    return {"words": list(words), "rows": rows, "values": types}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
+from passes.proof.numbers import DRAWN
 from pipeline.report.html.coverage import coverage_facts
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, headline_of
@@ -28,6 +30,8 @@ class Page:
     groups: tuple[Group, ...]
     nodes: int
     facts: Mapping[str, Mapping[str, str]]
+    notes: tuple[str, ...]
+    favicon: str
     data: Mapping[str, Any]
 
 
@@ -44,14 +48,35 @@ def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
         "time": {stage: seconds_text(seconds) for stage, seconds in report.seconds.items()},
         "versions": report.versions,
     }
+    headline = headline_of(report, timeline)
     return Page(
-        headline=headline_of(report, timeline),
+        headline=headline,
         timeline=timeline,
         groups=groups,
         nodes=len(pictures.nodes),
         facts={title: told for title, told in facts.items() if told},
-        data={"nodes": packed(pictures.nodes), "names": names},
+        notes=tuple(dict.fromkeys((*report.notes, *(report.export.notes if report.export else ())))),
+        favicon=_favicon(headline.tone),
+        data={"nodes": packed(pictures.nodes, pictures.values), "names": names},
     )
+
+
+def _favicon(tone: str) -> str:
+    """A disc in the colour of the verdict, with its sign."""
+    colour, sign = FAVICONS[tone]
+    return "data:image/svg+xml," + quote(
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">'
+        f'<circle cx="16" cy="16" r="15" fill="{colour}"/>'
+        f'<path d="{sign}" fill="none" stroke="#fff" stroke-width="4" stroke-linecap="round"/></svg>',
+        safe=" ='",
+    )
+
+
+FAVICONS: Final = {
+    "good": ("#1b7650", "M9 17l5 5 9-11"),
+    "warn": ("#b26b12", "M16 8v10M16 24v.1"),
+    "bad": ("#b3352b", "M10 10l12 12M22 10L10 22"),
+}
 
 
 def _export(report: Report) -> dict[str, str]:
@@ -66,11 +91,14 @@ def _export(report: Report) -> dict[str, str]:
         "compared on": "; ".join(report.export.draws),
         "error": error_text(worst[1]) if worst else "",
         "tolerances": "; ".join(
-            f"{name}: that of {one.judged_as}" for name, one in report.export.errors.items() if one.judged_as
+            f"{name}: {_judged(one.judged_as)}" for name, one in report.export.errors.items() if one.judged_as
         ),
-        "notes": f"{len(report.export.notes)}, in report.json" if report.export.notes else "",
     }
     return {label: text for label, text in told.items() if text}
+
+
+def _judged(dtype: str) -> str:
+    return "only dtype and shape, since it depends on random numbers" if dtype == DRAWN else f"that of {dtype}"
 
 
 def _backends(report: Report) -> dict[str, str]:

@@ -1,5 +1,6 @@
-"""An IR as a picture: as Mermaid text (mermaid.py), and as a file (file.py)."""
+"""An IR as a picture: as Mermaid text (mermaid.py), as SVG (svg.py), and as a file (file.py)."""
 
 from pipeline.torch_ir.picture.mermaid import generate_op_distribution_pie, ir_to_mermaid
+from pipeline.torch_ir.picture.svg import ir_to_svg
 
-__all__ = ["generate_op_distribution_pie", "ir_to_mermaid"]
+__all__ = ["generate_op_distribution_pie", "ir_to_mermaid", "ir_to_svg"]

@@ -11,20 +11,25 @@ from pipeline.errors import UserMistake
 from pipeline.ir import Dim, Graph, Op, Role, Value
 from pipeline.torch_ir.document.expected import is_whole
 from pipeline.torch_ir.ir import IR, an_ir
+from pipeline.torch_ir.picture.modules import Part, parts_of
 
-__all__ = ["generate_op_distribution_pie", "ir_to_mermaid"]
+__all__ = ["STORED", "generate_op_distribution_pie", "ir_to_mermaid", "refuse_other_counts", "short", "sizes"]
 
 STORED = (Role.PARAM, Role.STATE, Role.CONST)
 
 
-def ir_to_mermaid(ir: IR, max_nodes: int = 30, include_weights: bool = True) -> str:
+def ir_to_mermaid(ir: IR, max_nodes: int = 30, include_weights: bool = True, *, by_module: bool = False) -> str:
     """A flowchart: inputs, the first `max_nodes` nodes with what they read, outputs. Weights hang on dotted edges.
+
+    Args:
+        by_module: draw each module as a frame around its nodes, and fold modules until `max_nodes` boxes are enough.
 
     Raises:
         UserMistake: it is no IR, or `max_nodes` is no whole number of 0 or more.
     """
-    _refuse_other_counts("max_nodes", max_nodes)
-    lines = _Flowchart(an_ir(ir, UserMistake).graph).lines(max_nodes, include_weights)
+    refuse_other_counts("max_nodes", max_nodes)
+    chart = _Flowchart(an_ir(ir, UserMistake).graph)
+    lines = (chart.lines_by_module if by_module else chart.lines)(max_nodes, include_weights)
     return "\n".join(["flowchart TD", *(f"    {line}" for line in lines)])
 
 
@@ -34,7 +39,7 @@ def generate_op_distribution_pie(ir: IR, top_n: int = 10) -> str:
     Raises:
         UserMistake: it is no IR, or `top_n` is no whole number of 0 or more.
     """
-    _refuse_other_counts("top_n", top_n)
+    refuse_other_counts("top_n", top_n)
     counts = Counter(short(op.kind) for op in an_ir(ir, UserMistake).graph.ops).most_common()
     others = sum(count for _, count in counts[top_n:])
     slices = [*counts[:top_n], *([("Others", others)] if others else [])]
@@ -43,7 +48,7 @@ def generate_op_distribution_pie(ir: IR, top_n: int = 10) -> str:
     )
 
 
-def _refuse_other_counts(what: str, given: Any) -> None:
+def refuse_other_counts(what: str, given: Any) -> None:
     if not is_whole(given):
         raise UserMistake(f"{what}: found {given!r}, expected a whole number of 0 or more")
 
@@ -55,6 +60,8 @@ class _Flowchart:
         self._graph = graph
         self._ids: dict[str, str] = {}
         self._drawn: set[str] = set()
+        self._folded: dict[str, str] = {}
+        """Name of an op → the box of the module that it is folded into."""
 
     def lines(self, most: int, weights: bool) -> Iterator[str]:
         graph = self._graph
@@ -62,24 +69,72 @@ class _Flowchart:
             value = graph.values[vid]
             yield f'{self._id("input", value.name)}[/"Input: {text(value.name)}<br/>{sizes(value.spec.shape)}"/]'
         for op in graph.ops[:most]:
-            yield from self._op(op, weights)
+            yield self._box(op)
+            yield from self._reads(op, weights)
+        yield from self._outputs()
+        if len(graph.ops) > most:
+            yield f'note["... {len(graph.ops) - most} more nodes ..."]'
+
+    def lines_by_module(self, most: int, weights: bool) -> Iterator[str]:
+        """Boxes and frames first, then what flows between them; what flows inside of a folded module is not shown."""
+        graph = self._graph
+        items, left = parts_of(graph, most)
+        for vid in graph.inputs:
+            value = graph.values[vid]
+            yield f'{self._id("input", value.name)}[/"Input: {text(value.name)}<br/>{sizes(value.spec.shape)}"/]'
+        yield from self._frames(items)
+        lines = dict.fromkeys(
+            line
+            for op in graph.ops
+            if self._home(op) in self._drawn
+            for line in self._reads(op, weights and op.name not in self._folded)
+        )
+        yield from lines
+        yield from self._outputs()
+        if left:
+            yield f'note["... {left} more nodes ..."]'
+
+    def _frames(self, items: Sequence[int | Part]) -> Iterator[str]:
+        for item in items:
+            if isinstance(item, int):
+                yield self._box(self._graph.ops[item])
+                continue
+            first = self._graph.ops[next(iter(item.ops))].name
+            if item.is_folded:
+                node = self._id("module", f"{item.path} {first}")
+                self._drawn.add(node)
+                self._folded.update((self._graph.ops[at].name, node) for at in item.ops)
+                yield f'{node}[["{text(item.name)}<br/>{text(item.detail)}"]]'
+                continue
+            yield f'subgraph {self._id("frame", f"{item.path} {first}")}["{text(item.name)}"]'
+            yield from (f"    {line}" for line in self._frames(item.items))
+            yield "end"
+
+    def _outputs(self) -> Iterator[str]:
+        graph = self._graph
         for place, vid in enumerate(graph.outputs):
             value = graph.values[vid]
             yield f'output_{place}[\\"Output<br/>{sizes(value.spec.shape)}"/]'
             source = self._source(value)
             if source in self._drawn or value.role is Role.INPUT:
                 yield f"{source} --> output_{place}"
-        if len(graph.ops) > most:
-            yield f'note["... {len(graph.ops) - most} more nodes ..."]'
 
-    def _op(self, op: Op, weights: bool) -> Iterator[str]:
-        values = self._graph.values
-        node = self._id("op", op.name)
+    def _box(self, op: Op) -> str:
+        node = self._home(op)
         self._drawn.add(node)
-        shape = sizes(values[op.outputs[0]].spec.shape) if op.outputs else ""
-        yield f'{node}["{text(short(op.kind))}<br/>{shape}"]'
+        shape = sizes(self._graph.values[op.outputs[0]].spec.shape) if op.outputs else ""
+        return f'{node}["{text(short(op.kind))}<br/>{shape}"]'
+
+    def _home(self, op: Op) -> str:
+        """The box of `op`, or of the folded module that it is in."""
+        return self._folded.get(op.name) or self._id("op", op.name)
+
+    def _reads(self, op: Op, weights: bool) -> Iterator[str]:
+        values, node = self._graph.values, self._home(op)
         for value in (values[vid] for vid in op.inputs):
             source, label = self._source(value), sizes(value.spec.shape)
+            if source == node:
+                continue
             if value.role not in STORED:
                 yield f'{source} -->|"{label}"| {node}'
             elif weights:
@@ -90,7 +145,7 @@ class _Flowchart:
 
     def _source(self, value: Value) -> str:
         if value.producer is not None:
-            return self._id("op", self._graph.ops[value.producer].name)
+            return self._home(self._graph.ops[value.producer])
         return self._id("input" if value.role is Role.INPUT else "w", value.name)
 
     def _id(self, kind: str, name: str) -> str:

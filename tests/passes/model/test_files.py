@@ -83,3 +83,42 @@ def test_one_of_two_savers_of_one_path_leaves_a_whole_model(tmp_path: Path) -> N
         others[0].result()
     onnx.checker.check_model(str(path), full_check=True)
     assert len(list(tmp_path.glob("*.data"))) == 1
+
+
+def digests(path: Path) -> dict[str, str]:
+    model = read_model(path)
+    return {tensor.name: model.digest(tensor) for tensor in model.proto.graph.initializer}
+
+
+def test_a_source_shares_the_weights_that_the_final_model_still_has(tmp_path: Path) -> None:
+    """Three times, as a run is repeated: the data file that the source points into is another one each time."""
+    source, final = tmp_path / "exported.onnx", tmp_path / "model.onnx"
+    onnx.save(attention(), source, save_as_external_data=True, location="exported.onnx.data", size_threshold=0)
+    before, whole = digests(source), source.with_name("exported.onnx.data").stat().st_size
+    for changed in (1, 2, 1):
+        model = read_model(source)
+        tensors = [tensor for tensor in model.proto.graph.initializer if model.weight(tensor)]
+        for place, tensor in enumerate(tensors[:changed]):
+            tensor.CopyFrom(numpy_helper.from_array(model.array(tensor) + changed + place, tensor.name))
+        expected = {tensor.name: model.digest(tensor) for tensor in model.proto.graph.initializer}
+        save(model, final, 0, source=(read_model(source), source))
+        assert (digests(source), digests(final)) == (before, expected)
+        for path in (source, final):
+            onnx.checker.check_model(str(path), full_check=True)
+        names = sorted(file.name.replace(file.name.split(".")[-2], "*") for file in tmp_path.glob("*.data"))
+        assert names == ["exported.onnx.*.data", "model.onnx.*.data"]
+        (own,) = tmp_path.glob("exported.onnx.*.data")
+        assert own.stat().st_size < whole / 2
+
+
+def test_equal_weights_are_written_once(tmp_path: Path) -> None:
+    model = attention()
+    first = model.graph.initializer[0]
+    for name in ("again", "and_again"):
+        model.graph.initializer.add().CopyFrom(first)
+        model.graph.initializer[-1].name = name
+    save(detached(model), tmp_path / "model.onnx", 0)
+    save(detached(attention()), tmp_path / "other.onnx", 0)
+    (one,), (other,) = tmp_path.glob("model.onnx.*.data"), tmp_path.glob("other.onnx.*.data")
+    assert one.read_bytes() == other.read_bytes()
+    assert digests(tmp_path / "model.onnx")["again"] == digests(tmp_path / "other.onnx")[first.name]

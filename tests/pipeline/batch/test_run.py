@@ -89,6 +89,29 @@ def test_what_makes_a_run_count_no_longer(change, batch, small_config, tmp_path:
     assert states(batch("b.yaml")) == ["b done"]
 
 
+FACTORY = """
+from sizes import WIDTH
+import torch
+def make():
+    return torch.nn.Linear(WIDTH, WIDTH), (torch.ones(1, WIDTH),)
+"""
+
+
+def test_a_changed_import_of_a_factory(batch, small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies beside neither the configuration nor the factory, and is imported by what the factory imports."""
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    (tmp_path / "make.py").write_text(FACTORY)
+    (tmp_path / "sizes.py").write_text("from batch_test_widths import *\n")
+    (folder / "batch_test_widths.py").write_text("WIDTH = 4\n")
+    small_config("b.yaml", model={"factory": "make.py:make"}, passes={"recipe": []}, verify={"draws": 1})
+    assert states(batch("b.yaml")) == ["b done"]
+    assert states(batch("b.yaml")) == ["b done before"]
+    (folder / "batch_test_widths.py").write_text("WIDTH = 3 + 1\n")
+    assert states(batch("b.yaml")) == ["b done"]
+
+
 def test_files_that_stayed_on_the_disk_of_a_node(batch, tmp_path: Path) -> None:
     rows = batch("a.yaml", after=lambda: shutil.rmtree(tmp_path / "out/a"))
     assert states(rows) == ["a mistake"]

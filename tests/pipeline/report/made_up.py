@@ -69,8 +69,21 @@ def attention(layer: int, *, merged: bool = False) -> Drawing:
 def pictures(layers: int = 1, nodes: int = 3, name: str = "node") -> Pictures:
     structures = [StructurePicture("qkv", f"layers.{at}", attention(at), attention(at)) for at in range(layers)]
     structures[0] = replace(structures[0], broken=attention(0, merged=True), broken_by="onnxsim", is_alone=True)
-    rows = [NodeRow(f"{name}_{at}", "MatMul", ("float 2×8",), f"layers.{at}", "") for at in range(nodes)]
-    return Pictures(tuple(structures), tuple(rows))
+    rows = [
+        NodeRow(
+            f"{name}_{at}",
+            "MatMul",
+            ("float 2×8",),
+            f"model.layers.{at // 4}.{'attention' if at % 4 else 'mlp'}",
+            "onnxsim" if at % 5 == 4 else "",
+            (f"v{at}", f"w{at}"),
+            (f"v{at + 1}",),
+        )
+        for at in range(nodes)
+    ]
+    return Pictures(
+        tuple(structures), tuple(rows), {"v0": "float 2×8"} | {f"w{at}": "float 8×8" for at in range(nodes)}
+    )
 
 
 def html_of(made: Report, shown: Pictures, folder: Path) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import Pipeline, RunConfig
+from pipeline.report import Drawing, Wire
 from tests.pipeline.report.made_up import html_of, pictures, report
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ def _choose_every_structure(page: Page) -> None:
 
 def _search_and_sort(page: Page) -> None:
     rows, ops = page.locator("#rows tr"), page.locator("#rows td:nth-child(2)")
+    page.get_by_role("button", name="Table").click()
     everything = rows.count()
     page.locator("#query").fill("op:softmax")
     assert ops.all_inner_texts() == ["Softmax"]
@@ -120,8 +123,11 @@ def test_names_are_only_names(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(html_of(made, pictures(name=name), tmp_path), encoding="utf-8")
     seen = Watched(browser.new_page(viewport=PHONE), file)
+    seen.page.locator("#query").fill("_0")
+    assert f"{name}_0" in seen.page.locator("#tree .op summary").first.inner_text()
+    seen.page.get_by_role("button", name="Table").click()
     assert seen.page.locator("#rows td").first.inner_text() == f"{name}_0"
-    assert seen.page.title().startswith("encoder")
+    assert seen.page.title().startswith("✗ failed · encoder")
     assert seen.fits()
     assert seen.is_clean()
 
@@ -132,4 +138,78 @@ def test_a_run_that_failed_has_a_page(browser: Browser, tmp_path: Path) -> None:
     file.write_text(html_of(made, type(pictures())(), tmp_path), encoding="utf-8")
     seen = Watched(browser.new_page(), file)
     assert "no ONNX file" in seen.page.locator(".failure").inner_text()
+    assert seen.is_clean()
+
+
+MEASURE = """(figure) => {
+    const drawings = [...figure.querySelectorAll("svg")];
+    return {
+        scales: drawings.map((one) => one.getBoundingClientRect().width / one.viewBox.baseVal.width),
+        overfull: [...figure.querySelectorAll("text")].filter((text) =>
+            text.getBoundingClientRect().width > text.parentElement.querySelector("rect").getBoundingClientRect().width
+        ).map((text) => text.textContent),
+    };
+}"""
+
+
+def test_drawings_have_one_scale_that_can_be_read_and_are_enlarged_by_keyboard(
+    browser: Browser, tmp_path: Path
+) -> None:
+    shown = pictures()
+    (structure,) = shown.structures
+    before = structure.before.boxes
+    wide = [replace(before[1], role="the role of a weight", op="com.microsoft::Att" + "W" * 30)] * 6
+    drawing = Drawing((before[0], *wide), tuple(Wire(0, 1 + at) for at in range(6)))
+    shown = replace(shown, structures=(replace(structure, before=drawing),))
+    file = tmp_path / "report.html"
+    file.write_text(html_of(report(), shown, tmp_path), encoding="utf-8")
+    for size in ({"width": 1280, "height": 900}, PHONE):
+        seen = Watched(browser.new_page(viewport=size), file)
+        page = seen.page
+        measured = page.locator(".figure").evaluate(MEASURE)
+        assert len(measured["scales"]) == 3
+        assert max(measured["scales"]) - min(measured["scales"]) < 0.01
+        assert min(measured["scales"]) > 0.79, "letters of 12 px are 9.6 px at least"
+        assert measured["overfull"] == []
+        assert seen.fits()
+
+        button = page.get_by_role("button", name="Enlarge: source of qkv")
+        button.focus()
+        page.keyboard.press("Enter")
+        width = page.locator("#lightbox svg[role=img]").bounding_box()["width"]  # type: ignore[index]
+        page.keyboard.press("+")
+        assert page.locator("#lightbox svg[role=img]").bounding_box()["width"] > width * 1.2  # type: ignore[index]
+        page.locator("#lightbox").get_by_role("button", name="without keep").click()
+        assert page.locator("#lightbox svg[role=img] .made").count() == 2
+        page.keyboard.press("Escape")
+        assert not page.locator("#lightbox").is_visible()
+        assert button.evaluate("(button) => document.activeElement === button")
+        assert seen.is_clean()
+
+
+def test_the_graph_folds_by_module_and_is_walked_along_its_values(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(html_of(report(), pictures(nodes=5000), tmp_path), encoding="utf-8")
+    assert file.stat().st_size < 2_000_000
+    seen = Watched(browser.new_page(viewport=PHONE), file)
+    page, tree = seen.page, seen.page.locator("#tree")
+    assert page.evaluate("document.querySelectorAll('#tree *').length") < 50, "what is folded is not in the page yet"
+    assert tree.locator("summary").all_inner_texts()[0].split("\n")[0] == "model.layers"
+
+    page.locator("#query").fill("name:node_4002")
+    (found,) = tree.locator(".op").all()
+    found.locator("summary").press("Enter")
+    told = [" ".join(line.split()) for line in found.locator("tr").all_inner_texts()]
+    assert told == [
+        "input v4002 ← MatMul node_4001 float 2×8",
+        "input w4002 float 8×8",
+        "output v4003 → MatMul node_4003 float 2×8",
+        "module model.layers.1000.attention",
+        "made by source",
+    ]
+    found.get_by_role("button", name="MatMul node_4003").press("Enter")
+    assert page.evaluate("document.activeElement.innerText").split() == ["MatMul", "node_4003", "float", "2×8"]
+    assert page.locator("#query").input_value() == "", "it was not among those that were looked for"
+    assert page.locator("#count").inner_text() == "5000 nodes"
+    assert seen.fits()
     assert seen.is_clean()

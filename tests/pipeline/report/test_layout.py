@@ -39,7 +39,7 @@ def test_a_long_way_is_straight() -> None:
     boxes = tuple(Box(BoxKind.NODE, op) for op in "ABCDEF")
     laid = lay_out(Drawing(boxes, (*(Wire(at, at + 1) for at in range(5)), Wire(0, 5))))
     numbers = [float(one) for one in re.findall(r"[\d.]+", laid.paths[-1][0])]
-    inner = {x for x, y in zip(numbers[::2], numbers[1::2], strict=True) if 100 < y < 250}
+    inner = {x for x, y in zip(numbers[::2], numbers[1::2], strict=True) if 100 < y < 225}
     assert len(inner) == 1
 
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from passes.diff import diff_as_data
 from passes.diff.found import AttributeChange, Diff, NodeLabel, Replacement
+from passes.proof.numbers import DRAWN
 from passes.result import Status, StructureVerdict
 from pipeline.report import SOURCE, Mark, NodeRow, Pictures, diff_folder
 from pipeline.report.html import page_of
@@ -99,6 +101,36 @@ def test_the_headline_does_not_hide_what_was_lost(tmp_path: Path) -> None:
         ("0 of 1", "bad")
     ]
     assert "lost to onnxsim/fuse_attention" in [panel.note for panel in page.groups[0].figures[0].panels]
+
+
+def test_a_tab_says_how_the_run_ended(tmp_path: Path) -> None:
+    lost = (StructureVerdict("qkv", "layers.0", "", False, "onnxsim/fuse_attention"),)
+    ends = [report(), report(structures=lost), report(failure="no", exit_code=2), report(not_compared="no weights")]
+    pages = [page_of(one, Pictures(), tmp_path) for one in ends]
+    assert [page.headline.title for page in pages] == [
+        "✓ proven · made_up",
+        "△ proven, with losses · made_up",
+        "✗ failed · made_up",
+        "✓ proven by structure · made_up",
+    ]
+    assert len({page.favicon for page in pages}) == 3
+    assert unquote(pages[0].favicon).startswith("data:image/svg+xml,<svg xmlns=")
+
+
+def test_all_notes_are_shown_once(tmp_path: Path) -> None:
+    made = report(notes=("keep: qkv: partly", "said twice"))
+    assert made.export is not None
+    made = replace(made, export=replace(made.export, notes=("said twice", "torch warns")))
+    assert page_of(made, Pictures(), tmp_path).notes == ("keep: qkv: partly", "said twice", "torch warns")
+    assert "<li>torch warns</li>" in html_of(made, Pictures(), tmp_path)
+
+
+def test_what_random_outputs_are_judged_by(tmp_path: Path) -> None:
+    made = report()
+    assert made.export is not None
+    errors = {"y": replace(made.export.errors["y"], judged_as=DRAWN)}
+    facts = page_of(replace(made, export=replace(made.export, errors=errors)), Pictures(), tmp_path).facts
+    assert facts["export"]["tolerances"] == "y: only dtype and shape, since it depends on random numbers"
 
 
 def test_what_was_tried_on_one_structure_shows_beside_its_like(tmp_path: Path) -> None:
