@@ -18,7 +18,7 @@ import numpy as np
 from passes.draw import draw_array
 from passes.load import check_drawn, check_drawn_together
 
-__all__ = ["FURTHER_SIZES", "WORDS", "Draw", "DrawPlan", "DrawnInput", "Trait"]
+__all__ = ["FURTHER_SIZES", "WORDS", "Draw", "DrawPlan", "DrawnInput", "GivenDraw", "Trait"]
 
 FURTHER_SIZES: Final = (1, 8)
 """What every named dim is drawn as beside its first sizes: batch 1 is what is deployed, and 8 is larger than those."""
@@ -117,12 +117,23 @@ class Draw:
     seed: int
     sizes: Mapping[str, int]
     traits: frozenset[Trait] = frozenset()
+    source: str = ""
+    """Where the inputs come from that the user gave; empty where they are drawn from the seed."""
 
     @property
     def label(self) -> str:
         said = [f"{name or 'unnamed'}={size}" for name, size in self.sizes.items()]
         said += [WORDS[trait] for trait in Trait if trait in self.traits and trait is not Trait.ROWS]
-        return f"draw {self.seed}" + (f" ({', '.join(said)})" if said else "")
+        name = f"inputs of {self.source}" if self.source else f"draw {self.seed}"
+        return name + (f" ({', '.join(said)})" if said else "")
+
+
+@dataclass(frozen=True, slots=True)
+class GivenDraw:
+    """Inputs that the user gave, in place of drawn ones."""
+
+    draw: Draw
+    feeds: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +141,10 @@ class DrawPlan:
     """The draws to try on a reference.
 
     Args:
-        needed: sizes of named dims, each with one draw that has to run.
+        needed: sizes of named dims, each with one draw that has to run; where there is none, nothing is drawn at all.
         second: sizes of which one is drawn too, the first on which the reference runs; none where `needed` says all.
         further: what every named dim is drawn as beside that, where the reference runs so.
+        given: inputs that the user gave. They come before all draws, and have to run.
     """
 
     inputs: tuple[DrawnInput, ...]
@@ -140,6 +152,12 @@ class DrawPlan:
     second: tuple[Mapping[str, int], ...] = ()
     further: tuple[int, ...] = FURTHER_SIZES
     seed: int = 0
+    given: tuple[GivenDraw, ...] = ()
+
+    @property
+    def first_feeds(self) -> Mapping[str, np.ndarray]:
+        """The inputs of the first comparison."""
+        return self.given[0].feeds if self.given else self.feeds(Draw(self.seed, self.needed[0]))
 
     @property
     def dims(self) -> tuple[str, ...]:
