@@ -61,6 +61,8 @@ class DrawnInput:
     """What the draw depends on, beside its seed."""
     rows: tuple[int, int] | None = None
     """Of an input that indexes a table: the first index, and the one behind the last. Both ends are drawn."""
+    is_padding: bool = False
+    """Whether it is a mask of padding: the first element of each row is one, so that no row is masked as a whole."""
 
     @property
     def is_float(self) -> bool:
@@ -78,6 +80,8 @@ class DrawnInput:
             return frozenset({Trait.OUTLIERS} if self.low < self.high else ())
         if self.rows is not None:
             return frozenset({Trait.ROWS})
+        if self.is_padding:
+            return frozenset({Trait.ONES})
         return frozenset({Trait.ONES, Trait.ZEROS} if self.is_mask else ())
 
     def sizes_in(self, draw: Draw) -> list[int]:
@@ -88,6 +92,8 @@ class DrawnInput:
         array = draw_array(f"{draw.seed}:{self.identity}", self.sizes_in(draw), self.dtype, low, high)
         if self.rows is not None and Trait.ROWS in draw.traits and array.size and self.rows[0] < self.rows[1]:
             _reach_ends(array, self.rows[0], self.rows[1] - 1, draw.seed)
+        if self.is_padding and array.ndim:
+            array[..., :1] = 1
         return array
 
     def _interval(self, traits: frozenset[Trait]) -> tuple[float, float]:

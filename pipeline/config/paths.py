@@ -24,9 +24,7 @@ def split_factory(text: str, key: str = "model.factory") -> tuple[str, str]:
     """
     module, colon, name = text.rpartition(":")
     if not colon or not module or not name.isidentifier():
-        raise ConfigMistake(
-            f"{key}: found {text!r}, expected path/to/file.py:function or package.module:function"
-        )
+        raise ConfigMistake(f"{key}: found {text!r}, expected path/to/file.py:function or package.module:function")
     return module, name
 
 

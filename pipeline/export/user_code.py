@@ -71,9 +71,7 @@ def _folder_of(text: str) -> str:
 
 def _import(place: str, title: str) -> ModuleType:
     if not place.endswith(".py"):
-        return call_user_code(
-            lambda: importlib.import_module(place), f"{title}: importing {place} raises", f"{place}:"
-        )
+        return call_user_code(lambda: importlib.import_module(place), f"{title}: importing {place} raises", f"{place}:")
     path = Path(place)
     if not path.is_file():
         raise SourceMistake(f"{title}: no file {place!r}; paths are relative to the configuration file")

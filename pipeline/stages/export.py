@@ -68,6 +68,7 @@ def export(config: RunConfig, source: Source, references: References, workspace:
         files=tuple((str(file.relative_to(workspace.folder)), *stamp(file)) for file in _written(path, workspace)),
         not_drawn=not_drawn,
         random=_random_outputs(measurement.errors),
+        weights="" if isinstance(source, OnnxSource) else source.weights,
     )
     return report, measurement.why
 

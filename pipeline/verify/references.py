@@ -54,7 +54,8 @@ class References:
 
 
 def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig, given: Sequence[GivenDraw] = ()) -> DrawPlan:
-    """The draws that were `given`, then `verify.draws` draws at the first size of each named dim, and one at each further size; these have to run.
+    """The draws that were `given`, then `verify.draws` ones at the first size of each named dim, and one at each
+    further size; these have to run.
 
     Beside them those of `verify.sizes`, and the ends of what the inputs may be, where the reference runs so.
 

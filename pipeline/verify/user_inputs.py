@@ -1,14 +1,12 @@
-"""`verify.inputs`: draws of the user's own data, from .npz files and from loaders. Knows numpy, and torch only if a loader
-gives its tensors."""
+"""`verify.inputs`: draws of the user's own data, from .npz files and loaders. Knows torch only if a loader does."""
 
 from __future__ import annotations
 
 import difflib
-import glob
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,9 +62,10 @@ def input_files(entries: Sequence[str]) -> list[tuple[str, Path | None]]:
 def _matches(entry: str) -> list[Path]:
     if entry.startswith(PACKAGE) or Path(entry).exists():
         return [locate(entry)]
-    files = [Path(file) for file in sorted(glob.glob(entry, recursive=True))]
+    pattern = Path(entry).absolute()
+    files = sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
     if not files:
-        what = "no file matches" if glob.has_magic(entry) else "no file"
+        what = "no file matches" if any(sign in entry for sign in "*?[") else "no file"
         raise SourceMistake(f"{KEY}: {what} {entry!r}; relative paths are relative to the configuration file")
     return files
 
@@ -103,7 +102,8 @@ def _samples(entries: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _read_npz(file: Path) -> Mapping[str, Any]:
     """Arrays by name. Pickles are refused: they would run code."""
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with file.open("rb") as opened:
+            archive = np.load(opened, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise SourceMistake(f"{KEY}: {file} holds one array without a name; expected numpy.savez(file, name=…)")
             return {name: archive[name] for name in archive.files}
@@ -112,7 +112,9 @@ def _read_npz(file: Path) -> Mapping[str, Any]:
             raise SourceMistake(
                 f"{KEY}: {file} holds Python objects, and unpickling them is refused; expected arrays of numbers"
             ) from error
-        raise SourceMistake(f"{KEY}: {file} is no whole .npz file ({error}); write it again with numpy.savez") from error
+        raise SourceMistake(
+            f"{KEY}: {file} is no whole .npz file ({error}); write it again with numpy.savez"
+        ) from error
 
 
 def _loaded_samples(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -125,7 +127,7 @@ def _loaded_samples(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             f"{title} returns {type(samples).__name__}, expected a generator or a list of mappings: input → array"
         )
     iterator, end = iter(samples), object()
-    for index in range(10**9):
+    for index in count():
         sample = call_user_code(lambda: next(iterator, end), f"{title} raises", text)
         if sample is end:
             return
@@ -192,6 +194,6 @@ def _sizes(label: str, feeds: Mapping[str, np.ndarray], specs: Sequence[InputSpe
             known, first = sizes.setdefault(dim, (size, spec.name))
             if known != size:
                 raise SourceMistake(
-                    f"{KEY}: {label}: the dim {dim!r} is {known} in {first!r} and {size} in {spec.name!r}; expected one size"
+                    f"{KEY}: {label}: the dim {dim!r} is {known} in {first!r} and {size} in {spec.name!r}"
                 )
     return {dim: size for dim, (size, _) in sizes.items()}

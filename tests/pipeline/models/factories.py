@@ -67,3 +67,16 @@ def baked() -> nn.Module:
 
 def broken() -> nn.Module:
     raise RuntimeError("no weights today")
+
+
+class Picky(nn.Module):
+    """Takes no negative numbers, as a tokenizer's ids are none."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and (x == -1).all():
+            raise ValueError("no negative numbers")
+        return x + 1
+
+
+def picky() -> nn.Module:
+    return Picky()
