@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -92,10 +93,8 @@ def _files(config: RunConfig) -> list[str]:
     named = [factory if factory.endswith(".py") else "", model.onnx, model.checkpoint]
     if model.transformers is not None:
         named += [model.transformers.config, model.transformers.checkpoint, *_in_folder(model.transformers.folder)]
-    try:
+    with contextlib.suppress(UserMistake):  # the run will name it
         named += [str(file or name.rpartition(":")[0]) for name, file in input_files(config.verify.inputs)]
-    except UserMistake:  # the run will name it
-        pass
     return [one for one in named if isinstance(one, str) and one]
 
 

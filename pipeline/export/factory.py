@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from pipeline.config import ModelConfig, locate
 from pipeline.errors import SourceMistake
@@ -39,13 +40,29 @@ def make_from_factory(model: ModelConfig, *, weightless: bool = False, keep_mode
             result = call_user_code(lambda: factory(**model.args), f"{title} raises", text)
     value, example = _split_example(result, title)
     module, notes = plain_module(value, f"{title} returns")
+    module, example, moved = _on_cpu(module, example)
     weights = f"as the factory makes them, with seed {model.seed}"
     if model.checkpoint is not None:
         weights = f"from {model.checkpoint}"
         if not weightless:
             _load_weights(module, model.checkpoint)
     source = assemble(module, example, model, keep_mode=keep_mode)
-    return replace(source, notes=notes, weights=weights)
+    return replace(source, notes=(*notes, *moved), weights=weights)
+
+
+def _on_cpu(module: nn.Module, example: Example | None) -> tuple[nn.Module, Example | None, tuple[str, ...]]:
+    """The same on the CPU, where references are computed; the meta device stays."""
+    devices = {str(tensor.device) for tensor in (*module.parameters(), *module.buffers())} - {"cpu", "meta"}
+    if example is not None:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _to_cpu, (example.args, example.kwargs))
+        example = Example(args, kwargs)
+    if not devices:
+        return module, example, ()
+    return module.to("cpu"), example, (f"the model was on {', '.join(sorted(devices))} and is taken to the CPU",)
+
+
+def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_meta or tensor.is_cpu else tensor.cpu()
 
 
 def _load_weights(module: nn.Module, checkpoint: str) -> None:

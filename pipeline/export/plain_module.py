@@ -32,6 +32,14 @@ def plain_module(value: Any, title: str) -> tuple[nn.Module, tuple[str, ...]]:
         value = wrapped
     if not isinstance(value, nn.Module):
         raise SourceMistake(f"{title} {_describe(value)}, expected {EXPECTED}")
+    quantized = next(
+        (name for name, part in value.named_modules() if type(part).__module__.startswith(QUANTIZED)), None
+    )
+    if quantized is not None:
+        raise SourceMistake(
+            f"{title} {type(value).__name__}, whose module {quantized!r} is quantized by torch.ao, which torch.export "
+            "cannot trace; return the module from before quantization"
+        )
     scripted = next((name for name, part in value.named_modules() if isinstance(part, torch.jit.ScriptModule)), None)
     if scripted is not None:
         place = f" with a module of torch.jit at {scripted!r}" if scripted else ""
@@ -71,5 +79,7 @@ def _describe(value: Any) -> str:
         return f"a {type(value).__name__} ({', '.join(type(item).__name__ for item in value)})"
     return f"{type(value).__name__}"
 
+
+QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 
 EXPECTED = "an nn.Module, (module, args tuple) or (module, args tuple, kwargs dict)"
