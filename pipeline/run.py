@@ -31,6 +31,7 @@ from pipeline.stages.optimize import optimize, refuse_reverts, still_there
 from pipeline.stages.referred import not_compared
 from pipeline.stages.source import code_of, fingerprint, open_source
 from pipeline.verify.references import References, compute_references, outputs_digest, plan_draws
+from pipeline.verify.user_inputs import input_files, read_inputs
 from pipeline.versions import digest_of_file, own_code, versions
 from pipeline.workspace import Workspace, key_of
 
@@ -124,11 +125,13 @@ class _Journey:
 
     def open_source(self) -> Source:
         with self.stage("source") as note:
+            input_files(self.config.verify.inputs)  # a missing file is named before a model is loaded
             source = self._source or open_source(self.config)
             identity = fingerprint(source, self.config)
             self.code = {str(file): digest_of_file(file) for file in code_of(source, self.config.model)}
             self._depends_on(self.config.model, self.config.export, identity, own_code(), self.versions)
-            note(f"{len(source.inputs)} inputs, fingerprint {identity[:8]}")
+            weights = f"weights: {source.weights}, " if isinstance(source, TorchSource) and source.weights else ""
+            note(f"{len(source.inputs)} inputs, {weights}fingerprint {identity[:8]}")
         for said in source.notes if isinstance(source, TorchSource) else ():
             self.tell(Note(said))
         return source
@@ -139,11 +142,15 @@ class _Journey:
             if not_compared(self.config):
                 note(f"none: {not_compared(self.config)}")
                 return References(())
-            plan, limits = plan_draws(source, self.config.model, self.config.verify), self.config.passes
+            given, limits = read_inputs(self.config.verify, source.inputs), self.config.passes
+            plan = plan_draws(source, self.config.model, self.config.verify, given.draws)
             with open_bench(limits.timeout_s, limits.memory_gib, self.workspace.scratch) as bench:
                 references = compute_references(source, plan, bench)
+                references = replace(references, skipped=(*given.notes, *references.skipped))
             self._depends_on(self.config.verify, outputs_digest(references.draws))
             note(", ".join(reference.label for reference in references.draws))
+        for text in given.notes:
+            self.tell(Note(text))
         return references
 
     def export(self, source: Source, references: References) -> ExportReport:

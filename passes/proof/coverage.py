@@ -66,6 +66,8 @@ class Coverage:
     """
 
     draws: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    """Those of `draws` whose inputs the user gave."""
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Named dim → its sizes; dims without a name are under the empty one."""
     masks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -95,6 +97,7 @@ def coverage_of(
         inputs: what can be drawn otherwise of each input; of inputs that the caller gave nothing is known.
         skipped: what was not drawn, and why.
     """
+    seeded = [draw for draw in draws if not draw.source]
     table_rows = tuple(_table(table, uncovered) for table in tables if table.varies)
     branches = tuple(
         BranchCoverage(name, True in readings.taken.get(at, ()), False in readings.taken.get(at, ()))
@@ -104,8 +107,9 @@ def coverage_of(
     limits = tuple(_limit(limit, readings.reached.get(at)) for at, limit in enumerate(gauges.limits))
     return Coverage(
         draws=tuple(labels),
+        given=tuple(draw.label for draw in draws if draw.source),
         sizes=_sizes(draws),
-        masks={name: _masks(draws) for name, traits in inputs.items() if Trait.ONES in traits},
+        masks={name: _masks(seeded) for name, traits in inputs.items() if seeded and Trait.ONES in traits},
         outliers=tuple(
             name
             for name, traits in inputs.items()

@@ -13,7 +13,7 @@ from passes.errors import ModelMistake, PassError
 from passes.load import MOST_DRAWN
 from passes.model.sharing import Portable, portable
 from passes.model.weights import DetachedModel
-from passes.proof.draws import WORDS, Draw, DrawPlan, Trait
+from passes.proof.draws import WORDS, Draw, DrawPlan, GivenDraw, Trait
 from passes.proof.numbers import compare
 
 __all__ = ["ChosenDraw", "choose_draws", "choose_in_worker"]
@@ -102,6 +102,10 @@ class _Choice:
 
     def draws(self) -> Iterator[ChosenDraw]:
         self.seed = self.plan.seed
+        for given in self.plan.given:
+            yield self._given(given)
+        if not self.plan.needed:
+            return
         yield self._first_draw()
         first, *others = self.plan.needed
         ends = frozenset({Trait.OUTLIERS, Trait.ONES}) & self.plan.traits
@@ -119,6 +123,12 @@ class _Choice:
     def _next_seed(self) -> int:
         self.seed += 1
         return self.seed - 1
+
+    def _given(self, given: GivenDraw) -> ChosenDraw:
+        try:
+            return self._run_needed(given.draw, given.feeds)
+        except self.failures as failure:
+            raise type(failure)(f"{given.draw.label}: {failure}") from failure
 
     def _first_draw(self) -> ChosenDraw:
         """At the first sizes of the plan, or of another one where the reference does not run there, or computes NaN."""
@@ -148,7 +158,9 @@ class _Choice:
         return None
 
     def _needed(self, draw: Draw) -> ChosenDraw:
-        feeds = self._feeds(draw)
+        return self._run_needed(draw, self._feeds(draw))
+
+    def _run_needed(self, draw: Draw, feeds: Feeds) -> ChosenDraw:
         results = self.run(feeds)
         self.drawn.update(draw.sizes.items())
         self.unbounded = frozenset(name for name in self.outputs if not _is_finite(results[name]))

@@ -18,7 +18,7 @@ import numpy as np
 from passes.draw import draw_array
 from passes.load import check_drawn, check_drawn_together
 
-__all__ = ["FURTHER_SIZES", "WORDS", "Draw", "DrawPlan", "DrawnInput", "Trait"]
+__all__ = ["FURTHER_SIZES", "WORDS", "Draw", "DrawPlan", "DrawnInput", "GivenDraw", "Trait"]
 
 FURTHER_SIZES: Final = (1, 8)
 """What every named dim is drawn as beside its first sizes: batch 1 is what is deployed, and 8 is larger than those."""
@@ -68,6 +68,8 @@ class DrawnInput:
     """Of an input that indexes a table: the first index, and the one behind the last. Both ends are drawn."""
     is_assumed: bool = False
     """Whether nobody has said the range."""
+    is_padding: bool = False
+    """Whether it is a mask of padding: the first element of each row is one, so that no row is masked as a whole."""
 
     @property
     def is_float(self) -> bool:
@@ -90,6 +92,8 @@ class DrawnInput:
             return frozenset({Trait.OUTLIERS} if self.low < self.high else ())
         if self.rows is not None:
             return frozenset({Trait.ROWS})
+        if self.is_padding:
+            return frozenset({Trait.ONES})
         return frozenset({Trait.ONES, Trait.ZEROS} if self.is_mask else ())
 
     def sizes_in(self, draw: Draw) -> list[int]:
@@ -100,6 +104,8 @@ class DrawnInput:
         array = draw_array(f"{draw.seed}:{self.identity}", self.sizes_in(draw), self.dtype, low, high)
         if self.rows is not None and Trait.ROWS in draw.traits and array.size and self.rows[0] < self.rows[1]:
             _reach_ends(array, self.rows[0], self.rows[1] - 1, draw.seed)
+        if self.is_padding and array.ndim:
+            array[..., :1] = 1
         return array
 
     def _interval(self, traits: frozenset[Trait]) -> tuple[float, float]:
@@ -132,12 +138,23 @@ class Draw:
     seed: int
     sizes: Mapping[str, int]
     traits: frozenset[Trait] = frozenset()
+    source: str = ""
+    """Where the inputs come from that the user gave; empty where they are drawn from the seed."""
 
     @property
     def label(self) -> str:
         said = [f"{name or 'unnamed'}={size}" for name, size in self.sizes.items()]
         said += [WORDS[trait] for trait in Trait if trait in self.traits and trait is not Trait.ROWS]
-        return f"draw {self.seed}" + (f" ({', '.join(said)})" if said else "")
+        name = f"inputs of {self.source}" if self.source else f"draw {self.seed}"
+        return name + (f" ({', '.join(said)})" if said else "")
+
+
+@dataclass(frozen=True, slots=True)
+class GivenDraw:
+    """Inputs that the user gave, in place of drawn ones."""
+
+    draw: Draw
+    feeds: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +162,11 @@ class DrawPlan:
     """The draws to try on a reference.
 
     Args:
-        needed: sizes of named dims, each with one draw that has to run.
+        needed: sizes of named dims, each with one draw that has to run; where there is none, nothing is drawn at all.
         second: sizes of which one is drawn too, the first on which the reference runs; none where `needed` says all.
         further: what every named dim is drawn as beside that, where the reference runs so.
         open: dims whose size nobody gave; see `at_other_sizes`.
+        given: inputs that the user gave. They come before all draws, and have to run.
     """
 
     inputs: tuple[DrawnInput, ...]
@@ -157,6 +175,7 @@ class DrawPlan:
     further: tuple[int, ...] = FURTHER_SIZES
     seed: int = 0
     open: tuple[str, ...] = ()
+    given: tuple[GivenDraw, ...] = ()
 
     def at_other_sizes(self) -> Iterator[DrawPlan]:
         """The plans to try in turn where the model does not run at the first sizes: other sizes for the open dims
@@ -178,6 +197,11 @@ class DrawPlan:
     def _shift(self, sizes: Mapping[str, int], dims: Collection[str], first: int) -> Mapping[str, int]:
         """`sizes` as they are where `dims` have the size `first` at first."""
         return {dim: size + first - self.needed[0][dim] if dim in dims else size for dim, size in sizes.items()}
+
+    @property
+    def first_feeds(self) -> Mapping[str, np.ndarray]:
+        """The inputs of the first comparison."""
+        return self.given[0].feeds if self.given else self.feeds(Draw(self.seed, self.needed[0]))
 
     @property
     def dims(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,13 +11,14 @@ from passes.audited.quarantine import quarantines
 from passes.recipe import names_of
 from passes.userland import code_digest
 from pipeline.batch.configs import Planned
-from pipeline.config import ModelConfig, RunConfig
+from pipeline.config import RunConfig
 from pipeline.config.paths import locate, split_factory
 from pipeline.errors import UserMistake
 from pipeline.result import RunResult
 from pipeline.run import Pipeline
 from pipeline.spread import Job
 from pipeline.spread.perform import here
+from pipeline.verify.user_inputs import input_files
 from pipeline.workspace import stamp
 
 __all__ = ["REPORT", "job_of", "run_one"]
@@ -39,7 +41,7 @@ def job_of(planned: Planned, out: Path) -> Job:
     arguments = {
         "settings": planned.config.resolved(),
         "folder": str((out / planned.name).resolve()),
-        "files": {file: stamp(locate(file)) for file in _files(planned.config.model) if _is_there(file)},
+        "files": {file: stamp(locate(file)) for file in _files(planned.config) if _is_there(file)},
         "passes": code_digest(names_of(wishes.recipe)),
         "unsafe": quarantines(wishes.skip),
     }
@@ -85,13 +87,20 @@ def _summary(result: RunResult) -> dict[str, Any]:
     }
 
 
-def _files(model: ModelConfig) -> list[str]:
-    """What the model is read from, as the configuration names it."""
+def _files(config: RunConfig) -> list[str]:
+    """What the model and the user's own inputs are read from, as the configuration names it."""
+    model = config.model
     factory, _ = split_factory(model.factory) if model.factory else ("", "")
     named = [factory if factory.endswith(".py") else "", model.onnx, model.checkpoint]
     if model.transformers is not None:
-        named += [model.transformers.config, model.transformers.checkpoint]
+        named += [model.transformers.config, model.transformers.checkpoint, *_in_folder(model.transformers.folder)]
+    with contextlib.suppress(UserMistake):  # the run will name it
+        named += [str(file or name.rpartition(":")[0]) for name, file in input_files(config.verify.inputs)]
     return [one for one in named if isinstance(one, str) and one]
+
+
+def _in_folder(folder: str | None) -> list[str]:
+    return sorted(map(str, locate(folder).glob("*.*"))) if folder and _is_there(folder) else []
 
 
 def _is_there(file: str) -> bool:

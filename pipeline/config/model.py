@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, StrictFloat, StrictInt, StrictStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    field_validator,
+    model_validator,
+)
 
 from pipeline.config.base import Count, Section, Seed
 
@@ -31,6 +41,8 @@ class InputConfig(Section):
         or the ONNX file already tells it. Floats are drawn uniformly from [lo, hi] (default [-1, 1]), whole
         numbers from lo up to, and without, hi (default [0, 2]).
     dynamic: names for axes that stay dynamic, where the shape comes from elsewhere; `export.dynamic_shapes` adds to it.
+    padding: of a mask of zeros and ones: the first of each row is always one, since a row that is masked as a whole
+        has no defined attention.
     """
 
     shape: tuple[Annotated[StrictInt, Field(ge=0)] | Annotated[StrictStr, Field(min_length=1)], ...] | None = None
@@ -38,6 +50,7 @@ class InputConfig(Section):
     range: tuple[StrictFloat, StrictFloat] | None = None
     seed: Seed | None = None
     dynamic: dict[int, Annotated[StrictStr, Field(min_length=1)]] = Field(default_factory=dict)
+    padding: StrictBool = False
 
     @field_validator("range")
     @classmethod
@@ -48,12 +61,36 @@ class InputConfig(Section):
 
 
 class TransformersConfig(Section):
-    """A model class of `transformers`, its configuration (a mapping, or the path of a config.json), its weights."""
+    """A model class of `transformers`, its configuration (a mapping, or the path of a config.json), its weights.
 
-    class_name: StrictStr = Field(alias="class")
+    folder: of `save_pretrained`, with config.json and weights. Then the class is that of its `architectures` unless one
+        is named, `config` holds keys that replace those of config.json, and weights come from there.
+    """
+
+    folder: StrictStr | None = None
+    class_name: StrictStr | None = Field(default=None, alias="class")
     config: dict[str, Any] | StrictStr = Field(default_factory=dict)
     config_class: StrictStr | None = None
     checkpoint: StrictStr | None = None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> TransformersConfig:
+        if self.folder is None:
+            if self.class_name is None:
+                raise ValueError(
+                    "the key 'class' is missing: expected the name of a model class, such as ViTModel, "
+                    "or 'folder', one that save_pretrained wrote"
+                )
+            return self
+        if self.checkpoint is not None:
+            raise ValueError("found 'checkpoint' beside 'folder', expected one of them: the folder has the weights")
+        if isinstance(self.config, str):
+            raise ValueError("found a path as 'config' beside 'folder', expected a mapping of keys that differ")
+        return self
+
+
+def _folder_alone(value: object) -> object:
+    return {"folder": value} if isinstance(value, str) and value else value
 
 
 class ModelConfig(Section):
@@ -67,7 +104,10 @@ class ModelConfig(Section):
     factory: StrictStr | None = None
     args: dict[str, Any] = Field(default_factory=dict)
     checkpoint: StrictStr | None = None
-    transformers: TransformersConfig | None = None
+    transformers: Annotated[
+        TransformersConfig | None,
+        BeforeValidator(_folder_alone, json_schema_input_type=StrictStr | TransformersConfig | None),
+    ] = None
     onnx: StrictStr | None = None
     seed: Seed = 0
     inputs: dict[str, InputConfig] = Field(default_factory=dict)

@@ -11,22 +11,20 @@ from passes.audited.quarantine import is_quarantine
 from pipeline.config.marks import KeyPath
 from pipeline.errors import ConfigMistake, SourceMistake
 
-__all__ = ["PACKAGE", "anchor_paths", "locate", "split_factory"]
+__all__ = ["PACKAGE", "anchor_paths", "is_reference", "locate", "split_factory"]
 
 PACKAGE = "package:"
 
 
-def split_factory(text: str) -> tuple[str, str]:
-    """`path/to/file.py:make` or `package.module:make` → (file or module, name).
+def split_factory(text: str, key: str = "model.factory") -> tuple[str, str]:
+    """`path/to/file.py:make` or `package.module:make` → (file or module, name); `key` is where it was written.
 
     Raises:
         ConfigMistake: there is no name after a colon.
     """
     module, colon, name = text.rpartition(":")
     if not colon or not module or not name.isidentifier():
-        raise ConfigMistake(
-            f"model.factory: found {text!r}, expected path/to/file.py:function or package.module:function"
-        )
+        raise ConfigMistake(f"{key}: found {text!r}, expected path/to/file.py:function or package.module:function")
     return module, name
 
 
@@ -111,6 +109,8 @@ def _replaced(data: dict[str, Any], keys: KeyPath, change: Callable[[str], str])
     value = data.get(str(key))
     if rest:
         return {**data, str(key): _replaced(value, tuple(rest), change)} if isinstance(value, dict) else data
+    if isinstance(value, list):
+        return {**data, str(key): [change(item) if isinstance(item, str) and item else item for item in value]}
     return {**data, str(key): change(value)} if isinstance(value, str) and value else data
 
 
@@ -128,10 +128,23 @@ def _anchor_tables(entry: str, folder: Path) -> str:
     return f"{group}:{_anchor_file(tables, folder)}" if is_quarantine(entry) and colon else entry
 
 
+def is_reference(text: str) -> bool:
+    """Whether `text` names a function, as in `file.py:load` or `package.module:load`, and no file."""
+    module, colon, name = text.rpartition(":")
+    return bool(colon and module) and name.isidentifier() and not text.startswith(PACKAGE)
+
+
+def _anchor_data(text: str, folder: Path) -> str:
+    return _anchor_factory(text, folder) if is_reference(text) else _anchor_file(text, folder)
+
+
 PATHS: dict[KeyPath, Callable[[str, Path], str]] = {
     ("model", "factory"): _anchor_factory,
     ("model", "onnx"): _anchor_file,
     ("model", "checkpoint"): _anchor_file,
     ("model", "transformers", "config"): _anchor_file,
     ("model", "transformers", "checkpoint"): _anchor_file,
+    ("model", "transformers"): _anchor_file,
+    ("model", "transformers", "folder"): _anchor_file,
+    ("verify", "inputs"): _anchor_data,
 }

@@ -73,14 +73,15 @@ class RunConfig(Section):
         if self.export.weights == "referenced" and not self.checkpoint and self.model.onnx is None:
             raise ValueError(
                 "found export.weights referenced without a checkpoint to refer to, expected "
-                "model.transformers.checkpoint, or model.checkpoint beside model.factory"
+                "model.transformers.folder or .checkpoint, or model.checkpoint beside model.factory"
             )
         return self
 
     @property
     def checkpoint(self) -> str | None:
         """The file or folder that the weights of a torch module come from, if any."""
-        return self.model.transformers.checkpoint if self.model.transformers else self.model.checkpoint
+        section = self.model.transformers
+        return (section.folder or section.checkpoint) if section else self.model.checkpoint
 
     @property
     def weightless(self) -> bool:

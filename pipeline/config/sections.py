@@ -14,6 +14,7 @@ from pydantic import (
     StrictStr,
     WithJsonSchema,
     field_validator,
+    model_validator,
 )
 
 from passes.proof.draws import FURTHER_SIZES
@@ -112,18 +113,40 @@ class Tolerance(Section):
     rtol: Fraction
 
 
-class VerifyConfig(Section):
-    """How many seeded draws to compare, and tolerances that differ from the documented ones.
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
 
+
+class VerifyConfig(Section):
+    """How many seeded draws to compare, inputs of the user's own, and tolerances that differ from the documented ones.
+
+    inputs: files (.npz, one draw each), globs of such files, and loaders (`file.py:function`).
+    max_inputs: how many draws are taken from `inputs` at most.
     sizes: what every named dim is drawn as beside those of `model.dims`, where the reference runs so.
     proof: `numbers`, or `structure` for a model that cannot be run here: then nothing is run and no number is compared.
     """
 
     proof: Literal["numbers", "structure"] = "numbers"
-    draws: Count = 2
+    draws: Natural = 2
+    inputs: Annotated[
+        tuple[Annotated[StrictStr, Field(min_length=1)], ...],
+        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+    ] = ()
+    max_inputs: Count = 8
     sizes: tuple[Count, ...] = FURTHER_SIZES
     seed: Natural = 0
     tolerances: dict[str, Tolerance] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_draws(self) -> VerifyConfig:
+        if self.inputs and self.proof == "structure":
+            raise ValueError(
+                "found verify.inputs with verify.proof structure, which runs nothing; leave inputs out, or prove by "
+                "numbers (verify.proof: numbers)"
+            )
+        if not self.draws and not self.inputs:
+            raise ValueError("found verify.draws 0 without verify.inputs, so that nothing would be compared")
+        return self
 
     @field_validator("tolerances")
     @classmethod

@@ -6,12 +6,14 @@ import difflib
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
-from pipeline.config import InputConfig, ModelConfig
-from pipeline.errors import OnnxlineError, SourceMistake
+from pipeline.config import DTYPES, InputConfig, ModelConfig
+from pipeline.errors import OnnxlineError, SourceMistake, Unsupported
 from pipeline.export.arrays import dtype_name, to_torch
 from pipeline.export.blame import first_line, module_frame
 from pipeline.export.caches import register_caches
@@ -21,7 +23,7 @@ from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float,
 from pipeline.export.modes import minding_mode
 from pipeline.export.quiet import quiet
 from pipeline.export.source import Example, TorchSource
-from pipeline.export.tree import call, input_tensors, output_tensors, parameter_names, refill
+from pipeline.export.tree import call, input_names, input_tensors, output_tensors, parameter_names, refill
 from pipeline.export.weightless import is_weightless, taken_buffers
 
 __all__ = ["NoInputs", "assemble"]
@@ -114,6 +116,14 @@ def _given(module: nn.Module, example: Example, model: ModelConfig) -> tuple[Exa
     for name, tensor in tensors.items():
         if other := not_dense(tensor):
             raise SourceMistake(f"the example's input {name!r}: found {other}")
+        if dtype_name(tensor) not in DTYPES:
+            raise Unsupported(
+                f"the example's input {name!r} is {dtype_name(tensor)}; inputs can be drawn for {', '.join(DTYPES)}"
+            )
+    leaves = zip(input_names(module, example), pytree.tree_leaves((example.args, example.kwargs)), strict=True)
+    for name, leaf in leaves:
+        if isinstance(leaf, np.ndarray):
+            raise SourceMistake(f"the example's input {name!r}: found a numpy array, expected torch.from_numpy(array)")
     unknown = sorted(set(model.inputs) - set(tensors))
     if unknown:
         raise SourceMistake(f"model.inputs: the example has no tensor {unknown[0]!r}; it has: {', '.join(tensors)}")
@@ -171,7 +181,7 @@ def _outputs(module: nn.Module, example: Example, inputs: tuple[InputSpec, ...])
     except Exception as error:  # anything at all may come out of a user's forward
         where = module_frame(error, module)
         place = f" in module {where[0]!r} ({where[1]})" if where else ""
-        listing = "; ".join(map(str, inputs))
+        listing = "; ".join(map(str, inputs)) or "none, since the example holds no tensor"
         raise SourceMistake(
             f"the model raises on its example inputs{place}: {first_line(error)}\n"
             f"  the inputs are: {listing}\n  check shapes, dtypes and ranges in model.inputs"

@@ -3,35 +3,58 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["advice_on_type", "call_frames", "first_line", "last_frame", "module_frame"]
+__all__ = ["advice_on_type", "call_frames", "first_line", "innermost_line", "module_frame"]
 
 
-def last_frame(error: BaseException) -> str:
-    """`file:line` of the frame that raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "no traceback"
+def innermost_line(error: BaseException, own: str = "") -> str:
+    """`file:line: code` of the innermost frame of the user's code.
+
+    That is code below the folder `own`; else code that is not installed; else that of a library which is not torch.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
+    frames = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
+    frames = [frame for frame in frames if not frame.filename.startswith((*OURS, "<"))]
+    kinds: tuple[Callable[[str], bool], ...] = (
+        lambda file: bool(own) and file.startswith(own) and not _is_installed(file.removeprefix(own)),
+        lambda file: not _is_installed(file) and not file.startswith(STDLIB),
+        lambda file: not file.startswith(STDLIB) or (_is_installed(file) and "-packages/torch/" not in file),
+        lambda _: True,
+    )
+    for is_own in kinds:
+        for frame in reversed(frames):
+            if is_own(frame.filename):
+                return f"{frame.filename}:{frame.lineno}" + (f": {frame.line}" if frame.line else "")
+    return "no line of Python"
+
+
+def _is_installed(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file
 
 
 def module_frame(error: BaseException, module: nn.Module) -> tuple[str, str] | None:
-    """(module path, file:line) of the innermost frame that runs a method of one of the submodules' own code.
+    """The path of the innermost of the submodules whose own code raised, and the innermost line of the user's code.
 
-    torch's own layers count, since `self.proj` with the wrong width is best named by its path.
+    torch's own layers count, since `self.proj` with the wrong width is best named by its path; its line is that of
+    the call.
     """
     paths = {id(child): path for path, child in module.named_modules()}
     found = None
-    for frame, line in call_frames(error):
+    for frame, _ in call_frames(error):
         owner = frame.f_locals.get("self")
         if id(owner) in paths and frame.f_code.co_name not in DISPATCH:
-            found = (paths[id(owner)] or type(module).__name__, f"{frame.f_code.co_filename}:{line}")
-    return found
+            found = paths[id(owner)] or type(module).__name__
+    return None if found is None else (found, innermost_line(error))
 
 
 def call_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
@@ -69,3 +92,6 @@ UNKNOWN = re.compile(r"(?:Found|Unsupported input type) <class '(?P<name>[^']+)'
 
 # nn.Module's machinery around forward, which every call goes through.
 DISPATCH = {"_call_impl", "_wrapped_call_impl"}
+
+OURS = tuple(f"{Path(__file__).parents[2] / name}/" for name in ("passes", "pipeline"))
+STDLIB = tuple(f"{path}/" for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name)))

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import importlib
-import importlib.util
-import sys
-from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
-from types import ModuleType
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
-from pipeline.config import ModelConfig, locate, split_factory
-from pipeline.errors import OnnxlineError, SourceMistake
+from pipeline.config import ModelConfig, locate
+from pipeline.errors import SourceMistake
 from pipeline.export.assemble import assemble
-from pipeline.export.blame import first_line, last_frame
 from pipeline.export.checkpoint import read_checkpoint
+from pipeline.export.plain_module import plain_module
 from pipeline.export.source import Example, TorchSource
+from pipeline.export.user_code import call_user_code, load_function
 from pipeline.export.weightless import without_weights
 
 __all__ = ["make_from_factory"]
@@ -35,16 +30,39 @@ def make_from_factory(model: ModelConfig, *, weightless: bool = False, keep_mode
             or (module, args tuple, kwargs dict).
     """
     text = model.factory or ""
-    place, name = split_factory(text)
-    factory = _function(_import(place, text), name, text)
+    title = f"the factory {text}"
+    factory = load_function(text, "model.factory", title)
+    if isinstance(factory, nn.Module):
+        raise SourceMistake(f"{title} is a module and no function; expected a function that returns it")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
         with without_weights() if weightless else nullcontext():
-            made = _guarded(lambda: factory(**model.args), f"the factory {text} raises")
-    module, example = _unpacked(made, text)
-    if model.checkpoint is not None and not weightless:
-        _load_weights(module, model.checkpoint)
-    return assemble(module, example, model, keep_mode=keep_mode)
+            result = call_user_code(lambda: factory(**model.args), f"{title} raises", text)
+    value, example = _split_example(result, title)
+    module, notes = plain_module(value, f"{title} returns")
+    module, example, moved = _on_cpu(module, example)
+    weights = f"as the factory makes them, with seed {model.seed}"
+    if model.checkpoint is not None:
+        weights = f"from {model.checkpoint}"
+        if not weightless:
+            _load_weights(module, model.checkpoint)
+    source = assemble(module, example, model, keep_mode=keep_mode)
+    return replace(source, notes=(*notes, *moved), weights=weights)
+
+
+def _on_cpu(module: nn.Module, example: Example | None) -> tuple[nn.Module, Example | None, tuple[str, ...]]:
+    """The same on the CPU, where references are computed; the meta device stays."""
+    devices = {str(tensor.device) for tensor in (*module.parameters(), *module.buffers())} - {"cpu", "meta"}
+    if example is not None:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _to_cpu, (example.args, example.kwargs))
+        example = Example(args, kwargs)
+    if not devices:
+        return module, example, ()
+    return module.to("cpu"), example, (f"the model was on {', '.join(sorted(devices))} and is taken to the CPU",)
+
+
+def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_meta or tensor.is_cpu else tensor.cpu()
 
 
 def _load_weights(module: nn.Module, checkpoint: str) -> None:
@@ -55,63 +73,15 @@ def _load_weights(module: nn.Module, checkpoint: str) -> None:
         raise SourceMistake(f"checkpoint {checkpoint} does not fit: {' '.join(str(error).split())}") from error
 
 
-def _import(place: str, text: str) -> ModuleType:
-    if not place.endswith(".py"):
-        return _guarded(lambda: importlib.import_module(place), f"the factory {text}: importing {place} raises")
-    path = Path(place)
-    if not path.is_file():
-        raise SourceMistake(f"the factory {text}: no file {place!r}; paths are relative to the configuration file")
-    return _guarded(lambda: _import_file(path), f"the factory {text}: loading its file raises")
-
-
-def _import_file(path: Path) -> ModuleType:
-    """Run the file as a module of its own; its folder is importable while it loads, as for a script."""
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    spec = importlib.util.spec_from_file_location(f"{path.stem}_{digest}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} cannot be loaded as Python")
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = loaded  # dataclasses and pickle look a class's module up here
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(loaded)
-    except BaseException:
-        del sys.modules[spec.name]
-        raise
-    finally:
-        sys.path.remove(str(path.parent))
-    return loaded
-
-
-def _function(module: ModuleType, name: str, text: str) -> Callable[..., Any]:
-    found = getattr(module, name, None)
-    if callable(found):
-        return found
-    known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(known[:8]) or 'no functions'}"
-    raise SourceMistake(f"the factory {text}: no function {name!r} there{hint}")
-
-
-def _guarded(make: Callable[[], Any], title: str) -> Any:
-    try:
-        return make()
-    except OnnxlineError:
-        raise
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise SourceMistake(f"{title} {first_line(error)}\n  at {last_frame(error)}") from error
-
-
-def _unpacked(made: Any, text: str) -> tuple[nn.Module, Example | None]:
-    if isinstance(made, nn.Module):
-        return made, None
-    if isinstance(made, tuple) and 2 <= len(made) <= 3 and isinstance(made[0], nn.Module):
-        module, args = made[0], made[1]
-        kwargs = made[2] if len(made) == 3 else {}
-        if isinstance(args, tuple) and isinstance(kwargs, dict):
-            return module, Example(args, dict(kwargs))
-    kinds = ", ".join(type(one).__name__ for one in made) if isinstance(made, tuple) else type(made).__name__
-    raise SourceMistake(
-        f"the factory {text} returns ({kinds}), expected an nn.Module, (module, args tuple) "
-        "or (module, args tuple, kwargs dict)"
-    )
+def _split_example(result: Any, title: str) -> tuple[Any, Example | None]:
+    """The module, which may still be anything, and the example that came with it."""
+    if not isinstance(result, tuple) or not 2 <= len(result) <= 3:
+        return result, None
+    args, kwargs = result[1], result[2] if len(result) == 3 else {}
+    if isinstance(args, tuple) and isinstance(kwargs, dict):
+        return result[0], Example(args, dict(kwargs))
+    if isinstance(args, torch.Tensor):
+        raise SourceMistake(
+            f"{title} returns a tensor behind the module, expected a tuple of arguments: return module, (x,)"
+        )
+    return result, None

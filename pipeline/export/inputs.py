@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from passes.draw import draw_array
-from passes.proof.draws import DrawnInput
+from passes.proof.draws import Draw, DrawnInput
 from pipeline.config import InputConfig
 from pipeline.errors import SourceMistake
 
@@ -20,7 +19,7 @@ class InputSpec:
     """One flat input. A text in `shape` is a named dynamic dim.
 
     Floats are drawn uniformly from [low, high]; whole numbers and bools from low up to, and without, high; where
-    low equals high every element is low.
+    low equals high every element is low. With `padding` the first element of each row is one.
     """
 
     name: str
@@ -29,6 +28,7 @@ class InputSpec:
     low: float
     high: float
     seed: int | None = None
+    padding: bool = False
 
     @property
     def identity(self) -> str:
@@ -60,7 +60,9 @@ def input_spec(name: str, declared: InputConfig, shape: tuple[int | str, ...], d
     low, high = declared.range or default
     if not is_float(dtype):
         _check_whole_range(name, low, high, dtype)
-    return InputSpec(name, shape, dtype, low, high, declared.seed)
+    if declared.padding and (is_float(dtype) or not shape or (low, high) != (0, 2)):
+        raise SourceMistake(f"input {name!r}: found padding: true, which is for masks of zeros and ones with axes")
+    return InputSpec(name, shape, dtype, low, high, declared.seed, declared.padding)
 
 
 def _check_whole_range(name: str, low: float, high: float, dtype: str) -> None:
@@ -77,15 +79,18 @@ def draw_inputs(inputs: Iterable[InputSpec], sizes: Mapping[str, int], seed: int
     Raises:
         SourceMistake: a named dim has no size.
     """
-    return {
-        spec.name: draw_array(f"{seed}:{spec.identity}", spec.sized(sizes), spec.dtype, spec.low, spec.high)
-        for spec in inputs
-    }
+    specs = list(inputs)
+    sized = {dim: size for spec in specs for dim, size in zip(spec.shape, spec.sized(sizes), strict=True)}
+    draw = Draw(seed, {dim: size for dim, size in sized.items() if isinstance(dim, str)})
+    return {one.name: one.draw(draw) for one in drawn_inputs(specs)}
 
 
 def drawn_inputs(inputs: Iterable[InputSpec]) -> tuple[DrawnInput, ...]:
     """The inputs for a plan of draws."""
-    return tuple(DrawnInput(spec.name, spec.shape, spec.dtype, spec.low, spec.high, spec.identity) for spec in inputs)
+    return tuple(
+        DrawnInput(spec.name, spec.shape, spec.dtype, spec.low, spec.high, spec.identity, is_padding=spec.padding)
+        for spec in inputs
+    )
 
 
 def is_float(dtype: str) -> bool:

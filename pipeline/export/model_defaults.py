@@ -12,7 +12,14 @@ from typing import Any, Final
 
 from torch import nn
 
-__all__ = ["CONFIG_DEFAULTS", "ConfigDefault", "is_switchable_experts", "notes_on_defaults", "set_defaults"]
+__all__ = [
+    "CONFIG_DEFAULTS",
+    "ConfigDefault",
+    "is_switchable_experts",
+    "notes_on_defaults",
+    "set_defaults",
+    "sub_configs",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ def _set_where_open(config: Any, default: ConfigDefault) -> bool:
     """transformers' setter overwrites all sub-configurations: what the user set there is set again, from outside in."""
     if getattr(config, default.attribute, "absent") is not None:
         return False
-    held = [(part, getattr(part, default.attribute, None)) for part in _sub_configs(config)]
+    held = [(part, getattr(part, default.attribute, None)) for part in sub_configs(config)]
     setattr(config, default.attribute, default.value)
     for part, value in held:
         if value is not None:
@@ -58,12 +65,13 @@ def _set_where_open(config: Any, default: ConfigDefault) -> bool:
     return True
 
 
-def _sub_configs(config: Any) -> Iterator[Any]:
+def sub_configs(config: Any) -> Iterator[Any]:
+    """The configurations inside of `config`, at any depth: of its text, of its vision tower."""
     for key in getattr(config, "sub_configs", {}):
         part = getattr(config, key, None)
         if part is not None:
             yield part
-            yield from _sub_configs(part)
+            yield from sub_configs(part)
 
 
 CONFIG_DEFAULTS: Final = (

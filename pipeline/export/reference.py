@@ -32,6 +32,12 @@ def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor
     Raises:
         SourceMistake: a feed is missing, or the module raises.
     """
+    empty = next((name for name, parameter in source.module.named_parameters() if parameter.is_meta), None)
+    if empty is not None:
+        raise SourceMistake(
+            f"the module has no value for {empty!r}, which is on the meta device; load its weights in the factory, or "
+            "prove by structure (export.weights: referenced, verify.proof: structure)"
+        )
     own = list(input_tensors(source.module, source.example))  # the module's names; the source may have others
     tensors = {}
     for name, spec in zip(own, source.inputs, strict=True):

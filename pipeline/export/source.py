@@ -43,6 +43,10 @@ class TorchSource:
     """Modules that came in train mode, and that eval mode has changed."""
     notes: tuple[str, ...] = ()
     """For the report: what was set in the model's configuration because its user left it open."""
+    weights: str = ""
+    """Where the weights come from, for the report: `random, seed 0`."""
+    dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Sizes to try for named dims of inputs that nobody declared; `model.dims` goes before them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,10 @@ from pipeline.errors import OnnxlineError, SourceMistake
 from pipeline.export.assemble import assemble
 from pipeline.export.blame import first_line
 from pipeline.export.checkpoint import read_checkpoint
-from pipeline.export.model_defaults import notes_on_defaults, set_defaults
+from pipeline.export.inputs import named_dims
+from pipeline.export.model_defaults import notes_on_defaults, set_defaults, sub_configs
+from pipeline.export.model_inputs import with_derived_inputs
+from pipeline.export.pretrained import class_of_folder, open_folder, read_config
 from pipeline.export.quiet import quiet
 from pipeline.export.source import TorchSource
 from pipeline.export.weightless import without_weights
@@ -27,23 +31,62 @@ __all__ = ["make_from_transformers"]
 def make_from_transformers(
     section: TransformersConfig, model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False
 ) -> TorchSource:
-    """Make the model: random weights from `model.seed`, or those of the checkpoint; or none at all.
+    """Make the model: random weights from `model.seed`, or those of the checkpoint or the folder; or none at all.
 
     Raises:
         SourceMistake: no such class, an unknown or wrong configuration key, a checkpoint that does not fit.
     """
+    notes: list[str] = []
+    folder = open_folder(section.folder) if section.folder else None
+    name, checkpoint = section.class_name or "", folder
+    if folder is not None:
+        name = class_of_folder(folder, read_config(folder), section)
+    elif section.checkpoint is not None:
+        checkpoint = locate(section.checkpoint)
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
-        cls = _class(section.class_name, "model.transformers.class")
-        config = _config(cls, section)
+        cls = _class(name, "model.transformers.class" if section.class_name else f"model.transformers: {folder}")
+        config = _config(cls, section, folder)
         defaults = set_defaults(config)
-        if section.checkpoint is None or weightless:
+        if folder is not None:
+            notes += _set_for_folder(cls, config, section, weightless=weightless)
+        if checkpoint is None or weightless:
             # A private name, but the only constructor that heeds dtype and attn_implementation of the configuration.
             with without_weights() if weightless else nullcontext():
-                made = _attempt(lambda: cls._from_config(config), f"{section.class_name} cannot be made")
+                module = _attempt(lambda: cls._from_config(config), f"{name} cannot be made")
         else:
-            made = _with_weights(cls, config, section.checkpoint)
-    return replace(assemble(made, None, model, keep_mode=keep_mode), notes=notes_on_defaults(made, defaults))
+            module, extra = _with_weights(cls, config, checkpoint, allow_extra=folder is not None)
+            notes += extra
+        filled = with_derived_inputs(model, module)
+        source = assemble(module, None, filled, keep_mode=keep_mode)
+    return replace(
+        source,
+        notes=(*notes_on_defaults(module, defaults), *notes),
+        weights=f"from {checkpoint}" if checkpoint else f"random, seed {model.seed}",
+        dims={dim: sizes for dim in named_dims(source.inputs) if (sizes := filled.dims.get(dim))},
+    )
+
+
+def _set_for_folder(cls: Any, config: Any, section: TransformersConfig, *, weightless: bool) -> list[str]:
+    """Set what makes the model of a folder run as one graph here, unless `model.transformers.config` says otherwise."""
+    notes = []
+    parts = (config, *sub_configs(config))
+    if "use_cache" not in section.config:
+        cached = [part for part in parts if getattr(part, "use_cache", None)]
+        for part in cached:
+            part.use_cache = False
+        if cached and cls.can_generate():
+            notes.append(
+                "model.transformers.config: use_cache is set to false, so the cache is no output; true keeps it"
+            )
+    if "dtype" not in section.config and config.dtype == torch.bfloat16 and not weightless:
+        for part in parts:
+            part.dtype = torch.float32
+        notes.append(
+            "model.transformers.config: dtype bfloat16 is set to float32, which holds the same weights: onnxruntime's "
+            "CPU kernels lack bfloat16; {dtype: bfloat16} keeps it"
+        )
+    return notes
 
 
 def _class(name: str, key: str) -> Any:
@@ -59,19 +102,19 @@ def _class(name: str, key: str) -> Any:
     raise SourceMistake(f"{key}: transformers {transformers.__version__} has no class {name!r}{hint}")
 
 
-def _config(cls: Any, section: TransformersConfig) -> Any:
+def _config(cls: Any, section: TransformersConfig, folder: Path | None) -> Any:
     name = section.config_class
     config_class = cls.config_class if name is None else _class(name, "model.transformers.config_class")
     if config_class is None:
-        raise SourceMistake(
-            f"{section.class_name} has no configuration of its own; set model.transformers.config_class"
-        )
+        raise SourceMistake(f"{cls.__name__} has no configuration of its own; set model.transformers.config_class")
     title = f"model.transformers.config: {config_class.__name__} refuses it"
     if isinstance(section.config, str):
         path = locate(section.config)
         return _attempt(lambda: config_class.from_json_file(path), title)
     _refuse_unknown(config_class, section.config)
     keys = dict(section.config)
+    if folder is not None:
+        return _attempt(lambda: config_class.from_pretrained(str(folder), local_files_only=True, **keys), title)
     return _attempt(lambda: config_class(**keys), title)
 
 
@@ -89,20 +132,26 @@ def _refuse_unknown(config_class: Any, config: Mapping[str, Any]) -> None:
             raise SourceMistake(f"model.transformers.config: {config_class.__name__} has no key {key!r}{hint}")
 
 
-def _with_weights(cls: Any, config: Any, checkpoint: str) -> Any:
-    """`from_pretrained` on tensors in memory: it knows old names, prefixes and tied weights. Nothing is fetched."""
-    state = read_checkpoint(locate(checkpoint))
-    made, info = _attempt(
+def _with_weights(cls: Any, config: Any, checkpoint: Path, *, allow_extra: bool) -> tuple[Any, list[str]]:
+    """`from_pretrained` on tensors in memory: it knows old names, prefixes and tied weights. Nothing is fetched.
+
+    Args:
+        allow_extra: tensors that the class has not are a note and no mistake: folders of the hub have heads of others.
+    """
+    state = read_checkpoint(checkpoint)
+    module, info = _attempt(
         lambda: cls.from_pretrained(
             None, config=config, state_dict=state, output_loading_info=True, ignore_mismatched_sizes=True
         ),
         f"checkpoint {checkpoint} does not load",
     )
+    unused = info["unexpected_keys"]
+    extra = [f"{len(unused)} tensors of {checkpoint} are not in {cls.__name__}: {_listed(unused)}"]
     problems = [
-        f"{len(names)} {title}: {', '.join(sorted(map(_shown, names))[:3])}{', …' if len(names) > 3 else ''}"
+        f"{len(names)} {title}: {_listed(names)}"
         for title, names in (
             ("missing", info["missing_keys"]),
-            ("unexpected", info["unexpected_keys"]),
+            ("unexpected", [] if allow_extra else unused),
             ("of another shape", info["mismatched_keys"]),
         )
         if names
@@ -112,7 +161,11 @@ def _with_weights(cls: Any, config: Any, checkpoint: str) -> Any:
             f"checkpoint {checkpoint} does not fit {cls.__name__}: {'; '.join(problems)}; "
             "check the class and its configuration"
         )
-    return made
+    return module, extra if unused else []
+
+
+def _listed(names: Collection[Any]) -> str:
+    return f"{', '.join(sorted(map(_shown, names))[:3])}{', …' if len(names) > 3 else ''}"
 
 
 def _shown(key: Any) -> str:

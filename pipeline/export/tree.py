@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from pipeline.errors import SourceMistake, Unsupported
+from pipeline.export.dense import not_dense
 from pipeline.export.paths import leaves_with_path
 from pipeline.export.source import Example
 
@@ -86,11 +87,14 @@ def output_tensors(result: Any) -> dict[str, torch.Tensor]:
     """
     kept = [(".".join(path), leaf) for path, leaf in leaves_with_path(result) if leaf is not None]
     for name, leaf in kept:
+        place = repr(name) if name else "the top"
+        if isinstance(leaf, torch.Tensor) and (other := not_dense(leaf)):
+            raise Unsupported(f"the model's output at {place}: found {other}")
         if not isinstance(leaf, torch.Tensor):
             kind = type(leaf).__name__
             known = f", or call torch.export.register_dataclass({kind}) once before" if is_dataclass(leaf) else ""
             raise Unsupported(
-                f"the model returns {kind} {leaf!r:.60} at {name or 'the top'!r}, and an ONNX graph "
+                f"the model returns {kind} {leaf!r:.60} at {place}, and an ONNX graph "
                 f"returns tensors only; leave it out of what forward returns{known}"
             )
     if not kept:

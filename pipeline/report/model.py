@@ -56,6 +56,8 @@ class ExportReport:
     """Sizes that nobody asked for and that the export does not hold for, with the reasons."""
     random: tuple[str, ...] = ()
     """Outputs that depend on random numbers: of these only shape and dtype are compared."""
+    weights: str = ""
+    """Where the weights of a torch module come from: `random, seed 0`; empty for an ONNX source."""
 
     @property
     def not_covered(self) -> tuple[str, ...]:

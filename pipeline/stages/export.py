@@ -86,6 +86,7 @@ def export(config: RunConfig, source: Source, references: References, workspace:
         files=exported_files(path, workspace),
         not_drawn=not_drawn,
         random=_random_outputs(measurement.errors),
+        weights="" if isinstance(source, OnnxSource) else source.weights,
     )
     return report, _complaint(measurement.why, model, draws)
 

@@ -16,12 +16,12 @@ from passes.model.digests import digest_of
 from passes.model.weights import read_model
 from passes.optimize import second_sizes
 from passes.proof.draw_choice import ChosenDraw, choose_draws, choose_in_worker
-from passes.proof.draws import Draw, DrawPlan, Trait
+from passes.proof.draws import DrawPlan, GivenDraw, Trait
 from passes.proof.lookups import rows_by_input
 from passes.proof.numbers import DRAWN
 from passes.proof.precision import computed_types
 from passes.proof.prove import Reference
-from pipeline.config import ModelConfig, VerifyConfig
+from pipeline.config import DEFAULT_SIZES, ModelConfig, VerifyConfig
 from pipeline.errors import SourceMistake
 from pipeline.export.inputs import drawn_inputs, named_dims
 from pipeline.export.source import Source, TorchSource
@@ -52,21 +52,28 @@ class References:
         return replace(self, draws=draws, skipped=(*self.skipped, *not_covered))
 
 
-def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig) -> DrawPlan:
-    """`verify.draws` draws at the first size of each named dim, and one at each further size; these have to run.
+def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig, given: Sequence[GivenDraw] = ()) -> DrawPlan:
+    """The draws that were `given`, then `verify.draws` ones at the first size of each named dim, and one at each
+    further size; these have to run.
 
     Beside them those of `verify.sizes`, and the ends of what the inputs may be, where the reference runs so. Dims of an
     ONNX file that `model.dims` does not name may be drawn larger, since nobody has said at which sizes it runs.
     """
+    if not verify.draws:
+        return DrawPlan(drawn_inputs(source.inputs), (), (), (), verify.seed, given=tuple(given))
     named = named_dims(source.inputs)
     unsized = () if isinstance(source, TorchSource) else tuple(name for name in named if name not in model.dims)
-    dims = {name: model.sizes(name)[: 1 if name in unsized else None] for name in named}
+    proposed = source.dims if isinstance(source, TorchSource) else {}
+    dims = {name: model.dims.get(name) or proposed.get(name, DEFAULT_SIZES) for name in named}
+    dims |= {name: dims[name][:1] for name in unsized}
     first = {name: sizes[0] for name, sizes in dims.items()}
     needed = [first] * verify.draws
     for index in range(1, max((len(sizes) for sizes in dims.values()), default=1)):
         needed.append({name: sizes[min(index, len(sizes) - 1)] for name, sizes in dims.items()})
     second = tuple({**first, **sizes} for sizes in second_sizes(unsized)) if unsized else ()
-    return DrawPlan(drawn_inputs(source.inputs), tuple(needed), second, verify.sizes, verify.seed, unsized)
+    return DrawPlan(
+        drawn_inputs(source.inputs), tuple(needed), second, verify.sizes, verify.seed, unsized, tuple(given)
+    )
 
 
 def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> References:
@@ -81,14 +88,14 @@ def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> Refe
         from pipeline.export.indexed import indexed_rows  # these load torch, which an ONNX file does not need
         from pipeline.verify.runners import torch_runner
 
-        plan = plan.with_rows(indexed_rows(source, plan.feeds(Draw(plan.seed, plan.needed[0]))))
+        plan = plan.with_rows(indexed_rows(source, plan.first_feeds))
         chosen: Iterable[ChosenDraw] = choose_draws(plan, torch_runner(source), source.outputs, skipped, SourceMistake)
     else:
         model = read_model(source.path)
         plan = plan.with_rows(rows_by_input(model))
         drawn = [name for name, dtype in computed_types(model, source.outputs).items() if dtype == DRAWN]
         try:
-            with limit_runs(bench, model, [plan.feeds(Draw(plan.seed, plan.needed[0]))]):
+            with limit_runs(bench, model, [plan.first_feeds, *(one.feeds for one in plan.given)]):
                 chosen, skipped = choose_in_worker(model, plan, bench, drawn)
         except StepFailed as error:
             raise SourceMistake(f"the ONNX file does not run as it is: {error}{_ask_for_sizes(plan)}") from error
@@ -110,6 +117,7 @@ def outputs_digest(references: Sequence[Reference]) -> str:
     """A digest of what the reference computes, for keys: it sees also what no file of the model tells."""
     digest = hashlib.blake2b(digest_size=16)
     for reference in references:
+        digest.update(reference.label.encode())
         for name, array in (*reference.feeds.items(), *reference.outputs.items()):
             digest.update(f"{name} {array.dtype} {array.shape}".encode())
             digest.update(repr(array.tolist()).encode() if array.dtype == object else digest_of(array).encode())

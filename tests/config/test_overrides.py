@@ -52,7 +52,8 @@ def test_a_source_can_be_exchanged(path: str, tmp_path: Path) -> None:
         ),
         (
             "verify.zzz=1",
-            "--set verify.zzz=1: unknown key 'zzz' in verify; expected one of: proof, draws, sizes, seed, tolerances",
+            "--set verify.zzz=1: unknown key 'zzz' in verify; "
+            "expected one of: proof, draws, inputs, max_inputs, sizes, seed, tolerances",
         ),
         ("verify.draws=x", "--set verify.draws=x: verify.draws: found 'x', expected a whole number"),
         ("name.x=1", "--set name.x=1: name: found a mapping, expected text"),

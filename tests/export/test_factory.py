@@ -99,7 +99,9 @@ def test_a_factory_that_raises_is_named_with_its_last_line(factory: Factory, tmp
     with pytest.raises(SourceMistake) as caught:
         load_source(config)
     file = tmp_path / "net.py"
-    assert str(caught.value) == f"the factory {file}:make raises KeyError: 'width'\n  at {file}:5"
+    assert (
+        str(caught.value) == f"the factory {file}:make raises KeyError: 'width'\n  at {file}:5: raise KeyError('width')"
+    )
     assert isinstance(caught.value.__cause__, KeyError)
 
 
@@ -111,8 +113,27 @@ def test_a_factory_that_raises_is_named_with_its_last_line(factory: Factory, tmp
             r"loading its file raises ImportError: no such thing\n  at .*net.py:4",
         ),
         ("def mak():\n    pass\n", r"no function 'make' there; did you mean 'mak'\?"),
-        ("def make():\n    return 3\n", r"returns \(int\), expected an nn.Module, \(module, args tuple\)"),
-        ("def make():\n    return nn.ReLU(), [1]\n", r"returns \(ReLU, list\), expected"),
+        ("def make():\n    return 3\n", r"returns int, expected an nn.Module, \(module, args tuple\)"),
+        ("def make():\n    return nn.ReLU(), [1]\n", r"returns a tuple \(ReLU, list\), expected"),
+        ("def make():\n    return nn.ReLU(), torch.ones(2)\n", r"a tensor behind the module, .* return module, \(x,\)"),
+        ("def make():\n    nn.ReLU()\n", r"returns None \(is a `return` missing\?\), expected"),
+        (
+            "def make():\n    return nn.ReLU\n",
+            r"returns the class ReLU, which is not called: return ReLU\(\), expected",
+        ),
+        ("def make():\n    return nn.ReLU().forward\n", r"returns the function forward: put it into the forward of"),
+        ("def make():\n    return nn.Linear(1, 1).state_dict()\n", r"a state dict, which holds weights and no code"),
+        ("async def make():\n    yield 1\n", r"returns async_generator, expected"),
+        ("make = nn.ReLU()\n", r"make is a module and no function; expected a function that returns it"),
+        ("make = 3\n", r"'make' is int, expected a function"),
+        (
+            "def make(:\n    return 1\n",
+            r"loading its file raises SyntaxError: invalid syntax.*\n  at .*net.py:4: def make\(:",
+        ),
+        (
+            "def make():\n    return nn.Linear(2, 'a')\n",
+            r"raises TypeError.*\n  at .*net.py:5: return nn.Linear\(2, 'a'\)",
+        ),
         ("def make():\n    return nn.ReLU()\n", r"model.inputs is empty; forward of ReLU takes: input"),
         ("def make():\n    exit(3)\n", r"raises SystemExit: 3"),
     ],
@@ -175,3 +196,68 @@ def test_a_module_may_write_into_its_inputs(factory: Factory) -> None:
     feed = torch.zeros(2)
     assert run_torch(source, {"x": feed})["output"].tolist() == [1, 1]
     assert run_torch(source, {"x": feed})["output"].tolist() == [1, 1]
+
+
+NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.inner(x)
+"""
+
+
+def test_the_line_of_the_users_forward_is_named(factory: Factory, tmp_path: Path) -> None:
+    with pytest.raises(SourceMistake) as caught:
+        load_source(factory(f"{NET}\nmake = Net\n", inputs={"x": {"shape": [2, 5]}}))
+    place = f"{tmp_path}/net.py:11: return self.inner(x)"
+    assert f"in module 'inner' ({place}): RuntimeError: mat1 and mat2" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    ["nn.DataParallel(Net())", "torch.compile(nn.DataParallel(Net()))"],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_wrappers_are_taken_off_and_named(factory: Factory, wrapped: str) -> None:
+    source = load(factory(f"{NET}\ndef make():\n    return {wrapped}, (torch.ones(2, 4),)\n"))
+    assert type(source.module).__name__ == "Net"
+    assert source.notes[-1].endswith("; the module inside is exported")
+    assert source.weights == "as the factory makes them, with seed 0"
+
+
+@pytest.mark.parametrize(
+    "scripted",
+    ["torch.jit.trace(Net(), torch.ones(2, 4))", "torch.jit.script(Net())", "nn.Sequential(torch.jit.script(Net()))"],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_modules_of_torch_jit_are_refused_in_a_sentence(factory: Factory, scripted: str) -> None:
+    with pytest.raises(SourceMistake, match=r"which torch.export cannot trace; return the original nn.Module"):
+        load(factory(f"{NET}\ndef make():\n    return {scripted}, (torch.ones(2, 4),)\n"))
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("nn.Identity(), (torch.ones(2, dtype=torch.complex64),)", "'input' is complex64; inputs can be drawn for"),
+        ("nn.Identity(), (torch.ones(2).to(torch.float8_e4m3fn),)", "'input' is float8_e4m3fn; inputs can be drawn"),
+        ("Net(), (torch.ones(2, 4).numpy(),)", "'x': found a numpy array, expected torch.from_numpy(array)"),
+        (
+            "Net(), ()",
+            "missing 1 required positional argument: 'x'\n  the inputs are: none, since the example holds no",
+        ),
+        ("Sparse(), (torch.ones(2, 4),)", "the model's output at the top: found a sparse tensor (torch.sparse_coo)"),
+    ],
+)
+def test_examples_and_outputs_that_no_graph_has(factory: Factory, returned: str, message: str) -> None:
+    sparse = "class Sparse(nn.Module):\n    def forward(self, x):\n        return x.to_sparse()\n"
+    with pytest.raises((SourceMistake, Unsupported), match=re.escape(message)):
+        load(factory(f"{NET}\n{sparse}\ndef make():\n    return {returned}\n"))
+
+
+def test_a_module_without_values_is_refused_where_numbers_are_needed(factory: Factory) -> None:
+    source = load(factory(f"{NET}\ndef make():\n    return Net().to('meta'), (torch.ones(2, 4),)\n"))
+    with pytest.raises(SourceMistake, match=r"has no value for 'inner.weight', which is on the meta device"):
+        run_torch(source, {"x": torch.ones(2, 4)})

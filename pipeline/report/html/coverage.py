@@ -17,7 +17,8 @@ def coverage_facts(coverage: Coverage | None) -> dict[str, str]:
     """Label → text."""
     if coverage is None or not coverage.draws:
         return {}
-    facts = {f"size of {name or 'unnamed dims'}": _listed(sizes) for name, sizes in coverage.sizes.items()}
+    facts = {"verify.inputs": f"{len(coverage.given)} of {len(coverage.draws)} draws"} if coverage.given else {}
+    facts |= {f"size of {name or 'unnamed dims'}": _listed(sizes) for name, sizes in coverage.sizes.items()}
     facts |= {f"mask {name}": ", ".join(kinds) for name, kinds in coverage.masks.items()}
     if coverage.outliers:
         facts["ten times their range"] = ", ".join(coverage.outliers)

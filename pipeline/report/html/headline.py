@@ -57,6 +57,8 @@ TITLES: Final = {"good": "✓ proven", "warn": "△ proven, with losses", "bad":
 
 
 def _sentences(report: Report, reverted: int) -> Iterator[str]:
+    if report.export and report.export.weights.startswith("random"):
+        yield f"This is no trained model: its weights are {report.export.weights}."
     if not report.passes:
         yield "No pass has run." if not report.export else "The model was exported; no pass has come to an end."
         return

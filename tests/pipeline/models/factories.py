@@ -83,3 +83,16 @@ class Modulated(nn.Module):
 
 def modulated() -> nn.Module:
     return Modulated()
+
+
+class Picky(nn.Module):
+    """Takes no negative numbers, as a tokenizer's ids are none."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and (x == -1).all():
+            raise ValueError("no negative numbers")
+        return x + 1
+
+
+def picky() -> nn.Module:
+    return Picky()

@@ -1,0 +1,97 @@
+"""Functions of the user's: a factory, a loader of inputs. They run because the user named them. Needs no torch."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from pipeline.config import split_factory
+from pipeline.errors import OnnxlineError, SourceMistake
+from pipeline.export.blame import first_line, innermost_line
+
+__all__ = ["call_user_code", "load_function"]
+
+T = TypeVar("T")
+
+
+def load_function(text: str, key: str, title: str) -> Callable[..., Any]:
+    """What `path/to/file.py:name` or `package.module:name` names; a class or a module object is callable too.
+
+    Args:
+        key: where in the configuration it was written.
+        title: how messages begin: `the factory net.py:make`.
+
+    Raises:
+        SourceMistake: there is no such file, module or function, or its code raises.
+    """
+    place, name = split_factory(text, key)
+    module = _import(place, title)
+    found = getattr(module, name, None)
+    if callable(found):
+        return found
+    known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(known[:8]) or 'no functions'}"
+    if found is not None:
+        raise SourceMistake(f"{title}: {name!r} is {type(found).__name__}, expected a function{hint}")
+    raise SourceMistake(f"{title}: no function {name!r} there{hint}")
+
+
+def call_user_code(call: Callable[[], T], title: str, own: str) -> T:
+    """`call()`; whatever it raises becomes a SourceMistake that names the innermost line of the user's own code.
+
+    Args:
+        title: how the message begins, with its verb: `the factory net.py:make raises`.
+        own: the reference that the code was named by.
+    """
+    try:
+        return call()
+    except OnnxlineError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise SourceMistake(f"{title} {first_line(error)}\n  at {innermost_line(error, _folder_of(own))}") from error
+
+
+def _folder_of(text: str) -> str:
+    """The folder of a file, or of the package that a module is in; empty where there is none."""
+    place = text.rpartition(":")[0] or text
+    if place.endswith(".py"):
+        return str(Path(place).parent)
+    package = sys.modules.get(place.partition(".")[0])
+    file = getattr(package, "__file__", None)
+    return str(Path(file).parent if Path(file).stem == "__init__" else file) if file else ""
+
+
+def _import(place: str, title: str) -> ModuleType:
+    if not place.endswith(".py"):
+        return call_user_code(lambda: importlib.import_module(place), f"{title}: importing {place} raises", f"{place}:")
+    path = Path(place)
+    if not path.is_file():
+        raise SourceMistake(f"{title}: no file {place!r}; paths are relative to the configuration file")
+    return call_user_code(lambda: _import_file(path), f"{title}: loading its file raises", f"{place}:")
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Run the file as a module of its own; its folder is importable while it loads, as for a script."""
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(f"{path.stem}_{digest}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be loaded as Python")
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = loaded  # dataclasses and pickle look a class's module up here
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(loaded)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+    finally:
+        sys.path.remove(str(path.parent))
+    return loaded

@@ -1,0 +1,199 @@
+"""`verify.inputs`: draws of the user's own data, from .npz files and loaders. Knows torch only if a loader does."""
+
+from __future__ import annotations
+
+import difflib
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from passes.draw import dtype_named
+from passes.proof.draws import Draw, GivenDraw
+from pipeline.config import VerifyConfig, is_reference, locate, split_factory
+from pipeline.config.paths import PACKAGE
+from pipeline.errors import SourceMistake
+from pipeline.export.inputs import InputSpec
+from pipeline.export.user_code import call_user_code, load_function
+
+__all__ = ["GivenInputs", "input_files", "read_inputs"]
+
+KEY: Final = "verify.inputs"
+
+
+@dataclass(frozen=True, slots=True)
+class GivenInputs:
+    """The draws of the user's own data. `notes` say what was left out."""
+
+    draws: tuple[GivenDraw, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def input_files(entries: Sequence[str]) -> list[tuple[str, Path | None]]:
+    """The files that `verify.inputs` names, globs resolved in the order of their names; None in place of a loader's.
+
+    Raises:
+        SourceMistake: a file is missing or is no .npz, or a glob matches nothing.
+    """
+    found: list[tuple[str, Path | None]] = []
+    for entry in entries:
+        if is_reference(entry):
+            place, _ = split_factory(entry, KEY)
+            if place.endswith(".py") and not Path(place).is_file():
+                raise SourceMistake(f"{KEY}: no file {place!r}; relative paths are relative to the configuration file")
+            found.append((entry, None))
+            continue
+        files = _matches(entry)
+        wrong = next((file for file in files if file.suffix != ".npz" or not file.is_file()), None)
+        if wrong is not None:
+            kind = "a folder" if wrong.is_dir() else "no .npz file"
+            raise SourceMistake(
+                f"{KEY}: {str(wrong)!r} is {kind}; expected files that numpy.savez wrote, with an array for each input "
+                "(a folder of them is FOLDER/*.npz), or a loader as in file.py:load"
+            )
+        found += [(file.name, file) for file in files]
+    return found
+
+
+def _matches(entry: str) -> list[Path]:
+    if entry.startswith(PACKAGE) or Path(entry).exists():
+        return [locate(entry)]
+    pattern = Path(entry).absolute()
+    files = sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+    if not files:
+        what = "no file matches" if any(sign in entry for sign in "*?[") else "no file"
+        raise SourceMistake(f"{KEY}: {what} {entry!r}; relative paths are relative to the configuration file")
+    return files
+
+
+def read_inputs(verify: VerifyConfig, specs: Sequence[InputSpec]) -> GivenInputs:
+    """The first `verify.max_inputs` draws of `verify.inputs`, checked against the inputs of the model.
+
+    Raises:
+        SourceMistake: a file or a loader cannot be read, or its arrays do not fit the inputs; all that is wrong with
+            the first draw that does not fit is in the message.
+    """
+    draws: list[GivenDraw] = []
+    notes: list[str] = []
+    samples = _samples(verify.inputs)
+    for label, arrays in islice(samples, verify.max_inputs):
+        feeds = _checked(label, arrays, specs)
+        sizes = _sizes(label, feeds, specs)
+        draws.append(GivenDraw(Draw(len(draws), sizes, source=label), feeds))
+    if verify.inputs and not draws:
+        raise SourceMistake(f"{KEY}: {', '.join(verify.inputs)} gives no inputs; expected at least one draw")
+    if next(samples, None) is not None:
+        notes.append(f"{KEY}: only the first {verify.max_inputs} are taken (verify.max_inputs)")
+    return GivenInputs(tuple(draws), tuple(notes))
+
+
+def _samples(entries: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, file in input_files(entries):
+        if file is not None:
+            yield name, _read_npz(file)
+        else:
+            yield from _loaded_samples(name)
+
+
+def _read_npz(file: Path) -> Mapping[str, Any]:
+    """Arrays by name. Pickles are refused: they would run code."""
+    try:
+        with file.open("rb") as opened:
+            archive = np.load(opened, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise SourceMistake(f"{KEY}: {file} holds one array without a name; expected numpy.savez(file, name=…)")
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        if "allow_pickle" in str(error):
+            raise SourceMistake(
+                f"{KEY}: {file} holds Python objects, and unpickling them is refused; expected arrays of numbers"
+            ) from error
+        raise SourceMistake(
+            f"{KEY}: {file} is no whole .npz file ({error}); write it again with numpy.savez"
+        ) from error
+
+
+def _loaded_samples(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    title = f"{KEY}: {text}"
+    samples: Any = call_user_code(load_function(text, KEY, title), f"{title} raises", text)
+    if isinstance(samples, Mapping):  # `return {...}` for one draw
+        samples = [samples]
+    if not isinstance(samples, Iterable):
+        raise SourceMistake(
+            f"{title} returns {type(samples).__name__}, expected a generator or a list of mappings: input → array"
+        )
+    iterator, end = iter(samples), object()
+    for index in count():
+        sample = call_user_code(lambda: next(iterator, end), f"{title} raises", text)
+        if sample is end:
+            return
+        name = f"{text.rpartition('/')[2]}[{index}]"
+        if not isinstance(sample, Mapping):
+            raise SourceMistake(f"{KEY}: {name} is {type(sample).__name__}, expected a mapping: input → array")
+        yield name, sample
+
+
+def _checked(label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpec]) -> dict[str, np.ndarray]:
+    names = [spec.name for spec in specs]
+    mistakes = []
+    for name in arrays:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, n=1)
+            mistakes.append(f"the model has no input {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        mistakes.append(f"no array for {', '.join(map(repr, missing))}")
+    feeds: dict[str, np.ndarray] = {}
+    for spec in specs:
+        if spec.name in arrays:
+            array, why = _fitted(arrays[spec.name], spec)
+            feeds[spec.name] = array
+            mistakes += [f"{spec.name!r} {why}"] * bool(why)
+    if mistakes:
+        listing = "; ".join(map(str, specs))
+        raise SourceMistake(f"{KEY}: {label}: {'; '.join(mistakes)}\n  the model's inputs are: {listing}")
+    return feeds
+
+
+def _fitted(value: Any, spec: InputSpec) -> tuple[np.ndarray, str]:
+    """A copy of `value`, which its owner may write into, and what is wrong with it; empty where it fits."""
+    if type(value).__module__.partition(".")[0] == "torch":
+        from pipeline.export.arrays import to_numpy
+
+        value = to_numpy(value)
+    if not isinstance(value, np.ndarray | np.generic):
+        return np.zeros(0), f"is {type(value).__name__}, expected an array"
+    array = np.array(value, order="C")
+    dtype = np.dtype(dtype_named(spec.dtype))
+    if array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
+        array = array.view(dtype)  # numpy.savez forgets what bfloat16 is, and keeps its bits
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    shape = f"[{', '.join(map(str, array.shape))}]"
+    fits = len(array.shape) == len(spec.shape) and all(
+        isinstance(dim, str) or dim == size for dim, size in zip(spec.shape, array.shape, strict=True)
+    )
+    if array.dtype != dtype or not fits:
+        expected = f"{spec.dtype}[{', '.join(map(str, spec.shape))}]"
+        cast = "" if array.dtype == dtype else f": convert it with .astype({spec.dtype!r})"
+        named = "" if fits else "; name a dim in model.inputs.*.shape to leave it open"
+        return array, f"is {array.dtype}{shape}, expected {expected}{cast or named}"
+    return array, "" if array.size else f"is {array.dtype}{shape}, which holds no number"
+
+
+def _sizes(label: str, feeds: Mapping[str, np.ndarray], specs: Sequence[InputSpec]) -> dict[str, int]:
+    sizes: dict[str, tuple[int, str]] = {}
+    for spec in specs:
+        for dim, size in zip(spec.shape, feeds[spec.name].shape, strict=True):
+            if not isinstance(dim, str):
+                continue
+            known, first = sizes.setdefault(dim, (size, spec.name))
+            if known != size:
+                raise SourceMistake(
+                    f"{KEY}: {label}: the dim {dim!r} is {known} in {first!r} and {size} in {spec.name!r}"
+                )
+    return {dim: size for dim, (size, _) in sizes.items()}
