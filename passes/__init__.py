@@ -6,7 +6,7 @@ from passes.errors import ModelMistake, PassError, PolicyMistake
 from passes.guard import guard
 from passes.optimize import optimize
 from passes.result import PassRow, PassRun, Status, StructureVerdict
-from passes.why import Origin, why
+from passes.why import Origin, WeightOrigin, why, why_weights
 
 __all__ = [
     "ModelMistake",
@@ -17,7 +17,9 @@ __all__ = [
     "PolicyMistake",
     "Status",
     "StructureVerdict",
+    "WeightOrigin",
     "guard",
     "optimize",
     "why",
+    "why_weights",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -154,7 +153,7 @@ def _write_diff(
     )
     found = compare_models(before.model, after.model, (before.reading, after.reading))
     (workspace.folder / folder).mkdir(parents=True, exist_ok=True)
-    text = diff_text(found, most=sys.maxsize) + numbers_text(numbers, why, title="numbers, against the reference")
+    text = diff_text(found, most=None) + numbers_text(numbers, why, title="numbers, against the reference")
     workspace.write_text(f"{folder}/diff.txt", text)
     workspace.write_text(
         f"{folder}/diff.json", json.dumps({**diff_as_data(found), **numbers_as_data(numbers, why)}, indent=1)
