@@ -210,6 +210,7 @@ class _Journey:
             marks=self.optimized.marks if self.optimized else (),
             not_compared=not_compared(self.config),
             coverage=self.optimized.coverage if self.optimized and not not_compared(self.config) else None,
+            layers=self.optimized.layers if self.optimized else (),
         )
         _quietly(lambda: self.workspace.write_text("report.json", report_json(report)), when=bool(failure))
         _quietly(lambda: self.workspace.write_text("report.html", self._page(report)), when=bool(failure))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Final
 
@@ -35,7 +35,7 @@ def initializer_changes(matched: Matched, changed: Sequence[Stored]) -> Iterator
     names, other_names = ({wiring.names[one]: one for one in ids} for wiring, ids in ((before, gone), (after, come)))
     told = {old for old, _ in pairs} | {new for _, new in pairs}
     pairs += [(old, other_names[name]) for name, old in names.items() if name in other_names and old not in told]
-    reshaped = _forms(matched, [one for one in come if one not in {new for _, new in pairs}], gone)
+    reshaped = _forms(matched, come, gone, {new: old for old, new in pairs})
     pairs = [pair for pair in pairs if pair[1] not in reshaped]
     for old, new in sorted(pairs, key=lambda pair: after.names[pair[1]]):
         tensor, other = before.tensors[old], after.tensors[new]
@@ -67,11 +67,13 @@ def _maker(wiring: Wiring, value: int) -> str:
     return "" if maker < 0 else str(label_of(wiring.items[maker].node))
 
 
-def _forms(matched: Matched, come: Sequence[int], gone: Sequence[int]) -> dict[int, tuple[str, tuple[int, ...]]]:
+def _forms(
+    matched: Matched, come: Sequence[int], gone: Sequence[int], paired: Mapping[int, int]
+) -> dict[int, tuple[str, tuple[int, ...]]]:
     """New tensors that hold weights of the first model in another form, as (form, the weights).
 
-    A tensor of the same numbers, reshaped or transposed, is found by its content. That it was merged or folded of
-    others is what the tensor itself says, if onnxline has made it.
+    A tensor of the same numbers, reshaped or transposed, is found by its content: the one that is `paired` with it, or
+    any of its size. That it was merged or folded of others is what the tensor itself says, if onnxline has made it.
     """
     before, after = matched.same.before, matched.same.after
     by_name = {before.names[old]: old for old in before.tensors}
@@ -82,15 +84,17 @@ def _forms(matched: Matched, come: Sequence[int], gone: Sequence[int]) -> dict[i
             by_size[tensor.data_type, math.prod(tensor.dims)].append(old)
     found: dict[int, tuple[str, tuple[int, ...]]] = {}
     for new in come:
-        tensor = after.tensors[new]
-        olds = by_size.get((tensor.data_type, math.prod(tensor.dims)), []) if math.prod(tensor.dims) > 1 else []
-        for old in olds:
-            if form := _form(matched, before.tensors[old], tensor):
-                found[new] = (form, (old,))
-                break
-        sources = [by_name[name] for name in marks_of(tensor).replaced if name in by_name]
-        if new not in found and sources and form_of(tensor) in ("cast", "merged", "folded"):
-            found[new] = (form_of(tensor), tuple(sources))
+        tensor, size = after.tensors[new], math.prod(after.tensors[new].dims)
+        olds = by_size.get((tensor.data_type, size), []) if size > 1 else []
+        if new in paired:
+            olds = [old for old in olds if old == paired[new]]
+        forms = ((form, (old,)) for old in olds if (form := _form(matched, before.tensors[old], tensor)))
+        known = next(forms, None)
+        sources = tuple(by_name[name] for name in marks_of(tensor).replaced if name in by_name)
+        if known is None and sources and new not in paired and form_of(tensor) in ("cast", "merged", "folded"):
+            known = (form_of(tensor), sources)
+        if known is not None:
+            found[new] = known
     return found
 
 

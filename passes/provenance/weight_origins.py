@@ -7,6 +7,7 @@ nobody knows the weight again. So the tensor says what it is, and `name_weights`
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -220,10 +221,12 @@ def name_weights(model: DetachedModel) -> DetachedModel:
     renamed: dict[str, str] = {}
     for tensor in graph.initializer:
         sources = marks_of(tensor).replaced
-        if sources and tensor.name not in sources and tensor.name not in signature:
-            name = _free(_name_for(sources, form_of(tensor)), taken)
-            renamed[tensor.name] = name
-            taken.add(name)
+        if not sources or tensor.name in sources or tensor.name in signature:
+            continue
+        name = _name_for(sources, form_of(tensor))
+        if not re.fullmatch(rf"{re.escape(name)}(_\d+)?", tensor.name):  # else it has been named before
+            renamed[tensor.name] = _free(name, taken)
+            taken.add(renamed[tensor.name])
     if not renamed:
         return model
     proto = onnx.ModelProto()

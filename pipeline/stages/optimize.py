@@ -6,13 +6,25 @@ import json
 import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Final
 
 import onnx
 
 from passes.base import Repeat, Step, Workbench, flat
 from passes.bench import limit_runs, open_bench
 from passes.changes import op_counts
-from passes.diff import Numbers, compare_models, diff_as_data, diff_text, numbers_as_data, numbers_text
+from passes.diff import (
+    DrawnInputs,
+    LayerErrors,
+    Numbers,
+    compare_layers,
+    compare_models,
+    diff_as_data,
+    diff_text,
+    match_models,
+    numbers_as_data,
+    numbers_text,
+)
 from passes.load import byte_count
 from passes.model.files import save
 from passes.model.fingerprint import structure_fingerprint
@@ -36,6 +48,9 @@ from pipeline.workspace import Workspace, stamp
 __all__ = ["optimize", "refuse_reverts", "still_there"]
 
 REPRODUCERS = "reproducers"
+
+MOST_LAYERS: Final = 64
+"""Layers that are compared for `report.html`, in one run of each model; `onnxline diff --layers` compares all."""
 
 
 def optimize(
@@ -89,6 +104,7 @@ def optimize(
         marks[SOURCE] = _mark(SOURCE, source)
         with limit_runs(bench, source, [one.feeds for one in references.draws]):
             run = run_passes(source, steps, policy, prover, bench, observe, reproducers, note_change)
+            layers = _layers(source, run.model, references, bench, observer)
         pictures = _pictures(run, source, broken, steps, policy, bench, observer)
     for kind, seen in run.watched.partly.items():
         observer(Note(f"keep: {kind}: the source has {seen}"))
@@ -108,6 +124,7 @@ def optimize(
         pictures=pictures,
         not_compared=not_compared(config),
         coverage=run.coverage,
+        layers=layers,
     )
 
 
@@ -132,6 +149,21 @@ def _pictures(
     except Exception as error:
         observer(Note(f"report.html has no drawings: {type(error).__name__}: {error}"))
         return Pictures()
+
+
+def _layers(
+    source: DetachedModel, final: DetachedModel, references: References, bench: Workbench, observer: Observer
+) -> tuple[LayerErrors, ...]:
+    """The final model against the export layer by layer, on the first draw; none where no number is compared."""
+    if not references.draws:
+        return ()
+    first = references.draws[0]
+    try:
+        draws = [DrawnInputs(first.label, first.feeds)]
+        return compare_layers(match_models(source, final), draws, bench, most=MOST_LAYERS)
+    except Exception as error:  # as with drawings
+        observer(Note(f"report.html has no errors by layer: {type(error).__name__}: {error}"))
+        return ()
 
 
 def _mark(row: int, model: DetachedModel) -> Mark:

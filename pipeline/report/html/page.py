@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.report.html.coverage import coverage_facts
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, headline_of
+from pipeline.report.html.layers import LayerPlot, layer_plot
 from pipeline.report.html.nodes import packed
 from pipeline.report.html.timeline import Timeline, timeline_of
 from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of
@@ -29,6 +30,7 @@ class Page:
     nodes: int
     facts: Mapping[str, Mapping[str, str]]
     data: Mapping[str, Any]
+    layers: LayerPlot | None
 
 
 def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
@@ -50,6 +52,7 @@ def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
         nodes=len(pictures.nodes),
         facts={title: told for title, told in facts.items() if told},
         data={"nodes": packed(pictures.nodes), "names": names},
+        layers=layer_plot(report.layers),
     )
 
 
