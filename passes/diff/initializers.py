@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Final
 
@@ -15,6 +15,7 @@ from passes.diff.found import InitializerChange
 from passes.diff.labels import label_of
 from passes.diff.matched import Matched
 from passes.model.spelled import spelled_shape
+from passes.model.weights import DetachedModel
 from passes.provenance import form_of, marks_of
 from passes.provenance.wiring import Wiring
 
@@ -77,40 +78,69 @@ def _forms(
     """
     before, after = matched.same.before, matched.same.after
     by_name = {before.names[old]: old for old in before.tensors}
-    by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for old in dict.fromkeys((*gone, *before.tensors)):  # those that are gone first
-        tensor = before.tensors[old]
-        if len(tensor.dims) and tensor.data_type != TensorProto.STRING:
-            by_size[tensor.data_type, math.prod(tensor.dims)].append(old)
+    contents = _Contents(matched.before, {old: before.tensors[old] for old in (*gone, *before.tensors)})
     found: dict[int, tuple[str, tuple[int, ...]]] = {}
     for new in come:
-        tensor, size = after.tensors[new], math.prod(after.tensors[new].dims)
-        olds = by_size.get((tensor.data_type, size), []) if size > 1 else []
+        tensor = after.tensors[new]
+        if tensor.data_type == TensorProto.STRING or math.prod(tensor.dims) < 2:
+            continue
+        digest = matched.after.digest(tensor)
         if new in paired:
-            olds = [old for old in olds if old == paired[new]]
-        forms = ((form, (old,)) for old in olds if (form := _form(matched, before.tensors[old], tensor)))
-        known = next(forms, None)
+            old = paired[new]
+            form = _Contents(matched.before, {old: before.tensors[old]}).form_of(tensor, digest)
+        else:
+            form = contents.form_of(tensor, digest)
         sources = tuple(by_name[name] for name in marks_of(tensor).replaced if name in by_name)
-        if known is None and sources and new not in paired and form_of(tensor) in ("cast", "merged", "folded"):
-            known = (form_of(tensor), sources)
-        if known is not None:
-            found[new] = known
+        if form is not None:
+            found[new] = form
+        elif sources and new not in paired and form_of(tensor) in ("cast", "merged", "folded"):
+            found[new] = (form_of(tensor), sources)
     return found
 
 
-def _form(matched: Matched, old: TensorProto, new: TensorProto) -> str:
-    if old.dims == new.dims:
-        square = len(old.dims) == 2 and old.dims[0] == old.dims[1]
-        return "transposed" if square and _is_turned(matched, old, new, (1, 0)) else ""
-    if matched.before.digest(old) == matched.after.digest(new):
-        return "reshaped"
-    turns = (axes for axes in permutations(range(len(old.dims))) if [old.dims[axis] for axis in axes] == list(new.dims))
-    is_turned = len(old.dims) <= MOST_AXES and any(_is_turned(matched, old, new, axes) for axes in turns)
-    return "transposed" if is_turned else ""
+class _Contents:
+    """The tensors of a model by what they hold; each is digested once for each order of its axes that is asked for."""
 
+    def __init__(self, model: DetachedModel, tensors: Mapping[int, TensorProto]) -> None:
+        self._model = model
+        self._by_dims: dict[tuple[int, ...], dict[int, TensorProto]] = defaultdict(dict)
+        """Type and sorted dims → the tensors."""
+        self._by_size: dict[tuple[int, int], dict[int, TensorProto]] = defaultdict(dict)
+        self._known: dict[Hashable, dict[str, int]] = {}
+        for place, tensor in tensors.items():
+            if tensor.dims and tensor.data_type != TensorProto.STRING:
+                self._by_size[tensor.data_type, math.prod(tensor.dims)][place] = tensor
+                self._by_dims[tensor.data_type, *sorted(tensor.dims)][place] = tensor
 
-def _is_turned(matched: Matched, old: TensorProto, new: TensorProto, axes: Sequence[int]) -> bool:
-    return matched.before.turned_digest(old, axes) == matched.after.digest(new)
+    def form_of(self, other: TensorProto, digest: str) -> tuple[str, tuple[int, ...]] | None:
+        """Which tensor `other`, of this digest, holds in another form; None if it holds none."""
+        size = (other.data_type, math.prod(other.dims))
+        place = self._find("as they are", size, digest, lambda: self._untouched(size))
+        if place is not None and self._by_size[size][place].dims != other.dims:
+            return "reshaped", (place,)
+        place = self._find("turned", (other.data_type, *other.dims), digest, lambda: self._turned(other))
+        return None if place is None else ("transposed", (place,))
+
+    def _find(
+        self, how: str, key: tuple[int, ...], digest: str, digests: Callable[[], Iterator[tuple[str, int]]]
+    ) -> int | None:
+        """The first tensor with this digest; all `digests` are made when one is asked for first."""
+        if (how, key) not in self._known:
+            known = self._known[how, key] = {}
+            for one, place in digests():
+                known.setdefault(one, place)
+        return self._known[how, key].get(digest)
+
+    def _untouched(self, size: tuple[int, int]) -> Iterator[tuple[str, int]]:
+        return ((self._model.digest(one), place) for place, one in self._by_size[size].items())
+
+    def _turned(self, other: TensorProto) -> Iterator[tuple[str, int]]:
+        """The digests of all tensors that have the dims of `other` when their axes are in another order."""
+        for place, tensor in self._by_dims[other.data_type, *sorted(other.dims)].items():
+            count = len(tensor.dims)
+            for axes in permutations(range(count)) if 1 < count <= MOST_AXES else ():
+                if axes != tuple(range(count)) and [tensor.dims[axis] for axis in axes] == list(other.dims):
+                    yield self._model.turned_digest(tensor, axes), place
 
 
 MOST_AXES: Final = 4

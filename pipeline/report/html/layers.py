@@ -65,8 +65,7 @@ def layer_plot(layers: Sequence[LayerErrors]) -> LayerPlot | None:
         return LayerPlot(rows, (), (), equal)
     wide = (RIGHT - LEFT) / max(len(layers) - 1, 1)
     places = [LEFT + place * wide for place in range(len(layers))]
-    every = math.ceil(len(layers) / MOST_LABELS)
-    labels = tuple(Tick(place, row.layer) for place, row in [*zip(places, rows, strict=True)][::every])
+    labels = _labels([Tick(place, row.layer) for place, row in zip(places, rows, strict=True)])
     errors = [math.log10(one.errors.max_abs) if 0 < one.errors.max_abs < math.inf else None for one in layers]
     ratios = [one.errors.sqnr_db if math.isfinite(one.errors.sqnr_db) else None for one in layers]
     curves = (
@@ -74,6 +73,12 @@ def layer_plot(layers: Sequence[LayerErrors]) -> LayerPlot | None:
         _curve("SQNR in dB", places, ratios, 10, "{:d}", best="high"),
     )
     return LayerPlot(rows, curves, labels, equal)
+
+
+def _labels(layers: Sequence[Tick]) -> tuple[Tick, ...]:
+    """Those of numbered layers, such as `encoder.layer.0`, if there are any; so many as have room."""
+    numbered = [one for one in layers if one.text.rpartition(".")[2].isdecimal()] or layers
+    return tuple(numbered[:: math.ceil(len(numbered) / MOST_LABELS)])
 
 
 def _row(one: LayerErrors) -> LayerRow:
