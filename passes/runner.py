@@ -81,7 +81,7 @@ def run_passes(
         begun = ended
     run.conclude()
     power, coverage = prover.power(), prover.coverage(run.model, run.subject.reading)
-    final = name_weights(run.model)  # last: what was proven goes by the names from before
+    final = name_weights(model, run.model)  # last: what was proven goes by the names from before
     return PassRun(final, tuple(run.rows), run.verdicts(), power, library_versions(), watched, coverage)
 
 

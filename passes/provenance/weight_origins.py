@@ -7,7 +7,6 @@ nobody knows the weight again. So the tensor says what it is, and `name_weights`
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -208,24 +207,23 @@ def _compare(
     return "folded", [*of_size, *(one for one in weights if one not in of_size)]
 
 
-def name_weights(model: DetachedModel) -> DetachedModel:
-    """`model` with each initializer that was made of the source's weights named after them; the same object if none is.
+def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
+    """`model` with each initializer that was made of weights of `source` named after them; the same object if none is.
 
     Of one weight: its own name with the form, `layer.0.query.weight_transposed`, and without it where it is the weight
     itself. Of a merged one: what their names have in common, `layer.0.weight_merged`. A number is added where the name
-    is taken. An initializer that has the name of one of its weights keeps it; so does one that is an input or output.
+    is taken. An initializer that has the name of one of its weights, or of another initializer of the source, keeps it;
+    so does one that is an input or output.
     """
     graph = model.proto.graph
     signature = {info.name for info in (*graph.input, *graph.output)}
+    settled = signature | {tensor.name for tensor in source.proto.graph.initializer}
     taken = signature | {name for inner in _graphs(graph) for name in _names_in(inner)}
     renamed: dict[str, str] = {}
     for tensor in graph.initializer:
         sources = marks_of(tensor).replaced
-        if not sources or tensor.name in sources or tensor.name in signature:
-            continue
-        name = _name_for(sources, form_of(tensor))
-        if not re.fullmatch(rf"{re.escape(name)}(_\d+)?", tensor.name):  # else it has been named before
-            renamed[tensor.name] = _free(name, taken)
+        if sources and tensor.name not in sources and tensor.name not in settled:
+            renamed[tensor.name] = _free(_name_for(sources, form_of(tensor)), taken)
             taken.add(renamed[tensor.name])
     if not renamed:
         return model

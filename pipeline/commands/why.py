@@ -10,9 +10,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-import passes
+from passes.errors import PolicyMistake
 from passes.load import load_model
-from passes.why import Origin, WeightOrigin, file_of
+from passes.why import Origin, WeightOrigin, file_of, why_weights
+from passes.why import why as why_nodes
 from pipeline.commands.styled import print_styled
 
 __all__ = ["FORMAT_VERSION", "register"]
@@ -49,9 +50,9 @@ def why(
     """
     proto = load_model(file_of(model), may_be_empty=True)
     try:
-        nodes, weights = passes.why(proto, name), ()
-    except passes.PolicyMistake:
-        nodes, weights = (), passes.why_weights(proto, name)
+        nodes, weights = why_nodes(proto, name), ()
+    except PolicyMistake:
+        nodes, weights = (), why_weights(proto, name)
         if not weights:
             raise
     rows = _rows_beside(file_of(model))

@@ -31,8 +31,9 @@ def dotted(model: ModelProto) -> ModelProto:
 
 def named(before: ModelProto, after: ModelProto) -> ModelProto:
     """What stands in the end, when `some_pass` has made `after` of `before`; what it computes is not touched."""
-    carried = carry(detached(dotted(before)), detached(dotted(after)), "some_pass")
-    result = name_weights(carried)
+    source = detached(dotted(before))
+    carried = carry(source, detached(dotted(after)), "some_pass")
+    result = name_weights(source, carried)
     assert canonical_digest(result) == canonical_digest(carried)
     onnx.checker.check_model(result.proto, full_check=True)
     return result.proto
@@ -141,8 +142,9 @@ def test_what_a_tool_did_by_itself(change: Callable[[np.ndarray], np.ndarray], e
 
 
 def test_marks_that_a_tool_drops_come_back_and_names_that_say_enough_stay() -> None:
+    source = detached(dotted(model_of(LINEAR, l__weight=matrix(12, 8, 0))))
     first = carry(
-        detached(dotted(model_of(LINEAR, l__weight=matrix(12, 8, 0)))),
+        source,
         detached(
             model_of("g (float[2, 8] x) => (float[2, 12] y) { y = MatMul (x, wt) }", wt=matrix(12, 8, 0).T.copy())
         ),
@@ -153,9 +155,10 @@ def test_marks_that_a_tool_drops_come_back_and_names_that_say_enough_stay() -> N
     del dropped.graph.initializer[0].metadata_props[:]
     again = carry(first, first.with_proto(dropped), "another_pass")
     assert marks_of(again.proto.graph.initializer[0]).author == "some_pass"
-    whole = name_weights(again)
+    whole = name_weights(source, again)
     assert list(stored(whole.proto)) == ["l.weight_transposed"]
-    assert name_weights(whole) is whole
+    assert name_weights(whole, whole) is whole
+    assert name_weights(again, again) is again, "a name that the source has is the user's"
 
     text = "g (float[2, 8] x) => (float[2, 8] y) { y = MatMul (x, l__weight) }"
     same_name = named(model_of(text, l__weight=matrix(8, 8, 0)), model_of(text, l__weight=matrix(8, 8, 1)))
@@ -185,8 +188,9 @@ def test_inputs_and_small_constants_keep_their_names() -> None:
     text = "g (float[2, 8] x, float[8, 8] fresh) => (float[2, 8] y) {{ h = MatMul (x, {}) y = Mul (h, {}) }}"
     before = model_of(text.format("l", "s"), l=matrix(8, 8, 0), s=np.float32([2]))
     after = model_of(text.format("fresh", "val_3"), fresh=matrix(8, 8, 0).T.copy(), val_3=np.float32([3]))
-    carried = name_weights(carry(detached(before), detached(after), "some_pass"))
-    assert [one.name for one in carried.proto.graph.initializer] == ["fresh", "val_3"]
+    source = detached(before)
+    result = name_weights(source, carry(source, detached(after), "some_pass"))
+    assert [one.name for one in result.proto.graph.initializer] == ["fresh", "val_3"]
 
 
 def test_a_quantization_annotation_follows(bench: Workbench) -> None:
@@ -197,6 +201,6 @@ def test_a_quantization_annotation_follows(bench: Workbench) -> None:
     before, after = detached(model), detached(model)
     del after.proto.graph.node[0], after.proto.graph.initializer[0]
     after.proto.graph.initializer.append(numpy_helper.from_array(matrix(12, 8, 0).T.copy(), "wt"))
-    result = name_weights(carry(before, after, "some_pass")).proto
+    result = name_weights(before, carry(before, after, "some_pass")).proto
     assert [one.tensor_name for one in result.graph.quantization_annotation] == ["l.weight_transposed"]
     assert all(isinstance(one, TensorProto) for one in result.graph.initializer)

@@ -159,6 +159,11 @@ def test_each_pass_of_a_run_leaves_its_diff(config_file, tmp_path: Path) -> None
     assert text.splitlines()[-2:][0] == "numbers, against the reference"
     assert data["outputs"].keys() == row.errors.keys()
 
+    stored = {tensor.name for tensor in onnx.load(out / "model.onnx").graph.initializer}
+    assert {"q.weight_transposed", "k.weight_transposed", "v.weight_transposed"} <= stored
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert {"q", "k", "v", "out"} >= {layer["layer"] for layer in report["layers"]} >= {"q", "k", "v"}
+
     Pipeline(RunConfig.from_yaml(config, ("passes.recipe=[eliminate_identity]",)), out).run()
     assert len(list((out / "passes").glob("*"))) <= 1, "those of the last run are gone"
 
