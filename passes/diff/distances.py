@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -26,11 +29,15 @@ def distances(
     pairs: Sequence[Pair],
     draws: Sequence[Mapping[str, np.ndarray]],
     computed_in: Precisions,
+    may_collapse: bool,
 ) -> list[list[Distance | None] | str]:
     """For each draw how far the second value of each pair is from the first, None for what is no tensor, or random; or
     why the second model does not run on it.
 
     Values are judged by the types that the first model computes them in.
+
+    Args:
+        may_collapse: take values as equal in shape if one has neighbouring dims of the other as one: 16×32 for 2×8×32.
 
     Raises:
         StepFailed: onnxruntime refuses one of the models, or stops on the first.
@@ -47,8 +54,18 @@ def distances(
         except StepFailed as failure:
             found.append(" ".join(str(failure).split()))
             continue
-        found.append([_compared(old[one], new[other], computed_in.get(one)) for one, other in pairs])
+        values = ((one, old[one], new[other]) for one, other in pairs)
+        if may_collapse:
+            values = ((name, one, other.reshape(_expanded(other.shape, one.shape))) for name, one, other in values)
+        found.append([_compared(one, other, computed_in.get(name)) for name, one, other in values])
     return found
+
+
+def _expanded(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """`wanted`, if it differs from `shape` in neighbouring dims that are one in either of them; else `shape`."""
+    ends, wanted_ends = (set(accumulate(dims, operator.mul)) for dims in (shape, wanted))
+    is_alike = math.prod(shape) == math.prod(wanted) and (ends <= wanted_ends or wanted_ends <= ends)
+    return wanted if is_alike else shape
 
 
 def _compared(before: np.ndarray, after: np.ndarray, computed_in: str | None) -> Distance | None:

@@ -61,7 +61,7 @@ def compare_layers(
     if most is not None and len(boundaries) > most:
         chosen = sorted(range(len(boundaries)), key=lambda place: (boundaries[place].depth, place))[:most]
         boundaries = [boundaries[place] for place in sorted(chosen)]
-    found, _ = measure_pairs(matched, [one.pair for one in boundaries], draws, bench)
+    found, _ = measure_pairs(matched, [one.pair for one in boundaries], draws, bench, may_collapse=True)
     return tuple(
         LayerErrors(one.layer, one.op, *one.pair, *found[one.pair])
         for one in boundaries
@@ -73,7 +73,9 @@ def _boundaries(matched: Matched) -> Iterator[_Boundary]:
     """In the order of the first model."""
     same = matched.same
     inner = [_main_values(model) for model in (matched.before, matched.after)]
-    counterparts: dict[int, int] = {}
+    counterparts = {
+        same.before.outputs[name]: new for name, new in same.after.outputs.items() if name in same.before.outputs
+    }
     for new, old in enumerate(same.value_of):
         if old >= 0 and same.after.names[new] in inner[1]:
             counterparts.setdefault(old, new)

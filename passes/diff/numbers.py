@@ -131,10 +131,18 @@ def _inputs(model: DetachedModel) -> set[str]:
 
 
 def measure_pairs(
-    matched: Matched, pairs: Sequence[Pair], draws: Sequence[DrawnInputs], bench: Workbench
+    matched: Matched,
+    pairs: Sequence[Pair],
+    draws: Sequence[DrawnInputs],
+    bench: Workbench,
+    *,
+    may_collapse: bool = False,
 ) -> tuple[dict[Pair, Distance], dict[str, str]]:
     """The worst distance of each pair of values over all draws, without what cannot be compared; and by the labels of
     the draws on which the second model does not run, why.
+
+    Args:
+        may_collapse: see `distances`.
 
     Raises:
         StepFailed: onnxruntime refuses one of the models, or stops on the first.
@@ -147,7 +155,13 @@ def measure_pairs(
     for start in range(0, len(pairs), AT_ONCE):
         part = pairs[start : start + AT_ONCE]
         answers: list[list[Distance | None] | str] = bench.proofs.ask(
-            DISTANCES, before=models[0], after=models[1], pairs=part, draws=feeds, computed_in=computed_in
+            DISTANCES,
+            before=models[0],
+            after=models[1],
+            pairs=part,
+            draws=feeds,
+            computed_in=computed_in,
+            may_collapse=may_collapse,
         )
         types, measured = dict[str, str](), []
         for draw, answer in zip(draws, answers, strict=True):

@@ -94,3 +94,25 @@ def test_a_size_that_only_the_second_model_fixes_is_drawn(bench: Workbench) -> N
     text = "g (float[{0}, 8] x) => (float[{0}, 8] y) {{ y = Neg (x) }}"
     matched = match_models(detached(model_of(text.format("N"))), detached(model_of(text.format("5"))))
     assert {one.feeds["x"].shape for one in draw_inputs(matched, bench)} == {(5, 8)}
+
+
+def test_a_product_over_fewer_dims_is_the_same_layer(bench: Workbench) -> None:
+    weights = {"w": matrix(8, 8, 0), "b": matrix(1, 8, 1)[0]}
+    before = model_of(
+        "g (float[2, 3, 8] x) => (float[2, 3, 8] y) { [up] h = MatMul (x, w) [sum] s = Add (h, b) [act] y = Relu (s) }",
+        **weights,
+    )
+    after = """g (float[2, 3, 8] x) => (float[2, 3, 8] y) {
+        flat = Reshape (x, two)
+        p = Gemm (flat, w, b)
+        s = Reshape (p, three)
+        y = Relu (s)
+    }"""
+    shapes = {"two": np.array([6, 8]), "three": np.array([2, 3, 8])}
+    matched = match_models(
+        detached(told(before, up="layers.0.up", sum="layers.0.up", act="layers.0.act")),
+        detached(model_of(after, **weights, **shapes)),
+    )
+    layers = compare_layers(matched, draw_inputs(matched, bench), bench)
+    assert [one.layer for one in layers] == ["layers.0.up", "layers.0"]
+    assert all(one.errors.ok for one in layers)
