@@ -20,6 +20,7 @@ from passes.model.weights import DetachedModel
 from passes.provenance.marks import SHOWN, Marks, marks_of, write_marks
 from passes.provenance.replaced import Replaced
 from passes.provenance.same import COMMUTATIVE, Same
+from passes.provenance.weight_readers import PRODUCTS
 from passes.provenance.wiring import ABSENT, TELLING, Wiring
 
 __all__ = ["FORM_KEY", "form_of", "name_weights", "trace_weights"]
@@ -47,6 +48,10 @@ FORM_BY_OP: Final = {
 
 def form_of(tensor: TensorProto) -> str:
     return next((entry.value for entry in tensor.metadata_props if entry.key == FORM_KEY), "")
+
+
+BIAS: Final = 2
+"""The input of a product that is its bias."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,8 @@ def _sources_of(same: Same, value: int, lost_by: dict[int, tuple[int, ...]]) -> 
             return _Chain((tensor,), form)
     read = (need for old in dict.fromkeys(beside) for need in before.items[old].needs if need in before.constants)
     weights.extend(tensor for one in read if one != ABSENT for tensor in _chain(before, one).weights)
+    if any(same.after.items[user].op[1] in PRODUCTS and position == BIAS for user, position in same.after.users[value]):
+        weights.sort(key=lambda tensor: not tensor.name.endswith("bias"))  # it is to be named after a bias
     return _Chain(tuple({tensor.name: tensor for tensor in weights}.values()))
 
 

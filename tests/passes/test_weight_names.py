@@ -115,7 +115,7 @@ def test_a_norm_that_goes_into_the_convolution() -> None:
     )
     result = stored(named(model_of(NORMED, conv__weight=weight, **norm), after))
     assert result["conv.weight_folded"][1] == ("conv.weight", "bn.weight", "bn.bias", "bn.mean", "bn.var")
-    assert result["bn.weight_folded"][0] == "folded"
+    assert result["bn.bias_folded"][0] == "folded"
 
 
 @pytest.mark.parametrize(
