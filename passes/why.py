@@ -66,8 +66,8 @@ class WeightOrigin:
     type: str
     """Such as `float32[768,768]`."""
     sources: tuple[str, ...]
-    """The source's initializers that it was made of, at most 8; its own name where no pass has touched it. Torch's
-    exporter names them after the parameters."""
+    """The source's initializers that it was made of, at most 8: its own name where no pass has touched it, none of a
+    constant that a pass made up. Torch's exporter names them after the parameters."""
     source_count: int
     form: str
     """What was done to them: reshaped, transposed, cast, merged or folded; empty where nothing was."""
@@ -194,8 +194,8 @@ class _Nodes:
         return WeightOrigin(
             name=tensor.name,
             type=spelled_shape(tensor),
-            sources=marks.replaced or (tensor.name,),
-            source_count=max(marks.count, 1),
+            sources=marks.replaced or (() if marks.author else (tensor.name,)),
+            source_count=marks.count or int(not marks.author),
             form=form_of(tensor),
             made_by=marks.author,
             readers=tuple(f"{one.op_type} {known_as(one)}" for one, _ in self._all if tensor.name in one.input),

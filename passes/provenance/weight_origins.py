@@ -7,8 +7,7 @@ nobody knows the weight again. So the tensor says what it is, and `name_weights`
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,12 +66,14 @@ def trace_weights(
 ) -> None:
     """Write on each initializer after a step what it was made of; what is known of those that stayed is given back."""
     lost_by = {new: one.lost for one in replaced for new in one.news}
+    chains: dict[int, _Chain] | None = None
     for value, tensor in same.after.tensors.items():
         old = _unchanged(same, value)
         if old is not None:
             _give_back(tensor, old)
         elif _is_weight(tensor):
-            _mark(tensor, _sources_of(same, value, lost_by), models, author)
+            chains = _chains(same.before) if chains is None else chains
+            _mark(tensor, _sources_of(same, value, lost_by, chains), models, author)
 
 
 def _is_weight(tensor: TensorProto) -> bool:
@@ -99,11 +100,11 @@ def _unchanged(same: Same, value: int) -> TensorProto | None:
 def _give_back(tensor: TensorProto, old: TensorProto) -> None:
     known = {entry.key for entry in tensor.metadata_props}
     tensor.metadata_props.extend(entry for entry in old.metadata_props if entry.key not in known)
-    if tensor.name != old.name and not marks_of(tensor).replaced and _is_weight(old):
+    if tensor.name != old.name and marks_of(tensor) == Marks() and _is_weight(old):
         write_marks(tensor, Marks(replaced=(old.name,), count=1))
 
 
-def _sources_of(same: Same, value: int, lost_by: dict[int, tuple[int, ...]]) -> _Chain:
+def _sources_of(same: Same, value: int, lost_by: Mapping[int, tuple[int, ...]], chains: Mapping[int, _Chain]) -> _Chain:
     """What stood in the place of a new tensor: what its readers read there, else what lost nodes around them read."""
     before, beside = same.before, []
     known = same.value_of[value]
@@ -115,16 +116,16 @@ def _sources_of(same: Same, value: int, lost_by: dict[int, tuple[int, ...]]) -> 
             beside.extend(_lost_beside(same, old))
         else:
             beside.extend(lost_by.get(user, ()))
-    chains = [_chain(before, one) for one in dict.fromkeys(olds)]
-    weights = [tensor for chain in chains for tensor in chain.weights]
+    known_chains = [chains[one] for one in dict.fromkeys(olds) if one in chains]
+    weights = [tensor for chain in known_chains for tensor in chain.weights]
     if len(weights) == 1:
-        tensor, form = weights[0], chains[0].form
+        tensor, form = weights[0], known_chains[0].form
         if math.prod(tensor.dims) == math.prod(same.after.tensors[value].dims) and form not in ("", "folded"):
             return _Chain((tensor,), form)
-    read = (need for old in dict.fromkeys(beside) for need in before.items[old].needs if need in before.constants)
-    weights.extend(tensor for one in read if one != ABSENT for tensor in _chain(before, one).weights)
+    read = (need for old in dict.fromkeys(beside) for need in before.items[old].needs if need in chains)
+    weights.extend(tensor for one in read for tensor in chains[one].weights)
     if any(same.after.items[user].op[1] in PRODUCTS and position == BIAS for user, position in same.after.users[value]):
-        weights.sort(key=lambda tensor: not tensor.name.endswith("bias"))  # it is to be named after a bias
+        weights.sort(key=lambda tensor: not "".join(_names_of(tensor)[:1]).endswith("bias"))  # a bias goes first
     return _Chain(tuple({tensor.name: tensor for tensor in weights}.values()))
 
 
@@ -148,27 +149,17 @@ def _lost_beside(same: Same, old: int) -> list[int]:
     return [one for one in (*readers, *makers) if one >= 0 and same.lost(one)]
 
 
-def _chain(before: Wiring, value: int, known: dict[int, _Chain] | None = None) -> _Chain:
-    """The weights that a constant is computed from, in the order in which they are read."""
-    known = {} if known is None else known
-    if value not in known:
-        known[value] = _Chain(())  # an invalid model may go round in circles
-        known[value] = _made_chain(before, value, known)
-    return known[value]
-
-
-def _made_chain(before: Wiring, value: int, known: dict[int, _Chain]) -> _Chain:
-    if value in before.tensors:
-        tensor = before.tensors[value]
-        return _Chain((tensor,) if _is_weight(tensor) else ())
-    maker = before.makers[value]
-    if maker < 0:
-        return _Chain(())
-    item = before.items[maker]
-    chains = [_chain(before, need, known) for need in item.needs if need != ABSENT]
-    weights = {tensor.name: tensor for chain in chains for tensor in chain.weights}
-    forms = [chain.form for chain in chains if chain.weights]
-    return _Chain(tuple(weights.values()), _strongest([*forms, FORM_BY_OP.get(item.op[1], "folded")]))
+def _chains(before: Wiring) -> dict[int, _Chain]:
+    """Value → the weights that it is computed from, in the order in which they are read; of constants alone."""
+    chains = {value: _Chain((tensor,)) for value, tensor in before.tensors.items() if _is_weight(tensor)}
+    for item in before.items:
+        if all(value in before.constants for value in item.makes):
+            known = [chains[need] for need in item.needs if need in chains]
+            weights = {tensor.name: tensor for chain in known for tensor in chain.weights}
+            form = _strongest([*(chain.form for chain in known), FORM_BY_OP.get(item.op[1], "folded")])
+            if weights:
+                chains |= dict.fromkeys(item.makes, _Chain(tuple(weights.values()), form))
+    return chains
 
 
 def _strongest(forms: Iterable[str]) -> str:
@@ -176,22 +167,26 @@ def _strongest(forms: Iterable[str]) -> str:
 
 
 def _mark(tensor: TensorProto, sources: _Chain, models: tuple[DetachedModel, DetachedModel], author: str) -> None:
-    if not sources.weights:
-        return
+    """Without sources it is a constant that the step made up."""
     form, weights = (sources.form, sources.weights) if sources.form else _compare(tensor, sources.weights, models)
     names: dict[str, None] = {}
     forms = [form]
     for weight in weights:
-        marks = marks_of(weight)
-        names |= dict.fromkeys(marks.replaced or (weight.name,))
+        names |= dict.fromkeys(_names_of(weight))
         forms.append(form_of(weight))
     is_back = forms == ["transposed", "transposed"] and len(tensor.dims) == 2
     write_marks(tensor, Marks(author, tuple(names)[:SHOWN], len(names)))
     kept = [entry for entry in tensor.metadata_props if entry.key != FORM_KEY]
     del tensor.metadata_props[:]
     tensor.metadata_props.extend(kept)
-    if not is_back:
+    if names and not is_back:
         tensor.metadata_props.add(key=FORM_KEY, value=_strongest(forms))
+
+
+def _names_of(tensor: TensorProto) -> tuple[str, ...]:
+    """The source's initializers that a tensor was made of: itself, if it is one of them."""
+    marks = marks_of(tensor)
+    return marks.replaced or (() if marks.author else (tensor.name,))
 
 
 def _compare(
@@ -208,10 +203,31 @@ def _compare(
         is_turned = len(weight.dims) == 2 and list(weight.dims) == list(tensor.dims)[::-1]
         if is_turned and before.turned_digest(weight, (1, 0)) == digest:
             return "transposed", [weight]
-    for kind, count in Counter((one.data_type, *one.dims) for one in weights).items():
-        if count > 1 and kind[0] == tensor.data_type and count * math.prod(kind[1:]) == size:
-            return "merged", [one for one in weights if (one.data_type, *one.dims) == kind]
+    of_type = [one for one in weights if one.data_type == tensor.data_type]
+    for kind_of in (_dims_of, _rank_of):  # Q, K and V may be of other widths
+        for kind in dict.fromkeys(map(kind_of, of_type)):
+            pieces = [one for one in of_type if kind_of(one) == kind]
+            if len(pieces) > 1 and sum(math.prod(one.dims) for one in pieces) == size:
+                return "merged", pieces
+    if _is_uniform(after, tensor):
+        return "", []
     return "folded", [*of_size, *(one for one in weights if one not in of_size)]
+
+
+def _dims_of(tensor: TensorProto) -> Hashable:
+    return tuple(tensor.dims)
+
+
+def _rank_of(tensor: TensorProto) -> Hashable:
+    return len(tensor.dims)
+
+
+def _is_uniform(model: DetachedModel, tensor: TensorProto) -> bool:
+    """Whether all its numbers are the same: no weights are, so it is not made of any."""
+    if model.is_unread(tensor):
+        return False
+    flat = model.array(tensor).ravel()
+    return bool((flat == flat[0]).all())
 
 
 def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:

@@ -104,7 +104,7 @@ def _weight_lines(origin: WeightOrigin) -> list[str]:
     is_own = origin.sources == (origin.name,)
     others = len(origin.readers) - READERS
     said = {
-        "weight": sources if is_own else f"{sources}, {origin.form or 'under another name'}",
+        "weight": sources if is_own or not sources else f"{sources}, {origin.form or 'under another name'}",
         "made by": origin.made_by or "no pass: it is the source's own",
         "read by": ", ".join(origin.readers[:READERS]) + (f" and {others} more" if others > 0 else ""),
     }

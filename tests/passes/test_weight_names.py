@@ -76,14 +76,14 @@ def test_two_readers_with_layers_of_equal_weights_have_names_of_their_own() -> N
 
 
 MERGED = """
-g (float[2, 8] x) => (float[2, 8] q, float[2, 8] k, float[2, 8] v) {
-    sizes = Constant <value_ints = [8, 8, 8]> ()
+g (float[2, 8] x) => (float[2, 8] q, float[2, W] k, float[2, W] v) {
+    sizes = Constant <value_ints = [8, W, W]> ()
     all = MatMul (x, val_27)
     q, k, v = Split <axis = 1> (all, sizes)
 }
 """
 APART = """
-g (float[2, 8] x) => (float[2, 8] q, float[2, 8] k, float[2, 8] v) {
+g (float[2, 8] x) => (float[2, 8] q, float[2, W] k, float[2, W] v) {
     q = MatMul (x, a__0__query__weight)
     k = MatMul (x, a__0__key__weight)
     v = MatMul (x, a__0__value__weight)
@@ -91,12 +91,15 @@ g (float[2, 8] x) => (float[2, 8] q, float[2, 8] k, float[2, 8] v) {
 """
 
 
-def test_three_projections_that_become_one() -> None:
-    weights = {f"a__0__{name}__weight": matrix(8, 8, seed) for seed, name in enumerate(("query", "key", "value"))}
-    merged = np.concatenate(list(weights.values()), axis=1)
-    result = named(model_of(APART, **weights), model_of(MERGED, val_27=merged))
-    sources = ("a.0.query.weight", "a.0.key.weight", "a.0.value.weight")
-    assert stored(result) == {"a.0.weight_merged": ("merged", sources)}
+@pytest.mark.parametrize("width", [8, 2])
+def test_three_projections_that_become_one(width: int) -> None:
+    names = [f"a.0.{name}.weight" for name in ("query", "key", "value")]
+    weights = {
+        name.replace(".", "__"): matrix(8, 8, seed)[:, : 8 if not seed else width] for seed, name in enumerate(names)
+    }
+    before = model_of(APART.replace("W", str(width)), **weights)
+    after = model_of(MERGED.replace("W", str(width)), val_27=np.concatenate(list(weights.values()), axis=1))
+    assert stored(named(before, after)) == {"a.0.weight_merged": ("merged", tuple(names))}
 
 
 NORMED = """
@@ -116,6 +119,17 @@ def test_a_norm_that_goes_into_the_convolution() -> None:
     result = stored(named(model_of(NORMED, conv__weight=weight, **norm), after))
     assert result["conv.weight_folded"][1] == ("conv.weight", "bn.weight", "bn.bias", "bn.mean", "bn.var")
     assert result["bn.bias_folded"][0] == "folded"
+
+
+def test_what_a_pass_makes_up_is_no_weight(bench: Workbench) -> None:
+    """onnxoptimizer begins the bias of the convolution with zeros of its own."""
+    weight = np.random.default_rng(0).standard_normal((4, 4, 3, 3)).astype(np.float32)
+    norm = {f"bn__{name}": vector(4, seed) ** 2 for seed, name in enumerate(("weight", "bias", "mean", "var"))}
+    model = dotted(model_of(NORMED, conv__weight=weight, **norm))
+    run = passes.optimize(model, ["fuse_bn_into_conv", "fold_constants"], bench=bench)
+    assert list(stored(run.model.proto)) == ["conv.weight_folded", "bn.bias_folded"]
+    made_up = passes.optimize(model, ["fuse_bn_into_conv"], bench=bench).model.proto
+    assert not any(form_of(one) for one in made_up.graph.initializer)
 
 
 @pytest.mark.parametrize(
