@@ -79,7 +79,9 @@ def trace_weights(
 def _is_weight(tensor: TensorProto) -> bool:
     """Whether a tensor may be one: small integers are shapes and axes, a scalar is a constant of the code."""
     size = math.prod(tensor.dims)
-    return bool(tensor.dims) and (size >= TELLING or (size > 1 and tensor.data_type not in INTEGERS))
+    if not tensor.dims or tensor.data_type == TensorProto.STRING:
+        return False
+    return size >= TELLING or (size > 1 and tensor.data_type not in INTEGERS)
 
 
 def _unchanged(same: Same, value: int) -> TensorProto | None:
