@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from passes.guard import guard
     from passes.optimize import optimize
     from passes.result import PassRow, PassRun, Status, StructureVerdict
-    from passes.why import Origin, why
+    from passes.why import Origin, WeightOrigin, why, why_weights
 
 __all__ = [
     "ModelMistake",
@@ -24,9 +24,11 @@ __all__ = [
     "PolicyMistake",
     "Status",
     "StructureVerdict",
+    "WeightOrigin",
     "guard",
     "optimize",
     "why",
+    "why_weights",
 ]
 
 HOMES: Final = {
@@ -34,7 +36,7 @@ HOMES: Final = {
     "guard": ("guard",),
     "optimize": ("optimize",),
     "result": ("PassRow", "PassRun", "Status", "StructureVerdict"),
-    "why": ("Origin", "why"),
+    "why": ("Origin", "WeightOrigin", "why", "why_weights"),
 }
 
 

@@ -17,7 +17,7 @@ from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
 from passes.policy import Policy, with_skips
 from passes.proof.prove import Prover
-from passes.provenance import Carrier
+from passes.provenance import Carrier, name_weights
 from passes.reproduce import save_reproducer
 from passes.result import PassRow, PassRun, Status, StructureVerdict
 from passes.trial import Attempt, Trial
@@ -81,7 +81,8 @@ def run_passes(
         begun = ended
     run.conclude()
     power, coverage = prover.power(), prover.coverage(run.model, run.subject.reading)
-    return PassRun(run.model, tuple(run.rows), run.verdicts(), power, library_versions(), watched, coverage)
+    final = name_weights(model, run.model)  # last: what was proven goes by the names from before
+    return PassRun(final, tuple(run.rows), run.verdicts(), power, library_versions(), watched, coverage)
 
 
 @dataclass(frozen=True, slots=True)

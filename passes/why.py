@@ -1,4 +1,4 @@
-"""Where a node comes from: which torch module, which line, which pass. Read from the model alone."""
+"""Where a node or a weight comes from: which torch module, which line, which pass. Read from the model alone."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Final
 
 import onnx
-from onnx import GraphProto, NodeProto
+from onnx import GraphProto, NodeProto, TensorProto
 
 from passes.errors import PolicyMistake
 from passes.load import load_model
+from passes.model.spelled import spelled_shape
 from passes.model.weights import DetachedModel
-from passes.provenance import Place, marks_of, place_of
+from passes.provenance import Place, form_of, known_as, marks_of, place_of
 
-__all__ = ["MODEL_FILE", "Origin", "file_of", "why"]
+__all__ = ["MODEL_FILE", "Origin", "WeightOrigin", "file_of", "why", "why_weights"]
 
 MODEL_FILE: Final = "model.onnx"
 """The model in the folder of a run."""
@@ -57,23 +58,55 @@ class Origin:
     """The passes that gave it other attributes or other constants since."""
 
 
+@dataclass(frozen=True, slots=True)
+class WeightOrigin:
+    """One initializer, and what is known of where it comes from."""
+
+    name: str
+    type: str
+    """Such as `float32[768,768]`."""
+    sources: tuple[str, ...]
+    """The source's initializers that it was made of, at most 8: its own name where no pass has touched it, none of a
+    constant that a pass made up. Torch's exporter names them after the parameters."""
+    source_count: int
+    form: str
+    """What was done to them: reshaped, transposed, cast, merged or folded; empty where nothing was."""
+    made_by: str
+    """The pass that made it; empty where it is the source's own."""
+    readers: tuple[str, ...]
+    """The nodes that read it, as `OP NAME`."""
+
+
 def why(model: onnx.ModelProto | DetachedModel | str | Path, node: str) -> tuple[Origin, ...]:
     """The origins of the nodes that `node` means, in graph order.
 
     Args:
         model: or its file, or the folder of a run. Weights are not read.
-        node: a node's name, the name of a value that it makes, or a glob over both. Inner nodes count too.
+        node: a node's name, the name of a value that it makes, or a glob over both; `module:PATH` for the nodes of a
+            torch module and of those inside of it, `op:TYPE` for all nodes of an operator (both may be globs). Inner
+            nodes count too.
 
     Raises:
         ModelMistake: the file cannot be read.
         PolicyMistake: nothing has this name; the nearest are named.
     """
-    proto = _proto_of(model)
-    nodes = _Nodes(proto)
+    nodes = _Nodes(_proto_of(model))
     found = nodes.meant_by(node)
     if not found:
         raise PolicyMistake(nodes.what_else(node))
     return tuple(nodes.origin(one, within) for one, within in found)
+
+
+def why_weights(model: onnx.ModelProto | DetachedModel | str | Path, name: str) -> tuple[WeightOrigin, ...]:
+    """The origins of the initializers that `name`, which may be a glob, means; none if it means none.
+
+    Raises:
+        ModelMistake: the file cannot be read.
+    """
+    nodes = _Nodes(_proto_of(model))
+    stored = nodes.stored
+    found = [one for one in stored if one.name == name] or [one for one in stored if fnmatchcase(one.name, name)]
+    return tuple(map(nodes.weight_origin, found))
 
 
 def file_of(model: str | Path) -> Path:
@@ -95,11 +128,17 @@ class _Nodes:
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self._proto = proto
+        self.stored = tuple(proto.graph.initializer)
         self._all = [*_walk(proto.graph.node, ())]
         for function in proto.functions:
             self._all.extend(_walk(function.node, (function.name,)))
 
     def meant_by(self, name: str) -> list[tuple[NodeProto, tuple[str, ...]]]:
+        kind, _, wanted = name.partition(":")
+        if kind == "op":
+            return [pair for pair in self._all if fnmatchcase(pair[0].op_type, wanted)]
+        if kind == "module":
+            return [pair for pair in self._all if any(fnmatchcase(path, wanted) for path in _paths(pair[0]))]
         exact = [pair for pair in self._all if name in _handles(pair[0])]
         return exact or [pair for pair in self._all if any(fnmatchcase(one, name) for one in _handles(pair[0]))]
 
@@ -107,19 +146,29 @@ class _Nodes:
         """Why `name` means no node."""
         graph = self._proto.graph
         readers = [one.name or one.output[0] for one, _ in self._all if name in one.input]
-        stored = {tensor.name for tensor in graph.initializer}
-        if name in stored or name in {info.name for info in graph.input}:
-            kind = "a stored tensor" if name in stored else "an input of the model"
-            return f"{name!r} is {kind} and no node makes it; ask for a node that reads it: {_listed(readers)}"
-        made = [(one, marks_of(one)) for one, _ in self._all]
-        heirs = [(marks.author, one.name or one.output[0]) for one, marks in made if name in marks.replaced]
+        if name in {tensor.name for tensor in self.stored}:
+            return f"{name!r} is an initializer and no node makes it; `why_weights` says where it comes from"
+        if name in {info.name for info in graph.input}:
+            which = _listed(readers)
+            return f"{name!r} is an input of the model and no node makes it; ask for a node that reads it: {which}"
+        entries = (*(one for one, _ in self._all), *self.stored)
+        made = [(known_as(one) if isinstance(one, NodeProto) else one.name, marks_of(one)) for one in entries]
+        heirs = [(marks.author, heir) for heir, marks in made if name in marks.replaced]
         if heirs:
             return f"{name!r} is gone: {heirs[0][0]} made {_listed((heir for _, heir in heirs), 'and')} in its place"
-        known = dict.fromkeys(handle for one, _ in self._all for handle in _handles(one))
-        close = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
-        return f"no node and no value named {name!r}" + (
-            f"; did you mean {_listed(map(repr, close))}?" if close else f" among {len(self._all)} nodes"
-        )
+        kind, _, wanted = name.partition(":")
+        if kind == "op":
+            what, known = f"no {wanted} in this model", {one.op_type for one, _ in self._all}
+        elif kind == "module":
+            what, known = f"no node of a module {wanted!r}", {path for one, _ in self._all for path in _paths(one)}
+            if not known:
+                return f"{what}: the model holds no torch metadata"
+        else:
+            wanted, what = name, f"no node, value or initializer named {name!r}"
+            known = {handle for one, _ in self._all for handle in _handles(one)}
+            known |= {tensor.name for tensor in self.stored}
+        close = difflib.get_close_matches(wanted, sorted(known), n=NEAREST, cutoff=0.5)
+        return what + (f"; did you mean {_listed(map(repr, close))}?" if close else f" among {len(self._all)} nodes")
 
     def origin(self, node: NodeProto, within: tuple[str, ...]) -> Origin:
         place, marks = place_of(node), marks_of(node)
@@ -138,6 +187,18 @@ class _Nodes:
             replaced=marks.replaced,
             replaced_count=marks.count,
             changed_by=marks.changed,
+        )
+
+    def weight_origin(self, tensor: TensorProto) -> WeightOrigin:
+        marks = marks_of(tensor)
+        return WeightOrigin(
+            name=tensor.name,
+            type=spelled_shape(tensor),
+            sources=marks.replaced or (() if marks.author else (tensor.name,)),
+            source_count=marks.count or int(not marks.author),
+            form=form_of(tensor),
+            made_by=marks.author,
+            readers=tuple(f"{one.op_type} {known_as(one)}" for one, _ in self._all if tensor.name in one.input),
         )
 
     @cached_property
@@ -162,6 +223,12 @@ def _bodies(node: NodeProto) -> Iterator[GraphProto]:
 
 def _handles(node: NodeProto) -> tuple[str, ...]:
     return tuple(name for name in (node.name, *node.output) if name)
+
+
+def _paths(node: NodeProto) -> tuple[str, ...]:
+    """The torch modules that a node lies in; without the model itself, which holds them all."""
+    place = place_of(node)
+    return tuple(path for path in place.paths if path) if place is not None else ()
 
 
 def _code(frames: Iterable[str]) -> str:

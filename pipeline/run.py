@@ -268,6 +268,7 @@ class _Journey:
             not_compared=not_compared(self.config),
             coverage=self.optimized.coverage if self.optimized and not not_compared(self.config) else None,
             notes=tuple(dict.fromkeys(text for noted in self.notes.values() for text in noted)),
+            layers=self.optimized.layers if self.optimized else (),
         )
         _quietly(lambda: self.workspace.write_text("report.json", report_json(report)), when=bool(failure))
         _quietly(lambda: self.workspace.write_text("report.html", self._page(report)), when=bool(failure))

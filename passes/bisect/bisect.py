@@ -11,7 +11,7 @@ from passes.base import Repeat, Step, Workbench
 from passes.bisect.faults import Fault
 from passes.bisect.found import Culprit, Finding, Smallest
 from passes.bisect.inner import Inner, find_inner
-from passes.bisect.route import Made, Runs, joined
+from passes.bisect.route import Made, Observer, Runs, joined
 from passes.bisect.search import Guilty, find_guilty
 from passes.bisect.smallest import find_smallest
 from passes.catalog import pass_names
@@ -36,6 +36,7 @@ def bisect(
     *,
     skip: Sequence[str] = (),
     budget_s: float = BUDGET_S,
+    observer: Observer = lambda *_: None,
 ) -> Finding:
     """Find the first pass of `recipe` after which `fault` is seen, and the smallest model on which it is.
 
@@ -44,12 +45,13 @@ def bisect(
     Args:
         skip: passes, groups and globs to leave out, as in a policy.
         budget_s: seconds for making the model smaller; 0 to leave that.
+        observer: is shown how far it is.
 
     Raises:
         PolicyMistake: an unknown name in `skip`, or an option that a step does not take.
     """
     check_lists(recipe=recipe, skip=skip)
-    begun, runs = time.perf_counter(), Runs(bench)
+    begun, runs = time.perf_counter(), Runs(bench, observer)
     blocks = _without(joined(recipe), Policy(tuple(skip), watch=False), bench)
     steps = sum(len(block.steps) for block in blocks)
     found = find_guilty(blocks, source, fault, runs)

@@ -36,6 +36,7 @@ def find_inner(guilty: Guilty, fault: Fault, runs: Runs) -> Inner:
     def without(names: tuple[str, ...]) -> Made:
         key = tuple(sorted(names))
         if key not in tried:
+            runs.observer(f"looking inside of {step.name}", f"without {', '.join(names)}", 0, 0)
             tried[key] = runs.run([step.without(names)], guilty.before)
         return tried[key]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -13,7 +13,7 @@ from passes.model.canonical import canonical_digest
 from passes.model.signature import keep_signature
 from passes.model.weights import DetachedModel
 
-__all__ = ["Made", "Part", "Runs", "Stretch", "joined", "route"]
+__all__ = ["Made", "Observer", "Part", "Runs", "Stretch", "joined", "route"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,16 @@ class Stretch:
     made: Made
 
 
+Observer = Callable[[str, str, float, float], None]
+"""Called as (what is being done, with what, how much of it is done, of how much: 0 where that is not known)."""
+
+
 @dataclass(slots=True)
 class Runs:
     """Runs steps, and counts: a call of a library is one pass run, also where it is given several passes."""
 
     bench: Workbench
+    observer: Observer = lambda *_: None
     count: int = 0
 
     def run(self, steps: Sequence[Step], model: DetachedModel) -> Made:
@@ -71,17 +76,22 @@ def route(blocks: Sequence[Repeat], source: DetachedModel, runs: Runs, *, togeth
     Args:
         together: passes of onnxoptimizer that follow each other run in one call; else each step runs alone.
     """
-    model, place = source, 0
+    model, place, total = source, 0, sum(len(block.steps) for block in blocks)
     for block in blocks:
         for turn in range(1, block.limit + 1):
             begun = model
             for part in _parts(block.steps, place, together=together):
+                runs.observer("running the recipe", _called(part.steps), part.place, total)
                 made = runs.run(part.steps, model)
                 yield Stretch(part, turn, model, made)
                 model = made.model
             if block.limit > 1 and canonical_digest(model) == canonical_digest(begun):
                 break
         place += len(block.steps)
+
+
+def _called(steps: Sequence[Step]) -> str:
+    return steps[0].name if len(steps) == 1 else f"{steps[0].name} … {steps[-1].name}"
 
 
 def joined(recipe: Sequence[Step | Repeat]) -> tuple[Repeat, ...]:

@@ -93,6 +93,7 @@ def _halved(stretch: Stretch, sighting: Sighting, fault: Fault, runs: Runs, fail
     low, high, since = 0, len(steps), 0
     while high - low > 1:
         middle = (low + high) // 2
+        runs.observer("halving a call of several passes", steps[low].name, len(steps) - (high - low), len(steps))
         attempt = runs.run(steps[low:middle], before)
         seen = _seen(fault, before, attempt)
         if seen is not None:

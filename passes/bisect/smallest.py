@@ -37,11 +37,11 @@ def find_smallest(
     place = alone.place(whole, guilty.made)
     focused = _focused(guilty.step, inner, runs)
     if focused is not None:
-        quick, proof = _Search(focused, alone, runs, deadline), _Search(guilty.step, alone, runs, math.inf)
+        quick, proof = _Search(focused, alone, runs, deadline, budget_s), _Search(guilty.step, alone, runs, math.inf)
         begun = begin_near(whole, place, quick.shows)
         if begun is not None and proof.shows(_smaller(begun, quick, deadline)):
             return proof.last
-    search = _Search(guilty.step, alone, runs, deadline)
+    search = _Search(guilty.step, alone, runs, deadline, budget_s)
     begun = begin_near(whole, place, search.shows)
     if begun is not None:
         _smaller(begun, search, deadline)
@@ -74,6 +74,8 @@ class _Search:
     fault: Fault
     runs: Runs
     deadline: float
+    budget_s: float = 0
+    """Seconds from the beginning to the deadline; 0 where there is none."""
     last: Shown | None = None
 
     def shows(self, part: DetachedModel) -> bool:
@@ -83,6 +85,10 @@ class _Search:
             tried.append(self.runs.run([self.step], one))
             return tried[-1]
 
+        spent = self.budget_s - (self.deadline - time.monotonic()) if self.budget_s else 0
+        smallest_so_far = part if self.last is None else self.last.model
+        left = f"{len(smallest_so_far.proto.graph.node)} nodes left"
+        self.runs.observer("making the model smaller", left, spent, self.budget_s)
         if time.monotonic() > self.deadline or not self.fault.shown(part, run):
             return False
         self.last = Shown(part, tried[-1])

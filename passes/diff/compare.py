@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from passes.diff.attributes import attribute_changes
@@ -43,7 +43,7 @@ def compare_matched(matched: Matched) -> Diff:
         stored.extend(tensors)
     header = header_changes(matched.before.proto, matched.after.proto)
     found = Diff(
-        replaced=tuple(_replacements(matched)),
+        replaced=tuple(_replacements(matched, stored)),
         attributes=tuple(attributes),
         rewired=tuple(rewired),
         initializers=tuple(initializer_changes(matched, stored)),
@@ -53,9 +53,16 @@ def compare_matched(matched: Matched) -> Diff:
     return found if not found.is_empty else replace(found, shared=tuple(sharing_changes(matched)))
 
 
-def _replacements(matched: Matched) -> Iterator[Replacement]:
-    before, after = matched.same.before.items, matched.same.after.items
+def _replacements(matched: Matched, stored: Sequence[Stored]) -> Iterator[Replacement]:
+    before, after = matched.same.before, matched.same.after
+    names: dict[int, dict[str, None]] = {}
+    """Node that computed a constant → the initializers that hold it now."""
+    for old, new in stored:
+        if old not in before.tensors and new in after.tensors:
+            names.setdefault(before.makers[old], {})[after.names[new]] = None
     for olds, news in matched.groups:
         yield Replacement(
-            tuple(label_of(before[old].node) for old in olds), tuple(label_of(after[new].node) for new in news)
+            tuple(label_of(before.items[old].node) for old in olds),
+            tuple(label_of(after.items[new].node) for new in news),
+            tuple(name for old in olds for name in names.get(old, ())),
         )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from passes.diff.found import Diff
+from passes.diff.layers import LayerErrors
 from passes.diff.numbers import Numbers
 from passes.diff.text import summary
 from passes.proof.numbers import Errors
 
-__all__ = ["diff_as_data", "numbers_as_data"]
+__all__ = ["diff_as_data", "layers_as_data", "numbers_as_data"]
 
 
 def diff_as_data(diff: Diff) -> dict[str, Any]:
@@ -24,7 +26,13 @@ def numbers_as_data(numbers: Numbers | None, why: str = "") -> dict[str, Any]:
     if numbers is None:
         return {"why_no_numbers": why}
     values = [{"before": one.before, "after": one.after, "errors": _errors(one.errors)} for one in numbers.values]
-    return {"outputs": {name: _errors(one) for name, one in numbers.outputs.items()}, "values": values}
+    outputs = {name: _errors(one) for name, one in numbers.outputs.items()}
+    return {"outputs": outputs, "values": values, "draws": numbers.draws, "not_run": numbers.not_run}
+
+
+def layers_as_data(layers: Sequence[LayerErrors]) -> list[dict[str, Any]]:
+    """The fields of `LayerErrors`, in order."""
+    return [{**dataclasses.asdict(one), "errors": _errors(one.errors)} for one in layers]
 
 
 def _errors(errors: Errors) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Final
 
 __all__ = [
     "AttributeChange",
@@ -34,16 +36,33 @@ class NodeLabel:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Nodes of the second model that stand in the place of nodes of the first; on either side there may be none."""
+    """Nodes of the second model that stand in the place of nodes of the first; on either side there may be none.
+
+    `stored` are initializers of the second model that hold what the removed nodes computed from constants.
+    """
 
     removed: tuple[NodeLabel, ...]
     added: tuple[NodeLabel, ...]
+    stored: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        removed, added = (", ".join(map(str, nodes)) for nodes in (self.removed, self.added))
-        if not self.removed:
+        return self.text()
+
+    def text(self, most: int = sys.maxsize) -> str:
+        """In words, with at most so many nodes on each side."""
+        removed, added = _listed(self.removed, most), _listed((*self.added, *map(_stored, self.stored)), most)
+        if not removed:
             return f"added {added}"
-        return f"{removed} → {added}" if self.added else f"removed {removed}"
+        return f"{removed} → {added}" if added else f"removed {removed}"
+
+
+def _stored(name: str) -> str:
+    return f"stored constant {name}"
+
+
+def _listed(entries: Sequence[object], most: int) -> str:
+    more = len(entries) - most
+    return ", ".join(map(str, entries[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +99,33 @@ class InputChange:
 class InitializerChange:
     """A stored tensor: `before` or `after`, such as `float32[768,768]`, is empty where there is none.
 
-    `what` says how far two of one type are apart.
+    `what` says how far two of one type are apart; or in which form the second model holds weights of the first, whose
+    names are `was`. `computed_by` is the node that makes the value in the other model.
     """
 
     name: str
     before: str
     after: str
     what: str = ""
+    was: tuple[str, ...] = ()
+    computed_by: str = ""
 
     def __str__(self) -> str:
+        if self.was:
+            more = f" and {len(self.was) - SHOWN} more" if len(self.was) > SHOWN else ""
+            return f"{', '.join(self.was[:SHOWN])}{more} {self.before}, {self.what} → {self.name} {self.after}"
         if not self.before:
-            return f"added {self.name} {self.after}"
+            how = f"computed by {self.computed_by} → stored constant" if self.computed_by else "added"
+            return f"{how} {self.name} {self.after}"
         if not self.after:
-            return f"removed {self.name} {self.before}"
+            how = f"stored constant {self.name} {self.before} → computed by {self.computed_by}"
+            removed = f"removed {self.name} {self.before}" + (f", {self.what}" if self.what else "")
+            return how if self.computed_by else removed
         return f"{self.name} {self.before}" + (f" → {self.after}" if self.before != self.after else f": {self.what}")
+
+
+SHOWN: Final = 6
+"""Names of merged weights that are written out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,42 +2,149 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import permutations
+from typing import Final
 
 import numpy as np
 from onnx import TensorProto
 
 from passes.diff.found import InitializerChange
+from passes.diff.labels import label_of
 from passes.diff.matched import Matched
 from passes.model.spelled import spelled_shape
+from passes.model.weights import DetachedModel
+from passes.provenance import form_of, marks_of
 from passes.provenance.wiring import Wiring
 
 __all__ = ["Stored", "initializer_changes"]
 
 Stored = tuple[int, int]
-"""The ids, before and after, of a tensor that two matched nodes read at the same place, and whose values differ."""
+"""The ids, before and after, of what two matched nodes read at the same place: a tensor whose values differ, or a
+constant that one model stores and the other computes."""
 
 
 def initializer_changes(matched: Matched, changed: Sequence[Stored]) -> Iterator[InitializerChange]:
-    """What is changed, with how far; what came, and what went. Copies count, names do not."""
+    """What is changed, with how far; what has another form; what came, and what went. Copies count, names do not."""
     before, after = matched.same.before, matched.same.after
     gone, come = _surplus(before, after), _surplus(after, before)
-    pairs = [pair for pair in dict.fromkeys(changed) if pair[0] in before.tensors and pair[1] in after.tensors]
+    changed = list(dict.fromkeys(changed))
+    pairs = [pair for pair in changed if pair[0] in before.tensors and pair[1] in after.tensors]
     # What no matched node reads is known again by its name, if that is the only one of it.
     names, other_names = ({wiring.names[one]: one for one in ids} for wiring, ids in ((before, gone), (after, come)))
     told = {old for old, _ in pairs} | {new for _, new in pairs}
     pairs += [(old, other_names[name]) for name, old in names.items() if name in other_names and old not in told]
+    reshaped = _forms(matched, come, gone, {new: old for old, new in pairs})
+    pairs = [pair for pair in pairs if pair[1] not in reshaped]
     for old, new in sorted(pairs, key=lambda pair: after.names[pair[1]]):
         tensor, other = before.tensors[old], after.tensors[new]
         what = _distance(matched, tensor, other)
         yield InitializerChange(after.names[new], spelled_shape(tensor), spelled_shape(other), what)
+    for new, (form, olds) in reshaped.items():
+        types = dict.fromkeys(spelled_shape(before.tensors[old]) for old in olds)
+        was = tuple(before.names[old] for old in olds)
+        yield InitializerChange(after.names[new], ", ".join(types), spelled_shape(after.tensors[new]), form, was)
+    paired = {old for old, _ in pairs} | {old for _, olds in reshaped.values() for old in olds}
+    makers = {old: _maker(after, new) for old, new in changed if new not in after.tensors}
+    equals = {after.value_meanings[new]: after.names[new] for new in after.tensors}
     for old in gone:
-        if old not in {one for one, _ in pairs}:
-            yield InitializerChange(before.names[old], spelled_shape(before.tensors[old]), "")
+        if old not in paired:
+            equal = equals.get(before.value_meanings[old], "")
+            what = f"equal to {equal}, which is read in its place" if equal else ""
+            maker = makers.get(old, "")
+            yield InitializerChange(before.names[old], spelled_shape(before.tensors[old]), "", what, computed_by=maker)
+    paired = {new for _, new in pairs} | reshaped.keys()
+    makers = {new: _maker(before, old) for old, new in changed if old not in before.tensors}
     for new in come:
-        if new not in {one for _, one in pairs}:
-            yield InitializerChange(after.names[new], "", spelled_shape(after.tensors[new]))
+        if new not in paired:
+            maker = makers.get(new, "")
+            yield InitializerChange(after.names[new], "", spelled_shape(after.tensors[new]), computed_by=maker)
+
+
+def _maker(wiring: Wiring, value: int) -> str:
+    maker = wiring.makers[value]
+    return "" if maker < 0 else str(label_of(wiring.items[maker].node))
+
+
+def _forms(
+    matched: Matched, come: Sequence[int], gone: Sequence[int], paired: Mapping[int, int]
+) -> dict[int, tuple[str, tuple[int, ...]]]:
+    """New tensors that hold weights of the first model in another form, as (form, the weights).
+
+    A tensor of the same numbers, reshaped or transposed, is found by its content: the one that is `paired` with it, or
+    any of its size. That it was merged or folded of others is what the tensor itself says, if onnxline has made it.
+    """
+    before, after = matched.same.before, matched.same.after
+    by_name = {before.names[old]: old for old in before.tensors}
+    contents = _Contents(matched.before, {old: before.tensors[old] for old in (*gone, *before.tensors)})
+    found: dict[int, tuple[str, tuple[int, ...]]] = {}
+    for new in come:
+        tensor = after.tensors[new]
+        if tensor.data_type == TensorProto.STRING or math.prod(tensor.dims) < 2:
+            continue
+        digest = matched.after.digest(tensor)
+        if new in paired:
+            old = paired[new]
+            form = _Contents(matched.before, {old: before.tensors[old]}).form_of(tensor, digest)
+        else:
+            form = contents.form_of(tensor, digest)
+        sources = tuple(by_name[name] for name in marks_of(tensor).replaced if name in by_name)
+        if form is not None:
+            found[new] = form
+        elif sources and new not in paired and form_of(tensor) in ("cast", "merged", "folded"):
+            found[new] = (form_of(tensor), sources)
+    return found
+
+
+class _Contents:
+    """The tensors of a model by what they hold; each is digested once for each order of its axes that is asked for."""
+
+    def __init__(self, model: DetachedModel, tensors: Mapping[int, TensorProto]) -> None:
+        self._model = model
+        self._by_dims: dict[tuple[int, ...], dict[int, TensorProto]] = defaultdict(dict)
+        """Type and sorted dims → the tensors."""
+        self._by_size: dict[tuple[int, int], dict[int, TensorProto]] = defaultdict(dict)
+        self._known: dict[Hashable, dict[str, int]] = {}
+        for place, tensor in tensors.items():
+            if tensor.dims and tensor.data_type != TensorProto.STRING:
+                self._by_size[tensor.data_type, math.prod(tensor.dims)][place] = tensor
+                self._by_dims[tensor.data_type, *sorted(tensor.dims)][place] = tensor
+
+    def form_of(self, other: TensorProto, digest: str) -> tuple[str, tuple[int, ...]] | None:
+        """Which tensor `other`, of this digest, holds in another form; None if it holds none."""
+        size = (other.data_type, math.prod(other.dims))
+        place = self._find("as they are", size, digest, lambda: self._untouched(size))
+        if place is not None and self._by_size[size][place].dims != other.dims:
+            return "reshaped", (place,)
+        place = self._find("turned", (other.data_type, *other.dims), digest, lambda: self._turned(other))
+        return None if place is None else ("transposed", (place,))
+
+    def _find(
+        self, how: str, key: tuple[int, ...], digest: str, digests: Callable[[], Iterator[tuple[str, int]]]
+    ) -> int | None:
+        """The first tensor with this digest; all `digests` are made when one is asked for first."""
+        if (how, key) not in self._known:
+            known = self._known[how, key] = {}
+            for one, place in digests():
+                known.setdefault(one, place)
+        return self._known[how, key].get(digest)
+
+    def _untouched(self, size: tuple[int, int]) -> Iterator[tuple[str, int]]:
+        return ((self._model.digest(one), place) for place, one in self._by_size[size].items())
+
+    def _turned(self, other: TensorProto) -> Iterator[tuple[str, int]]:
+        """The digests of all tensors that have the dims of `other` when their axes are in another order."""
+        for place, tensor in self._by_dims[other.data_type, *sorted(other.dims)].items():
+            count = len(tensor.dims)
+            for axes in permutations(range(count)) if 1 < count <= MOST_AXES else ():
+                if axes != tuple(range(count)) and [tensor.dims[axis] for axis in axes] == list(other.dims):
+                    yield self._model.turned_digest(tensor, axes), place
+
+
+MOST_AXES: Final = 4
+"""Axes up to which all orders of them are tried."""
 
 
 def _surplus(one: Wiring, other: Wiring) -> list[int]:

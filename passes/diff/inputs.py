@@ -14,7 +14,8 @@ __all__ = ["input_changes", "is_same_value"]
 
 
 def input_changes(matched: Matched, item: Item, old_item: Item) -> tuple[list[InputChange], list[Stored]]:
-    """The places where a node reads something else; stored tensors that have other values there, as pairs of ids."""
+    """The places where a node reads something else; as pairs of ids, stored tensors that have other values there, and
+    constants that one model stores and the other computes."""
     same = matched.same
     changed, stored = [], []
     for position, (old, new) in enumerate(zip_longest(old_item.needs, item.needs, fillvalue=ABSENT)):
@@ -25,6 +26,9 @@ def input_changes(matched: Matched, item: Item, old_item: Item) -> tuple[list[In
             if meaning not in matched.old_meanings or same.after.names[new] == same.before.names[old]:
                 stored.append((old, new))
                 continue
+        elif _is_stored_and_computed(matched, old, new):
+            stored.append((old, new))
+            continue
         elif (new != ABSENT and old != ABSENT and is_same_value(matched, old, new)) or new == old == ABSENT:
             continue
         before, after = _name(same.before, old), _name(same.after, new)
@@ -32,6 +36,16 @@ def input_changes(matched: Matched, item: Item, old_item: Item) -> tuple[list[In
         what = f"input {position}" if inner < 0 else f"result {inner} of its bodies"
         changed.append(InputChange(label_of(item.node), position, before, after, what))
     return changed, stored
+
+
+def _is_stored_and_computed(matched: Matched, old: int, new: int) -> bool:
+    """Whether one of two constants is stored, and a node that has no counterpart computes the other."""
+    same = matched.same
+    if ABSENT in (old, new) or (old in same.before.shapes) == (new in same.after.shapes):
+        return False
+    if new in same.after.shapes:
+        return old in same.before.constants and same.lost(same.before.makers[old])
+    return new in same.after.constants and same.old_of[same.after.makers[new]] < 0
 
 
 def is_same_value(matched: Matched, old: int, new: int) -> bool:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from passes.diff.found import Diff, NodeLabel
+from passes.diff.found import Diff, NodeLabel, Replacement
+from passes.diff.layers import LayerErrors
 from passes.diff.numbers import Numbers
 from passes.proof.numbers import Errors
 
-__all__ = ["diff_text", "numbers_text", "summary"]
+__all__ = ["diff_text", "layers_text", "numbers_text", "summary"]
 
 MOST: Final = 20
 """Entries of one kind that are written out."""
+
+MOST_NODES: Final = 6
+"""Nodes on one side of an entry that are written out."""
+
+LONGEST: Final = 240
+"""Characters of one line."""
 
 
 def summary(diff: Diff) -> str:
@@ -25,27 +33,44 @@ def summary(diff: Diff) -> str:
         "rewired": len({one.node for one in diff.rewired}),
         "of the stored tensors": len(diff.initializers),
         "of the model itself": len(diff.header),
-        "of equal values read otherwise": len(diff.shared),
+        "equal values rewired": len(diff.shared),
     }
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "no difference"
 
 
-def diff_text(diff: Diff, *, names: bool = False, most: int = MOST) -> str:
-    """Sections with an entry a line, `most` of each; with `names` also what was only renamed."""
+def diff_text(diff: Diff, *, names: bool = False, most: int | None = MOST) -> str:
+    """Sections with an entry a line, `most` of each; with `names` also what was only renamed.
+
+    Args:
+        most: None for all entries, uncut.
+    """
     return "\n".join(_lines(diff, names, most)) + "\n"
 
 
-def _lines(diff: Diff, names: bool, most: int) -> Iterator[str]:
+def _lines(diff: Diff, names: bool, most: int | None) -> Iterator[str]:
     yield summary(diff)
     yield from _section("model", diff.header, most)
     if diff.replaced:
-        yield from _section(f"nodes: {_ops(diff.removed, diff.added)}", diff.replaced, most)
+        replaced = diff.replaced if most is None else _grouped(diff.replaced)
+        yield from _section(f"nodes: {_ops(diff.removed, diff.added)}", replaced, most)
     yield from _section("attributes", diff.attributes, most)
     yield from _section("inputs of nodes", diff.rewired, most)
     yield from _section("initializers", diff.initializers, most)
     yield from _section("which of equal values is read", diff.shared, most)
     if names:
         yield from _section("renamed, which is no difference", diff.renamed, most)
+
+
+def _grouped(replaced: Sequence[Replacement]) -> list[Replacement]:
+    """Nodes that went without a trace as one entry for each operator, behind what came or was replaced."""
+    told, gone = [], dict[str, list[NodeLabel]]()
+    for one in replaced:
+        if one.added or one.stored:
+            told.append(one)
+        else:
+            for node in one.removed:
+                gone.setdefault(node.op, []).append(node)
+    return [*told, *(Replacement(tuple(nodes), ()) for nodes in gone.values())]
 
 
 def _ops(removed: Sequence[NodeLabel], added: Sequence[NodeLabel]) -> str:
@@ -56,18 +81,28 @@ def _ops(removed: Sequence[NodeLabel], added: Sequence[NodeLabel]) -> str:
     return ", ".join(told) or "as many of each operator"
 
 
-def _section(title: str, entries: Sequence[object], most: int) -> Iterator[str]:
+def _section(title: str, entries: Sequence[object], most: int | None) -> Iterator[str]:
     if not entries:
         return
     yield ""
     yield title
     for entry in entries[:most]:
-        yield f"  {entry}"
-    if len(entries) > most:
+        yield f"  {_entry(entry, is_cut=most is not None)}"
+    if most is not None and len(entries) > most:
         yield f"  and {len(entries) - most} more"
 
 
-def numbers_text(numbers: Numbers | None, why: str = "", *, most: int = MOST, title: str = "numbers") -> str:
+def _entry(entry: object, *, is_cut: bool) -> str:
+    if not is_cut:
+        return str(entry)
+    text = entry.text(MOST_NODES) if isinstance(entry, Replacement) else str(entry)
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]} … {len(text) - 2 * half} characters … {text[-half:]}"
+
+
+def numbers_text(numbers: Numbers | None, why: str = "", *, most: int | None = MOST, title: str = "numbers") -> str:
     """How far outputs are apart, and the inner values that are; empty if nothing was run."""
     if numbers is None:
         return f"\nno numbers: {why}\n" if why else ""
@@ -78,11 +113,42 @@ def numbers_text(numbers: Numbers | None, why: str = "", *, most: int = MOST, ti
             f"  of {len(numbers.values)} values between, {len(numbers.values) - len(apart)} are equal in every bit"
         )
         lines.extend(f"  {one.after}: {_distance(one.errors)}" for one in apart[:most])
-        if len(apart) > most:
+        if most is not None and len(apart) > most:
             lines.append(f"  and {len(apart) - most} more")
         if numbers.first_apart is not None:
             lines.append(f"  the first out of tolerance is {numbers.first_apart.after}")
+    lines.extend(f"  {one}" for one in numbers.not_run)
+    if numbers.draws:
+        lines.append(f"  the worst of {'; '.join(numbers.draws)}")
     return "\n".join(lines) + "\n"
+
+
+def layers_text(layers: Sequence[LayerErrors], *, most: int | None = MOST) -> str:
+    """A table of the layers, in order; where it is cut, those with the largest errors stay."""
+    if not layers:
+        return "\nlayers\n  the models have no value in common at which a layer ends\n"
+    shown = range(len(layers))
+    if most is not None and len(layers) > most:
+        shown = sorted(sorted(shown, key=lambda place: layers[place].errors.sqnr_db)[:most])
+    rows = [("layer", "op", "dtype", "max abs error", "SQNR"), *(_layer_row(layers[place]) for place in shown)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            text.ljust(width) if place < RIGHT else text.rjust(width) for place, (text, width) in enumerate(cells)
+        )
+        for cells in (zip(row, widths, strict=True) for row in rows)
+    ]
+    more = [f"  and {len(layers) - len(shown)} more, with smaller errors"] if len(layers) > len(shown) else []
+    return "\n".join(["", "layers", *(f"  {line.rstrip()}" for line in lines), *more]) + "\n"
+
+
+def _layer_row(one: LayerErrors) -> tuple[str, ...]:
+    sqnr = "equal" if one.errors.sqnr_db == math.inf else f"{one.errors.sqnr_db:.1f} dB"
+    return one.layer or one.before, one.op, one.dtype, f"{one.errors.max_abs:.3g}", sqnr
+
+
+RIGHT: Final = 3
+"""Columns from here on hold numbers."""
 
 
 def _distance(errors: Errors) -> str:

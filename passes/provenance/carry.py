@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Final
 
@@ -14,8 +14,9 @@ from passes.provenance.marks import joined, marks_of, write_marks
 from passes.provenance.match import match
 from passes.provenance.names import restore_names
 from passes.provenance.places import Place, common, place_of, write_place
-from passes.provenance.replaced import replacements
+from passes.provenance.replaced import Replaced, replacements
 from passes.provenance.same import Same
+from passes.provenance.weight_origins import trace_weights
 from passes.provenance.wiring import ABSENT, Meanings, Wiring, wire
 
 __all__ = ["Carrier", "carry"]
@@ -46,7 +47,8 @@ def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedM
 
     A node that survived gets its metadata, its name and its doc string back, and is marked as changed if the pass gave
     it other settings. A new one is marked with the pass and with what it stands for, and lies, in torch's own keys, in
-    the innermost module that holds all of that; if it stands for nothing, in the one that holds the nodes around it.
+    the innermost module that holds all of that; if it stands for nothing, in the one that holds the nodes around it. A
+    stored tensor that the pass made is marked with the initializers of the source that it was made of.
     Changes `after.proto`.
     """
     Carrier().carry(Subject(before), Subject(after), author)
@@ -55,7 +57,9 @@ def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedM
 
 def _carry(wired: Wiring, before: DetachedModel, wired_after: Wiring, after: DetachedModel, author: str) -> None:
     same = match(wired, wired_after)
-    news = _mark_new(same, author)
+    replaced = replacements(same)
+    news = _mark_new(same, author, replaced)
+    trace_weights(same, (before, after), author, replaced)
     survivors = [(new, old) for new, old in enumerate(same.old_of) if old >= 0]
     for new, old in survivors:
         _give_back(same, new, old)
@@ -68,9 +72,8 @@ def _carry(wired: Wiring, before: DetachedModel, wired_after: Wiring, after: Det
     _carry_model(before, after)
 
 
-def _mark_new(same: Same, author: str) -> set[int]:
+def _mark_new(same: Same, author: str, found: Sequence[Replaced]) -> set[int]:
     """Mark the nodes that the pass made; returns which they are."""
-    found = replacements(same)
     root = _root(same) if found else None
     for one in found:
         replaced = [same.before.items[old].node for old in one.lost]

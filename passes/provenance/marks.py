@@ -1,4 +1,4 @@
-"""What onnxline itself writes on a node: who made it, of what, and who changed it since."""
+"""What onnxline itself writes on a node or a stored tensor: who made it, of what, and who changed it since."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from passes.provenance.places import metadata_of
 
-__all__ = ["AUTHOR_KEY", "CHANGED_KEY", "COUNT_KEY", "REPLACED_KEY", "Marks", "joined", "marks_of", "write_marks"]
+__all__ = [
+    "AUTHOR_KEY",
+    "CHANGED_KEY",
+    "COUNT_KEY",
+    "REPLACED_KEY",
+    "SHOWN",
+    "Marks",
+    "joined",
+    "marks_of",
+    "write_marks",
+]
 
 AUTHOR_KEY: Final = "onnxline.pass"
 """The pass that made the node. A node that comes from the source has none."""
@@ -26,6 +36,7 @@ CHANGED_KEY: Final = "onnxline.changed"
 """The passes that gave the node other attributes or other constants since: a JSON list, in order."""
 
 SHOWN: Final = 8
+"""Names of sources that are written down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,8 @@ class Marks:
         return self if author in self.changed else replace(self, changed=(*self.changed, author))
 
 
-def marks_of(node: NodeProto) -> Marks:
+def marks_of(node: NodeProto | TensorProto) -> Marks:
+    """The marks of a node, or of a stored tensor, whose sources are initializers."""
     known = metadata_of(node)
     replaced = _names(known.get(REPLACED_KEY, "[]"))
     count = known.get(COUNT_KEY, "")
@@ -53,7 +65,7 @@ def marks_of(node: NodeProto) -> Marks:
     )
 
 
-def write_marks(node: NodeProto, marks: Marks) -> None:
+def write_marks(node: NodeProto | TensorProto, marks: Marks) -> None:
     """Put `marks` in the place of those that `node` has."""
     lists = {REPLACED_KEY: marks.replaced, CHANGED_KEY: marks.changed}
     told = {AUTHOR_KEY: marks.author, COUNT_KEY: str(marks.count) if marks.count > len(marks.replaced) else ""}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 __all__ = ["Place", "common", "metadata_of", "place_of", "write_place"]
 
@@ -43,7 +43,7 @@ class Place:
     frames: tuple[str, ...]
 
 
-def metadata_of(node: NodeProto) -> dict[str, str]:
+def metadata_of(node: NodeProto | TensorProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in node.metadata_props}
 
 

@@ -14,7 +14,7 @@ from passes.model.bodies import bodies_of
 from passes.model.canonical import GraphReading, NodeReading, Reading
 from passes.model.weights import DetachedModel
 
-__all__ = ["ABSENT", "Item", "Meanings", "Wiring", "wire"]
+__all__ = ["ABSENT", "TELLING", "Item", "Meanings", "Wiring", "wire"]
 
 ABSENT: Final = -1
 """The value id of an optional input that is not given."""

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from passes.base import Workbench
 from passes.bench import limit_runs, open_bench
 from passes.bisect import BUDGET_S, Breakdown, Deviation, Fault, Finding, Loss, bisect, finding_as_data, finding_text
 from passes.model.files import save
 from passes.model.weights import DetachedModel, read_model
+from passes.policy import unknown_structure
 from passes.recipe import steps_of
+from passes.structures import structure_of
 from passes.why import file_of
-from pipeline.config import read_recipe, recipe_of_run
+from pipeline.commands.styled import print_styled
+from pipeline.config import RunConfig, read_recipe, recipe_of_run
 from pipeline.errors import UserMistake
 
 __all__ = ["FORMAT_VERSION", "register"]
 
 FORMAT_VERSION: Final = 1
 """Of what `--json` writes."""
+
+CONFIG_SUFFIXES: Final = (".yaml", ".yml")
+
+STYLES: Final = {"  - ": "red", "  + ": "green", "  ~ ": "yellow", "  ": "", "note": "yellow", "left out": "yellow"}
+"""How a line begins → its style on a terminal."""
 
 NOTHING: Final = 1
 """Exit code when nothing is wrong with the recipe on this model."""
@@ -33,13 +44,15 @@ def register(app: typer.Typer) -> None:
 
 
 def bisect_model(
-    model: Annotated[Path, typer.Argument(help="An ONNX file, or the folder of a run.")],
+    model: Annotated[
+        Path, typer.Argument(help="An ONNX file, the folder of a run, or a configuration, whose model is exported.")
+    ],
     recipe: Annotated[
         list[str] | None,
         typer.Option(
             metavar="R",
-            help="Steps, as in passes.recipe, or a YAML file that has them; by default the recipe of the run whose "
-            "folder MODEL is, else default,onnxsim.",
+            help="Steps, as in passes.recipe, or a YAML file that has them; by default what the configuration says, or "
+            "the recipe of the run whose folder MODEL is, else default,onnxsim.",
         ),
     ] = None,
     lost: Annotated[
@@ -60,19 +73,82 @@ def bisect_model(
     The recipe runs as its libraries run it, with nothing kept or reverted. The exit code is 1 if nothing is wrong.
     """
     _check_one(lost, error, crash)
+    if lost is not None and structure_of(lost) is None:  # said before a model is exported
+        raise UserMistake(f"--lost: {unknown_structure(lost)}")
+    is_config = model.suffix in CONFIG_SUFFIXES
+    if not recipe and is_config:
+        recipe = [str(model)]
     steps = steps_of(read_recipe(recipe) if recipe else recipe_of_run(model))
-    source = read_model(file_of(model))
-    with open_bench(timeout_s) as bench, limit_runs(bench, source):
-        fault = _fault(lost, error, source, bench)
-        finding = bisect(source, steps, fault, bench, skip=skip or (), budget_s=budget_s)
-        file = _written(finding, out, model)
+    with tempfile.TemporaryDirectory(prefix="onnxline-") as folder, _Progress() as progress:
+        if is_config:
+            progress("exporting the model", model.name, 0, 0)
+        file = _export(model, Path(folder)) if is_config else file_of(model)
+        source = read_model(file)
+        with open_bench(timeout_s) as bench, limit_runs(bench, source):
+            fault = _fault(lost, error, source, bench)
+            finding = bisect(source, steps, fault, bench, skip=skip or (), budget_s=budget_s, observer=progress)
+            written = _write(finding, out, model, file)
     if as_json:
-        data = {"format_version": FORMAT_VERSION, **finding_as_data(finding, file)}
+        data = {"format_version": FORMAT_VERSION, **finding_as_data(finding, written)}
         typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
     else:
-        typer.echo(finding_text(finding, file), nl=False)
+        print_styled(finding_text(finding, written), STYLES)
     if finding.culprit is None:
         raise typer.Exit(NOTHING)
+
+
+def _export(config_file: Path, folder: Path) -> Path:
+    """The model of a configuration as the passes get it: a file in `folder`, or the ONNX file that it names.
+
+    Raises:
+        UserMistake: the configuration or its model is wrong, or its weights stay unread.
+    """
+    from pipeline.export import OnnxSource, export_onnx
+    from pipeline.stages.source import open_source
+
+    config = RunConfig.from_yaml(config_file)
+    if config.export.weights == "referenced":
+        raise UserMistake(
+            f"{config_file}: bisect runs passes that read weights, and `export.weights: referenced` leaves them "
+            "unread; bisect a configuration of a smaller model of the same kind"
+        )
+    source = open_source(config)
+    if isinstance(source, OnnxSource):
+        return source.path
+    path = folder / "exported.onnx"
+    export_onnx(source, config.export).save(path)
+    return path
+
+
+class _Progress:
+    """On a terminal a bar; elsewhere a line on standard error for each part of the work."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[detail]}", markup=False),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None, detail="")
+        self._said = ""
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, what: str, detail: str, done: float, total: float) -> None:
+        self._bar.update(self._task, description=what, detail=detail, completed=done, total=total or None)
+        if self._bar.disable and what != self._said:
+            typer.echo(f"bisect: {what}", err=True)
+        self._said = what
 
 
 def _check_one(lost: str | None, error: float | None, crash: bool) -> None:
@@ -94,8 +170,8 @@ def _fault(lost: str | None, error: float | None, source: DetachedModel, bench: 
     return Breakdown() if error is None else Deviation.of(error, source, bench)
 
 
-def _written(finding: Finding, out: Path | None, model: Path) -> str:
-    """The file of the smallest model; empty where there is none.
+def _write(finding: Finding, out: Path | None, model: Path, source: Path) -> str:
+    """Write the smallest model, which is never written over the `source`; returns its file, empty where there is none.
 
     Raises:
         UserMistake: it cannot be written.
@@ -105,7 +181,7 @@ def _written(finding: Finding, out: Path | None, model: Path) -> str:
     stem = model.resolve().name if model.is_dir() else model.stem
     name = f"bisect-{stem}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', finding.culprit.name)}.onnx"
     path = Path(name) if out is None else out / name if out.is_dir() else out
-    if path.exists() and path.samefile(file_of(model)):
+    if path.exists() and path.samefile(source):
         raise UserMistake(f"--out {path} is the model itself, which is not written over; give another file")
     try:
         save(finding.smallest.model, path)

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from passes.bench import limit_runs, open_bench
 from passes.diff import (
-    Diff,
-    Numbers,
+    compare_layers,
     compare_matched,
     compare_numbers,
     diff_as_data,
     diff_text,
+    draw_inputs,
+    layers_as_data,
+    layers_text,
     match_models,
     numbers_as_data,
     numbers_text,
 )
 from passes.errors import PassError
 from passes.model.weights import read_model
-from passes.optimize import draw_feeds
 from passes.why import file_of
+from pipeline.commands.styled import print_styled
+from pipeline.errors import UserMistake
 
 __all__ = ["FORMAT_VERSION", "register"]
 
 FORMAT_VERSION: Final = 1
 """Of what `--json` writes."""
+
+MOST: Final = 20
+"""Entries of one kind that are written out by default."""
 
 DIFFERENT: Final = 1
 """Exit code when there is a difference."""
@@ -41,36 +47,54 @@ def register(app: typer.Typer) -> None:
 def diff(
     before: Annotated[Path, typer.Argument(metavar="A", help="An ONNX file, or the folder of a run.")],
     after: Annotated[Path, typer.Argument(metavar="B", help="What is compared with it.")],
+    layers: Annotated[bool, typer.Option("--layers", help="Show error and SQNR layer by layer.")] = False,
     values: Annotated[bool, typer.Option("--values", help="Compare the values between the nodes too.")] = False,
     structure_only: Annotated[bool, typer.Option("--structure-only", help="Do not run the models.")] = False,
-    names: Annotated[bool, typer.Option("--names", help="Tell what was only renamed.")] = False,
-    most: Annotated[int, typer.Option(min=1, help="Entries of one kind to write out.")] = 20,
-    draws: Annotated[int, typer.Option(min=1, help="Seeded inputs on which the models run.")] = 2,
+    names: Annotated[bool, typer.Option("--names", help="Show what was only renamed.")] = False,
+    most: Annotated[int | None, typer.Option(min=1, help="Entries of one kind to write out (default 20).")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Write out every entry, uncut.")] = False,
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="Use the first N draws of a proof (default all of them).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs, with every entry.")] = False,
 ) -> None:
     """Say what B has otherwise than A; the exit code is 1 if there is a difference.
 
     Nodes are matched by what they compute: other names and another order of independent nodes are no difference.
     """
+    if structure_only and (layers or values):
+        raise UserMistake("--structure-only runs no model, and --layers and --values need runs; leave one of them out")
+    if everything and most is not None:
+        raise UserMistake("--all writes out every entry, so --most has no effect; leave one of them out")
     first, second = (read_model(file_of(path)) for path in (before, after))
     matched = match_models(first, second)
     found = compare_matched(matched)
-    numbers, why = None, ""
-    if values or not (structure_only or found.is_empty):  # the same operators on the same values compute the same
+    numbers, table, why = None, None, ""
+    # The same operators on the same values compute the same.
+    if layers or values or not (structure_only or found.is_empty):
         try:
-            feeds = [draw_feeds(first, seed) for seed in range(draws)]
             with open_bench() as bench, limit_runs(bench, first):
-                numbers = compare_numbers(matched, feeds, bench, values=values)
+                drawn = draw_inputs(matched, bench, draws)
+                numbers = compare_numbers(matched, drawn, bench, values=values)
+                if layers:
+                    table = compare_layers(matched, drawn, bench)
         except PassError as error:
             why = str(error)
     if as_json:
-        typer.echo(json.dumps(_as_data(found, numbers, why), indent=2, ensure_ascii=False))
+        data = {"format_version": FORMAT_VERSION, **diff_as_data(found), **numbers_as_data(numbers, why)}
+        if table is not None:
+            data["layers"] = layers_as_data(table)
+        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
     else:
-        typer.echo(diff_text(found, names=names, most=most), nl=False)
-        typer.echo(numbers_text(numbers, why, most=most), nl=False)
+        cut = None if everything else most or MOST
+        text = diff_text(found, names=names, most=cut) + numbers_text(numbers, why, most=cut)
+        print_styled(text + (layers_text(table, most=cut and cut * ROWS) if table is not None else ""), STYLES)
     if not found.is_empty:
         raise typer.Exit(DIFFERENT)
 
 
-def _as_data(found: Diff, numbers: Numbers | None, why: str) -> dict[str, Any]:
-    return {"format_version": FORMAT_VERSION, **diff_as_data(found), **numbers_as_data(numbers, why)}
+ROWS: Final = 5
+"""A row of the table of layers is short: so many of them for one entry of another kind."""
+
+STYLES: Final = {"  added": "green", "  removed": "red", "  ": "", "no difference": "green", "": "bold"}
+"""How a line begins → its style on a terminal."""

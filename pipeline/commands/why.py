@@ -1,17 +1,20 @@
-"""`onnxline why MODEL NODE`: which torch module a node comes from, and which pass made it."""
+"""`onnxline why MODEL NAME`: which torch module a node or a weight comes from, and which pass made it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-import passes
-from passes.why import Origin, file_of
+from passes.errors import PolicyMistake
+from passes.load import load_model
+from passes.why import Origin, WeightOrigin, file_of, why_weights
+from passes.why import why as why_nodes
+from pipeline.commands.styled import print_styled
 
 __all__ = ["FORMAT_VERSION", "register"]
 
@@ -19,6 +22,12 @@ FORMAT_VERSION: Final = 1
 """Of what `--json` writes."""
 
 REPORT: Final = "report.json"
+
+READERS: Final = 6
+"""Nodes that read a weight and are written out."""
+
+STYLES: Final = {"  step": "dim", "  ": "", "": "bold"}
+"""How a line begins → its style on a terminal."""
 
 NO_TORCH: Final = "unknown (the source is an ONNX file without torch metadata)"
 
@@ -29,24 +38,33 @@ def register(app: typer.Typer) -> None:
 
 def why(
     model: Annotated[Path, typer.Argument(help="An ONNX file, or the folder of a run.")],
-    node: Annotated[str, typer.Argument(help="A node, a value that it makes, or a glob over both.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="A node, a value that it makes, an initializer, or a glob; module:PATH or op:TYPE."),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")] = False,
 ) -> None:
-    """Say which torch module a node comes from, which line of it, and which pass made the node.
+    """Say which torch module a node or a weight comes from, which line of it, and which pass made it.
 
     Where the report of the run lies beside the model, the pass is shown with its status and its errors.
     """
-    found = passes.why(model, node)
+    proto = load_model(file_of(model), may_be_empty=True)
+    try:
+        nodes, weights = why_nodes(proto, name), ()
+    except PolicyMistake:
+        nodes, weights = (), why_weights(proto, name)
+        if not weights:
+            raise
     rows = _rows_beside(file_of(model))
     if as_json:
-        nodes = [{**dataclasses.asdict(one), "steps": _steps(one, rows)} for one in found]
-        typer.echo(json.dumps({"format_version": FORMAT_VERSION, "nodes": nodes}, indent=2, ensure_ascii=False))
+        entries = [{**dataclasses.asdict(one), "steps": _steps(_authors(one), rows)} for one in (*nodes, *weights)]
+        kind = "weights" if weights else "nodes"
+        typer.echo(json.dumps({"format_version": FORMAT_VERSION, kind: entries}, indent=2, ensure_ascii=False))
         return
-    for number, one in enumerate(found):
-        if number:
-            typer.echo()
-        for line in _lines(one, _steps(one, rows)):
-            typer.echo(line)
+    texts = [*map(_node_lines, nodes), *map(_weight_lines, weights)]
+    steps = [[f"  {'step':<10}  {_step(row)}" for row in _steps(_authors(one), rows)] for one in (*nodes, *weights)]
+    blocks = ["\n".join([*lines, *more]) for lines, more in zip(texts, steps, strict=True)]
+    print_styled("\n\n".join(blocks) + "\n", STYLES)
 
 
 def _rows_beside(model: Path) -> list[dict[str, Any]]:
@@ -58,15 +76,17 @@ def _rows_beside(model: Path) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
-def _steps(origin: Origin, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _authors(origin: Origin | WeightOrigin) -> tuple[str, ...]:
+    return (origin.made_by, *(origin.changed_by if isinstance(origin, Origin) else ()))
+
+
+def _steps(authors: Sequence[str], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The steps of the run that made or changed the node. A pass may have run more than once."""
-    authors = (origin.made_by, *origin.changed_by)
     return [row for row in rows if row.get("name") in authors and row.get("changed") and row.get("status") == "ran"]
 
 
-def _lines(origin: Origin, steps: list[dict[str, Any]]) -> Iterator[str]:
-    yield f"{origin.op} {origin.name or '(no name)'}"
-    told = {
+def _node_lines(origin: Origin) -> list[str]:
+    said = {
         "inside of": " › ".join(origin.within),
         "inputs": ", ".join(name or "(none)" for name in origin.inputs),
         "outputs": ", ".join(name or "(none)" for name in origin.outputs),
@@ -75,11 +95,24 @@ def _lines(origin: Origin, steps: list[dict[str, Any]]) -> Iterator[str]:
         "made by": _maker(origin),
         "changed by": ", ".join(origin.changed_by),
     }
-    for what, text in told.items():
-        if text:
-            yield f"  {what:<10}  {text}"
-    for row in steps:
-        yield f"  {'step':<10}  {_step(row)}"
+    return [f"{origin.op} {origin.name or '(no name)'}", *_lines(said)]
+
+
+def _weight_lines(origin: WeightOrigin) -> list[str]:
+    more = origin.source_count - len(origin.sources)
+    sources = ", ".join(origin.sources) + (f" and {more} more" if more else "")
+    is_own = origin.sources == (origin.name,)
+    others = len(origin.readers) - READERS
+    said = {
+        "weight": sources if is_own or not sources else f"{sources}, {origin.form or 'under another name'}",
+        "made by": origin.made_by or "no pass: it is the source's own",
+        "read by": ", ".join(origin.readers[:READERS]) + (f" and {others} more" if others > 0 else ""),
+    }
+    return [f"initializer {origin.name} {origin.type}", *_lines(said)]
+
+
+def _lines(said: Mapping[str, str]) -> Iterator[str]:
+    return (f"  {what:<10}  {text}" for what, text in said.items() if text)
 
 
 def _module(origin: Origin) -> str:

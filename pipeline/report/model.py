@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from passes.diff import LayerErrors
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
 from passes.proof.prove import Power
@@ -97,6 +98,8 @@ class OptimizeReport:
     not_compared: str = ""
     """Why no number was compared; empty where numbers were."""
     coverage: Coverage = field(default_factory=Coverage)
+    layers: tuple[LayerErrors, ...] = ()
+    """The final model against the export, on the first draw, where a layer ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,8 @@ class Report:
     """What the draws have shown; None where the passes were not proven by numbers, or not at all."""
     notes: tuple[str, ...] = ()
     """What the stages said that stopped nothing, also in an earlier run from which a stage was taken."""
+    layers: tuple[LayerErrors, ...] = ()
+    """The final model against the export, on the first draw, where a layer ends."""
     format_version: int = field(default=REPORT_VERSION)
 
 

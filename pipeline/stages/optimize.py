@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 import onnx
 
 from passes.base import Repeat, Step, Workbench, flat
 from passes.bench import limit_runs, open_bench
 from passes.changes import op_counts
-from passes.diff import Numbers, compare_models, diff_as_data, diff_text, numbers_as_data, numbers_text
+from passes.diff import (
+    DrawnInputs,
+    LayerErrors,
+    Numbers,
+    compare_layers,
+    compare_models,
+    diff_as_data,
+    diff_text,
+    match_models,
+    numbers_as_data,
+    numbers_text,
+)
 from passes.load import byte_count
 from passes.model.files import save
 from passes.model.fingerprint import structure_fingerprint
@@ -39,6 +50,9 @@ from pipeline.workspace import Workspace, stamp
 __all__ = ["optimize", "refuse_reverts", "still_there"]
 
 REPRODUCERS = "reproducers"
+
+MOST_LAYERS: Final = 64
+"""Layers that are compared for `report.html`, in one run of each model; `onnxline diff --layers` compares all."""
 
 
 def optimize(
@@ -101,6 +115,7 @@ def optimize(
         marks[SOURCE] = _mark(SOURCE, source)
         with limit_runs(bench, source, [one.feeds for one in references.draws]):
             run = run_passes(source, steps, policy, prover, bench, observe, reproducers, note_change)
+            layers = _layers(source, run.model, references, bench, observer)
         pictures = _pictures(run, source, broken, steps, policy, bench, observer)
     clear_old_results()  # a recipe may have no step
     final = apart(run.model, stacks, stored)
@@ -120,6 +135,7 @@ def optimize(
         pictures=pictures,
         not_compared=not_compared(config),
         coverage=run.coverage,
+        layers=layers,
     )
 
 
@@ -154,6 +170,21 @@ def _pictures(
         return Pictures()
 
 
+def _layers(
+    source: DetachedModel, final: DetachedModel, references: References, bench: Workbench, observer: Observer
+) -> tuple[LayerErrors, ...]:
+    """The final model against the export layer by layer, on the first draw; none where no number is compared."""
+    if not references.draws:
+        return ()
+    first = references.draws[0]
+    try:
+        draws = [DrawnInputs(first.label, first.feeds)]
+        return compare_layers(match_models(source, final), draws, bench, most=MOST_LAYERS)
+    except Exception as error:  # as with drawings
+        observer(Note(f"report.html has no errors by layer: {type(error).__name__}: {error}"))
+        return ()
+
+
 def _mark(row: int, model: DetachedModel) -> Mark:
     stored = [tensor for tensor in model.proto.graph.initializer if tensor.data_type != onnx.TensorProto.STRING]
     return Mark(row, structure_fingerprint(model), sum(map(byte_count, stored)), dict(sorted(op_counts(model).items())))
@@ -173,7 +204,7 @@ def _write_diff(
     )
     found = compare_models(before.model, after.model, (before.reading, after.reading))
     (workspace.folder / folder).mkdir(parents=True, exist_ok=True)
-    text = diff_text(found, most=sys.maxsize) + numbers_text(numbers, why, title="numbers, against the reference")
+    text = diff_text(found, most=None) + numbers_text(numbers, why, title="numbers, against the reference")
     workspace.write_text(f"{folder}/diff.txt", text)
     workspace.write_text(
         f"{folder}/diff.json", json.dumps({**diff_as_data(found), **numbers_as_data(numbers, why)}, indent=1)

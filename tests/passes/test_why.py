@@ -105,6 +105,10 @@ def test_without_torch_metadata_the_module_is_not_known() -> None:
         ("r", ["up", "down"]),
         ("ga*", ["gate"]),
         ("*", ["gate", "product", "sum", "if", "up", "down"]),
+        ("module:block", ["product", "sum"]),
+        ("module:*linear", ["product", "sum"]),
+        ("op:Neg", ["down"]),
+        ("op:*a*", ["product"]),
     ],
 )
 def test_a_name_a_value_or_a_glob(asked: str, found: list[str]) -> None:
@@ -118,16 +122,28 @@ def test_inner_nodes_say_what_they_lie_inside_of() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ("gaet", r"no node and no value named 'gaet'; did you mean 'gate'\?"),
-        ("zzz", "no node and no value named 'zzz' among 5 nodes"),
+        ("gaet", r"no node, value or initializer named 'gaet'; did you mean 'gate'\?"),
+        ("zzz", "no node, value or initializer named 'zzz' among 5 nodes"),
+        ("op:MatNul", r"no MatNul in this model"),
+        ("module:block.linaer", r"no node of a module 'block.linaer'; did you mean 'block.linear'"),
         ("x", "'x' is an input of the model and no node makes it; ask for a node that reads it: gate"),
-        ("w", "'w' is a stored tensor and no node makes it; ask for a node that reads it: s"),
+        ("w", "'w' is an initializer and no node makes it; `why_weights` says where it comes from"),
         ("product", "'product' is gone: fuse_linear made s in its place"),
     ],
 )
 def test_a_name_that_means_no_node_says_what_it_is_instead(asked: str, words: str) -> None:
     with pytest.raises(PolicyMistake, match=words):
         passes.why(fused(), asked)
+
+
+def test_a_weight_of_the_source_and_names_that_mean_none() -> None:
+    (weight,) = passes.why_weights(fused(), "w")
+    assert (weight.type, weight.sources, weight.form, weight.made_by) == ("float[8,8]", ("w",), "", "")
+    assert weight.readers == ("Gemm s",)
+    assert [one.name for one in passes.why_weights(fused(), "?")] == ["w", "b"]
+    assert passes.why_weights(fused(), "product") == ()
+    with pytest.raises(PolicyMistake, match="the model holds no torch metadata"):
+        passes.why(model_of(TEXT, w=matrix(8, 8, 0), b=vector(8, 1)), "module:block")
 
 
 def test_a_folder_a_file_and_weights_that_are_not_there(tmp_path: Path) -> None:

@@ -80,6 +80,30 @@ def test_a_crash_is_found_by_error_codes_too(block: Path) -> None:
     assert "\n  - MatMul q0\n  - MatMul k0\n  - MatMul v0\n" in shown.stdout
 
 
+def test_a_configuration_brings_its_model_and_its_recipe(block: Path) -> None:
+    Path("block.yaml").write_text(
+        "name: block\nmodel: {onnx: block.onnx}\npasses: {recipe: [nop, fuse_qkv], keep: [qkv]}\n"
+    )
+    shown = ask("block.yaml", "--lost", "qkv", "--json", "--budget-s", "0")
+    assert shown.exit_code == 0, shown.output
+    data = json.loads(shown.stdout)
+    assert (data["steps"], data["culprit"]["name"], data["culprit"]["place"]) == (2, "fuse_qkv", 2)
+    assert [line for line in shown.stderr.splitlines() if line.startswith("bisect: ")] == [
+        "bisect: exporting the model",
+        "bisect: running the recipe",
+        "bisect: halving a call of several passes",
+    ]
+    assert ask("block.yaml", "--lost", "qkv", "--recipe", "nop").exit_code == 1, "another recipe"
+    refused = ask("block.yaml", "--lost", "qvk").exception
+    assert "did you mean" in str(refused)
+
+
+def test_a_configuration_of_a_torch_model_is_exported(config_file, block: Path) -> None:
+    shown = ask(config_file(passes={"recipe": ["onnxsim"]}), "--lost", "qkv", "--budget-s", "0")
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.startswith("onnxsim/")
+
+
 def test_numbers(block: Path) -> None:
     model, own = ROOT / "examples" / "attention.onnx", ROOT / "examples" / "own_pass.py"
     shown = ask(model, "--recipe", f"nop,{{{own}:fold_scale: {{into: key}}}}", "--error", "1e-9", "--budget-s", "0")

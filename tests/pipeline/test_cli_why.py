@@ -55,6 +55,24 @@ def test_a_node_of_the_export(config_file, tmp_path: Path) -> None:
     assert code.endswith("in forward: return self.out((weights @ v).transpose(1, 2).reshape(batch, length, width))")
 
 
+def test_a_weight_and_all_nodes_of_a_module_or_an_operator(config_file, tmp_path: Path) -> None:
+    Pipeline(RunConfig.from_yaml(config_file(passes={"recipe": ["fold_constants"]})), tmp_path).run()
+    assert ask(str(tmp_path), "q.weight_transposed").stdout.splitlines()[:4] == [
+        "initializer q.weight_transposed float[32,32]",
+        "  weight      q.weight, transposed",
+        "  made by     fold_constants",
+        "  read by     MatMul node_MatMul_1",
+    ]
+    (weight,) = json.loads(ask(str(tmp_path), "q.bias", "--json").stdout)["weights"]
+    assert (weight["sources"], weight["made_by"], weight["steps"]) == (["q.bias"], "", [])
+    assert [line for line in ask(str(tmp_path), "module:q").stdout.splitlines() if not line.startswith("  ")] == [
+        "MatMul node_MatMul_1",
+        "",
+        "Add node_linear",
+    ]
+    assert "is gone: fold_constants made q.weight_transposed" in str(ask(str(tmp_path), "q.weight").exception)
+
+
 PLAIN = '<ir_version: 9, opset_import: ["": 20]> g (float[2] x) => (float[2] y) { [last] y = Neg (x) }'
 
 
@@ -79,4 +97,7 @@ def test_an_unknown_node_is_exit_code_2_and_needs_no_torch(tmp_path: Path) -> No
     good = subprocess.run([*words, "last"], capture_output=True, text=True, timeout=120)
     assert (good.returncode, good.stdout.splitlines()[0]) == (0, "Neg last")
     bad = subprocess.run([*words, "lost"], capture_output=True, text=True, timeout=120)
-    assert (bad.returncode, bad.stderr) == (2, "onnxline: no node and no value named 'lost'; did you mean 'last'?\n")
+    assert (bad.returncode, bad.stderr) == (
+        2,
+        "onnxline: no node, value or initializer named 'lost'; did you mean 'last'?\n",
+    )

@@ -67,11 +67,13 @@ def _sections(diff: Diff) -> Iterator[Section]:
 
 def _entry(found: object) -> Entry:
     if isinstance(found, Replacement):
-        return Entry(_listed(found.removed), _listed(found.added))
+        return Entry(
+            _listed(found.removed), _listed((*found.added, *(f"stored constant {name}" for name in found.stored)))
+        )
     return Entry(text=_short(str(found)))
 
 
-def _listed(nodes: Sequence[NodeLabel]) -> tuple[str, ...]:
+def _listed(nodes: Sequence[NodeLabel | str]) -> tuple[str, ...]:
     told = [_short(str(node)) for node in nodes[:MOST_NODES]]
     return (*told, f"{len(nodes) - MOST_NODES} more") if len(nodes) > MOST_NODES else tuple(told)
 

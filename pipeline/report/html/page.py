@@ -12,6 +12,7 @@ from passes.proof.numbers import DRAWN
 from pipeline.report.html.coverage import coverage_facts
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, headline_of
+from pipeline.report.html.layers import LayerPlot, layer_plot
 from pipeline.report.html.nodes import packed
 from pipeline.report.html.timeline import Timeline, timeline_of
 from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of
@@ -33,6 +34,7 @@ class Page:
     notes: tuple[str, ...]
     favicon: str
     data: Mapping[str, Any]
+    layers: LayerPlot | None
 
 
 def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
@@ -58,6 +60,7 @@ def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
         notes=tuple(dict.fromkeys((*report.notes, *(report.export.notes if report.export else ())))),
         favicon=_favicon(headline.tone),
         data={"nodes": packed(pictures.nodes, pictures.values), "names": names},
+        layers=layer_plot(report.layers),
     )
 
 

@@ -181,7 +181,7 @@ def test_operators_beyond_the_colours_are_one() -> None:
 def test_long_diffs_are_cut(tmp_path: Path) -> None:
     nodes = [NodeLabel("Identity", f"node_{at}") for at in range(50)]
     found = Diff(
-        replaced=tuple(Replacement((node,), ()) for node in nodes),
+        replaced=tuple(Replacement((node,), (), ("val_27",)) for node in nodes),
         attributes=(AttributeChange(nodes[0], "axis", "0", "1" * 5000),),
     )
     made = row("eliminate", before=59, after=9)
@@ -195,6 +195,7 @@ def test_long_diffs_are_cut(tmp_path: Path) -> None:
     assert len(attributes.entries[0].text) == 300
     html = html_of(report(made), pictures(), tmp_path)
     assert "<del>Identity node_29</del>" in html
+    assert "<ins>stored constant val_27</ins>" in html
     assert "and 20 more" in html
     (folder / "diff.json").write_text("{")
     assert timeline_of(report(made), tmp_path).rows[1].diff is None, "a damaged one is as none"

@@ -1,0 +1,310 @@
+"""Which of the source's weights a stored tensor was made of, and how: written on the tensor by the step that made it.
+
+A step that stores what a Transpose made of `layer.0.query.weight` calls it after a value, such as `val_27`, by which
+nobody knows the weight again. So the tensor says what it is, and `name_weights` names it accordingly in the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import onnx
+from onnx import GraphProto, TensorProto
+
+from passes.model.bodies import bodies_of
+from passes.model.weights import DetachedModel
+from passes.provenance.marks import SHOWN, Marks, marks_of, write_marks
+from passes.provenance.replaced import Replaced
+from passes.provenance.same import COMMUTATIVE, Same
+from passes.provenance.weight_readers import PRODUCTS
+from passes.provenance.wiring import ABSENT, TELLING, Wiring
+
+__all__ = ["FORM_KEY", "form_of", "name_weights", "trace_weights"]
+
+FORM_KEY: Final = "onnxline.form"
+"""What was done to the weights that a stored tensor was made of: one of `FORMS`; none where it is the weight itself."""
+
+FORMS: Final = ("reshaped", "transposed", "cast", "merged", "folded")
+"""The later ones say more: a weight that was transposed and then folded is folded."""
+
+INTEGERS: Final = frozenset(
+    getattr(TensorProto, name)
+    for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "BOOL")
+)
+
+FORM_BY_OP: Final = {
+    "Identity": "",
+    **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze", "Flatten"), "reshaped"),
+    "Transpose": "transposed",
+    "Cast": "cast",
+    "CastLike": "cast",
+}
+"""What an operator does to a weight; others fold it."""
+
+
+def form_of(tensor: TensorProto) -> str:
+    return next((entry.value for entry in tensor.metadata_props if entry.key == FORM_KEY), "")
+
+
+BIAS: Final = 2
+"""The input of a product that is its bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """Stored tensors that a constant is computed from, and the form that the operators on the way give them."""
+
+    weights: tuple[TensorProto, ...]
+    form: str = ""
+
+
+def trace_weights(
+    same: Same, models: tuple[DetachedModel, DetachedModel], author: str, replaced: Iterable[Replaced]
+) -> None:
+    """Write on each initializer after a step what it was made of; what is known of those that stayed is given back."""
+    lost_by = {new: one.lost for one in replaced for new in one.news}
+    chains: dict[int, _Chain] | None = None
+    for value, tensor in same.after.tensors.items():
+        old = _unchanged(same, value)
+        if old is not None:
+            _give_back(tensor, old)
+        elif _is_weight(tensor):
+            chains = _chains(same.before) if chains is None else chains
+            _mark(tensor, _sources_of(same, value, lost_by, chains), models, author)
+
+
+def _is_weight(tensor: TensorProto) -> bool:
+    """Whether a tensor may be one: small integers are shapes and axes, a scalar is a constant of the code."""
+    size = math.prod(tensor.dims)
+    if not tensor.dims or tensor.data_type == TensorProto.STRING:
+        return False
+    return size >= TELLING or (size > 1 and tensor.data_type not in INTEGERS)
+
+
+def _unchanged(same: Same, value: int) -> TensorProto | None:
+    """The stored tensor from before the step that holds the same; its namesake, if several do."""
+    if same.value_of[value] < 0:
+        return None
+    meaning = same.after.value_meanings[value]
+    before = same.before
+    olds = [
+        old
+        for old in same.equals(same.value_of[value])
+        if old in before.tensors and before.value_meanings[old] == meaning
+    ]
+    name = same.after.names[value]
+    return next((before.tensors[old] for old in sorted(olds, key=lambda old: before.names[old] != name)), None)
+
+
+def _give_back(tensor: TensorProto, old: TensorProto) -> None:
+    known = {entry.key for entry in tensor.metadata_props}
+    tensor.metadata_props.extend(entry for entry in old.metadata_props if entry.key not in known)
+    if tensor.name != old.name and marks_of(tensor) == Marks() and _is_weight(old):
+        write_marks(tensor, Marks(replaced=(old.name,), count=1))
+
+
+def _sources_of(same: Same, value: int, lost_by: Mapping[int, tuple[int, ...]], chains: Mapping[int, _Chain]) -> _Chain:
+    """What stood in the place of a new tensor: what its readers read there, else what lost nodes around them read."""
+    before, beside = same.before, []
+    known = same.value_of[value]
+    olds = [known] if known in before.constants and known != ABSENT else []
+    for user, position in same.after.users[value]:
+        old = same.old_of[user]
+        if old >= 0:
+            olds.extend(_opposite(same, user, old, position))
+            beside.extend(_lost_beside(same, old))
+        else:
+            beside.extend(lost_by.get(user, ()))
+    known_chains = [chains[one] for one in dict.fromkeys(olds) if one in chains]
+    weights = [tensor for chain in known_chains for tensor in chain.weights]
+    if len(weights) == 1:
+        tensor, form = weights[0], known_chains[0].form
+        if math.prod(tensor.dims) == math.prod(same.after.tensors[value].dims) and form not in ("", "folded"):
+            return _Chain((tensor,), form)
+    read = (need for old in dict.fromkeys(beside) for need in before.items[old].needs if need in chains)
+    weights.extend(tensor for one in read for tensor in chains[one].weights)
+    if any(same.after.items[user].op[1] in PRODUCTS and position == BIAS for user, position in same.after.users[value]):
+        weights.sort(key=lambda tensor: not "".join(_names_of(tensor)[:1]).endswith("bias"))  # a bias goes first
+    return _Chain(tuple({tensor.name: tensor for tensor in weights}.values()))
+
+
+def _opposite(same: Same, user: int, old: int, position: int) -> list[int]:
+    """The constants that a node read before where it reads a new tensor now."""
+    item, needs = same.after.items[user], same.before.items[old].needs
+    if item.op[1] in COMMUTATIVE:
+        kept = {same.known(need) for need in item.needs}
+        places = [need for need in needs if same.alike(need) not in kept]
+    else:
+        places = [needs[position]] if position < len(needs) else []
+    return [need for need in places if need != ABSENT and need in same.before.constants]
+
+
+def _lost_beside(same: Same, old: int) -> list[int]:
+    """The lost nodes that read what a node made, or made what it read."""
+    before = same.before
+    item = before.items[old]
+    readers = [user for value in item.makes if value != ABSENT for user, _ in before.users[value]]
+    makers = [before.makers[value] for value in item.needs if value != ABSENT and value not in before.constants]
+    return [one for one in (*readers, *makers) if one >= 0 and same.lost(one)]
+
+
+def _chains(before: Wiring) -> dict[int, _Chain]:
+    """Value → the weights that it is computed from, in the order in which they are read; of constants alone."""
+    chains = {value: _Chain((tensor,)) for value, tensor in before.tensors.items() if _is_weight(tensor)}
+    for item in before.items:
+        if all(value in before.constants for value in item.makes):
+            known = [chains[need] for need in item.needs if need in chains]
+            weights = {tensor.name: tensor for chain in known for tensor in chain.weights}
+            form = _strongest([*(chain.form for chain in known), FORM_BY_OP.get(item.op[1], "folded")])
+            if weights:
+                chains |= dict.fromkeys(item.makes, _Chain(tuple(weights.values()), form))
+    return chains
+
+
+def _strongest(forms: Iterable[str]) -> str:
+    return max(forms, key=lambda form: FORMS.index(form) if form else -1, default="")
+
+
+def _mark(tensor: TensorProto, sources: _Chain, models: tuple[DetachedModel, DetachedModel], author: str) -> None:
+    """Without sources it is a constant that the step made up."""
+    form, weights = (sources.form, sources.weights) if sources.form else _compare(tensor, sources.weights, models)
+    names: dict[str, None] = {}
+    forms = [form]
+    for weight in weights:
+        names |= dict.fromkeys(_names_of(weight))
+        forms.append(form_of(weight))
+    is_back = forms == ["transposed", "transposed"] and len(tensor.dims) == 2
+    write_marks(tensor, Marks(author, tuple(names)[:SHOWN], len(names)))
+    kept = [entry for entry in tensor.metadata_props if entry.key != FORM_KEY]
+    del tensor.metadata_props[:]
+    tensor.metadata_props.extend(kept)
+    if names and not is_back:
+        tensor.metadata_props.add(key=FORM_KEY, value=_strongest(forms))
+
+
+def _names_of(tensor: TensorProto) -> tuple[str, ...]:
+    """The source's initializers that a tensor was made of: itself, if it is one of them."""
+    marks = marks_of(tensor)
+    return marks.replaced or (() if marks.author else (tensor.name,))
+
+
+def _compare(
+    tensor: TensorProto, weights: Sequence[TensorProto], models: tuple[DetachedModel, DetachedModel]
+) -> tuple[str, Sequence[TensorProto]]:
+    """The form that `tensor` has of some of `weights`, and which they are, where no operator says it."""
+    before, after = models
+    size = math.prod(tensor.dims)
+    of_size = [one for one in weights if math.prod(one.dims) == size]
+    digest = after.digest(tensor) if of_size else ""
+    for weight in (one for one in of_size if one.data_type == tensor.data_type):
+        if before.digest(weight) == digest:
+            return "reshaped", [weight]
+        is_turned = len(weight.dims) == 2 and list(weight.dims) == list(tensor.dims)[::-1]
+        if is_turned and before.turned_digest(weight, (1, 0)) == digest:
+            return "transposed", [weight]
+    of_type = [one for one in weights if one.data_type == tensor.data_type]
+    for kind_of in (_dims_of, _rank_of):  # Q, K and V may be of other widths
+        for kind in dict.fromkeys(map(kind_of, of_type)):
+            pieces = [one for one in of_type if kind_of(one) == kind]
+            if len(pieces) > 1 and sum(math.prod(one.dims) for one in pieces) == size:
+                return "merged", pieces
+    if _is_uniform(after, tensor):
+        return "", []
+    return "folded", [*of_size, *(one for one in weights if one not in of_size)]
+
+
+def _dims_of(tensor: TensorProto) -> Hashable:
+    return tuple(tensor.dims)
+
+
+def _rank_of(tensor: TensorProto) -> Hashable:
+    return len(tensor.dims)
+
+
+def _is_uniform(model: DetachedModel, tensor: TensorProto) -> bool:
+    """Whether all its numbers are the same: no weights are, so it is not made of any."""
+    if model.is_unread(tensor):
+        return False
+    flat = model.array(tensor).ravel()
+    return bool((flat == flat[0]).all())
+
+
+def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
+    """`model` with each initializer that was made of weights of `source` named after them; the same object if none is.
+
+    Of one weight: its own name with the form, `layer.0.query.weight_transposed`, and without it where it is the weight
+    itself. Of a merged one: what their names have in common, `layer.0.weight_merged`. A number is added where the name
+    is taken. An initializer that has the name of one of its weights, or of another initializer of the source, keeps it;
+    so does one that is an input or output.
+    """
+    graph = model.proto.graph
+    signature = {info.name for info in (*graph.input, *graph.output)}
+    settled = signature | {tensor.name for tensor in source.proto.graph.initializer}
+    taken = signature | {name for inner in _graphs(graph) for name in _names_in(inner)}
+    renamed: dict[str, str] = {}
+    for tensor in graph.initializer:
+        sources = marks_of(tensor).replaced
+        if sources and tensor.name not in sources and tensor.name not in settled:
+            renamed[tensor.name] = _free(_name_for(sources, form_of(tensor)), taken)
+            taken.add(renamed[tensor.name])
+    if not renamed:
+        return model
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    _rename(proto.graph, renamed)
+    for annotation in proto.graph.quantization_annotation:
+        annotation.tensor_name = renamed.get(annotation.tensor_name, annotation.tensor_name)
+        for entry in annotation.quant_parameter_tensor_names:
+            entry.value = renamed.get(entry.value, entry.value)
+    return model.with_proto(proto)
+
+
+def _name_for(sources: Sequence[str], form: str) -> str:
+    if form != "merged":
+        return f"{sources[0]}_{form}" if form else sources[0]
+    paths = [name.split(".") for name in sources]
+    common = [column[0] for column in zip(*(path[:-1] for path in paths), strict=False) if len(set(column)) == 1]
+    endings = {path[-1] for path in paths}
+    return ".".join([*common, *(endings if len(endings) == 1 else [])] or [sources[0]]) + f"_{form}"
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    candidate, number = name, 1
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """`graph` and the bodies of its nodes, at any depth."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in bodies_of(attribute):
+                yield from _graphs(body)
+
+
+def _names_in(graph: GraphProto) -> Iterator[str]:
+    yield from (entry.name for entry in (*graph.input, *graph.initializer, *graph.value_info))
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    yield from (name for node in graph.node for name in node.output)
+
+
+def _rename(graph: GraphProto, names: dict[str, str]) -> None:
+    """Rename values in `graph` and in the bodies that read them; a body may have a value of its own of that name."""
+    for entry in (*graph.initializer, *graph.value_info):
+        entry.name = names.get(entry.name, entry.name)
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            if name in names:
+                node.input[place] = names[name]
+        for attribute in node.attribute:
+            for body in bodies_of(attribute):
+                own = set(_names_in(body))
+                _rename(body, {old: new for old, new in names.items() if old not in own})
+    for info in graph.output:  # of a body: it may return a value from outside
+        info.name = names.get(info.name, info.name)

@@ -1,0 +1,110 @@
+"""The plot of error and SQNR by layer: where each point lies, and what it says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from passes.diff import LayerErrors
+
+__all__ = ["LayerPlot", "layer_plot"]
+
+LEFT, RIGHT, HEIGHT, STEP = 64.0, 944.0, 120.0, 5
+"""Where the points lie, in units of the drawing; and in how many parts an axis is divided at most."""
+
+MOST_LABELS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    place: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """`points` are x and y; a value that is equal in every bit lies at the edge of the best."""
+
+    title: str
+    points: tuple[tuple[float, float], ...]
+    ticks: tuple[Tick, ...]
+
+    @property
+    def path(self) -> str:
+        return " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    layer: str
+    op: str
+    dtype: str
+    error: str
+    sqnr: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlot:
+    """`curves` are empty where all layers are equal in every bit."""
+
+    rows: tuple[LayerRow, ...]
+    curves: tuple[Curve, ...]
+    labels: tuple[Tick, ...]
+    equal: int
+
+
+def layer_plot(layers: Sequence[LayerErrors]) -> LayerPlot | None:
+    """None where no layer was compared."""
+    if not layers:
+        return None
+    rows = tuple(map(_row, layers))
+    equal = sum(math.isinf(one.errors.sqnr_db) and one.errors.sqnr_db > 0 for one in layers)
+    if equal == len(layers):
+        return LayerPlot(rows, (), (), equal)
+    wide = (RIGHT - LEFT) / max(len(layers) - 1, 1)
+    places = [LEFT + place * wide for place in range(len(layers))]
+    labels = _labels([Tick(place, row.layer) for place, row in zip(places, rows, strict=True)])
+    errors = [math.log10(one.errors.max_abs) if 0 < one.errors.max_abs < math.inf else None for one in layers]
+    ratios = [one.errors.sqnr_db if math.isfinite(one.errors.sqnr_db) else None for one in layers]
+    curves = (
+        _curve("max abs error", places, errors, 1, "1e{:+03d}", best="low"),
+        _curve("SQNR in dB", places, ratios, 10, "{:d}", best="high"),
+    )
+    return LayerPlot(rows, curves, labels, equal)
+
+
+def _labels(layers: Sequence[Tick]) -> tuple[Tick, ...]:
+    """Those of numbered layers, such as `encoder.layer.0`, if there are any; so many as have room."""
+    numbered = [one for one in layers if one.text.rpartition(".")[2].isdecimal()] or layers
+    return tuple(numbered[:: math.ceil(len(numbered) / MOST_LABELS)])
+
+
+def _row(one: LayerErrors) -> LayerRow:
+    sqnr = "equal" if one.errors.sqnr_db == math.inf else f"{one.errors.sqnr_db:.1f} dB"
+    return LayerRow(one.layer or one.before, one.op, one.dtype, f"{one.errors.max_abs:.2e}", sqnr)
+
+
+def _curve(
+    title: str, places: Sequence[float], values: Sequence[float | None], unit: int, form: str, *, best: str
+) -> Curve:
+    """An axis from a multiple of `unit` to another; values that are None are the best ones, beyond one end of it."""
+    known = [value for value in values if value is not None] or [0.0]
+    low, high = math.floor(min(known) / unit), math.ceil(max(known) / unit)
+    high = max(high, low + 1)
+    step = math.ceil((high - low) / STEP)
+    high = low + step * math.ceil((high - low) / step)
+    if None in values:
+        low, high = (low - step, high) if best == "low" else (low, high + step)
+    edge = low if best == "low" else high
+
+    def height(value: float) -> float:
+        return HEIGHT - (value - low) / (high - low) * HEIGHT
+
+    points = (height(edge if value is None else value / unit) for value in values)
+    ticks = (
+        Tick(height(mark), "equal" if mark == edge and None in values else form.format(mark * unit))
+        for mark in range(low, high + 1, step)
+    )
+    return Curve(title, tuple(zip(places, points, strict=True)), tuple(ticks))
