@@ -113,6 +113,7 @@
       lightbox.showModal();
       put(panel);
       whole(1.4);
+      stage.scrollTop = 0;
       stage.focus();
     };
     for (const button of $$(".enlarge")) button.addEventListener("click", () => enlarge(button.closest(".panel")));
@@ -332,11 +333,11 @@
         show();
       });
     }
-    for (const button of $$("th button")) {
+    for (const button of $$("#table th button")) {
       button.addEventListener("click", () => {
         const column = Number(button.dataset.column);
         order = { column, sign: order.column === column ? -order.sign : 1 };
-        for (const head of $$("th")) head.setAttribute("aria-sort", "none");
+        for (const head of $$("#table th")) head.setAttribute("aria-sort", "none");
         button.parentElement.setAttribute("aria-sort", order.sign > 0 ? "ascending" : "descending");
         show();
       });

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from passes.proof.numbers import DRAWN
+from passes.proof.numbers import DRAWN, Errors
 from pipeline.report.html.coverage import coverage_facts
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, headline_of
@@ -93,15 +93,22 @@ def _export(report: Report) -> dict[str, str]:
         "outputs": ", ".join(report.export.outputs),
         "compared on": "; ".join(report.export.draws),
         "error": error_text(worst[1]) if worst else "",
-        "tolerances": "; ".join(
-            f"{name}: {_judged(one.judged_as)}" for name, one in report.export.errors.items() if one.judged_as
-        ),
+        "tolerances": _tolerances(report.export.errors),
     }
     return {label: text for label, text in told.items() if text}
 
 
-def _judged(dtype: str) -> str:
-    return "only dtype and shape, since it depends on random numbers" if dtype == DRAWN else f"that of {dtype}"
+def _tolerances(errors: Mapping[str, Errors]) -> str:
+    """`of float32: y, z; only dtype and shape, since they depend on random numbers: noise`."""
+    names: dict[str, list[str]] = {}
+    for name, one in errors.items():
+        names.setdefault(one.judged_as, []).append(name)
+    random = "only dtype and shape, since they depend on random numbers"
+    return "; ".join(
+        f"{random if dtype == DRAWN else f'of {dtype}'}: {', '.join(outputs)}"
+        for dtype, outputs in names.items()
+        if dtype
+    )
 
 
 def _backends(report: Report) -> dict[str, str]:

@@ -128,9 +128,13 @@ def test_all_notes_are_shown_once(tmp_path: Path) -> None:
 def test_what_random_outputs_are_judged_by(tmp_path: Path) -> None:
     made = report()
     assert made.export is not None
-    errors = {"y": replace(made.export.errors["y"], judged_as=DRAWN)}
+    errors = {
+        name: replace(made.export.errors["y"], judged_as=dtype)
+        for name, dtype in {"y": "float16", "noise": DRAWN, "z": "float16"}.items()
+    }
     facts = page_of(replace(made, export=replace(made.export, errors=errors)), Pictures(), tmp_path).facts
-    assert facts["export"]["tolerances"] == "y: only dtype and shape, since it depends on random numbers"
+    random = "only dtype and shape, since they depend on random numbers"
+    assert facts["export"]["tolerances"] == f"of float16: y, z; {random}: noise"
 
 
 def test_what_was_tried_on_one_structure_shows_beside_its_like(tmp_path: Path) -> None:
