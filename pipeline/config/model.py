@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import (
@@ -90,7 +91,11 @@ class TransformersConfig(Section):
 
 
 def _folder_alone(value: object) -> object:
-    return {"folder": value} if isinstance(value, str) and value else value
+    if isinstance(value, str) and value:
+        return {"folder": value}
+    if value is None or isinstance(value, Mapping | TransformersConfig):
+        return value
+    raise ValueError("expected a folder that save_pretrained wrote, or a mapping with 'folder' or 'class'")
 
 
 class ModelConfig(Section):

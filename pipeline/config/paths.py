@@ -23,7 +23,8 @@ def split_factory(text: str, key: str = "model.factory") -> tuple[str, str]:
         ConfigMistake: there is no name after a colon.
     """
     module, colon, name = text.rpartition(":")
-    if not colon or not module or not name.isidentifier():
+    is_module = all(part.isidentifier() for part in module.split("."))
+    if not colon or not name.isidentifier() or not (module.endswith(".py") or is_module):
         raise ConfigMistake(f"{key}: found {text!r}, expected path/to/file.py:function or package.module:function")
     return module, name
 

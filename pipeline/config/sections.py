@@ -114,6 +114,8 @@ class Tolerance(Section):
 
 
 def _as_list(value: object) -> object:
+    if not isinstance(value, str | list | tuple):
+        raise ValueError("expected a .npz file, a glob or file.py:function, or a list of them")
     return [value] if isinstance(value, str) else value
 
 

@@ -19,7 +19,8 @@ __all__ = ["advice_on_type", "call_frames", "first_line", "innermost_line", "mod
 def innermost_line(error: BaseException, own: str = "") -> str:
     """`file:line: code` of the innermost frame of the user's code.
 
-    That is code below the folder `own`; else code that is not installed; else that of a library which is not torch.
+    That is code below the folder `own`; else code that is not installed; else that of a library, of torch at last.
+    Empty where there is none: an import of a module that is not there.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
@@ -29,13 +30,13 @@ def innermost_line(error: BaseException, own: str = "") -> str:
         lambda file: bool(own) and file.startswith(own) and not _is_installed(file.removeprefix(own)),
         lambda file: not _is_installed(file) and not file.startswith(STDLIB),
         lambda file: not file.startswith(STDLIB) or (_is_installed(file) and "-packages/torch/" not in file),
-        lambda _: True,
+        lambda file: not file.startswith(STDLIB) or _is_installed(file),
     )
     for is_own in kinds:
         for frame in reversed(frames):
             if is_own(frame.filename):
                 return f"{frame.filename}:{frame.lineno}" + (f": {frame.line}" if frame.line else "")
-    return "no line of Python"
+    return ""
 
 
 def _is_installed(file: str) -> bool:

@@ -56,7 +56,8 @@ def call_user_code(call: Callable[[], T], title: str, own: str) -> T:
     except OnnxlineError:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise SourceMistake(f"{title} {first_line(error)}\n  at {innermost_line(error, _folder_of(own))}") from error
+        line = innermost_line(error, _folder_of(own))
+        raise SourceMistake(f"{title} {first_line(error)}" + (f"\n  at {line}" if line else "")) from error
 
 
 def _folder_of(text: str) -> str:

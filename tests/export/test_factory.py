@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipeline.config import ModelConfig
-from pipeline.errors import SourceMistake, Unsupported
+from pipeline.errors import ConfigMistake, SourceMistake, Unsupported
 from pipeline.export import TorchSource, load_source, run_torch
 
 Factory = Callable[..., ModelConfig]
@@ -141,6 +141,13 @@ def test_a_factory_that_raises_is_named_with_its_last_line(factory: Factory, tmp
 def test_messages(factory: Factory, code: str, message: str) -> None:
     with pytest.raises(SourceMistake, match=message):
         load_source(factory(code))
+
+
+def test_a_missing_module_is_named_without_a_line_of_ours(configured: Factory) -> None:
+    with pytest.raises(SourceMistake, match=r"importing no_such_mod raises ModuleNotFoundError: No module .*'$"):
+        load_source(configured(factory="no_such_mod:make"))
+    with pytest.raises(ConfigMistake, match=r"model.factory: found '.:make', expected path/to/file.py:function"):
+        load_source(configured(factory=".:make"))
 
 
 def test_a_missing_file_is_named(configured: Factory, tmp_path: Path) -> None:

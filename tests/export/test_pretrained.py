@@ -167,3 +167,10 @@ def test_settings_that_contradict_each_other(configured: Configured, section: di
     with pytest.raises(ConfigMistake) as caught:
         configured(transformers=section)
     assert message in str(caught.value)
+
+
+def test_neither_folder_nor_mapping(configured: Configured) -> None:
+    with pytest.raises(
+        ConfigMistake, match=r"found a list, expected a folder that save_pretrained wrote, or a mapping"
+    ):
+        configured(transformers=["a"])

@@ -128,6 +128,15 @@ def test_an_odd_onnx_file_that_onnxruntime_takes(command, tmp_path: Path, graph:
     onnx.checker.check_model(str(tmp_path / "out/model.onnx"))
 
 
+@pytest.mark.parametrize("setting", ["output_names=[q]", "input_names=[q]", "opset=17"])
+def test_export_settings_of_an_onnx_file_are_refused(command, tmp_path: Path, setting: str) -> None:
+    path = from_text(tmp_path, "(float[2] x) => (float[2] y) { y = Neg (x) }")
+    code, said = command("run", path, "--set", f"export.{setting}")
+    key = setting.partition("=")[0]
+    assert (code, one_message(said)) == (2, True)
+    assert f"export.{key}: an ONNX file is not exported and stays as it is; leave this key out" in said
+
+
 def test_a_final_model_that_is_not_valid(command, tmp_path: Path, monkeypatch) -> None:
     def refuse(_: str) -> None:
         raise onnx.checker.ValidationError("no good")

@@ -129,7 +129,10 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, inputs: str, message: str)
         ({"proof": "structure"}, "found verify.inputs with verify.proof structure, which runs nothing"),
         ({"inputs": [], "draws": 0}, "found verify.draws 0 without verify.inputs"),
         ({"inputs": [3]}, "verify.inputs[0]: found 3, expected text"),
-        ({"inputs": {"x": 1}}, "verify.inputs: found a mapping, expected a list"),
+        (
+            {"inputs": {"x": 1}},
+            "verify.inputs: found a mapping, expected a .npz file, a glob or file.py:function, or a list of them",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other(tmp_path: Path, verify: dict[str, Any], message: str) -> None:
