@@ -114,23 +114,25 @@ def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[in
 
 
 def _largest_size(guards: Sequence[Any], traced: Mapping[Any, int], symbol: Any) -> int | None:
-    """The size of `symbol` up to which all guards hold, the others as they were traced; None if they hold for all."""
-    asked = [guard for guard in guards if symbol in guard.free_symbols and guard.free_symbols <= traced.keys()]
+    """The size of `symbol` up to which all guards hold, the others as they were traced; None if they hold for all.
 
-    def holds(size: int) -> bool:
+    A guard that breaks at single sizes, or at odd ones, sets no end: it is about an order in memory, or a divisor.
+    """
+
+    def holds(guard: Any, size: int) -> bool:
         values = {known: Integer(value) for known, value in {**traced, symbol: size}.items()}
-        return all(guard.xreplace(values) != false for guard in asked)
+        return guard.xreplace(values) != false
 
-    low = traced[symbol]
-    while holds(2 * low):
-        low *= 2
-        if low > LARGEST_TRIED:
-            return None
-    return low + bisect_left(range(low + 1, 2 * low), True, key=lambda size: not holds(size))
+    asked = [guard for guard in guards if symbol in guard.free_symbols and guard.free_symbols <= traced.keys()]
+    ends = [guard for guard in asked if not any(holds(guard, size) for size in (FAR, FAR + 1))]
+    if not ends:
+        return None
+    sizes = range(traced[symbol], FAR)
+    return sizes[bisect_left(sizes, True, key=lambda size: not all(holds(guard, size) for guard in ends)) - 1]
 
 
-LARGEST_TRIED: Final = 2**20
-"""Up to here guards are asked; it is longer than any chunk."""
+FAR: Final = 2**14
+"""Longer than any chunk, and short enough that no count of bytes reaches the bounds of an index."""
 NO_LARGEST: Final = 2**31
 """From here on torch's bounds stand for none."""
 
