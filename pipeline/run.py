@@ -166,7 +166,7 @@ class _Journey:
                 self.save("export", found)
             self.exported = found
             note(f"{found.origin}, opset {found.opset}, {found.nodes} nodes, {found.weight_bytes / 2**20:.0f} MiB")
-        for said in found.not_compared:
+        for said in (*found.limits, *found.not_compared):
             self.tell(Note(said))
         return found
 

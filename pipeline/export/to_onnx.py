@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import onnx_ir as ir
 import torch
+from sympy import Integer, false
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -84,23 +87,52 @@ def _computed_types(program: ExportedProgram) -> tuple[str, ...]:
 
 
 def _ranges(program: ExportedProgram, source: TorchSource) -> dict[str, tuple[int, int | None]]:
-    """The sizes that each named dim may have in the traced program, as far as torch knows them."""
+    """The sizes that each named dim may have in the traced program, as far as torch knows them.
+
+    A trace may hold for fewer sizes than its ranges say: a state space that works in chunks keeps the number of chunks.
+    Then torch has a guard on it, which no graph shows.
+    """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     tensors = [values.get(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
     shapes = [tensor.shape for tensor in tensors if isinstance(tensor, torch.Tensor)]
     found: dict[str, tuple[int, int | None]] = {}
     if len(shapes) != len(source.inputs):
         return found
+    sizes = [size for shape in shapes for size in shape if isinstance(size, torch.SymInt)]
+    traced = {size.node.expr: int(size.node.hint) for size in sizes if size.node.expr.is_symbol}
+    environment = sizes[0].node.shape_env if sizes else None
+    guards = [guard.expr.xreplace(environment.replacements) for guard in environment.guards] if environment else []
     for shape, spec in zip(shapes, source.inputs, strict=True):
         for size, name in zip(shape, spec.shape, strict=False):
             node = getattr(size, "node", None)
             limits = program.range_constraints.get(node.expr) if node is not None else None
-            if isinstance(name, str) and limits is not None:
+            if isinstance(name, str) and node is not None and limits is not None:
                 largest = int(limits.upper) if limits.upper < NO_LARGEST else None
-                found[name] = (int(limits.lower), largest)
+                guarded = _largest_size(guards, traced, node.expr) if node.expr in traced else None
+                found[name] = (int(limits.lower), min(filter(None, (largest, guarded)), default=None))
     return found
 
 
+def _largest_size(guards: Sequence[Any], traced: Mapping[Any, int], symbol: Any) -> int | None:
+    """The size of `symbol` up to which all guards hold, the others as they were traced; None if they hold for all.
+
+    A guard that breaks at single sizes, or at odd ones, sets no end: it is about an order in memory, or a divisor.
+    """
+
+    def holds(guard: Any, size: int) -> bool:
+        values = {known: Integer(value) for known, value in {**traced, symbol: size}.items()}
+        return guard.xreplace(values) != false
+
+    asked = [guard for guard in guards if symbol in guard.free_symbols and guard.free_symbols <= traced.keys()]
+    ends = [guard for guard in asked if not any(holds(guard, size) for size in (FAR, FAR + 1))]
+    if not ends:
+        return None
+    sizes = range(traced[symbol], FAR)
+    return sizes[bisect_left(sizes, True, key=lambda size: not all(holds(guard, size) for guard in ends)) - 1]
+
+
+FAR: Final = 2**14
+"""Longer than any chunk, and short enough that no count of bytes reaches the bounds of an index."""
 NO_LARGEST: Final = 2**31
 """From here on torch's bounds stand for none."""
 

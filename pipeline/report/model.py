@@ -53,6 +53,8 @@ class ExportReport:
     files: tuple[tuple[str, int, int], ...] = ()
     computed_in: tuple[str, ...] = ()
     """The floating types that the torch module computes in; empty for an ONNX source, whose file says it."""
+    limits: tuple[str, ...] = ()
+    """Open dims of which the export holds for some sizes only, in sentences."""
     not_drawn: tuple[str, ...] = ()
     """Sizes that nobody asked for and that the export does not hold for, with the reasons."""
     random: tuple[str, ...] = ()
@@ -63,7 +65,7 @@ class ExportReport:
     @property
     def not_covered(self) -> tuple[str, ...]:
         """Sentences on what no comparison of the run has shown."""
-        return (*self.not_drawn, *self.not_compared)
+        return (*self.limits, *self.not_drawn, *self.not_compared)
 
     @property
     def not_compared(self) -> tuple[str, ...]:

@@ -84,6 +84,7 @@ def export(config: RunConfig, source: Source, references: References, workspace:
         notes=notes,
         computed_in=computed_in,
         files=exported_files(path, workspace),
+        limits=tuple(_limit(name, high) for name, (_, high) in ranges.items() if high is not None),
         not_drawn=not_drawn,
         random=_random_outputs(measurement.errors),
         weights="" if isinstance(source, OnnxSource) else source.weights,
@@ -167,6 +168,13 @@ def _beyond(reference: Reference, ranges: Mapping[str, tuple[int, int | None]]) 
         if (high is not None and size > high) or (size < low and low > ASSUMED):
             return f"the export holds for {name} from {low} to {high or 'any size'}"
     return ""
+
+
+def _limit(name: str, high: int) -> str:
+    return (
+        f"the export holds for {name} up to {high}, which the ONNX file cannot say: the model has a table that "
+        f"ends there, or torch's trace has kept a number of chunks; model.dims chooses the {name} that is traced"
+    )
 
 
 def _is_assumed(reference: Reference, ranges: Mapping[str, tuple[int, int | None]]) -> bool:

@@ -13,6 +13,7 @@ from passes import Status
 from passes.base import Workbench
 from pipeline import Pipeline, RunConfig
 from pipeline.errors import CheckFailed, SourceMistake
+from pipeline.events import Event, Note
 from pipeline.result import RunResult
 from pipeline.stages.source import open_source
 from pipeline.verify.references import compute_references, plan_draws
@@ -48,6 +49,16 @@ def test_a_size_that_the_export_does_not_hold_for_is_left_out_and_said(
     coverage = run(settings, tmp_path / "out").report.coverage
     assert coverage is not None and coverage.sizes == {"N": sizes}
     assert [one for one in coverage.not_covered if one.startswith(note)], coverage.not_covered
+
+
+def test_a_trace_that_keeps_a_number_of_chunks_says_up_to_which_size_it_holds(tmp_path: Path) -> None:
+    events: list[Event] = []
+    settings = config("chunked", X, export={"output_names": ["y"]})
+    report = Pipeline(settings, tmp_path / "out", events.append).run().report
+    assert report.coverage is not None and report.coverage.sizes == {"N": (1, 2, 3)}
+    assert any(note.startswith("not drawn: (N=8) (the export holds for N") for note in report.coverage.not_covered)
+    (said,) = (event.text for event in events if isinstance(event, Note) and "the export holds" in event.text)
+    assert said.startswith("the export holds for N up to 4, which the ONNX file cannot say")
 
 
 def test_tables_and_masks_of_a_torch_module(bench: Workbench) -> None:

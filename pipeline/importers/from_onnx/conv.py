@@ -28,6 +28,7 @@ def conv_transpose(node: Node) -> None:
     node.attributes.settle("kernel_shape")
     strides, dilations = per_axis(node, "strides"), per_axis(node, "dilations")
     extra = node.attributes.integers("output_padding") or (0,) * len(kernel)
+    node.check_length("output_padding", extra, len(kernel))
     attrs: dict[str, Attr] = {
         "strides": strides,
         "pads": transposed_pads(node, kernel, strides, dilations, extra),
@@ -82,9 +83,12 @@ def resize(node: Node) -> None:
     read.settle("extrapolation_value", "cubic_coeff_a", "axes")
     node.settle_inputs(1, 3)
     before, after = node.spec(0).sizes, node.output().sizes
+    if 0 in before:
+        raise node.refusal(f"its input has the shape {list(before)}, without an element")
     scales = tuple(new / old for new, old in zip(after, before, strict=True))
     if node.has(2) and (given := node.need_constant(2, "scales")).size:
         axes = read.integers("axes") or tuple(range(len(before)))
+        node.check_length("scales", given, len(axes))
         chosen = {axis % len(before): float(scale) for axis, scale in zip(axes, given, strict=True)}
         scales = tuple(chosen.get(axis, 1.0) for axis in range(len(before)))
     attrs: dict[str, Attr] = {
@@ -97,14 +101,27 @@ def resize(node: Node) -> None:
 
 
 def per_axis(node: Node, name: str) -> Sizes:
-    return node.attributes.integers(name) or (1,) * (node.spec(0).rank - 2)
+    """A list with an entry for each spatial dimension: 1 by default, and at least that."""
+    count = node.spec(0).rank - 2
+    entries = node.attributes.integers(name) or (1,) * count
+    node.check_length(name, entries, count)
+    if min(entries, default=1) < 1:
+        raise node.refusal(f"its {name} are {entries}")
+    return entries
 
 
 def pool_kernel(node: Node) -> Sizes:
     kernel = node.attributes.integers("kernel_shape")
     if kernel is None:
         raise node.refusal("it has no kernel_shape")
+    node.check_length("kernel_shape", kernel, node.spec(0).rank - 2)
     return kernel
+
+
+def explicit_pads(node: Node, kernel: Sizes) -> Sizes:
+    pads = node.attributes.integers("pads") or (0,) * (2 * len(kernel))
+    node.check_length("pads", pads, 2 * len(kernel))
+    return pads
 
 
 def window_pads(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes) -> Sizes:
@@ -112,7 +129,7 @@ def window_pads(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes) -> 
     mode = node.attributes.text("auto_pad", "NOTSET")
     node.attributes.settle("pads")
     if mode in ("NOTSET", ""):
-        return node.attributes.integers("pads") or (0,) * (2 * len(kernel))
+        return explicit_pads(node, kernel)
     if mode == "VALID":
         return (0,) * (2 * len(kernel))
     totals = []
@@ -129,9 +146,10 @@ def transposed_pads(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes,
     if mode == "VALID" and not wanted:
         return (0,) * (2 * len(kernel))
     if mode in ("NOTSET", "") and not wanted:
-        return node.attributes.integers("pads") or (0,) * (2 * len(kernel))
+        return explicit_pads(node, kernel)
     sizes = node.spec(0).sizes[2:]
     wanted = wanted or tuple(size * stride for size, stride in zip(sizes, strides, strict=True))
+    node.check_length("output_shape", wanted, len(sizes))
     totals = []
     for size, window, stride, dilation, more, out in zip(sizes, kernel, strides, dilations, extra, wanted, strict=True):
         totals.append(stride * (size - 1) + more + (window - 1) * dilation + 1 - out)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 
 import numpy as np
 import onnx
 
-from pipeline.errors import Unsupported
+from pipeline.errors import SourceMistake, Unsupported
 from pipeline.importers.from_onnx.attributes import Attributes, schema_of
 from pipeline.importers.from_onnx.pieces import Pieces
 from pipeline.importers.from_onnx.scope import Scope
@@ -107,6 +107,18 @@ class Node:
         if self.has(index):
             return tuple(int(item) for item in self.need_constant(index, name).reshape(-1))
         return self.attributes.integers(name)
+
+    def check_length(self, name: str, entries: Sized, expected: int) -> None:
+        """Refuse a list that does not fit the rank, or a list beside it.
+
+        Raises:
+            SourceMistake: naming the node and the list.
+        """
+        if len(entries) != expected:
+            raise SourceMistake(
+                f"node {self.name or self.output_names[0]!r} ({self.kind}): {name} has {len(entries)} entries, "
+                f"expected {expected}; check the model with onnx.checker.check_model(…, full_check=True)"
+            )
 
     def axis(self, default: int, of: int = 0) -> int:
         """The attribute `axis`, counted from the front of input `of`."""

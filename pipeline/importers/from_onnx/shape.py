@@ -46,6 +46,8 @@ def slices(node: Node) -> None:
     starts, ends = node.integers(1, "starts") or (), node.integers(2, "ends") or ()
     axes = node.integers(3, "axes") or tuple(range(len(starts)))
     steps = node.integers(4, "steps") or (1,) * len(starts)
+    for name, entries in (("ends", ends), ("axes", axes), ("steps", steps)):
+        node.check_length(name, entries, len(starts))
     sizes = node.spec(0).sizes
     axes = tuple(axis % len(sizes) for axis in axes)
     clamped = [
@@ -79,6 +81,7 @@ def pad(node: Node) -> None:
     """`pads` holds the begins of all axes, then the ends."""
     given, rank = node.integers(1, "pads") or (), node.spec(0).rank
     axes = node.integers(3, "axes") or tuple(range(rank))
+    node.check_length("pads", given, 2 * len(axes))
     pads = [0] * (2 * rank)
     for place, axis in enumerate(axes):
         pads[axis % rank], pads[axis % rank + rank] = given[place], given[place + len(axes)]

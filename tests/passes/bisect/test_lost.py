@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxoptimizer
 import onnxsim
 import pytest
+from onnx import helper, numpy_helper
 
 from passes.base import Workbench
 from passes.bisect import Finding, Loss, bisect
@@ -84,6 +86,20 @@ def test_the_pass_inside_of_onnxsim(bench: Workbench, tmp_path: Path) -> None:
     save(finding.smallest.model, tmp_path / "small.onnx")
     small = onnx.load(tmp_path / "small.onnx")
     assert loses_qkv(small, onnxsim.simplify(small)[0])
+
+
+def test_constants_are_stored_before_a_model_is_made_smaller(bench: Workbench) -> None:
+    """The matrices come in halves, as torch's come transposed. To remove one of their nodes alone breaks the model."""
+    model = biased_attention()
+    for name in ("wq", "wk", "wv"):
+        (whole,) = (tensor for tensor in model.graph.initializer if tensor.name == name)
+        for half, rows in zip("ab", np.split(numpy_helper.to_array(whole), 2), strict=True):
+            model.graph.initializer.append(numpy_helper.from_array(rows, name + half))
+        model.graph.initializer.remove(whole)
+        model.graph.node.insert(0, helper.make_node("Concat", [f"{name}a", f"{name}b"], [name], axis=0))
+    finding = find(detached(model), ["onnxsim"], bench)
+    assert finding.smallest is not None
+    assert "Concat" not in ops(finding.smallest.model.proto)
 
 
 def test_what_is_skipped_shows_who_is_next(bench: Workbench) -> None:
