@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from math import prod
 from typing import Final
 
@@ -46,7 +46,7 @@ def live_nodes(graph: GraphProto, *, by_numbers: bool = False) -> list[NodeProto
     return live
 
 
-def _is_constant(node: NodeProto, zeros: Collection[str]) -> bool:
+def _is_constant(node: NodeProto, zeros: AbstractSet[str]) -> bool:
     """Whether a node makes the same numbers whatever it reads: zero times, less itself, to the power of zero."""
     if node.domain not in ("", "ai.onnx"):
         return False
