@@ -306,6 +306,13 @@ def test_a_condition_that_never_holds_is_said_to_be_open(asks: str, bench: Workb
     assert made.coverage.not_covered == ("Where 'r': its condition is never true",)
 
 
+def test_what_is_open_in_each_layer_is_said_once(bench: Workbench) -> None:
+    layers = " ".join(f"n{at} = IsNaN (x{at}) x{at + 1} = Where (n{at}, seven, x{at})" for at in range(5))
+    text = f"g (float[2, 4] x) => (float[2, 4] y) {{ x0 = Neg (x) {layers} y = Neg (x5) }}"
+    made = run(model_of(text, seven=np.asarray(np.float32(7))), bench)
+    assert made.coverage.not_covered == ("Where 'x1', 'x2', 'x3' and 2 more: its condition is never true",)
+
+
 def test_a_condition_on_sizes_is_no_gap(bench: Workbench) -> None:
     text = """
     g (float[N, 4] x) => (float[N, 4] y) {
