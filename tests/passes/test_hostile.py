@@ -432,6 +432,36 @@ def test_the_turns_of_a_loop(bench: Workbench) -> None:
     assert made.coverage.not_covered == ("Loop 'y': no draw runs it for more",)
 
 
+EVER_MORE = """
+g (float[N, 2] x) => (float[N, 2] y) {
+    size = Shape <start = 0, end = 1> (x)
+    many = Pow (ten, size)
+    turns = Squeeze (many)
+    yes = Constant <value = bool {1}> ()
+    y = Loop (turns, yes, x) <
+        body = step (int64 i, bool before, float[N, 2] v) => (bool after, float[N, 2] w) {
+            after = Identity (before)
+            c = Constant <value_float = 1.5> ()
+            w = Add (v, c)
+        }
+    >
+}
+"""
+
+
+def test_a_model_that_does_not_end_at_a_further_size_is_proven_at_the_first_ones(bench: Workbench) -> None:
+    """Nor does it cost the run where such a draw brings the process down."""
+    before, bench.proofs.timeout_s = bench.proofs.timeout_s, 2.0
+    try:
+        made = run(model_of(EVER_MORE, ten=np.array([10])), bench, ("at_size", {"size": 2}))
+    finally:
+        bench.proofs.timeout_s = before
+    assert [row.status for row in made.rows] == [Status.REVERTED]
+    assert made.coverage.sizes == {"N": (2,)}
+    [note] = [one for one in made.coverage.not_covered if one.startswith("not drawn")]
+    assert note.startswith("not drawn: other sizes, outliers and masks of one number (on one of them the model")
+
+
 def test_a_table_that_is_listed_as_an_input_too_is_a_table(bench: Workbench) -> None:
     """As files of IR version 3 have it."""
     model = embedding(ALONE)
