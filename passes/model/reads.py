@@ -62,9 +62,9 @@ def _zeros(graph: GraphProto) -> set[str]:
     tensors = [(tensor.name, tensor) for tensor in graph.initializer]
     found = set()
     for node in graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value_float" and node.attribute[0].f == 0:
-            found.add(node.output[0])
-        tensors += [(node.output[0], one.t) for one in node.attribute if one.HasField("t")]
+        if node.op_type in ("Constant", "ConstantOfShape") and node.domain in ("", "ai.onnx"):
+            tensors += [(node.output[0], one.t) for one in node.attribute if one.HasField("t")]
+            found.update(node.output[0] for one in node.attribute if one.name == "value_float" and one.f == 0)
     for name, tensor in tensors:
         is_known = tensor.data_location != TensorProto.EXTERNAL and tensor.data_type in NUMBERS
         if is_known and prod(tensor.dims) <= SMALL and not numpy_helper.to_array(tensor).any():
