@@ -189,6 +189,24 @@ def test_products_with_zeros_and_ones_look_up_rows_too(case: str, bench: Workben
     assert table.rows == 50 and table.read is not None and 2 < table.read < 40 and table.compared
 
 
+EMBEDS = """
+g (int32[N, M] ids, int32[N, M] kinds) => (float[N, M, 4] y) {
+    y, z = com.microsoft.EmbedLayerNormalization (ids, kinds, table, places, two, scale, shift)
+}
+"""
+
+
+def test_tables_of_a_fused_operator(bench: Workbench) -> None:
+    tables = {"places": matrix(16, 4, 1), "two": matrix(2, 4, 2)}
+    tables |= {"table": matrix(50, 4, 0), "scale": np.ones(4, np.float32), "shift": np.zeros(4, np.float32)}
+    model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1]>' + EMBEDS)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in tables.items())
+    steps = (("change_row", {"row": 23}), ("change_row", {"table": "places", "row": 12}))
+    made = run(model, bench, *steps)
+    assert statuses(made) == reverted(*steps)
+    assert {table.name: table.rows for table in made.coverage.tables} == {"table": 50, "places": 16, "two": 2}
+
+
 OTHER_TABLES = """
 g (int64[batch] ids, int64[batch, 2] places) => (float[3, batch] a, float[batch, 4] b, float[batch, 2] c) {
     column = Unsqueeze (ids, one)
