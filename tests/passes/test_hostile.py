@@ -189,6 +189,18 @@ def test_products_with_zeros_and_ones_look_up_rows_too(case: str, bench: Workben
     assert table.rows == 50 and table.read is not None and 2 < table.read < 40 and table.compared
 
 
+def test_a_table_of_equal_rows_is_no_loss(bench: Workbench) -> None:
+    """As the segments of a text, which are all zero where nobody gives any."""
+    text = """
+    g (int64[N] ids) => (float[N, 4] y) {
+        size = Constant <value_ints = [32]> () kinds = Expand (zero, size) k = Gather (kinds, ids) y = Gather (table, k)
+    }
+    """
+    made = run(embedding(text, zero=np.array([0])), bench, ("as_zeros", {"output": "k"}))
+    assert made.rows[0].status is Status.RAN
+    assert not [one for one in made.coverage.not_covered if "'kinds'" in one]
+
+
 EMBEDS = """
 g (int32[N, M] ids, int32[N, M] kinds) => (float[N, M, 4] y) {
     y, z = com.microsoft.EmbedLayerNormalization (ids, kinds, table, places, two, scale, shift)
