@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -295,30 +296,25 @@ def test_the_turns_of_a_loop(bench: Workbench) -> None:
     assert made.coverage.not_covered == ("Loop 'y': no draw runs it for more",)
 
 
-EVER_MORE = """
+DIVIDES = """
 g (float[N, 2] x) => (float[N, 2] y) {
     size = Shape <start = 0, end = 1> (x)
-    many = Pow (ten, size)
-    turns = Squeeze (many)
-    yes = Constant <value = bool {1}> ()
-    y = Loop (turns, yes, x) <
-        body = step (int64 i, bool before, float[N, 2] v) => (bool after, float[N, 2] w) {
-            after = Identity (before)
-            c = Constant <value_float = 1.5> ()
-            w = Add (v, c)
-        }
-    >
+    left = Sub (size, nine)
+    part = Div (least, left)
+    f = Cast <to = 1> (part)
+    one = Div (f, f)
+    y = Mul (x, one)
 }
 """
 
 
-def test_a_model_that_does_not_end_at_a_further_size_is_proven_at_the_first_ones(bench: Workbench) -> None:
-    """Nor does it cost the run where such a draw brings the process down."""
-    before, bench.proofs.timeout_s = bench.proofs.timeout_s, 2.0
-    try:
-        made = run(model_of(EVER_MORE, ten=np.array([10])), bench, ("at_size", {"size": 2}))
-    finally:
-        bench.proofs.timeout_s = before
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="where no signal says that it divides by zero"
+)
+def test_a_model_that_brings_the_process_down_at_a_further_size_is_proven_at_the_first_ones(bench: Workbench) -> None:
+    """The least whole number by -1 has no result, and onnxruntime ends with SIGFPE (1.31)."""
+    model = model_of(DIVIDES, nine=np.array([9]), least=np.array([-(2**63)]))
+    made = run(model, bench, ("at_size", {"size": 2}))
     assert [row.status for row in made.rows] == [Status.REVERTED]
     assert made.coverage.sizes == {"N": (2,)}
     [note] = [one for one in made.coverage.not_covered if one.startswith("not drawn")]
