@@ -249,6 +249,12 @@ class Trial:
             return Narrowed(step, attempt, (), dict.fromkeys(attempt.lost, step.name))
         author = doer(found, lambda others: canonical_digest(without(others).model) == canonical_digest(attempt.model))
         authors = dict.fromkeys(attempt.lost, f"{step.name}/{author}")
+        if len(found) > 1:
+            alone = {name: without(tuple(other for other in found if other != name)).lost for name in found}
+            for key in attempt.lost:
+                doers = [name for name in found if key in alone[name]]
+                if doers and author not in doers:
+                    authors[key] = f"{step.name}/{doers[0]}"
         if not attempt.why:
             return Narrowed(step, attempt, (), authors)
         sound = without(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from passes.proof.draws import Draw, Trait
 from passes.proof.gauges import Gauges, Limit, Readings
@@ -165,23 +166,35 @@ def _limit(limit: Limit, reached: tuple[bool, bool, bool] | None) -> LimitCovera
 def _unseen(
     branches: Sequence[BranchCoverage], loops: Sequence[LoopCoverage], limits: Sequence[LimitCoverage]
 ) -> list[str]:
-    said = []
+    said: dict[tuple[str, str], list[str]] = {}
+
+    def say(op: str, node: str, what: str) -> None:
+        said.setdefault((op, what), []).append(node)
+
     for branch in branches:
-        missing = [
-            name for name, is_taken in (("then", branch.then_taken), ("else", branch.else_taken)) if not is_taken
-        ]
-        said += [f"If {branch.node!r}: no draw takes its {name} branch" for name in missing]
+        for name, is_taken in (("then", branch.then_taken), ("else", branch.else_taken)):
+            if not is_taken:
+                say("If", branch.node, f"no draw takes its {name} branch")
     for loop in loops:
         turns = {"no turn": 0 in loop.turns, "one turn": 1 in loop.turns, "more": max(loop.turns, default=0) > 1}
         missing = [name for name, is_run in turns.items() if not is_run]
-        said += [f"Loop {loop.node!r}: no draw runs it for {' or '.join(missing)}"] if missing else []
+        if missing:
+            say("Loop", loop.node, f"no draw runs it for {' or '.join(missing)}")
     for limit in limits:
         for side, is_seen in (("below", limit.below), ("above", limit.above)):
-            if is_seen is not False:
-                continue
             condition = f"its condition is never {'true' if side == 'above' else 'false'}"
             beyond = f"no value is {side} its {'upper' if side == 'above' else 'lower'} limit"
-            said.append(f"{limit.op} {limit.node!r}: {condition if limit.op == 'Where' else beyond}")
+            if is_seen is False:
+                say(limit.op, limit.node, condition if limit.op == "Where" else beyond)
         if not limit.inside and limit.op != "Where":
-            said.append(f"{limit.op} {limit.node!r}: every value is beyond its limits")
-    return said
+            say(limit.op, limit.node, "every value is beyond its limits")
+    return [f"{op} {_listed(nodes)}: {what}" for (op, what), nodes in said.items()]
+
+
+def _listed(nodes: Sequence[str]) -> str:
+    """A model says the same of each of its layers."""
+    rest = len(nodes) - MOST_LISTED
+    return ", ".join(map(repr, nodes[:MOST_LISTED])) + (f" and {rest} more" if rest > 0 else "")
+
+
+MOST_LISTED: Final = 3

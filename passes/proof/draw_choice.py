@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 
 from passes.base import Workbench
-from passes.errors import ModelMistake, PassError
+from passes.errors import ModelMistake, PassError, StepCrashed, StepTimedOut
 from passes.load import MOST_DRAWN
 from passes.model.sharing import Portable, portable
 from passes.model.weights import DetachedModel
-from passes.proof.draws import WORDS, Draw, DrawPlan, GivenDraw, Trait
+from passes.proof.draws import BROUGHT_DOWN, WORDS, Draw, DrawPlan, GivenDraw, Trait
 from passes.proof.numbers import compare
 
 __all__ = ["ChosenDraw", "choose_draws", "choose_in_worker"]
@@ -66,7 +66,15 @@ def choose_in_worker(
     Raises:
         StepFailed: onnxruntime refuses the model, it does not run on a draw that is needed, or the process ended.
     """
-    return bench.proofs.ask(CHOOSE, model=portable(model, bench.spill), plan=plan, random_outputs=random_outputs)
+
+    def ask(plan: DrawPlan) -> tuple[list[ChosenDraw], list[str]]:
+        return bench.proofs.ask(CHOOSE, model=portable(model, bench.spill), plan=plan, random_outputs=random_outputs)
+
+    try:
+        return ask(plan)
+    except (StepCrashed, StepTimedOut) as failure:
+        chosen, skipped = ask(plan.plain())
+        return chosen, [*skipped, BROUGHT_DOWN.format(failure)]
 
 
 def run_and_choose(
@@ -264,14 +272,6 @@ class _Choice:
 
 GIVEN_UP: Final = (Trait.OUTLIERS, Trait.ONES, Trait.ZEROS, Trait.ROWS)
 """In which order traits are given up, where the reference does not bear them all."""
-
-
-def _fewer_and_fewer(traits: frozenset[Trait]) -> Iterator[frozenset[Trait]]:
-    yield traits
-    for trait in GIVEN_UP:
-        if trait in traits:
-            traits -= {trait}
-            yield traits
 
 
 def _arrangements(dims: Sequence[str], further: Sequence[int], first: Mapping[str, int]) -> Iterator[Mapping[str, int]]:

@@ -18,7 +18,7 @@ import numpy as np
 from passes.draw import draw_array
 from passes.load import check_drawn, check_drawn_together
 
-__all__ = ["FURTHER_SIZES", "WORDS", "Draw", "DrawPlan", "DrawnInput", "GivenDraw", "Trait"]
+__all__ = ["BROUGHT_DOWN", "FURTHER_SIZES", "WORDS", "Draw", "DrawPlan", "DrawnInput", "GivenDraw", "Trait"]
 
 FURTHER_SIZES: Final = (1, 8)
 """What every named dim is drawn as beside its first sizes: batch 1 is what is deployed, and 8 is larger than those."""
@@ -47,6 +47,12 @@ WORDS: Final[Mapping[Trait, str]] = {
     Trait.ONES: "masks of ones",
     Trait.ZEROS: "masks of zeros",
 }
+
+
+BROUGHT_DOWN: Final = (
+    "not drawn: other sizes, outliers and masks of one number (on one of them the model did not come to an end: {})"
+)
+"""What is said where only `DrawPlan.plain` was drawn, with what happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +173,7 @@ class DrawPlan:
         further: what every named dim is drawn as beside that, where the reference runs so.
         open: dims whose size nobody gave; see `at_other_sizes`.
         given: inputs that the user gave. They come before all draws, and have to run.
+        is_plain: no outliers, and no masks of one number.
     """
 
     inputs: tuple[DrawnInput, ...]
@@ -176,6 +183,7 @@ class DrawPlan:
     seed: int = 0
     open: tuple[str, ...] = ()
     given: tuple[GivenDraw, ...] = ()
+    is_plain: bool = False
 
     def at_other_sizes(self) -> Iterator[DrawPlan]:
         """The plans to try in turn where the model does not run at the first sizes: other sizes for the open dims
@@ -210,7 +218,12 @@ class DrawPlan:
 
     @property
     def traits(self) -> frozenset[Trait]:
-        return frozenset().union(*(one.traits for one in self.inputs))
+        found = frozenset[Trait]().union(*(one.traits for one in self.inputs))
+        return found & {Trait.ROWS} if self.is_plain else found
+
+    def plain(self) -> DrawPlan:
+        """The draws that are needed alone: for a reference that has brought its process down on one of the others."""
+        return replace(self, second=self.second[-1:], further=(), is_plain=True)
 
     def with_rows(self, rows: Mapping[str, int]) -> DrawPlan:
         """The plan with inputs known to index tables: name of the input → number of rows of the smallest of them.

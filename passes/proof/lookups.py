@@ -103,6 +103,7 @@ def find_lookups(model: DetachedModel) -> list[Lookup]:
         lookup = _lookup(node, constant, small) or _product_with_one_hot(view, node, constant, makers)
         if lookup is not None:
             found.append(lookup)
+        found.extend(_fused_lookups(node, constant))
         for attribute in node.attribute:
             for body in bodies_of(attribute):
                 found.extend(_in_body(body, constant))
@@ -110,9 +111,7 @@ def find_lookups(model: DetachedModel) -> list[Lookup]:
 
 
 def _has_any(graph: GraphProto) -> bool:
-    return any(
-        node.op_type in OPS or node.op_type in ONE_HOT or any(map(_has_any, _bodies(node))) for node in graph.node
-    )
+    return any(node.op_type in {EMBEDS, *OPS, *ONE_HOT} or any(map(_has_any, _bodies(node))) for node in graph.node)
 
 
 def _bodies(node: NodeProto) -> list[GraphProto]:
@@ -148,6 +147,17 @@ def _lookup(node: NodeProto, constant: Collection[str], small: Mapping[str, Tens
     elif node.op_type == "GatherND":
         axis = 0
     return Lookup(node.output[0], node.op_type, node.input[0], axis, says)
+
+
+def _fused_lookups(node: NodeProto, constant: Collection[str]) -> Iterator[Lookup]:
+    """The tables of words, places and segments that onnxruntime's fused operator reads."""
+    if node.op_type != EMBEDS:
+        return
+    given = dict(enumerate(node.input))
+    for table, ids in ((2, 0), (3, 8), (4, 1)):
+        data, says = given.get(table, ""), given.get(ids, "")
+        if data and data in constant and (not says or says not in constant):
+            yield Lookup(node.output[0], node.op_type, data, 0, (says,), is_nested=not says)
 
 
 def constant_inputs(node: NodeProto, constant: Collection[str]) -> bool:
@@ -260,7 +270,8 @@ PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Einsum"})
 ONE_HOT: Final = frozenset({"OneHot", "Equal"})
 MIXED: Final = ([False, True], [True, False])
 ARRANGING: Final = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten"})
-INDEXED: Final = frozenset({"Gather", "GatherElements", *PRODUCTS})
+EMBEDS: Final = "EmbedLayerNormalization"
+INDEXED: Final = frozenset({"Gather", "GatherElements", EMBEDS, *PRODUCTS})
 OPS: Final = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
 PASSED_ON: Final = frozenset(
     {

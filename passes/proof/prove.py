@@ -10,7 +10,7 @@ Most changes are small, so most of a model need not be run again: `proof/claims.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Self
 
@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from passes.base import Workbench
-from passes.errors import ModelMistake, StepFailed
+from passes.errors import ModelMistake, StepCrashed, StepFailed, StepTimedOut
 from passes.model.canonical import Meanings, Reading, read
 from passes.model.reads import live_nodes
 from passes.model.sharing import portable
@@ -27,7 +27,7 @@ from passes.proof.alike import is_alike
 from passes.proof.base import Base, small_values
 from passes.proof.claims import Claims, claims_by_name, claims_refined
 from passes.proof.coverage import Coverage, coverage_of
-from passes.proof.draws import DrawPlan, Trait
+from passes.proof.draws import BROUGHT_DOWN, DrawPlan, Trait
 from passes.proof.evidence import Draws, Measurement, Power, Reference, Watched, worst_errors
 from passes.proof.faults import Fault, fault_in
 from passes.proof.gauges import Gauges, Readings, gauges_of
@@ -78,6 +78,7 @@ class Prover:
         self._computed_in: Precisions = {}
         self._probes: tuple[str, ...] = ()
         self._watched: DetachedModel | None = None
+        self._begin_watch: Callable[..., None] = lambda **_: None
         self._fault: Fault | None = None
         self._power = Power(math.inf, ())
         self._measured: dict[str, Measurement] = {}
@@ -131,9 +132,11 @@ class Prover:
         inner = list(dict.fromkeys((*self._probes, *fault.cuts)))
         self._judge_by(model, inner)
         noted = partial(self._note_watched, model, meanings, fault)
-        asked = {"is_reference": self._is_own, "gauges": self._gauges, "plan": self._plan}
+        asked = {"is_reference": self._is_own, "gauges": self._gauges, "inner": inner}
         asked |= {"keep": _kept(model, meanings, inner), "computed_in": self._computed_in}
-        self._desk.begin(noted, "watch", model=portable(model, self._bench.spill), inner=inner, **asked)
+        source = portable(model, self._bench.spill)
+        self._begin_watch = partial(self._desk.begin, noted, "watch", model=source, **asked)
+        self._begin_watch(plan=self._plan)
 
     def _judge_by(self, model: DetachedModel, inner: Sequence[str] = ()) -> None:
         """Take the tolerances of outputs, and of `inner` values, from the types that `model` computes them in.
@@ -249,7 +252,14 @@ class Prover:
     def _settle(self) -> None:
         """Take note of what the exported model computes, if that is still to be done."""
         try:
-            self._desk.settle()
+            try:
+                self._desk.settle()
+            except (StepCrashed, StepTimedOut) as failure:
+                if self._plan is None or self._watched is not None:
+                    raise
+                self._plan, self._skipped = self._plan.plain(), (BROUGHT_DOWN.format(failure),)
+                self._begin_watch(plan=self._plan)
+                self._desk.settle()
         except StepFailed as failure:
             if self._watched is not None:
                 raise
@@ -273,7 +283,7 @@ class Prover:
 
     def _take_draws(self, plan: DrawPlan, found: Watched) -> None:
         """From now on the draws are those that were chosen."""
-        self._plan, self._skipped = None, tuple(found.skipped)
+        self._plan, self._skipped = None, (*self._skipped, *found.skipped)
         self._inputs = {one.name: one.traits for one in plan.inputs}
         self._references = tuple(Reference(plan.feeds(draw), {}, draw.label, draw) for draw in found.drawn)
         self._desk.replace_references(self._references)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import onnx
 from onnx import helper
@@ -21,6 +22,7 @@ from passes.proof.gauges import Gauges, Readings
 from passes.proof.lookups import Lookup, find_lookups, values_of_inputs
 from passes.proof.pieces import NEW, tensor_of
 from passes.proof.table_match import Cover, Match
+from passes.structures.operand_check import computed_constant
 
 __all__ = ["Table", "TableCheck", "TablesPart", "tables_of"]
 
@@ -129,10 +131,27 @@ class TableCheck:
             gap = _gap(covers, table.rows)
             if gap:
                 return f"the table {table.lookup.data!r} has lost its {gap}"
-            if not covers and table.key not in there:
+            if not covers and table.key not in there and not _has_equal_rows(self.source, table):
                 gone.append(f"the rows of {table.lookup.data!r} that no draw reads: no table of the model has them")
         self.uncovered = tuple(dict.fromkeys((*gone, *unknown)))
         return ""
+
+
+def _has_equal_rows(model: DetachedModel, table: Table) -> bool:
+    """Whether it makes no difference which row of a table is read, as of the segments of a text that has one."""
+    lookup, stored = table.lookup, {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    if lookup.stored is not None or table.rows > MOST_ROWS:
+        return False
+    makers = {name: node for node in model.proto.graph.node for name in node.output}
+    values = computed_constant(model, lookup.data, makers, stored)
+    if values is None or values.size > MOST_ROWS:
+        return False
+    rows = lookup.as_rows(values)
+    return bool((rows == rows[:1]).all())
+
+
+MOST_ROWS: Final = 2**20
+"""Numbers of a table that is looked at here."""
 
 
 def _gap(covers: Sequence[Cover], rows: int) -> str:

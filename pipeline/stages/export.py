@@ -12,6 +12,7 @@ from onnx import TensorProto
 from passes.bench import limit_runs, open_bench
 from passes.errors import StepFailed, StepTimedOut
 from passes.model.weights import DetachedModel, read_model
+from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
 from passes.proof.prove import Measurement, Prover, Reference
 from passes.structures.view import module_of
@@ -104,11 +105,12 @@ def _measured(
 
     Sizes that nobody asked for are left out where torch has traced the graph for others only, or the export does not
     run. torch.export says of every dim that it is 2 or more, and most graphs are right for 1 too: so that is tried.
+    Masks of zeros are left out where the export differs: of attention to nothing torch and ONNX give what they like.
     """
     if not_compared(config):
         return Measurement({}, {}), [], ()
-    held = [one for one in references if not one.is_optional]
-    optional = [one for one in references if one.is_optional]
+    held = [one for one in references if not _is_optional(one)]
+    optional = [one for one in references if _is_optional(one)]
     not_drawn = [_not_drawn(one, beyond) for one in optional if (beyond := _beyond(one, ranges))]
     optional = [one for one in optional if not _beyond(one, ranges)]
     limits = config.passes
@@ -132,7 +134,7 @@ def _measured(
                 optional = []
         for one in optional:
             try:
-                why = measure([one]).why if _is_assumed(one, ranges) else ""
+                why = measure([one]).why if _is_assumed(one, ranges) or _masks_all(one) else ""
             except StepFailed as failure:
                 why = f"the export does not run on it: {' '.join(str(failure).split())[:200]}"
             if why:
@@ -175,6 +177,14 @@ def _limit(name: str, high: int) -> str:
         f"the export holds for {name} up to {high}, which the ONNX file cannot say: the model has a table that "
         f"ends there, or torch's trace has kept a number of chunks; model.dims chooses the {name} that is traced"
     )
+
+
+def _is_optional(reference: Reference) -> bool:
+    return reference.is_optional or _masks_all(reference)
+
+
+def _masks_all(reference: Reference) -> bool:
+    return reference.draw is not None and Trait.ZEROS in reference.draw.traits
 
 
 def _is_assumed(reference: Reference, ranges: Mapping[str, tuple[int, int | None]]) -> bool:

@@ -253,3 +253,12 @@ def store_doubles(model: ModelProto) -> ModelProto:
     node.output[0] = "e/double"
     model.graph.node.insert(place + 1, helper.make_node("Cast", ["e/double"], ["e"], to=TensorProto.FLOAT))
     return model
+
+
+def as_zeros(model: ModelProto, *, output: str) -> ModelProto:
+    """Zeros in the place of the rows of a table of zeros."""
+    node = next(one for one in model.graph.node if one.output[0] == output)
+    place = list(model.graph.node).index(node)
+    model.graph.node.insert(place, helper.make_node("Sub", [node.input[1], node.input[1]], [output]))
+    model.graph.node.remove(node)
+    return model

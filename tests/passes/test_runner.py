@@ -238,6 +238,40 @@ def test_two_inner_passes_that_do_the_same_harm_are_both_taken_out(bench: Workbe
     }
 
 
+TWO_ATTENTIONS = """
+g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
+    q0 = MatMul (x, wq) k0 = MatMul (x, wk) v0 = MatMul (x, wv)
+    t0 = Transpose <perm = [0, 2, 1]> (k0) s0 = MatMul (q0, t0) p0 = Softmax (s0) h = MatMul (p0, v0)
+    q1 = MatMul (h, uq) k1 = MatMul (h, uk) v1 = MatMul (h, uv)
+    t1 = Transpose <perm = [0, 2, 1]> (k1) s1 = MatMul (q1, t1) p1 = Softmax (s1) y = MatMul (p1, v1)
+}
+"""
+
+
+@dataclass(frozen=True)
+class EachHarmful(Harmful):
+    """Each of two inner passes breaks an attention of its own."""
+
+    name: str = field(default="each", init=False)
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        weights = {"second": "uk", "first": "wk"}
+        for inner in (inner for inner in weights if inner not in self.left_out):
+            model = Harmful(weight=weights[inner], left_out=("good",)).apply(model, bench)
+        return model
+
+    def inner(self, bench: Workbench) -> tuple[str, ...]:
+        return ("second", "first")
+
+
+def test_each_inner_pass_is_named_for_what_it_broke(bench: Workbench) -> None:
+    names = ("wq", "wk", "wv", "uq", "uk", "uv")
+    model = detached(model_of(TWO_ATTENTIONS, **{name: matrix(32, 32, at) for at, name in enumerate(names)}))
+    prover = Prover.of_itself([draw_feeds(model, 0)], bench)
+    run = run_passes(model, [EachHarmful()], Policy((), ("qkv",), True), prover, bench)
+    assert [(one.kept, one.broken_by) for one in run.structures] == [(True, "each/first"), (True, "each/second")]
+
+
 @pytest.mark.parametrize("shared", ["wq", "all"])
 def test_tied_projections_are_kept_too(shared: str, bench: Workbench) -> None:
     model = attention()

@@ -61,6 +61,14 @@ def test_a_trace_that_keeps_a_number_of_chunks_says_up_to_which_size_it_holds(tm
     assert said.startswith("the export holds for N up to 4, which the ONNX file cannot say")
 
 
+def test_masks_of_zeros_for_which_the_export_differs_are_left_out_and_said(tmp_path: Path) -> None:
+    """Of attention to nothing torch gives NaN or some number, and the exported model another."""
+    inputs = {"x": {"shape": [2, 6, 4]}, "mask": {"shape": [2, 6], "dtype": "int64"}}
+    coverage = run(config("attends", inputs), tmp_path / "out").report.coverage
+    assert coverage is not None and coverage.masks == {"mask": ("mixed", "ones")}
+    assert [one for one in coverage.not_covered if one.startswith("not drawn: (masks of zeros) (")]
+
+
 def test_tables_and_masks_of_a_torch_module(bench: Workbench) -> None:
     settings = config("words", TOKENS)
     source = open_source(settings)

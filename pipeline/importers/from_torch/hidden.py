@@ -46,7 +46,8 @@ def without_identities(program: ExportedProgram, names: Collection[str]) -> Expo
     module, signature = copy.deepcopy((program.graph_module, program.graph_signature))
     with module._set_replace_hook(signature.get_replace_hook()):
         for node in [node for node in calls_in(module) if node.name in names]:
-            node.target = DECLARED.get(node.target, node.target)
+            if isinstance(node.target, OpOverload):
+                node.target = DECLARED.get(node.target, node.target)
             same = next((one for one in node.all_input_nodes if _idle(node) or _is_same(node, one)), None)
             if same is not None:
                 node.replace_all_uses_with(same)

@@ -78,6 +78,11 @@ HARMFUL = {
     "read for its Size alone": changed(
         "y = Neg (m)", "s2 = Size (m) f = Cast <to = 1> (s2) o = Relu (x) y = Mul (o, f)"
     ),
+    "times zero": changed("y = Neg (m)", "no = Constant <value_float = 0.0> () z = Mul (m, no) y = Sub (x, z)"),
+    "less itself": changed("y = Neg (m)", "k = Abs (m) z = Sub (k, k) y = Add (z, x)"),
+    "to the power of zero": changed(
+        "y = Neg (m)", "no = Constant <value = float {0.0}> () z = Pow (m, no) y = Mul (z, x)"
+    ),
 }
 
 

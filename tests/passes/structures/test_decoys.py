@@ -236,6 +236,6 @@ class Decoy:
 def test_a_pass_that_leaves_decoys_is_reverted(bench: Workbench) -> None:
     source = detached_copy(attention(), bench.spill)
     prover = Prover.of_itself([draw_feeds(source, 0)], bench)
-    run = run_passes(source, (Decoy("times zero"),), Policy((), ("qkv",), True), prover, bench)
+    run = run_passes(source, (Decoy("cut off"),), Policy((), ("qkv",), True), prover, bench)
     assert (run.rows[0].status, [one.kept for one in run.structures]) == (Status.REVERTED, [True])
     assert "does not read the product with the matrix of Q (wq), K (wk), V (wv) by itself" in run.rows[0].reason

@@ -59,6 +59,18 @@ def best() -> nn.Module:
     return Best()
 
 
+class Attends(nn.Module):
+    """To what a mask leaves, as torch's own attention has it."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        heads = x.unsqueeze(1)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads, mask[:, None, None, :].bool())
+
+
+def attends() -> nn.Module:
+    return Attends()
+
+
 def alone() -> nn.Module:
     return Alone()
 
