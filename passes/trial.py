@@ -114,22 +114,29 @@ class Trial:
 
     @cached_property
     def corner(self) -> DetachedModel | None:
-        """What the second pins set free; one object for all models in which it is the same."""
-        corner = corner_of(self.model, self.watched.pins(self.subject.made), self.second)
+        """What the second pins set free."""
+        return self._corner_of(self.subject)
+
+    def _corner_of(self, subject: Subject) -> DetachedModel | None:
+        """One object for all models in which it is the same."""
+        corner = corner_of(subject.model, self.watched.pins(subject.made), self.watched.loose_pins(subject.made))
         if corner is None:
             return None
         known: dict[str, DetachedModel] = self.bench.notes.setdefault("corner", {})
         return known.setdefault(canonical_digest(corner), corner)
 
-    def _gains_nothing(self, step: Step) -> bool:
-        """Whether `step` is known to do the same with the second pins as with the first."""
-        if self.corner is None:
+    def _gains_nothing(self, step: Step, subject: Subject) -> bool:
+        """Whether `step` is known to do nothing more to `subject` with the second pins."""
+        # A composite step may do much there that it does with the first pins as well: so what it has made is asked.
+        # To ask of each model that onnxoptimizer makes would cost more than it saves.
+        corner = self._corner_of(subject) if isinstance(step, Composite) else self.corner
+        if corner is None:
             return False
         try:
-            made = apply_step(step, self.corner, self.bench)
+            made = apply_step(step, corner, self.bench)
         except StepFailed:
             return False
-        return made is self.corner or canonical_digest(made) == canonical_digest(self.corner)
+        return made is corner or canonical_digest(made) == canonical_digest(corner)
 
     def tried(self, step: Step) -> Attempt:
         """`attempt`, with a step that fails as an attempt too."""
@@ -150,9 +157,11 @@ class Trial:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
         """
         if isinstance(step, Early) and self.second:
-            self._gains_nothing(step)  # found out now: later the worker would have to leave the model itself for it
+            self._gains_nothing(
+                step, self.subject
+            )  # found out now: later the worker would have to leave the model itself for it
         first = self._judged(step, self.subject, self.pinned)
-        if first.why or not self.second or self._gains_nothing(step):
+        if first.why or not self.second or self._gains_nothing(step, first.subject):
             return first
         for freer, pinned in self._with_more_room(step, first.subject):
             again = self._again(freer, first.subject, pinned)

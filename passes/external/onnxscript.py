@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from passes.base import Workbench
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values
+from passes.external.onnxscript_rules import matching_in_linear_time
 from passes.external.rebind import rebound
 from passes.external.through_ir import through_ir
 from passes.model.weights import DetachedModel
@@ -109,5 +110,8 @@ def optimize(model: ir.Model, options: Mapping[str, Any]) -> None:
     if SHAPES in left_out:
         given["onnx_shape_inference"] = False
     stages = [STAGES[name] for name in left_out if name in STAGES]
-    with rebound((importlib.import_module(module), kind, Nothing) for module, kind in stages):
+    with (
+        rebound((importlib.import_module(module), kind, Nothing) for module, kind in stages),
+        matching_in_linear_time(),
+    ):
         onnxscript.optimizer.optimize(model, **given)

@@ -80,7 +80,8 @@ def rewrite(model: ir.Model, options: Mapping[str, Any]) -> None:
     sets = onnxscript_rules.rule_sets()
     for entry in options["rules"]:
         if entry in sets:
-            rewriter.rewrite(model, [rule for name, rule in sets[entry] if name not in left_out])
+            with onnxscript_rules.matching_in_linear_time():
+                rewriter.rewrite(model, [rule for name, rule in sets[entry] if name not in left_out])
         else:
             with onnxscript_rules.fusions_without(entry, left_out) as fuse:
                 fuse(model)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from passes.external.rebind import rebound
 
-__all__ = ["fusion_sets", "fusions_without", "rule_sets"]
+__all__ = ["fusion_sets", "fusions_without", "matching_in_linear_time", "rule_sets"]
 
 FUSIONS: Final[Mapping[str, tuple[str, str]]] = {
     "ort_fusions": ("onnxscript.rewriter.ort_fusions", "optimize_for_ort"),
@@ -81,6 +81,27 @@ def fusions_without(entry: str, left_out: frozenset[str]) -> Iterator[Callable[[
         names.append((module, PATTERNS, [rule for at, rule in rules if _own_name(rule, at) not in left_out]))
     with rebound(names):
         yield getattr(importlib.import_module(FUSIONS[entry][0]), FUSIONS[entry][1])
+
+
+@contextmanager
+def matching_in_linear_time() -> Iterator[None]:
+    """Inside the block, a rule with several outputs is tried only at nodes of its first output's operator.
+
+    Elsewhere it cannot match, and yet onnxscript 0.7 lists the whole graph for it at each node.
+    """
+    module = importlib.import_module("onnxscript.rewriter._matcher")
+    matcher = module.SimplePatternMatcher
+    match = matcher.match
+
+    def match_where_possible(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
+        if not self.pattern.has_single_output_node:
+            operator = self.pattern.output_nodes[0].op_identifier()
+            if operator is not None and operator != node.op_identifier():
+                return module._basics.MatchResult().fail("The node is of another operator.")
+        return match(self, model, graph, node, **options)
+
+    with rebound([(matcher, "match", match_where_possible)]):
+        yield
 
 
 def _nothing(*_: Any, **__: Any) -> int:

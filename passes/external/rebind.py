@@ -11,9 +11,9 @@ __all__ = ["rebound"]
 
 
 @contextmanager
-def rebound(names: Iterable[tuple[ModuleType, str, Any]]) -> Iterator[None]:
-    """Inside the block, each (module, name) is bound to another value. Not for more than one thread."""
-    before: list[tuple[ModuleType, str, Any]] = []
+def rebound(names: Iterable[tuple[ModuleType | type, str, Any]]) -> Iterator[None]:
+    """Inside the block, each (module or class, name) is bound to another value. Not for more than one thread."""
+    before: list[tuple[ModuleType | type, str, Any]] = []
     try:
         for module, name, value in names:
             before.append((module, name, getattr(module, name)))

@@ -1,23 +1,30 @@
 """For tools that work on an `onnx_ir.Model`: the worker gives them the model with its weights mapped from their files.
 
 Nothing is copied: a tool reads the weights that it looks at, and those that it leaves alone come back as stand-ins.
-Weights that are to stay unread become inputs of the graph for the time of the call, so no tool can look at them.
+Large new ones (a transposed weight is a view until then) go to a file, one after the other. Weights that are to stay
+unread become inputs of the graph for the time of the call, so no tool can look at them.
 """
 
 from __future__ import annotations
 
 import importlib
+import tempfile
 from collections.abc import Collection, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import onnx
 
 from passes.base import Workbench
+from passes.model.mapped import release
 from passes.model.reads import reads_of
 from passes.model.sharing import Portable, portable
 from passes.model.weights import DetachedModel, detach
 
 __all__ = ["edit_model", "through_ir"]
+
+LARGE: Final = 2**18
+"""Bytes from which a new tensor goes to a file."""
 
 
 def through_ir(model: DetachedModel, bench: Workbench, function: str, options: Mapping[str, Any]) -> DetachedModel:
@@ -36,18 +43,20 @@ def through_ir(model: DetachedModel, bench: Workbench, function: str, options: M
         for name, tensor in hidden.items()
         if name in added
     )
+    folder = tempfile.mkdtemp(dir=bench.folder, prefix="edited-")
     result = bench.worker.call(
         "passes.external.through_ir:edit_model",
         model=portable(model.with_proto(shown), bench.spill),
         function=function,
         options=dict(options),
+        folder=folder,
     )
     proto = onnx.load_from_string(result)
     _delete(proto.graph.input, added)
     read = {name for node in proto.graph.node for name in reads_of(node)}
     read.update(output.name for output in proto.graph.output)
     proto.graph.initializer.extend(tensor for name, tensor in hidden.items() if name in read)
-    detached = detach(proto, known=model.weights)
+    detached = detach(proto, Path(folder), model.weights)
     return DetachedModel(proto, {**model.weights, **detached.weights})
 
 
@@ -57,20 +66,32 @@ def _delete(entries: Any, names: Collection[str]) -> None:
         del entries[place]
 
 
-def edit_model(model: Portable, function: str, options: dict[str, Any]) -> bytes:
-    """In the worker: let `function` edit the model; returns it serialized, with stand-ins for the weights."""
+def edit_model(model: Portable, function: str, options: dict[str, Any], folder: str) -> bytes:
+    """In the worker: let `function` edit the model; returns it serialized, with stand-ins for the weights that it had,
+    and large new ones in a file in `folder`."""
     import onnx_ir
 
     edited = onnx_ir.from_proto(model.model())
+    weights, mapped = model.mapped(), {}
     stand_ins: dict[int, Any] = {}
-    mapped = {}
-    for name, weight in model.mapped().items():
+    for name, weight in weights.items():
         value = edited.graph.initializers[name]
         mapped[name] = onnx_ir.Tensor(weight.array(), onnx_ir.DataType(weight.data_type), name=name)
         stand_ins[id(mapped[name])] = value.const_value
         value.const_value = mapped[name]
     module, _, attribute = function.partition(":")
     getattr(importlib.import_module(module), attribute)(edited, options)
-    for value in edited.graph.initializers.values():
-        value.const_value = stand_ins.get(id(value.const_value), value.const_value)
+    values = [(value, value.const_value) for value in edited.graph.initializers.values()]
+    made = [(value, tensor) for value, tensor in values if tensor is not None and id(tensor) not in stand_ins]
+    large = [(value, tensor) for value, tensor in made if tensor.nbytes >= LARGE]
+    if large:
+        tensors = [tensor for _, tensor in large]
+        moved = onnx_ir.external_data.convert_tensors_to_external(tensors, folder, "large.data")
+        for (value, _), tensor in zip(large, moved, strict=True):
+            value.const_value = tensor
+    for value, tensor in values:
+        if id(tensor) in stand_ins:
+            value.const_value = stand_ins[id(tensor)]
+    for weight in weights.values():
+        release(weight.data)
     return onnx_ir.to_proto(edited).SerializeToString()

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
+from onnxscript import optimizer
 
+from benchmarks.growth import layers
 from passes import PolicyMistake, Status
 from passes.base import Workbench
-from passes.external.onnxscript import OnnxScriptOptimizer
+from passes.external.onnxscript import OnnxScriptOptimizer, optimize
+from passes.model.mapped import place_of
+from passes.model.sharing import detached_copy
 from tests.passes.external.judge import broken, ops, optimized, row, valid
-from tests.passes.models import attention, biased_attention, detached, merged_attention, model_of
+from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
 
 PICTURE = """
 g (float[2, 3] x) => (float[2, 3] y) {
@@ -112,3 +122,49 @@ def test_without_any_stage_nothing_is_computed(bench: Workbench) -> None:
 def test_an_option_that_it_does_not_have_is_refused(bench: Workbench) -> None:
     with pytest.raises(PolicyMistake, match=r"has no option 'num_iteration'; did you mean 'num_iterations'\?"):
         optimized(bench, merged_attention(), recipe=[{"onnxscript": {"num_iteration": 1}}])
+
+
+def test_weights_stay_in_their_files_and_large_new_ones_come_in_one(bench: Workbench) -> None:
+    model = model_of(
+        """g (float[2, 512] x) => (float[2, 512] y) {
+            turned = Transpose <perm = [1, 0]> (a)
+            h = MatMul (x, turned)
+            y = MatMul (h, b)
+        }""",
+        a=matrix(512, 512, 0),
+        b=matrix(512, 512, 1),
+    )
+    before = detached_copy(model, bench.spill)
+    after = OnnxScriptOptimizer().apply(before, bench)
+    weights = {tensor.name: after.weight(tensor) for tensor in after.proto.graph.initializer}
+    kept = weights.pop("b")
+    assert any(kept is weight for weight in before.weights.values()), "nobody has copied it"
+    [made] = weights.values()
+    assert made is not None and place_of(made.data) is not None
+    np.testing.assert_array_equal(made.array(), matrix(512, 512, 0).T)
+
+
+def test_rules_are_not_tried_with_the_whole_graph_at_each_node() -> None:
+    """The library's own result, in calls that grow with the nodes and not with their square."""
+    by_library, by_us = ir.from_proto(layers(2)), ir.from_proto(layers(2))
+    optimizer.optimize(by_library)
+    small = _lookups(lambda: optimize(by_us, {"left_out": []}))
+    assert ir.to_proto(by_us) == ir.to_proto(by_library)
+    large = ir.from_proto(layers(8))
+    assert _lookups(lambda: optimize(large, {"left_out": []})) < 1.2 * 4 * small
+
+
+def _lookups(work: Callable[[], object]) -> int:
+    """How often `work` asks a node for its operator."""
+    counted = 0
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal counted
+        counted += event == "call" and frame.f_code.co_name == "op_identifier"
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return counted
