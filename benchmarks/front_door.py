@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-ONNXLINE: Final = Path(sys.executable).parent / "onnxline"
+ONNXLINE: Final = str(Path(sys.executable).parent / "onnxline")
 
 COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "--help": ["--help"],
@@ -35,11 +35,14 @@ def main(repeats: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         print("| command | wall time, s | processor time, s |\n| --- | --- | --- |")
         for name, words in COMMANDS.items():
-            command = [str(ONNXLINE), *(word.format(folder=folder) for word in words)]
-            _time(command)  # the first run of a model; files of Python are read once
-            taken = [_time(command) for _ in range(repeats)]
-            wall, processor = (statistics.median(each) for each in zip(*taken, strict=True))
-            print(f"| {name} | {wall:.2f} | {processor:.2f} |", flush=True)
+            _show(name, [ONNXLINE, *(word.format(folder=folder) for word in words)], repeats)
+        _show("for comparison: `import torch` alone", [sys.executable, "-c", "import torch"], repeats)
+
+
+def _show(name: str, command: Sequence[str], repeats: int) -> None:
+    _time(command)  # the first run of a model; files of Python are read once
+    wall, processor = (statistics.median(each) for each in zip(*(_time(command) for _ in range(repeats)), strict=True))
+    print(f"| {name} | {wall:.2f} | {processor:.2f} |", flush=True)
 
 
 def _time(command: Sequence[str]) -> tuple[float, float]:

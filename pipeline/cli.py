@@ -76,7 +76,7 @@ class _LateGroup(TyperGroup):
 def load_command(name: str) -> Any:
     """The command as its module registers it."""
     commands = typer.Typer(callback=lambda: None)  # with a callback it is a group, however many commands it has
-    importlib.import_module(f"pipeline.commands.{COMMANDS[name][0]}").register(commands)
+    importlib.import_module(f".commands.{COMMANDS[name][0]}", __package__).register(commands)
     return get_command(commands).commands[name]  # type: ignore[attr-defined]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -86,10 +87,11 @@ def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> Refe
     skipped: list[str] = []
     if isinstance(source, TorchSource):  # each of its runs draws the same numbers
         from pipeline.export.indexed import indexed_rows  # these load torch, which an ONNX file does not need
-        from pipeline.verify.runners import torch_runner
+        from pipeline.export.reference import run_torch
 
         plan = plan.with_rows(indexed_rows(source, plan.first_feeds))
-        chosen: Iterable[ChosenDraw] = choose_draws(plan, torch_runner(source), source.outputs, skipped, SourceMistake)
+        run = partial(run_torch, source)
+        chosen: Iterable[ChosenDraw] = choose_draws(plan, run, source.outputs, skipped, SourceMistake)
     else:
         model = read_model(source.path)
         plan = plan.with_rows(rows_by_input(model))

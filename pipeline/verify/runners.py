@@ -12,13 +12,11 @@ from passes.load import seconds_to_run
 from passes.model.sessions import Session
 from passes.model.weights import DetachedModel
 from pipeline.export.arrays import to_numpy
-from pipeline.export.reference import run_torch
-from pipeline.export.source import TorchSource
 from pipeline.importers import from_onnx
 from pipeline.lowering import EMITTERS
 from pipeline.runtime import compile_graph
 
-__all__ = ["Feeds", "Runner", "onnxruntime_runner", "plan_runner", "torch_runner"]
+__all__ = ["Feeds", "Runner", "onnxruntime_runner", "plan_runner"]
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -27,10 +25,6 @@ class Runner(Protocol):
     """Feeds by input name → outputs by output name."""
 
     def __call__(self, feeds: Feeds) -> dict[str, np.ndarray]: ...
-
-
-def torch_runner(source: TorchSource) -> Runner:
-    return lambda feeds: run_torch(source, feeds)
 
 
 def onnxruntime_runner(model: DetachedModel, extra_outputs: Sequence[str] = ()) -> Runner:
