@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands import audit, baseline, batch, bisect, diff, guard, ir, passes, why
+from pipeline.commands import audit, baseline, batch, bisect, diff, guard, init, ir, passes, why
 from pipeline.errors import InternalError, OnnxlineError, told
 from pipeline.screen import Screen
 
@@ -30,6 +30,7 @@ batch.register(app)
 bisect.register(app)
 diff.register(app)
 guard.register(app)
+init.register(app)
 ir.register(app)
 passes.register(app)
 why.register(app)

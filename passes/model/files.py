@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import threading
@@ -17,6 +16,7 @@ from onnx import TensorProto
 from passes.model.mapped import place_of
 from passes.model.stand_ins import clear_data, inline
 from passes.model.weights import UNREAD, DetachedModel
+from passes.platforms import lock, opened_folder
 
 __all__ = ["EXTERNAL_FROM_BYTES", "replace_when_done", "save"]
 
@@ -71,13 +71,9 @@ def save(
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Wait until no other thread or process saves here: the last to finish would drop the data file of another."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with opened_folder(folder) as handle:
+        lock(handle)
         yield
-    finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)
-        os.close(handle)
 
 
 def _drop(files: set[Path]) -> None:

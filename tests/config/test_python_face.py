@@ -31,7 +31,7 @@ def test_from_mapping_names_the_key() -> None:
 def test_a_text_for_a_list_is_named_as_a_list() -> None:
     with pytest.raises(ConfigMistake) as caught:
         RunConfig.from_mapping({"model": {"onnx": "m.onnx"}, "passes": {"keep": "qkv"}})
-    assert str(caught.value) == 'configuration: passes.keep: found \'qkv\', expected a list: ["qkv"]'
+    assert str(caught.value) == "configuration: passes.keep: found 'qkv', expected a list: [\"qkv\"]"
 
 
 def test_resolved_is_json_and_deterministic() -> None:
@@ -56,6 +56,7 @@ def test_sizes_fall_back_to_two_and_three() -> None:
 def test_the_schema_knows_every_section_and_refuses_the_rest() -> None:
     schema = json_schema()
     assert set(schema["properties"]) == {"extends", *RunConfig.model_fields}
+    assert schema["$id"] == "urn:onnxline:run-config:1"
     assert schema["required"] == ["model"]
     assert schema["additionalProperties"] is False
     assert "class" in schema["$defs"]["TransformersConfig"]["properties"]
