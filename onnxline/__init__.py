@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from pipeline.importers import from_onnx
     from pipeline.ir import Builder, Graph
     from pipeline.optimize import optimize
+    from pipeline.planning import check_plan
     from pipeline.result import RunResult
     from pipeline.run import Pipeline
     from pipeline.runtime import compile_graph
-    from pipeline.torch_ir import IR, execute_ir, extract_ir
+    from pipeline.torch_ir import IR, execute_ir, extract_ir, ir_to_mermaid, verify_ir_with_state_dict
 
 __version__ = "0.1.0"
 
@@ -58,13 +59,16 @@ __all__ = [
     "Unsupported",
     "UserMistake",
     "__version__",
+    "check_plan",
     "compare_models",
     "compile_graph",
     "execute_ir",
     "extract_ir",
     "from_onnx",
     "guard",
+    "ir_to_mermaid",
     "optimize",
+    "verify_ir_with_state_dict",
     "why",
 ]
 
@@ -81,10 +85,11 @@ HOMES: Final = {
     "pipeline.importers": ("from_onnx",),
     "pipeline.ir": ("Builder", "Graph"),
     "pipeline.optimize": ("optimize",),
+    "pipeline.planning": ("check_plan",),
     "pipeline.result": ("RunResult",),
     "pipeline.run": ("Pipeline",),
     "pipeline.runtime": ("compile_graph",),
-    "pipeline.torch_ir": ("IR", "execute_ir", "extract_ir"),
+    "pipeline.torch_ir": ("IR", "execute_ir", "extract_ir", "ir_to_mermaid", "verify_ir_with_state_dict"),
 }  # fmt: skip
 
 # By path: `passes` may be a module of the script's. Decided once, so that nothing of ours is loaded twice.

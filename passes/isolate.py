@@ -20,6 +20,7 @@ from typing import IO, Any, Final, Self, TypeVar
 
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
 from passes.own_names import FILE as OWN_NAMES
+from passes.platforms import kill, run_on, start_process, was_killed
 
 __all__ = ["STOP", "Worker", "ask_again"]
 
@@ -206,18 +207,10 @@ class Worker:
         end, self._lifeline = Pipe(duplex=False)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         handles = (theirs.fileno(), end.fileno())
-        self._process = subprocess.Popen(
-            [sys.executable, OWN_NAMES, WORKER, *map(str, (*handles, self.memory_bytes)), *self.preload],
-            pass_fds=handles,
-            env=_environment(os.environ, max(1, len(self.cores))),
-            stdin=subprocess.DEVNULL,
-            stdout=self._stderr,
-            stderr=self._stderr,
-            start_new_session=True,  # Ctrl-C is for the run, which then ends the worker
-        )
-        if self.cores:
-            with contextlib.suppress(ProcessLookupError):  # the call will tell
-                os.sched_setaffinity(self._process.pid, self.cores)
+        command = [sys.executable, OWN_NAMES, WORKER, *map(str, (*handles, self.memory_bytes)), *self.preload]
+        environment = _environment(os.environ, max(1, len(self.cores)))
+        self._process = start_process(command, handles, environment, self._stderr)
+        run_on(self._process.pid, sorted(self.cores))
         theirs.close()
         end.close()
         self._pipe = ours
@@ -225,9 +218,8 @@ class Worker:
 
     def _stop(self) -> None:
         if self._process is not None:
-            self.was_killed = -(self._process.poll() or 0) in (signal.SIGKILL, signal.SIGTERM)
-            with contextlib.suppress(ProcessLookupError):  # with all that it has started: it leads a session
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self.was_killed = was_killed(self._process)
+            kill(self._process)
             self._process.wait()
         for handle in (self._pipe, self._lifeline, self._stderr):
             if handle is not None:

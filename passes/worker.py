@@ -7,15 +7,10 @@ first call.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import gc
 import importlib
 import inspect
 import os
-import resource
-import select
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Generator
@@ -24,6 +19,7 @@ from typing import Any
 
 from passes.errors import PassError
 from passes.isolate import STOP
+from passes.platforms import connection_of, end_with, flush_native, limit_memory
 
 __all__ = ["serve"]
 
@@ -84,7 +80,7 @@ def _forget_output() -> None:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)  # of native code
+    flush_native()
     with contextlib.suppress(OSError):  # not a file: started by hand
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)
@@ -95,29 +91,10 @@ def _function(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), attribute)
 
 
-def end_with(lifeline: int) -> None:
-    """End this process when the other end of `lifeline` closes, as it does however its holder dies.
-
-    A thread that waits for it would not come to run while native code holds the interpreter's lock. And the kernel's
-    own signal at a parent's death comes when the thread ends that started us, which may be long before its process.
-    """
-    signal.signal(signal.SIGIO, signal.SIG_DFL)  # ends the process
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())  # and what this process has forked
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # it closed before we asked for the signal
-        sys.exit(1)
-
-
-def limit_memory(limit: int) -> None:
-    """Refuse to allocate more than `limit` bytes in this process; files that are mapped do not count."""
-    if limit:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
 if __name__ == "__main__":
     end_with(int(sys.argv[2]))
     limit_memory(int(sys.argv[3]))
     for name in sys.argv[4:]:
         importlib.import_module(name)
     gc.freeze()  # what was imported stays; the collector need not look through it again
-    serve(Connection(int(sys.argv[1])))
+    serve(connection_of(int(sys.argv[1])))

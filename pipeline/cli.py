@@ -26,6 +26,7 @@ COMMANDS: Final = {
         "Run the passes on an ONNX file, prove each change, and write the result; works without torch.",
     ),
     "check": ("run", "Check all of a configuration but the model, and say what a run would do."),
+    "init": ("init", "Write a commented configuration to begin with: vit, llm, cnn or onnx-file."),
     "diff": ("diff", "Say what B has otherwise than A; the exit code is 1 if there is a difference."),
     "why": ("why", "Say which torch module a node comes from, which line of it, and which pass made the node."),
     "bisect": (

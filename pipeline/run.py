@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from passes.audited.quarantine import quarantines
 from passes.bench import open_bench
+from passes.platforms import missing_here
 from passes.recipe import names_of
 from passes.userland import code_digest
 from pipeline.config import RunConfig
@@ -132,7 +133,8 @@ class _Journey:
             self._depends_on(self.config.model, self.config.export, identity, own_code(), self.versions)
             weights = f"weights: {source.weights}, " if isinstance(source, TorchSource) and source.weights else ""
             note(f"{len(source.inputs)} inputs, {weights}fingerprint {identity[:8]}")
-        for said in source.notes if isinstance(source, TorchSource) else ():
+        notes = source.notes if isinstance(source, TorchSource) else ()
+        for said in filter(None, (missing_here(), *notes)):
             self.tell(Note(said))
         return source
 

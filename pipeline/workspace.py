@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -23,6 +22,7 @@ from typing import Any, Final, TypeVar
 from pydantic import TypeAdapter
 
 from passes.model.files import replace_when_done
+from passes.platforms import lock
 from pipeline.errors import UserMistake
 
 __all__ = ["Workspace", "disk_errors", "key_of", "make_folder", "stamp"]
@@ -59,9 +59,9 @@ class Workspace:
         """
         with disk_errors(self.folder):
             make_folder(self.stages)
-            with (self.stages / "lock").open("w") as lock:
+            with (self.stages / "lock").open("w") as file:
                 try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock(file.fileno(), wait=False)
                 except BlockingIOError as error:
                     raise UserMistake(
                         f"another run is writing to {self.folder}; wait for it, or choose another folder with --out"

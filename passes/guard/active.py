@@ -95,7 +95,8 @@ class _State:
         self.originals: dict[str, Function] = {}
         """Outlives the doors: a thread may have passed one just before it was closed."""
         self._finder = AfterImport(LIBRARIES, self._loaded)
-        os.register_at_fork(after_in_child=self._after_fork)
+        if hasattr(os, "register_at_fork"):  # Windows has no fork
+            os.register_at_fork(after_in_child=self._after_fork)
         atexit.register(self.benches.close)
 
     def guards(self) -> tuple[Settings, ...]:

@@ -28,7 +28,8 @@ class Benches:
         self._idle: list[Pair] = []
         self._not_ours: list[Pair] = []
         self._open = True
-        os.register_at_fork(after_in_child=self._forget)
+        if hasattr(os, "register_at_fork"):  # Windows has no fork
+            os.register_at_fork(after_in_child=self._forget)
 
     @contextlib.contextmanager
     def take(self, timeout_s: float, memory_gib: float | None = None) -> Iterator[Workbench]:

@@ -11,6 +11,7 @@ import ctypes
 import os
 import re
 import shlex
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,7 +50,7 @@ HELPER: Final = "from multiprocessing.resource_tracker import main"
 def adopt_orphans() -> None:
     """Processes below this one whose parent ends become children of this one, where they are seen, and not of the
     system's first. Only for a process of ours: nobody waits for such children, so they stay zombies until it ends."""
-    libc = ctypes.CDLL(None)
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "prctl"):
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 from passes.guard.record import GuardedCall, call_from_json, call_to_json
 from passes.guard.settings import Settings
+from passes.platforms import lock
 
 __all__ = ["read_calls", "read_warnings", "say", "warn", "write_call"]
 
@@ -53,7 +53,7 @@ def _append(event: Mapping[str, Any], guards: Sequence[Settings]) -> None:
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
+                lock(handle)
                 os.write(handle, line)
             finally:
                 os.close(handle)

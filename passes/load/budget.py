@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import resource
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from passes.errors import ModelMistake
+from passes.platforms import memory_limit
 
 __all__ = [
     "MOST_DRAWN",
@@ -35,9 +34,7 @@ SECONDS_PER_MIB: Final = 20.0
 
 def memory_budget() -> int:
     """Bytes: nine tenths of the machine's memory, or of what the process may have where that is less."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
-    return min(machine, *(limit if limit != resource.RLIM_INFINITY else machine for limit in limits)) * 9 // 10
+    return memory_limit() * 9 // 10
 
 
 def seconds_to_run(nbytes: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import threading
@@ -18,6 +17,7 @@ from passes.model.external_data import ExternalFiles
 from passes.model.mapped import place_of
 from passes.model.stand_ins import clear_data, inline
 from passes.model.weights import UNREAD, DetachedModel, inner_tensors
+from passes.platforms import lock, opened_folder
 
 __all__ = ["EXTERNAL_FROM_BYTES", "replace_when_done", "save"]
 
@@ -97,13 +97,9 @@ def _point_to_shared(model: DetachedModel, path: Path, shared: Mapping[str, _Pla
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Wait until no other thread or process saves here: the last to finish would drop the data file of another."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with opened_folder(folder) as handle:
+        lock(handle)
         yield
-    finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)
-        os.close(handle)
 
 
 def _drop(files: set[Path]) -> None:

@@ -6,9 +6,10 @@ To map a file reads nothing of it, and takes no memory: what is looked at later 
 from __future__ import annotations
 
 import contextlib
+import mmap
 from dataclasses import dataclass
 from io import FileIO
-from mmap import ALLOCATIONGRANULARITY, MADV_DONTNEED, PAGESIZE
+from mmap import ALLOCATIONGRANULARITY, PAGESIZE
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ def release(data: np.ndarray) -> None:
         with contextlib.suppress(AttributeError, ValueError, OSError):
             begin, end = _distance(data), _distance(data) + data.nbytes
             begin -= begin % PAGESIZE
-            data._mmap.madvise(MADV_DONTNEED, begin, end - begin)  # type: ignore[attr-defined]
+            data._mmap.madvise(mmap.MADV_DONTNEED, begin, end - begin)  # type: ignore[attr-defined]
 
 
 def _distance(data: np.memmap) -> int:

@@ -18,6 +18,7 @@ from passes.errors import StepFailed, StepTimedOut
 from passes.model.reads import reads_of
 from passes.model.stand_ins import Weight, clear_data, inline
 from passes.model.weights import DetachedModel
+from passes.platforms import available_cores
 
 __all__ = ["Session"]
 
@@ -118,7 +119,7 @@ def _ir_version_of(proto: onnx.ModelProto) -> int:
 
 def _threads() -> int:
     """One a core where this process was given some of the cores, since onnxruntime does not look; 0: it chooses."""
-    given = len(os.sched_getaffinity(0))
+    given = len(available_cores())
     return given if given < (os.cpu_count() or 1) else 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,6 +18,7 @@ from passes.audit.subject import subjects_of, with_inner
 from passes.audited import Table, own_tables, tables_in
 from passes.audited.gate import news
 from passes.bench import open_bench
+from passes.platforms import available_cores
 from pipeline.commands.audit_files import remove_stale, write_reproducer, write_table
 from pipeline.commands.audit_text import audit_as_data, news_text, summary_text, unread_text
 from pipeline.commands.options import Json
@@ -59,7 +59,7 @@ def audit(
 
     Stopped or killed, the same command goes on where it was.
     """
-    spread = spread_over(ray, jobs or (None if ray else len(os.sched_getaffinity(0))))
+    spread = spread_over(ray, jobs or (None if ray else len(available_cores())))
     against = _accepted(accepted)
     if models is not None and not models.is_dir():
         raise UserMistake(f"--models: {models} is no folder; expected one with .onnx files")

@@ -88,7 +88,7 @@ def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
         if number != signal.SIGINT:
             process.send_signal(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
     before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
         yield

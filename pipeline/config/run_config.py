@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import yaml
 from pydantic import Field, StrictStr, ValidationError, model_validator
@@ -25,6 +25,9 @@ __all__ = ["RunConfig", "json_schema"]
 
 # The name becomes the folder runs/<name>.
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}$"
+
+SCHEMA_ID: Final = "urn:onnxline:run-config:1"
+"""The number is raised when a configuration that was right is refused."""
 
 
 class RunConfig(Section):
@@ -195,4 +198,5 @@ def json_schema() -> dict[str, Any]:
     schema = RunConfig.model_json_schema(by_alias=True)
     extends = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}], "title": "Extends"}
     properties = {"extends": extends, **schema["properties"]}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "properties": properties}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID}
+    return {**head, **schema, "properties": properties}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Final, cast
 
 from passes.errors import StepCrashed, StepFailed
 from passes.isolate import Worker
+from passes.platforms import available_cores
 from pipeline.errors import InternalError
 from pipeline.spread.job import Job, Outcome, State
 from pipeline.spread.perform import here
@@ -35,7 +35,7 @@ class LocalProcesses:
     """
 
     def __init__(self, count: int | None = None, attempts: int = 3) -> None:
-        cores = sorted(os.sched_getaffinity(0))
+        cores = available_cores()
         self.count = count or max(1, len(cores) // CORES_PER_JOB)
         self.attempts = attempts
         self._shares = [cores[place :: self.count] or [cores[place % len(cores)]] for place in range(self.count)]

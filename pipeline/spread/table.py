@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import IO, Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from passes.platforms import lock
 from pipeline.errors import UserMistake
 from pipeline.spread.job import Job, Outcome, State
 from pipeline.workspace import disk_errors, key_of, make_folder
@@ -80,7 +80,7 @@ class Table:
 
 def _lock(file: IO[bytes], path: Path) -> None:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system drops it with the process
+        lock(file.fileno(), wait=False)  # the system drops it with the process
     except BlockingIOError as error:
         raise UserMistake(f"another onnxline writes to {path}; wait for it, or choose another folder") from error
 

@@ -56,6 +56,7 @@ def test_sizes_fall_back_to_two_and_three() -> None:
 def test_the_schema_knows_every_section_and_refuses_the_rest() -> None:
     schema = json_schema()
     assert set(schema["properties"]) == {"extends", *RunConfig.model_fields}
+    assert schema["$id"] == "urn:onnxline:run-config:1"
     assert schema["required"] == ["model"]
     assert schema["additionalProperties"] is False
     assert "class" in schema["$defs"]["TransformersConfig"]["properties"]

@@ -51,7 +51,8 @@ def _wait(launches: ModuleType) -> None:
     own_names.add_private_names()
     launches.LAUNCHES.open(variables)
     sys.meta_path.insert(0, after_import.AfterImport(after_import.LIBRARIES, _guard))
-    os.register_at_fork(after_in_child=lambda: processes.register(folders))
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
+        os.register_at_fork(after_in_child=lambda: processes.register(folders))
     processes.register(folders)
 
 

@@ -7,13 +7,13 @@ another save: whoever is not alone leaves it to a later one, and so does everybo
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from passes.platforms import lock, opened_folder
 from pipeline.torch_ir.document.files import read, sidecar_prefix
 from pipeline.torch_ir.document.head import files_in
 from pipeline.torch_ir.errors import SerializationError
@@ -24,27 +24,23 @@ __all__ = ["clearing"]
 @contextmanager
 def clearing(path: Path, constants: Path) -> Iterator[None]:
     """Save `path` and its `constants` inside; then what is not needed goes, if nobody else saves in their folder."""
-    try:
-        folder = os.open(path.parent, os.O_RDONLY)
-    except PermissionError:  # one that may be written to, and not listed
+    if not os.access(path.parent, os.R_OK):  # one that may be written to, and not listed
         yield
         return
-    try:
-        shared = _locked(folder, fcntl.LOCK_SH)
+    with opened_folder(path.parent) as folder:
+        is_shared = _try_lock(folder, shared=True)
         yield
-        if shared and _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        if is_shared and _try_lock(folder, wait=False):
             with suppress(OSError, SerializationError):  # the IR is saved; and what is not understood stays
                 _clear(path, constants)
-    finally:
-        os.close(folder)
 
 
-def _locked(folder: int, how: int) -> bool:
+def _try_lock(folder: int | None, *, shared: bool = False, wait: bool = True) -> bool:
     try:
-        fcntl.flock(folder, how)
+        lock(folder, shared=shared, wait=wait)
     except OSError:  # there is another saver, or there are no locks
         return False
-    return True
+    return folder is not None
 
 
 def _clear(path: Path, own: Path) -> None:

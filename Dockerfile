@@ -1,0 +1,27 @@
+# onnxline on the CPU.
+#   docker build -t onnxline .
+#   docker run --rm -v "$PWD:/work" onnxline run config.yaml        # artifacts: runs/ of the working directory
+
+FROM python:3.11-slim AS build
+WORKDIR /src
+RUN python -m venv /opt/onnxline
+ENV PATH=/opt/onnxline/bin:$PATH
+COPY constraints.txt ./
+# torch alone from its own index, whose wheels have no CUDA. Before the sources, so that it is kept when they change.
+RUN pip install --no-cache-dir -c constraints.txt --index-url https://download.pytorch.org/whl/cpu torch
+COPY pyproject.toml README.md LICENSE ./
+COPY onnxline onnxline
+COPY passes passes
+COPY pipeline pipeline
+RUN pip install --no-cache-dir -c constraints.txt '.[torch,onnxslim]'
+
+FROM python:3.11-slim
+# OpenMP for onnxruntime and torch.
+RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
+COPY --from=build /opt/onnxline /opt/onnxline
+ENV PATH=/opt/onnxline/bin:$PATH
+RUN useradd --create-home onnxline
+USER onnxline
+WORKDIR /work
+ENTRYPOINT ["onnxline"]
+CMD ["--help"]

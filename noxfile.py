@@ -1,0 +1,53 @@
+"""Other Pythons, the newest releases, and the built package: `nox`, or `nox -s fast-3.12`.
+
+`make test` is the whole suite with pinned releases; this is what it leaves out. An interpreter that is not installed is
+skipped. `TORCH_INDEX` is the index that torch is taken from, as in the Makefile.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "venv"
+nox.options.error_on_missing_interpreters = False
+nox.options.sessions = ["fast", "wheel"]
+
+FAST = (
+    "tests/package", "tests/config", "tests/ir", "tests/lowering", "tests/planning", "tests/passes/test_policy.py",
+    "tests/passes/test_isolate.py", "tests/passes/test_own_names.py", "tests/passes/test_numbers.py",
+    "tests/passes/structures", "tests/export/test_factory.py", "tests/runtime/test_compile.py",
+)  # fmt: skip
+"""Tests of every layer that take seconds each."""
+
+ROOT = Path(__file__).parent
+
+
+def install(session: nox.Session, *what: str) -> None:
+    """Install torch from its own index first: the wheels of PyPI bring CUDA."""
+    index = os.environ.get("TORCH_INDEX", "")
+    session.install(*(("--index-url", index) if index else ()), "torch")
+    session.install(*what)
+
+
+@nox.session(python=["3.11", "3.12", "3.13", "3.14"])
+def fast(session: nox.Session) -> None:
+    """The fast tests, with the newest releases that this Python has."""
+    install(session, "-e", ".[torch]", "pytest", "hypothesis")
+    session.run("python", "-m", "pytest", *(session.posargs or FAST))
+
+
+@nox.session(python="3.11")
+def wheel(session: nox.Session) -> None:
+    """The wheel, made from the source distribution, outside of the checkout: each starter runs."""
+    folder = Path(session.create_tmp()).resolve()
+    session.install("build")
+    session.run("python", "-m", "build", "--outdir", str(folder / "dist"), str(ROOT))
+    [built] = (folder / "dist").glob("*.whl")
+    install(session, "-c", str(ROOT / "constraints.txt"), f"{built}[torch]")
+    session.chdir(folder)
+    for kind in ("vit", "llm", "cnn", "onnx-file"):
+        session.run("onnxline", "init", kind, "--out", f"{kind}.yaml")
+        session.run("onnxline", "run", f"{kind}.yaml")

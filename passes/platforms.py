@@ -1,0 +1,166 @@
+"""What operating systems have in different forms: locks, limits of memory, cores, and a worker's ties to its owner.
+
+Linux has all of it, and is what is tested. Elsewhere what is missing is left out, and `missing_here` says so in a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import connection
+from pathlib import Path
+from typing import IO, Any, Final
+
+try:
+    import fcntl
+    import resource
+except ImportError:  # Windows
+    fcntl = resource = None
+
+__all__ = [
+    "available_cores",
+    "connection_of",
+    "end_with",
+    "flush_native",
+    "kill",
+    "limit_memory",
+    "lock",
+    "memory_limit",
+    "missing_here",
+    "opened_folder",
+    "run_on",
+    "start_process",
+    "was_killed",
+]
+
+UNKNOWN_MEMORY: Final = 8 * 2**30
+"""Bytes that a machine is taken to have where it does not say."""
+
+KILLED: Final = (-9, -15)
+"""What `poll` gives for SIGKILL and SIGTERM, which come from outside. Windows has no such codes."""
+
+
+def missing_here() -> str:
+    """One line on what this system lacks; empty for nothing."""
+    if sys.platform == "linux":
+        return ""
+    locks = "" if fcntl else ", locks of files"
+    return f"onnxline is not tested on {platform.system()}: workers run there without limits of memory{locks}"
+
+
+def lock(handle: int | None, *, shared: bool = False, wait: bool = True) -> None:
+    """Lock an open file or folder until it is closed; with other holders, wait, or raise BlockingIOError."""
+    if fcntl is not None and handle is not None:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+
+
+@contextlib.contextmanager
+def opened_folder(folder: Path) -> Iterator[int | None]:
+    """A handle to lock; None where folders have none."""
+    if fcntl is None:
+        yield None
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def memory_limit() -> int:
+    """Bytes of the machine's memory, or what this process may have where that is less."""
+    machine = UNKNOWN_MEMORY
+    if hasattr(os, "sysconf"):
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if resource is None:
+        return machine
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
+    return min(machine, *(limit for limit in limits if limit != resource.RLIM_INFINITY), machine)
+
+
+def limit_memory(limit: int) -> None:
+    """Refuse to allocate more than `limit` bytes in this process; 0: no limit. Files that are mapped do not count."""
+    if limit and resource is not None and sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def available_cores() -> list[int]:
+    """The numbers of the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def run_on(process: int, cores: Sequence[int]) -> None:
+    if cores and hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(ProcessLookupError):  # the first call will tell
+            os.sched_setaffinity(process, cores)
+
+
+def start_process(
+    command: Sequence[str], handles: Sequence[int], environment: Mapping[str, str], output: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start a process that inherits `handles`. Ctrl-C is for the run, which then ends the process."""
+    special: dict[str, Any] = {"pass_fds": handles, "start_new_session": True}
+    if sys.platform == "win32":
+        for handle in handles:
+            os.set_handle_inheritable(handle, True)
+        startup = subprocess.STARTUPINFO(lpAttributeList={"handle_list": list(handles)})
+        special = {"startupinfo": startup, "creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+    return subprocess.Popen[bytes](command, env=environment, text=False, **streams, **special)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process of `start_process`, with all that it has started where it leads a session."""
+    with contextlib.suppress(ProcessLookupError):
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def was_killed(process: subprocess.Popen[bytes]) -> bool:
+    """Whether somebody else has ended the process."""
+    return process.poll() in KILLED
+
+
+def connection_of(handle: int) -> connection.Connection:
+    """The pipe that was inherited as `handle`."""
+    return getattr(connection, "PipeConnection", connection.Connection)(handle)
+
+
+def end_with(lifeline: int) -> None:
+    """End this process when the other end of `lifeline` closes, as it does however its holder dies.
+
+    A thread that waits for it would not come to run while native code holds the interpreter's lock. And the kernel's
+    own signal at a parent's death comes when the thread ends that started us, which may be long before its process.
+    """
+    if fcntl is None or sys.platform != "linux":
+        threading.Thread(target=_end_when_closed, args=(connection_of(lifeline),), daemon=True).start()
+        return
+    signal.signal(signal.SIGIO, signal.SIG_DFL)  # ends the process
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())  # and what this process has forked
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:  # it closed before we asked for the signal
+        sys.exit(1)
+
+
+def _end_when_closed(lifeline: connection.Connection) -> None:
+    with contextlib.suppress(OSError):
+        lifeline.poll(None)
+    os._exit(1)
+
+
+def flush_native() -> None:
+    """Write out what native code has printed and not yet written."""
+    if sys.platform != "win32":
+        ctypes.CDLL(None).fflush(None)

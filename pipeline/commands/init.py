@@ -1,0 +1,63 @@
+"""`onnxline init KIND`: a configuration to begin with, with comments."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from pipeline.errors import UserMistake
+from pipeline.workspace import disk_errors
+
+__all__ = ["register"]
+
+STARTERS: Final = Path(__file__).with_name("starters")
+
+EXAMPLE: Final = "fuse_attention"
+"""The picture of the gallery that is the model of `onnx-file`, where there is none yet."""
+
+
+class Kind(StrEnum):
+    VIT = "vit"
+    LLM = "llm"
+    CNN = "cnn"
+    ONNX_FILE = "onnx-file"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("init")(init)
+
+
+def init(
+    kind: Annotated[Kind, typer.Argument(help="What the configuration is for.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file to write (default KIND.yaml).")] = None,
+) -> None:
+    """Write a commented configuration to begin with; it runs as it is, on a small model with random weights."""
+    target = out or Path(f"{kind}.yaml")
+    _write(target, (STARTERS / f"{kind}.yaml").read_text(encoding="utf-8").replace(f"{kind}.yaml", target.name))
+    typer.echo(f"wrote {target}")
+    model = target.with_name("model.onnx")
+    if kind is Kind.ONNX_FILE and not model.exists():
+        import onnx
+
+        from passes.catalog.picture import picture_of, read_picture
+
+        picture = picture_of(EXAMPLE)
+        assert picture is not None
+        onnx.save(read_picture(picture).model, model)
+        typer.echo(f"wrote {model}, a small attention to try it on; put your own model in its place")
+    typer.echo(f"next: onnxline run {target}")
+
+
+def _write(target: Path, text: str) -> None:
+    """Raises UserMistake where a file stands there, or its folder cannot be written."""
+    with disk_errors(target.parent):
+        try:
+            with target.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            raise UserMistake(f"{target} is there already; name another file with --out") from None
+        except FileNotFoundError:
+            raise UserMistake(f"there is no folder {target.parent}; make it, or name another file with --out") from None

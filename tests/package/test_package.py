@@ -1,0 +1,132 @@
+"""What comes with the package: systems without Linux's calls, Python's version, starters, what lies in the wheel."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import onnx
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import onnxline
+from passes.audited.text import FORMAT_VERSION as AUDIT
+from passes.own_names import ROOT
+from pipeline.cli import app
+from pipeline.config import RunConfig
+from pipeline.errors import UserMistake
+from pipeline.regression.baseline import FORMAT_VERSION as BASELINE
+from pipeline.run import Pipeline
+from tests.docs.pages import rows
+from tests.passes.models import attention
+
+NOT_LINUX = """
+import mmap, os, sys
+sys.modules["fcntl"] = sys.modules["resource"] = None
+del os.sched_getaffinity, os.sched_setaffinity, os.sysconf, os.register_at_fork, mmap.MADV_DONTNEED
+"""
+"""What Windows lacks, in a sitecustomize, so that workers lack it too."""
+
+SCRIPT = """
+import os, passes
+from passes.isolate import Worker
+from pipeline.workspace import Workspace
+from pathlib import Path
+run = passes.optimize("in.onnx", ["fuse_qkv"], keep=["qkv"])
+run.save("out.onnx")
+with Workspace(Path("run")).opened():
+    pass
+worker = Worker()
+print(run.structures[0].kept, worker.call("os:getpid"), flush=True)
+os._exit(0)
+"""
+
+
+def test_without_fcntl_and_resource_a_run_works_and_its_worker_ends_with_it(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NOT_LINUX)
+    onnx.save(attention(), tmp_path / "in.onnx")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    kept, worker = done.stdout.split() or [done.stderr, ""]
+    assert kept == "True"
+    for _ in range(100):
+        if not Path(f"/proc/{worker}").exists():
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker outlives its owner")
+
+
+def test_an_old_python_makes_no_venv(tmp_path: Path) -> None:
+    shutil.copy(Path(ROOT) / "Makefile", tmp_path)
+    old = tmp_path / "python"
+    old.write_text(
+        f"#!/bin/sh\nexec {sys.executable} -c 'import sys; sys.version_info = (3, 10); exec(sys.argv[1])' \"$2\"\n"
+    )
+    old.chmod(0o755)
+    done = subprocess.run(["make", ".venv/made", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[0] == (
+        f"onnxline needs Python 3.11 or later, and {old} is Python 3.10; name another one: make run PYTHON=python3.11"
+    )
+    assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize("kind", ["vit", "llm", "cnn", "onnx-file"])
+def test_a_starter_is_a_configuration(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(app, ["init", kind])
+    assert shown.output.splitlines()[-1] == f"next: onnxline run {kind}.yaml"
+    config = RunConfig.from_yaml(f"{kind}.yaml")
+    assert config.name == kind
+    text = Path(f"{kind}.yaml").read_text(encoding="utf-8")
+    commented = re.sub(r"^(\s*)# (\w+:)", r"\1\2", text, flags=re.MULTILINE)
+    if kind in ("vit", "cnn"):  # what is commented out is right too: keys that a user may turn on
+        data = yaml.safe_load(commented)
+        data["model"] = {key: value for key, value in data["model"].items() if key not in ("factory", "args")}
+        RunConfig.from_mapping(data)
+    again = CliRunner().invoke(app, ["init", kind])
+    assert str(again.exception) == f"{kind}.yaml is there already; name another file with --out"
+    assert isinstance(again.exception, UserMistake)
+
+
+@pytest.mark.parametrize("kind", ["onnx-file", pytest.param("vit", marks=pytest.mark.slow)])
+def test_a_starter_runs_as_it_is(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(app, ["init", kind, "--out", "mine.yaml"])
+    result = Pipeline(RunConfig.from_yaml("mine.yaml")).run()
+    assert result.structures and all(structure.kept for structure in result.structures)
+
+
+def test_every_data_file_is_in_the_wheel() -> None:
+    project = tomllib.loads((Path(ROOT) / "pyproject.toml").read_text(encoding="utf-8"))
+    for package, patterns in project["tool"]["setuptools"]["package-data"].items():
+        folder = Path(ROOT) / package
+        shipped = {file for pattern in patterns for file in folder.glob(pattern)}
+        data = {file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+        modules = {file for file in data if file.suffix == ".py" and "compat" not in file.parts}
+        assert data - modules == shipped
+
+
+def test_the_versions_that_are_written_down_agree() -> None:
+    citation = yaml.safe_load((Path(ROOT) / "CITATION.cff").read_text(encoding="utf-8"))
+    assert str(citation["version"]) == onnxline.__version__
+    assert f"## [{onnxline.__version__}]" in (Path(ROOT) / "CHANGELOG.md").read_text(encoding="utf-8")
+    formats = {row[0]: row[-1] for row in rows("docs/stability.md")}
+    assert formats["baselines"] == str(BASELINE)
+    assert int(formats["audit tables"]) == AUDIT
+
+
+@pytest.mark.parametrize("file", sorted((Path(ROOT) / ".github").rglob("*.yml")), ids=lambda file: file.name)
+def test_workflows_are_yaml_with_jobs_and_steps(file: Path) -> None:
+    data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if file.parent.name == "workflows":
+        assert all(job["steps"] and job["runs-on"] for job in data["jobs"].values())
+        assert set(data) >= {"name", True, "permissions"}  # YAML reads `on` as true
