@@ -56,11 +56,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GptOssModel": {**SMALL, "head_dim": 8, "num_local_experts": 4, "layer_types": ["full_attention"]},
     "JambaModel": {
         **SMALL,
+        "num_hidden_layers": 2,
         "num_experts": 4,
-        "attn_layer_period": 2,  # the only layer has a state space
+        "attn_layer_period": 2,
         "attn_layer_offset": 1,
-        "expert_layer_period": 1,
-        "expert_layer_offset": 0,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
         "mamba_d_state": 8,
         "mamba_dt_rank": 4,
         "pad_token_id": 0,
@@ -69,9 +70,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GraniteMoeHybridModel": {
         **SMALL,
         **MAMBA,
+        "num_hidden_layers": 2,
         "num_local_experts": 4,
         "shared_intermediate_size": 32,
-        "layer_types": ["mamba"],
+        "layer_types": ["mamba", "attention"],
     },
 }
 """Class → configuration, in which nothing is said of how the experts are computed."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from pipeline.errors import Unsupported
+from pipeline.errors import SourceMistake, Unsupported
 from pipeline.importers.from_onnx.node import Node
 from pipeline.importers.from_onnx.resolve import Resolved, resolve
 from pipeline.importers.from_onnx.scope import Scope
@@ -59,9 +59,16 @@ def from_onnx(
     read = {name for node in resolved.nodes for name in node.input} | {value.name for value in graph.output}
     for node in resolved.nodes:
         if node.output[0] not in resolved.constants and node.output[0] not in resolved.roots:
-            imported = Node(node, scope, source.opset, read)
-            table[imported.kind](imported)
-            imported.refuse_leftovers()
+            try:
+                imported = Node(node, scope, source.opset, read)
+                table[imported.kind](imported)
+                imported.refuse_leftovers()
+            except (ValueError, IndexError, ZeroDivisionError) as error:  # lists of another length than the rank
+                name = node.name or node.output[0]
+                raise SourceMistake(
+                    f"node {name!r} ({node.op_type}) has attributes and inputs that do not fit each other: {error}; "
+                    "check the length of its lists"
+                ) from error
     return builder.build([leave(scope, value.name) for value in graph.output])
 
 
