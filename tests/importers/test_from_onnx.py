@@ -105,6 +105,29 @@ def test_local_functions_are_inlined() -> None:
     assert [op.kind for op in from_onnx(proto).ops] == ["Add"]
 
 
+def test_a_function_of_onnx_behind_an_unknown_operator_is_refused() -> None:
+    """Its inliner has to know types, and nobody says what that operator makes: the model imports no such domain."""
+    text = """
+    <ir_version: 9, opset_import: ["": 20]>
+    g (float[3, 5] x, int64[3] t) => (float z) { h = other.Op (x) z = NegativeLogLikelihoodLoss (h, t) }
+    """
+    with pytest.raises(Unsupported, match="other::Op"):
+        from_onnx(onnx.parser.parse_model(text))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "size = Constant <value_int = 3> () z = ConstantOfShape (size)",
+        "far = Constant <value_float = inf> () one = Constant <value_float = 1.0> () z = Range (one, far, one)",
+    ],
+)
+def test_what_cannot_be_folded_is_the_models_mistake(broken: str) -> None:
+    text = f'<ir_version: 9, opset_import: ["": 20]> g (float[3] x) => (float[3] y) {{ {broken} y = Expand (x, z) }}'
+    with pytest.raises(UserMistake):
+        from_onnx(onnx.parser.parse_model(text))
+
+
 def test_an_initializer_listed_as_input_is_stored() -> None:
     proto = model(MLP)
     proto.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [3, 4]))

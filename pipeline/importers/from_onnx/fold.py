@@ -48,7 +48,10 @@ def fold(kind: str, inputs: Inputs, attributes: Attributes) -> np.ndarray | None
     if folder is None:
         return None
     with np.errstate(all="ignore"):
-        result = folder(inputs, attributes)
+        try:
+            result = folder(inputs, attributes)
+        except (TypeError, OverflowError) as error:  # of numpy, as where a list is one number: the model says so
+            raise ValueError(str(error)) from error
     # A Range has no kind in the IR, so it folds at every length.
     if kind != "Range" and not foldable(result.size, result.dtype.name):
         return None

@@ -122,7 +122,9 @@ def _without_function(model: onnx.ModelProto, name: str, opset: int) -> onnx.Mod
             )
     try:
         return inliner.inline_selected_functions(spelled, [("", name)], False, True)
-    except RuntimeError:  # it has to know types that an optional input, left out, has not
+    # It has to know types: an optional input that is left out has none, nor has what an unknown operator makes. Native
+    # code says so by errors of any kind; the operator is refused where it is imported.
+    except Exception:
         return model
 
 
