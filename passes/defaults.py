@@ -1,4 +1,4 @@
-"""The recipes that run where none is named; apart from `passes.recipe`, so that a configuration is read without onnx."""
+"""The recipes that run where none is named; apart from `passes.recipe`, so that a configuration needs no onnx."""
 
 from __future__ import annotations
 
