@@ -33,12 +33,13 @@ from benchmarks.families.table import families
 from benchmarks.measure import machine, versions_line
 from passes.base import Workbench
 from passes.bench import open_bench
+from passes.defaults import TORCH_RECIPE
 from passes.errors import PassError
 from passes.model.bodies import every_node
 from passes.model.weights import read_model
 from passes.policy import Policy
 from passes.proof.prove import Prover
-from passes.recipe import TORCH_RECIPE, steps_of
+from passes.recipe import steps_of
 from passes.runner import run_passes
 from pipeline.config import ExportConfig, ModelConfig
 from pipeline.errors import OnnxlineError

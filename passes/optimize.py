@@ -13,6 +13,7 @@ import onnx
 
 from passes.base import Repeat, Step, Workbench, flat
 from passes.bench import limit_runs, open_bench
+from passes.defaults import DEFAULT_RECIPE
 from passes.errors import ModelMistake
 from passes.model.joined import apart, joined
 from passes.model.sharing import detached_copy
@@ -23,7 +24,7 @@ from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
 from passes.proof.lookups import rows_by_input
 from passes.proof.prove import Prover
 from passes.proof.structure import STRUCTURE, StructureProver
-from passes.recipe import DEFAULT_RECIPE, RecipeItem, steps_of
+from passes.recipe import RecipeItem, steps_of
 from passes.result import PassRun
 from passes.runner import Observer, run_passes
 from passes.unread import sparing

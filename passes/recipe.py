@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, get_type_hints
 
 from passes.base import Repeat, Step
+from passes.defaults import DEFAULT_RECIPE
 from passes.errors import PolicyMistake
 from passes.external import onnxoptimizer
 from passes.external.onnxoptimizer import OnnxOptimizerPass
@@ -19,15 +20,9 @@ from passes.plugins import user_step
 from passes.steps import OWN_STEPS
 from passes.userland import installed, is_reference
 
-__all__ = ["DEFAULT_RECIPE", "TORCH_RECIPE", "RecipeItem", "names_of", "steps_of"]
+__all__ = ["DEFAULT_RECIPE", "RecipeItem", "names_of", "steps_of"]
 
 RecipeItem = str | Mapping[str, Mapping[str, Any] | None]
-
-DEFAULT_RECIPE: Final = ("default", "onnxsim")
-"""For an ONNX file."""
-
-TORCH_RECIPE: Final = ("onnxscript", *DEFAULT_RECIPE)
-"""For what torch has exported without optimizing: sequences, CastLike and calls that only onnxscript takes apart."""
 
 SEQUENCE: Final = "sequence"
 

@@ -157,9 +157,8 @@ class Trial:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
         """
         if isinstance(step, Early) and self.second:
-            self._gains_nothing(
-                step, self.subject
-            )  # found out now: later the worker would have to leave the model itself for it
+            # Found out now: later the worker would have to leave the model itself for it.
+            self._gains_nothing(step, self.subject)
         first = self._judged(step, self.subject, self.pinned)
         if first.why or not self.second or self._gains_nothing(step, first.subject):
             return first

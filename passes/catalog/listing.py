@@ -9,12 +9,12 @@ from passes.base import Composite, Step, Workbench
 from passes.catalog.about_onnxsim import NEVER_RUN
 from passes.catalog.described import about
 from passes.catalog.entry import Entry, Runs
+from passes.defaults import TORCH_RECIPE
 from passes.destroys import DESTROYS
 from passes.errors import PolicyMistake
 from passes.external import onnxoptimizer
 from passes.external.installed import ask
 from passes.groups import groups_of
-from passes.recipe import TORCH_RECIPE
 from passes.steps import OWN_STEPS
 from passes.userland import installed
 

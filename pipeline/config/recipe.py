@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from passes.recipe import DEFAULT_RECIPE, TORCH_RECIPE
+from passes.defaults import DEFAULT_RECIPE, TORCH_RECIPE
 from pipeline.config.explain import explain
 from pipeline.config.extends import read_with_bases
 from pipeline.config.marks import Document, Marks
