@@ -130,7 +130,6 @@ EXPECTED: Final[Mapping[Any, str]] = {
     bool: "true or false",
     int: "a whole number",
     int | None: "a whole number or null",
-    str: "a name",
 }
 
 

@@ -3,6 +3,7 @@ did not work, and where the files are. A name is never cut: it can be copied int
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -139,9 +140,10 @@ class Screen:
     def show_failure(self, folder: Path, since: float) -> None:
         """What is known of a run that failed, and the files in its folder that were written `since` it began."""
         self.show_passes()
-        written = sorted(file.name for file in folder.glob("[!.]*") if file.is_file() and file.stat().st_mtime >= since)
-        if written:
-            self.line(f"files so far: {folder}/ ({', '.join(written)})")
+        with contextlib.suppress(OSError):  # the folder itself may be what is wrong
+            files = sorted(file for file in folder.glob("[!.]*") if file.is_file() and file.stat().st_mtime >= since)
+            if files:
+                self.line(f"files so far: {folder}/ ({', '.join(file.name for file in files)})")
 
 
 def _table(rows: Sequence[PassRow], width: int, *, wraps: bool) -> Iterator[Text]:
