@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import onnxline
 from passes.audited.text import FORMAT_VERSION as AUDIT
 from passes.own_names import ROOT
+from passes.policy import Policy
 from pipeline.cli import app
 from pipeline.config import RunConfig
 from pipeline.errors import UserMistake
@@ -87,11 +88,10 @@ def test_a_starter_is_a_configuration(kind: str, tmp_path: Path, monkeypatch: py
     config = RunConfig.from_yaml(f"{kind}.yaml")
     assert config.name == kind
     text = Path(f"{kind}.yaml").read_text(encoding="utf-8")
-    commented = re.sub(r"^(\s*)# (\w+:)", r"\1\2", text, flags=re.MULTILINE)
-    if kind in ("vit", "cnn"):  # what is commented out is right too: keys that a user may turn on
-        data = yaml.safe_load(commented)
-        data["model"] = {key: value for key, value in data["model"].items() if key not in ("factory", "args")}
-        RunConfig.from_mapping(data)
+    commented = re.sub(r"^(\s*)# ( *\w+:)", r"\1\2", text, flags=re.MULTILINE)
+    data = yaml.safe_load(commented)  # what is commented out is right too: keys that a user may turn on
+    data["model"] = {key: value for key, value in data["model"].items() if key not in ("factory", "args")}
+    Policy((), RunConfig.from_mapping(data).passes.keep).check((), ())
     again = CliRunner().invoke(app, ["init", kind])
     assert str(again.exception) == f"{kind}.yaml is there already; name another file with --out"
     assert isinstance(again.exception, UserMistake)
