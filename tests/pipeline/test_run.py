@@ -178,8 +178,8 @@ def test_weights_are_stored_once_and_every_stage_is_still_known(
     assert data.name.startswith("model.onnx.")
     assert data.stat().st_size == pytest.approx(first.export.weight_bytes, rel=0.1)
     assert run(path, out)[0].cached == ("export", "passes", "runtime")
-    assert run(path, out, "passes.recipe=[default,onnxsim]")[0].cached == ("export",)
-    assert run(path, out, "passes.recipe=[default,onnxsim]")[0].cached == ("export", "passes", "runtime")
+    assert run(path, out, "passes.recipe=[onnxsim]")[0].cached == ("export",)
+    assert run(path, out, "passes.recipe=[onnxsim]")[0].cached == ("export", "passes", "runtime")
     assert digests() == before
     next(out.glob("model.onnx.*.data")).unlink()
     assert run(path, out)[0].cached == ()
@@ -187,7 +187,7 @@ def test_weights_are_stored_once_and_every_stage_is_still_known(
 
 
 def test_notes_come_again_with_the_stage_that_noted_them(config_file, tmp_path: Path) -> None:
-    path = config_file(passes={"keep": ["qkv"]}, runtime={"backends": ["onnxruntime"]})
+    path = config_file(passes={"recipe": []}, runtime={"backends": ["onnxruntime"]})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.stages.optimize.take_pictures", lambda *_: 1 / 0)
         run(path, tmp_path / "out")
