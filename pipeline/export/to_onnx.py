@@ -70,7 +70,7 @@ def _translated(program: ExportedProgram, opset: int) -> ir.Model:
         raise Unsupported("torch.onnx.export returned no program; expected one with dynamo=True")
     got = made.model.opset_imports.get("")
     if got != opset:
-        more = " or more" if opset < got else ""
+        more = " or more" if got and opset < got else ""
         raise Unsupported(f"export.opset: asked for {opset}, torch could make {got} only; set it to {got}{more}")
     return made.model
 
