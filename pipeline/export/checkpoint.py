@@ -109,8 +109,15 @@ def read_pickle(path: Path) -> dict[str, torch.Tensor]:
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise SourceMistake(f"checkpoint {path}: found {type(state).__name__}, expected a mapping of name to tensor")
+        raise SourceMistake(f"checkpoint {path}: found {_describe(state)}, expected a mapping of name to tensor")
     return state
+
+
+def _describe(state: Any) -> str:
+    if not isinstance(state, dict):
+        return type(state).__name__
+    name, value = next((name, value) for name, value in state.items() if not isinstance(value, torch.Tensor))
+    return f"a mapping with {type(value).__name__} at {name!r}"
 
 
 def _begins_as_pickle(path: Path) -> bool:

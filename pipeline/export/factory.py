@@ -14,6 +14,7 @@ from pipeline.config import ModelConfig, locate
 from pipeline.errors import SourceMistake
 from pipeline.export.assemble import assemble
 from pipeline.export.checkpoint import read_checkpoint
+from pipeline.export.key_names import best_rule, names_of
 from pipeline.export.plain_module import plain_module
 from pipeline.export.source import Example, TorchSource
 from pipeline.export.user_code import call_user_code, load_function
@@ -45,7 +46,7 @@ def make_from_factory(model: ModelConfig, *, weightless: bool = False, keep_mode
     if model.checkpoint is not None:
         weights = f"from {model.checkpoint}"
         if not weightless:
-            _load_weights(module, model.checkpoint)
+            notes += _load_weights(module, model.checkpoint)
     source = assemble(module, example, model, keep_mode=keep_mode)
     return replace(source, notes=(*notes, *moved), weights=weights)
 
@@ -65,12 +66,19 @@ def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_meta or tensor.is_cpu else tensor.cpu()
 
 
-def _load_weights(module: nn.Module, checkpoint: str) -> None:
+def _load_weights(module: nn.Module, checkpoint: str) -> tuple[str, ...]:
+    """Also under names with one prefix more or less, as DataParallel and Lightning save them; a note says so."""
     state = read_checkpoint(locate(checkpoint))
+    wanted = names_of(module)
+    rule = best_rule(wanted, state)
+    is_renamed = bool(str(rule)) and all(rule.key(names, state) for names in wanted.values())
+    if is_renamed:
+        state = {rule.drop + name.removeprefix(rule.add): tensor for name, tensor in state.items()}
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
         raise SourceMistake(f"checkpoint {checkpoint} does not fit: {' '.join(str(error).split())}") from error
+    return (f"the checkpoint's names are the module's {rule}",) if is_renamed else ()
 
 
 def _split_example(result: Any, title: str) -> tuple[Any, Example | None]:

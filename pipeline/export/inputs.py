@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
+from passes.draw import dtype_named
 from passes.proof.draws import Draw, DrawnInput
 from pipeline.config import InputConfig
 from pipeline.errors import SourceMistake
@@ -58,11 +60,19 @@ def input_spec(name: str, declared: InputConfig, shape: tuple[int | str, ...], d
     """
     default = (-1.0, 1.0) if is_float(dtype) else (0.0, 2.0)
     low, high = declared.range or default
-    if not is_float(dtype):
+    if is_float(dtype):
+        _check_float_range(name, low, high, dtype)
+    else:
         _check_whole_range(name, low, high, dtype)
     if declared.padding and (is_float(dtype) or not shape or (low, high) != (0, 2)):
         raise SourceMistake(f"input {name!r}: found padding: true, which is for masks of zeros and ones with axes")
     return InputSpec(name, shape, dtype, low, high, declared.seed, declared.padding)
+
+
+def _check_float_range(name: str, low: float, high: float, dtype: str) -> None:
+    most = float(ml_dtypes.finfo(dtype_named(dtype)).max)
+    if max(-low, high, high - low) > most:
+        raise SourceMistake(f"input {name!r}: range [{low:g}, {high:g}] leaves {dtype}, which ends at {most:g}")
 
 
 def _check_whole_range(name: str, low: float, high: float, dtype: str) -> None:

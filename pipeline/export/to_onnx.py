@@ -73,7 +73,8 @@ def _translated(program: ExportedProgram, opset: int) -> ir.Model:
         raise Unsupported("torch.onnx.export returned no program; expected one with dynamo=True")
     got = made.model.opset_imports.get("")
     if got != opset:
-        raise Unsupported(f"export.opset: asked for {opset}, torch could make {got} only; set it to 18 or more")
+        more = " or more" if got and opset < got else ""
+        raise Unsupported(f"export.opset: asked for {opset}, torch could make {got} only; set it to {got}{more}")
     return made.model
 
 

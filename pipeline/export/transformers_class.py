@@ -45,7 +45,7 @@ def make_from_transformers(
         checkpoint = locate(section.checkpoint)
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
-        cls = _class(name, "model.transformers.class" if section.class_name else f"model.transformers: {folder}")
+        cls = _model_class(name, "model.transformers.class" if section.class_name else f"model.transformers: {folder}")
         config = _config(cls, section, folder)
         defaults = set_defaults(config)
         if folder is not None:
@@ -100,6 +100,17 @@ def _class(name: str, key: str) -> Any:
     near = difflib.get_close_matches(name, [one for one in dir(transformers) if one[:1].isupper()], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise SourceMistake(f"{key}: transformers {transformers.__version__} has no class {name!r}{hint}")
+
+
+def _model_class(name: str, key: str) -> Any:
+    """A class of models: not a tokenizer's, nor one that chooses among models."""
+    found = _class(name, key)
+    from transformers import PreTrainedModel
+
+    if not issubclass(found, PreTrainedModel):
+        kind = "chooses a class by itself" if name.startswith("Auto") else "is no class of models"
+        raise SourceMistake(f"{key}: {name} {kind}; expected the class of the model, such as BertModel")
+    return found
 
 
 def _config(cls: Any, section: TransformersConfig, folder: Path | None) -> Any:

@@ -268,3 +268,19 @@ def test_a_module_without_values_is_refused_where_numbers_are_needed(factory: Fa
     source = load(factory(f"{NET}\ndef make():\n    return Net().to('meta'), (torch.ones(2, 4),)\n"))
     with pytest.raises(SourceMistake, match=r"has no value for 'inner.weight', which is on the meta device"):
         run_torch(source, {"x": torch.ones(2, 4)})
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.net."])
+def test_a_checkpoint_with_a_prefix_is_loaded_and_named(factory: Factory, tmp_path: Path, prefix: str) -> None:
+    state = {f"{prefix}inner.weight": torch.full((2, 4), 7.0), f"{prefix}inner.bias": torch.ones(2)}
+    torch.save({"state_dict": state}, tmp_path / "w.pt")
+    source = load(factory(f"{NET}\nmake = Net\n", inputs={"x": {"shape": [2, 4]}}, checkpoint="w.pt"))
+    assert source.module.state_dict()["inner.weight"].tolist() == [[7.0] * 4] * 2
+    assert source.notes == (f"the checkpoint's names are the module's with {prefix!r} before",)
+    assert source.weights == f"from {tmp_path}/w.pt"
+
+
+def test_a_checkpoint_with_other_things_in_it_is_named(factory: Factory, tmp_path: Path) -> None:
+    torch.save({"model": {"inner.bias": torch.ones(2)}, "epoch": 3}, tmp_path / "w.pt")
+    with pytest.raises(SourceMistake, match=r"found a mapping with dict at 'model', expected a mapping of name to"):
+        load(factory(f"{NET}\nmake = Net\n", inputs={"x": {"shape": [2, 4]}}, checkpoint="w.pt"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config import ModelConfig
+from pipeline.config import ModelConfig, RunConfig
 from pipeline.errors import ConfigMistake, SourceMistake
 from pipeline.export import TorchSource, draw_inputs, load_source, run_torch
 from tests.export.tiny_pretrained import FAMILIES, save_tiny
@@ -108,6 +108,19 @@ def test_another_class_takes_its_part_and_says_what_is_left(configured: Configur
         load_source(configured(transformers=section))
     source = load_source(configured(transformers={**section, "class": "BertLMHeadModel", "config": {}}))
     assert isinstance(source, TorchSource) and type(source.module).__name__ == "BertLMHeadModel"
+
+
+def test_a_folder_is_taken_without_its_weights(configured: Configured, folder: Path) -> None:
+    source = load_source(configured(transformers=str(folder)), weightless=True)
+    assert isinstance(source, TorchSource)
+    assert all(parameter.is_meta for parameter in source.module.parameters())
+    assert [str(spec) for spec in source.inputs] == INPUTS["BertForMaskedLM"]
+    data = {
+        "model": {"transformers": str(folder)},
+        "export": {"weights": "referenced"},
+        "verify": {"proof": "structure"},
+    }
+    assert RunConfig.from_mapping(data).checkpoint == str(folder)
 
 
 def test_random_weights_are_called_random(configured: Configured) -> None:

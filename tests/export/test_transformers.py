@@ -67,6 +67,11 @@ def test_dtype_and_attention_of_the_configuration_are_heeded(configured: Configu
 @pytest.mark.parametrize(
     ("section", "message"),
     [
+        ({"class": "BertTokenizer"}, "BertTokenizer is no class of models; expected the class of the model, such as"),
+        (
+            {"class": "AutoModel"},
+            "model.transformers.class: AutoModel chooses a class by itself; expected the class of",
+        ),
         ({"class": "BertModle"}, "has no class 'BertModle'; did you mean 'BertModel'?"),
         ({"config": {"hidden_sizes": 3}}, "BertConfig has no key 'hidden_sizes'; did you mean 'hidden_size'?"),
         ({"config": {"hidden_size": "x"}}, "BertConfig refuses it: Validation error for field 'hidden_size'"),
