@@ -54,6 +54,9 @@ REPRODUCERS = "reproducers"
 MOST_LAYERS: Final = 64
 """Layers that are compared for `report.html`, in one run of each model; `onnxline diff --layers` compares all."""
 
+MOST_COMPARED: Final = 2**27
+"""Bytes of a model up to which that is done: to run two larger ones once more would be felt (ViT-base: seconds)."""
+
 
 def optimize(
     config: RunConfig,
@@ -174,7 +177,7 @@ def _layers(
     source: DetachedModel, final: DetachedModel, references: References, bench: Workbench, observer: Observer
 ) -> tuple[LayerErrors, ...]:
     """The final model against the export layer by layer, on the first draw; none where no number is compared."""
-    if not references.draws:
+    if not references.draws or source.nbytes() > MOST_COMPARED:
         return ()
     first = references.draws[0]
     try:
