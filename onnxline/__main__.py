@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 from onnxline import PREFIX
 
@@ -11,7 +12,11 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line; it ends the process with its exit code."""
-    importlib.import_module(f"{PREFIX}pipeline.cli").main()
+    try:
+        cli = importlib.import_module(f"{PREFIX}pipeline.cli")
+    except KeyboardInterrupt:
+        sys.exit(130)  # as shells expect it after Ctrl-C
+    cli.main()
 
 
 if __name__ == "__main__":
