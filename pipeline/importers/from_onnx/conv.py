@@ -12,6 +12,7 @@ Sizes = tuple[int, ...]
 
 def conv(node: Node) -> None:
     kernel = node.spec(1).sizes[2:]
+    node.check_length("the kernel", kernel, node.spec(0).rank - 2)
     node.attributes.settle("kernel_shape")
     strides, dilations = per_axis(node, "strides"), per_axis(node, "dilations")
     attrs: dict[str, Attr] = {
@@ -25,6 +26,7 @@ def conv(node: Node) -> None:
 
 def conv_transpose(node: Node) -> None:
     kernel = node.spec(1).sizes[2:]
+    node.check_length("the kernel", kernel, node.spec(0).rank - 2)
     node.attributes.settle("kernel_shape")
     strides, dilations = per_axis(node, "strides"), per_axis(node, "dilations")
     extra = node.attributes.integers("output_padding") or (0,) * len(kernel)
