@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from pipeline.errors import InternalError, OnnxlineError, told
 
-__all__ = ["app", "main"]
+__all__ = ["app", "load_command", "main"]
 
 COMMANDS: Final = {
     "run": ("run", "Run a model or a configuration: export, passes with proof, verified model, IR and plan."),
