@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from passes.errors import ModelMistake, OnnxlineError, PassError, PolicyMistake
     from passes.guard import guard
     from passes.result import PassRow, PassRun, Status, StructureVerdict
-    from passes.why import Origin, why
+    from passes.why import Origin, WeightOrigin, why, why_weights
     from pipeline.config import RunConfig
     from pipeline.errors import CheckFailed, ConfigMistake, InternalError, SourceMistake, Unsupported, UserMistake
     from pipeline.importers import from_onnx
@@ -58,6 +58,7 @@ __all__ = [
     "StructureVerdict",
     "Unsupported",
     "UserMistake",
+    "WeightOrigin",
     "__version__",
     "check_plan",
     "compare_models",
@@ -70,6 +71,7 @@ __all__ = [
     "optimize",
     "verify_ir_with_state_dict",
     "why",
+    "why_weights",
 ]
 
 HOMES: Final = {
@@ -77,7 +79,7 @@ HOMES: Final = {
     "passes.errors": ("ModelMistake", "OnnxlineError", "PassError", "PolicyMistake"),
     "passes.guard": ("guard",),
     "passes.result": ("PassRow", "PassRun", "Status", "StructureVerdict"),
-    "passes.why": ("Origin", "why"),
+    "passes.why": ("Origin", "WeightOrigin", "why", "why_weights"),
     "pipeline.config": ("RunConfig",),
     "pipeline.errors": (
         "CheckFailed", "ConfigMistake", "InternalError", "SourceMistake", "Unsupported", "UserMistake",

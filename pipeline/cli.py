@@ -26,9 +26,12 @@ COMMANDS: Final = {
         "Run the passes on an ONNX file, prove each change, and write the result; works without torch.",
     ),
     "check": ("run", "Check all of a configuration but the model, and say what a run would do."),
-    "init": ("init", "Write a commented configuration to begin with: vit, llm, cnn or onnx-file."),
+    "init": (
+        "init",
+        "Write a commented configuration to begin with; it runs as it is, on a small model with random weights.",
+    ),
     "diff": ("diff", "Say what B has otherwise than A; the exit code is 1 if there is a difference."),
-    "why": ("why", "Say which torch module a node comes from, which line of it, and which pass made the node."),
+    "why": ("why", "Say which torch module a node or a weight comes from, which line of it, and which pass made it."),
     "bisect": (
         "bisect",
         "Find the first pass of a recipe that is at fault, and write the smallest model on which it is.",
