@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -111,6 +112,7 @@ def _optimize_module(
 ) -> RunResult:
     from torch import nn
 
+    from pipeline.export.plain_module import plain_module
     from pipeline.run import Pipeline
 
     if not isinstance(module, nn.Module):
@@ -118,9 +120,11 @@ def _optimize_module(
         raise SourceMistake(
             f"optimize: found {found}, expected a torch module, an onnx.ModelProto or an ONNX file's path"
         )
+    module, notes = plain_module(module, "optimize is given")
     config = _config_of(module, policy, settings)
     with _as_it_was(module):
         source = _source_of(module, args, kwargs, config)
+        source = replace(source, notes=(*notes, *source.notes))
         return Pipeline(config, None if out is None else Path(out), observer, source).run()
 
 

@@ -124,6 +124,10 @@ def test_a_live_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             {"model": Attention()},
             "optimize: found no args, expected a tuple of what Attention is called with, such as (x,)",
         ),
+        (
+            {"model": torch.nn.DataParallel(Attention())},
+            "optimize: found no args, expected a tuple of what Attention is called with, such as (x,)",
+        ),
         ({"model": 3}, "optimize: found int, expected a torch module, an onnx.ModelProto or an ONNX file's path"),
         (
             {"model": "m.onnx", "args": (1,)},
