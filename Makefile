@@ -11,12 +11,13 @@ BIN := .venv/bin
 run: .venv/run
 	$(BIN)/onnxline run $(CONFIG) $(ARGS)
 
+# One thread for each worker of the tests: there is a worker for each core, and more threads only wait for each other.
 test: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 bench: .venv/run
 	$(BIN)/python -m benchmarks.run_vs_bare
