@@ -75,11 +75,11 @@ __all__ = [
 ]
 
 HOMES: Final = {
+    "passes": (
+        "ModelMistake", "OnnxlineError", "Origin", "PassError", "PassRow", "PassRun", "PolicyMistake", "Status",
+        "StructureVerdict", "WeightOrigin", "guard", "why", "why_weights",
+    ),
     "passes.diff": ("compare_models",),
-    "passes.errors": ("ModelMistake", "OnnxlineError", "PassError", "PolicyMistake"),
-    "passes.guard": ("guard",),
-    "passes.result": ("PassRow", "PassRun", "Status", "StructureVerdict"),
-    "passes.why": ("Origin", "WeightOrigin", "why", "why_weights"),
     "pipeline.config": ("RunConfig",),
     "pipeline.errors": (
         "CheckFailed", "ConfigMistake", "InternalError", "SourceMistake", "Unsupported", "UserMistake",

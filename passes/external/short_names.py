@@ -7,11 +7,11 @@ of the nodes; names that fit into a C++ string without an allocation halve that.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from onnx import GraphProto
 
-from passes.model.bodies import bodies_of
+from passes.model.bodies import every_graph
 
 __all__ = ["ShortNames"]
 
@@ -48,7 +48,7 @@ class ShortNames:
 
 
 def _rename(graph: GraphProto, renamed: Callable[[str], str]) -> None:
-    for one in _with_inner(graph):
+    for one in every_graph(graph):
         for node in one.node:
             for names in (node.input, node.output):
                 names[:] = [renamed(name) if name else "" for name in names]
@@ -61,11 +61,3 @@ def _rename(graph: GraphProto, renamed: Callable[[str], str]) -> None:
             annotation.tensor_name = renamed(annotation.tensor_name)
             for parameter in annotation.quant_parameter_tensor_names:
                 parameter.value = renamed(parameter.value)
-
-
-def _with_inner(graph: GraphProto) -> Iterator[GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in bodies_of(attribute):
-                yield from _with_inner(inner)

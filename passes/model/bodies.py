@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from onnx import AttributeProto, GraphProto, NodeProto
 
-__all__ = ["bodies_of", "every_node"]
+__all__ = ["bodies_of", "every_graph", "every_node"]
 
 
 def bodies_of(attribute: AttributeProto) -> tuple[GraphProto, ...]:
@@ -15,6 +15,15 @@ def bodies_of(attribute: AttributeProto) -> tuple[GraphProto, ...]:
     if attribute.HasField("g"):
         return (attribute.g, *graphs)
     return tuple(graphs) if graphs else ()
+
+
+def every_graph(graph: GraphProto) -> Iterator[GraphProto]:
+    """`graph`, and the bodies of its nodes at any depth."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in bodies_of(attribute):
+                yield from every_graph(body)
 
 
 def every_node(graph: GraphProto) -> Iterator[NodeProto]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from onnx import NodeProto
 
-__all__ = ["restore_names"]
+__all__ = ["free_name", "restore_names"]
 
 
 def restore_names(survivors: Iterable[tuple[NodeProto, str]], made: Iterable[NodeProto]) -> None:
@@ -25,11 +25,12 @@ def restore_names(survivors: Iterable[tuple[NodeProto, str]], made: Iterable[Nod
             late.append(node)
     for node in (*late, *made):
         if node.name:
-            node.name = _free(node.name, taken)
+            node.name = free_name(node.name, taken)
             taken.add(node.name)
 
 
-def _free(name: str, taken: set[str]) -> str:
+def free_name(name: str, taken: Collection[str]) -> str:
+    """`name`, or where it is taken the first of `name_2`, `name_3`, … that is free."""
     candidate, number = name, 1
     while candidate in taken:
         number += 1

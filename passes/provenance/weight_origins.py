@@ -7,16 +7,17 @@ nobody knows the weight again. So the tensor says what it is, and `name_weights`
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import onnx
 from onnx import GraphProto, TensorProto
 
-from passes.model.bodies import bodies_of
+from passes.model.bodies import bodies_of, every_graph
 from passes.model.weights import DetachedModel
 from passes.provenance.marks import SHOWN, Marks, marks_of, write_marks
+from passes.provenance.names import free_name
 from passes.provenance.replaced import Replaced
 from passes.provenance.same import COMMUTATIVE, Same
 from passes.provenance.weight_readers import PRODUCTS
@@ -243,12 +244,12 @@ def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
     graph = model.proto.graph
     signature = {info.name for info in (*graph.input, *graph.output)}
     settled = signature | {tensor.name for tensor in source.proto.graph.initializer}
-    taken = signature | {name for inner in _graphs(graph) for name in _names_in(inner)}
+    taken = signature | {name for inner in every_graph(graph) for name in _names_in(inner)}
     renamed: dict[str, str] = {}
     for tensor in graph.initializer:
         sources = marks_of(tensor).replaced
         if sources and tensor.name not in sources and tensor.name not in settled:
-            renamed[tensor.name] = _free(_name_for(sources, form_of(tensor)), taken)
+            renamed[tensor.name] = free_name(_name_for(sources, form_of(tensor)), taken)
             taken.add(renamed[tensor.name])
     if not renamed:
         return model
@@ -269,23 +270,6 @@ def _name_for(sources: Sequence[str], form: str) -> str:
     common = [column[0] for column in zip(*(path[:-1] for path in paths), strict=False) if len(set(column)) == 1]
     endings = {path[-1] for path in paths}
     return ".".join([*common, *(endings if len(endings) == 1 else [])] or [sources[0]]) + f"_{form}"
-
-
-def _free(name: str, taken: Collection[str]) -> str:
-    candidate, number = name, 1
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}_{number}"
-    return candidate
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """`graph` and the bodies of its nodes, at any depth."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in bodies_of(attribute):
-                yield from _graphs(body)
 
 
 def _names_in(graph: GraphProto) -> Iterator[str]:

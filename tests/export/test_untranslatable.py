@@ -10,8 +10,8 @@ from pipeline.config import ExportConfig, ModelConfig
 from pipeline.errors import SourceMistake, Unsupported
 from pipeline.export import TorchSource, export_onnx, load_source
 
-CODE = """
-@torch.library.custom_op("onnxline_tests::{name}", mutates_args=())
+CODE = """from torch import library
+@library.custom_op("onnxline_tests::{name}", mutates_args=())
 def opaque(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
