@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.measure import machine, run_child, versions_line
-from passes.audited import Table, tables_in
+from passes.advisories import Table, tables_in
 
 __all__: list[str] = []
 

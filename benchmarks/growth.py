@@ -107,7 +107,7 @@ def main() -> None:
 
 def _measure(count: int, recipe: Sequence[str]) -> dict[str, Any]:
     import passes
-    from passes.bench import open_bench
+    from passes.context import open_bench
 
     model = layers(count)
     with open_bench() as bench:

@@ -22,8 +22,8 @@ from benchmarks.families.measure import OPTIMIZERS, measure
 from benchmarks.families.record import Record, Records
 from benchmarks.families.report import breaches, markdown
 from benchmarks.families.table import Family, families
-from passes.base import Workbench
-from passes.bench import open_bench
+from passes.context import open_bench
+from passes.step import Workbench
 from pipeline.errors import OnnxlineError
 
 FOLDER = Path("runs/benchmarks")

@@ -31,16 +31,16 @@ from pydantic import TypeAdapter, ValidationError
 from benchmarks.families.detect import stir
 from benchmarks.families.table import families
 from benchmarks.measure import machine, versions_line
-from passes.base import Workbench
-from passes.bench import open_bench
-from passes.defaults import TORCH_RECIPE
+from passes.context import open_bench
 from passes.errors import PassError
 from passes.model.bodies import every_node
 from passes.model.weights import read_model
-from passes.policy import Policy
+from passes.policy.policy import Policy
 from passes.proof.prove import Prover
-from passes.recipe import steps_of
-from passes.runner import run_passes
+from passes.recipe.defaults import TORCH_RECIPE
+from passes.recipe.recipe import steps_of
+from passes.run.runner import run_passes
+from passes.step import Workbench
 from pipeline.config import ExportConfig, ModelConfig
 from pipeline.errors import OnnxlineError
 from pipeline.export import TorchSource, export_onnx, load_source

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.measure import Child, kind_of_memory, machine, mib, run_child, versions_line
-from passes.defaults import TORCH_RECIPE
+from passes.recipe.defaults import TORCH_RECIPE
 
 __all__ = ["exported"]
 
@@ -137,9 +137,9 @@ def exported(name: str) -> Path:
 
 def _onnxline(path: Path, recipe: tuple[str, ...] = ("default",)) -> dict[str, Any]:
     import passes
-    from passes.base import Composite, flat
-    from passes.bench import open_bench
-    from passes.recipe import steps_of
+    from passes.context import open_bench
+    from passes.recipe.recipe import steps_of
+    from passes.step import Composite, flat
 
     feeds = [_draw(path)]
     with open_bench() as bench:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from kimi_k25_text_local import KimiK25TextForCausalLM, KimiTextConfig, shrunk
-from passes.collector import collector_paused
-from pipeline.errors import OnnxlineError, UserMistake
+from passes.run.gc_pause import collector_paused
+from pipeline.errors import OnnxlineError, UsageError
 from pipeline.export.static_cache import CacheSizes
 
 MODEL: Final = "moonshotai/Kimi-K2.5"
@@ -40,11 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _check_given(given: argparse.Namespace) -> None:
     if given.layers is not None and given.layers < 1:
-        raise UserMistake(f"--layers: found {given.layers}, expected at least 1")
+        raise UsageError(f"--layers: found {given.layers}, expected at least 1")
     try:
         given.output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:  # a file, or no right to make it
-        raise UserMistake(f"--output-dir {given.output_dir}: {error.strerror}; expected a folder") from error
+        raise UsageError(f"--output-dir {given.output_dir}: {error.strerror}; expected a folder") from error
 
 
 def _extract(given: argparse.Namespace) -> None:
@@ -85,7 +85,7 @@ def _config(given: str) -> KimiTextConfig:
     try:
         whole = AutoConfig.from_pretrained(MODEL, trust_remote_code=True)
     except OSError as error:
-        raise UserMistake(f"--config hub: {MODEL} cannot be had: {error}; leave --config out for {CONFIG}") from error
+        raise UsageError(f"--config hub: {MODEL} cannot be had: {error}; leave --config out for {CONFIG}") from error
     return KimiTextConfig.from_mapping(whole.text_config.to_dict())
 
 

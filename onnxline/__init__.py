@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from passes.diff import compare_models
-    from passes.errors import ModelMistake, OnnxlineError, PassError, PolicyMistake
+    from passes.errors import ModelError, OnnxlineError, PassError, PolicyError
     from passes.guard import guard
-    from passes.result import PassRow, PassRun, Status, StructureVerdict
+    from passes.run.result import PassRow, PassRun, Status, StructureVerdict
     from passes.why import Origin, WeightOrigin, why, why_weights
     from pipeline.config import RunConfig
-    from pipeline.errors import CheckFailed, ConfigMistake, InternalError, SourceMistake, Unsupported, UserMistake
+    from pipeline.errors import CheckFailed, ConfigError, InternalError, SourceError, Unsupported, UsageError
     from pipeline.importers import from_onnx
     from pipeline.ir import Builder, Graph
     from pipeline.optimize import optimize
@@ -40,24 +40,24 @@ __all__ = [
     "IR",
     "Builder",
     "CheckFailed",
-    "ConfigMistake",
+    "ConfigError",
     "Graph",
     "InternalError",
-    "ModelMistake",
+    "ModelError",
     "OnnxlineError",
     "Origin",
     "PassError",
     "PassRow",
     "PassRun",
     "Pipeline",
-    "PolicyMistake",
+    "PolicyError",
     "RunConfig",
     "RunResult",
-    "SourceMistake",
+    "SourceError",
     "Status",
     "StructureVerdict",
     "Unsupported",
-    "UserMistake",
+    "UsageError",
     "WeightOrigin",
     "__version__",
     "check_plan",
@@ -76,13 +76,13 @@ __all__ = [
 
 HOMES: Final = {
     "passes": (
-        "ModelMistake", "OnnxlineError", "Origin", "PassError", "PassRow", "PassRun", "PolicyMistake", "Status",
+        "ModelError", "OnnxlineError", "Origin", "PassError", "PassRow", "PassRun", "PolicyError", "Status",
         "StructureVerdict", "WeightOrigin", "guard", "why", "why_weights",
     ),
     "passes.diff": ("compare_models",),
     "pipeline.config": ("RunConfig",),
     "pipeline.errors": (
-        "CheckFailed", "ConfigMistake", "InternalError", "SourceMistake", "Unsupported", "UserMistake",
+        "CheckFailed", "ConfigError", "InternalError", "SourceError", "Unsupported", "UsageError",
     ),
     "pipeline.importers": ("from_onnx",),
     "pipeline.ir": ("Builder", "Graph"),
@@ -95,7 +95,7 @@ HOMES: Final = {
 }  # fmt: skip
 
 # By path: `passes` may be a module of the script's. Decided once, so that nothing of ours is loaded twice.
-_OWN_NAMES: Final = Path(__file__).resolve().parents[1] / "passes" / "own_names.py"
+_OWN_NAMES: Final = Path(__file__).resolve().parents[1] / "passes" / "worker" / "own_names.py"
 PREFIX: Final[str] = runpy.run_path(str(_OWN_NAMES))["choose_prefix"]()
 """What stands before `passes` and `pipeline` in this process: nothing, or `_onnxline.`."""
 

@@ -8,20 +8,20 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from passes.errors import ModelMistake, OnnxlineError, PassError, PolicyMistake
+    from passes.errors import ModelError, OnnxlineError, PassError, PolicyError
     from passes.guard import guard
     from passes.optimize import optimize
-    from passes.result import PassRow, PassRun, Status, StructureVerdict
+    from passes.run.result import PassRow, PassRun, Status, StructureVerdict
     from passes.why import Origin, WeightOrigin, why, why_weights
 
 __all__ = [
-    "ModelMistake",
+    "ModelError",
     "OnnxlineError",
     "Origin",
     "PassError",
     "PassRow",
     "PassRun",
-    "PolicyMistake",
+    "PolicyError",
     "Status",
     "StructureVerdict",
     "WeightOrigin",
@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 HOMES: Final = {
-    "errors": ("ModelMistake", "OnnxlineError", "PassError", "PolicyMistake"),
+    "errors": ("ModelError", "OnnxlineError", "PassError", "PolicyError"),
     "guard": ("guard",),
     "optimize": ("optimize",),
-    "result": ("PassRow", "PassRun", "Status", "StructureVerdict"),
+    "run.result": ("PassRow", "PassRun", "Status", "StructureVerdict"),
     "why": ("Origin", "WeightOrigin", "why", "why_weights"),
 }
 

@@ -2,15 +2,15 @@
 
     OnnxlineError
     ├── PassError
-    │   ├── PolicyMistake    exit code 2: a name, an option or a `keep` that cannot be honoured as written
-    │   ├── ModelMistake     exit code 2: the ONNX model cannot be read
+    │   ├── PolicyError      exit code 2: a name, an option or a `keep` that cannot be honoured as written
+    │   ├── ModelError       exit code 2: the ONNX model cannot be read
     │   └── StepFailed       never leaves the runner: the step is recorded and its model thrown away
     │       ├── InvalidResult    what came out is not valid ONNX
     │       ├── StepCrashed      the worker process died
     │       └── StepTimedOut     the worker was killed at its time limit
-    ├── UserMistake      exit code 2: the configuration, the source or a path is wrong (pipeline.errors, as the rest)
-    │   ├── ConfigMistake    a YAML key or value (carries file and line)
-    │   ├── SourceMistake    the model cannot be made or read
+    ├── UsageError       exit code 2: the configuration, the source or a path is wrong (pipeline.errors, as the rest)
+    │   ├── ConfigError      a YAML key or value (carries file and line)
+    │   ├── SourceError      the model cannot be made or read
     │   ├── Unsupported      an operator, dtype or feature that this release does not have
     │   └── …                those of an IR of torch: pipeline.torch_ir.errors
     ├── CheckFailed      exit code 1: everything ran, and the result is not right
@@ -25,10 +25,10 @@ from typing import ClassVar
 
 __all__ = [
     "InvalidResult",
-    "ModelMistake",
+    "ModelError",
     "OnnxlineError",
     "PassError",
-    "PolicyMistake",
+    "PolicyError",
     "StepCrashed",
     "StepFailed",
     "StepTimedOut",
@@ -45,13 +45,13 @@ class PassError(OnnxlineError):
     """Root of the errors that `passes` raises."""
 
 
-class PolicyMistake(PassError):
+class PolicyError(PassError):
     """The user asked for a pass, an option or a structure that is not there."""
 
     exit_code = 2
 
 
-class ModelMistake(PassError):
+class ModelError(PassError):
     """The ONNX file is missing, broken, or points outside its folder."""
 
     exit_code = 2

@@ -11,22 +11,23 @@ from typing import Final, Literal
 import numpy as np
 import onnx
 
-from passes.base import Repeat, Step, Workbench, flat
-from passes.bench import limit_runs, open_bench
-from passes.defaults import DEFAULT_RECIPE
-from passes.errors import ModelMistake
+from passes.context import limit_runs, open_bench
+from passes.errors import ModelError
 from passes.model.joined import apart, joined
 from passes.model.sharing import detached_copy
 from passes.model.spelled import spelled_type
 from passes.model.weights import DetachedModel, read_model
-from passes.policy import Policy, check_lists, check_names
+from passes.policy.policy import Policy, check_lists
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
 from passes.proof.lookups import rows_by_input
 from passes.proof.prove import Prover
 from passes.proof.structure import STRUCTURE, StructureProver
-from passes.recipe import RecipeItem, steps_of
-from passes.result import PassRun
-from passes.runner import Observer, run_passes
+from passes.recipe.defaults import DEFAULT_RECIPE
+from passes.recipe.recipe import RecipeItem, steps_of
+from passes.run.apply_policy import check_names
+from passes.run.result import PassRun
+from passes.run.runner import Observer, run_passes
+from passes.step import Repeat, Step, Workbench, flat
 from passes.unread import sparing
 
 __all__ = ["FIRST_SIZE", "draw_feeds", "drawn_shape", "open_dims", "optimize", "plan_draws", "second_sizes"]
@@ -61,15 +62,15 @@ def optimize(
             model does not run so, and then, where it runs, each as another size.
         sizes: what every open dim is drawn as beside that, where the model runs so.
         timeout_s: seconds for one call of native code.
-        memory_gib: what one worker process may allocate; see `passes.bench.memory_limit`.
+        memory_gib: what one worker process may allocate; see `passes.context.memory_limit`.
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
         bench: where to work, for who optimizes several models: its workers start but once. `timeout_s` and `memory_gib`
             are then those with which it was opened.
-        observer: is called when a step begins and when it has ended; see `passes.runner.Observer`.
+        observer: is called when a step begins and when it has ended; see `passes.run.runner.Observer`.
 
     Raises:
-        ModelMistake: the model cannot be read or does not run.
-        PolicyMistake: an unknown name, a `keep` that matches nothing, or a single value where a list is expected.
+        ModelError: the model cannot be read or does not run.
+        PolicyError: an unknown name, a `keep` that matches nothing, or a single value where a list is expected.
     """
     check_lists(recipe=recipe, skip=skip, keep=keep, feeds=feeds, sizes=sizes)
     with nullcontext(bench) if bench else open_bench(timeout_s, memory_gib) as bench:
@@ -132,7 +133,7 @@ def plan_draws(
         inputs: a model with the inputs to draw, where other dims of them are fixed than in `model`.
 
     Raises:
-        ModelMistake: an input is no tensor.
+        ModelError: an input is no tensor.
     """
     infos = _given(inputs or model.proto)
     names = open_dims(inputs or model.proto)
@@ -150,7 +151,7 @@ def draw_feeds(model: DetachedModel, seed: int, *, sizes: Mapping[str, int] | No
     """Seeded inputs for every graph input that has no initializer; `sizes` are those of open dims, by name.
 
     Raises:
-        ModelMistake: an input is no tensor, or too large to be drawn.
+        ModelError: an input is no tensor, or too large to be drawn.
     """
     draw = Draw(seed, {**dict.fromkeys(open_dims(model.proto), FIRST_SIZE), **(sizes or {})})
     return DrawPlan(tuple(map(_drawn, _given(model.proto))), ()).feeds(draw)
@@ -158,7 +159,7 @@ def draw_feeds(model: DetachedModel, seed: int, *, sizes: Mapping[str, int] | No
 
 def _drawn(info: onnx.ValueInfoProto) -> DrawnInput:
     if info.type.WhichOneof("value") != "tensor_type":
-        raise ModelMistake(
+        raise ModelError(
             f"input {info.name!r} is a {spelled_type(info)}, and inputs are drawn for tensors only; give `feeds`"
         )
     dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type).name

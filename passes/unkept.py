@@ -9,18 +9,18 @@ from typing import Final
 
 from onnx import NodeProto
 
-from passes.base import Composite, Step, Workbench
-from passes.destroys import DESTROYS
 from passes.errors import StepFailed
 from passes.model.cut import cut
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
-from passes.narrow import culprits
+from passes.policy.known_effects import DESTROYS
 from passes.provenance import Carrier
+from passes.run.narrow import culprits
+from passes.run.tracked import Watched
+from passes.step import Composite, Step, Workbench
 from passes.structures import Instance
 from passes.structures.extent import extent_of
 from passes.structures.view import GraphView
-from passes.watch import Watched
 
 __all__ = ["Unkept", "part_of", "without_keep"]
 

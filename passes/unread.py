@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from passes.base import Composite, Repeat, Step
+from passes.step import Composite, Repeat, Step
 
 __all__ = ["sparing"]
 

@@ -14,7 +14,7 @@ from typing import Final
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from passes.load import load_model
 from passes.model.spelled import spelled_shape
 from passes.model.weights import DetachedModel
@@ -87,13 +87,13 @@ def why(model: onnx.ModelProto | DetachedModel | str | Path, node: str) -> tuple
             nodes count too.
 
     Raises:
-        ModelMistake: the file cannot be read.
-        PolicyMistake: nothing has this name; the nearest are named.
+        ModelError: the file cannot be read.
+        PolicyError: nothing has this name; the nearest are named.
     """
     nodes = _Nodes(_proto_of(model))
     found = nodes.meant_by(node)
     if not found:
-        raise PolicyMistake(nodes.what_else(node))
+        raise PolicyError(nodes.what_else(node))
     return tuple(nodes.origin(one, within) for one, within in found)
 
 
@@ -101,7 +101,7 @@ def why_weights(model: onnx.ModelProto | DetachedModel | str | Path, name: str) 
     """The origins of the initializers that `name`, which may be a glob, means; none if it means none.
 
     Raises:
-        ModelMistake: the file cannot be read.
+        ModelError: the file cannot be read.
     """
     nodes = _Nodes(_proto_of(model))
     stored = nodes.stored

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from pipeline.errors import InternalError, OnnxlineError, told
+from pipeline.errors import InternalError, OnnxlineError, message_with_notes
 
 __all__ = ["app", "load_command", "main"]
 
@@ -177,7 +177,7 @@ def _explained(error: Exception, *, is_shown: bool) -> int:
         return 2
     code = getattr(error, "exit_code", None)
     if isinstance(error, OnnxlineError) or code is not None:
-        _complain(told(error))
+        _complain(message_with_notes(error))
         return code or InternalError.exit_code
     if not is_shown:
         traceback.print_exception(error)

@@ -8,31 +8,31 @@ from passes.errors import OnnxlineError
 
 __all__ = [
     "CheckFailed",
-    "ConfigMistake",
+    "ConfigError",
     "InternalError",
     "OnnxlineError",
-    "SourceMistake",
+    "SourceError",
     "Unsupported",
-    "UserMistake",
-    "told",
+    "UsageError",
+    "message_with_notes",
 ]
 
 
-class UserMistake(OnnxlineError):
+class UsageError(OnnxlineError):
     """Something the user gave is wrong."""
 
     exit_code = 2
 
 
-class ConfigMistake(UserMistake):
+class ConfigError(UsageError):
     """A key or a value of a configuration is wrong."""
 
 
-class SourceMistake(UserMistake):
+class SourceError(UsageError):
     """The model, its checkpoint or its inputs cannot be made or read."""
 
 
-class Unsupported(UserMistake):
+class Unsupported(UsageError):
     """The model needs something that this release does not have; `operators` are those that lack, where it is that."""
 
     def __init__(self, message: str, operators: Sequence[str] = ()) -> None:
@@ -52,6 +52,6 @@ class InternalError(OnnxlineError):
     exit_code = 3
 
 
-def told(error: BaseException) -> str:
+def message_with_notes(error: BaseException) -> str:
     """What `error` says, and below it its notes, which help where the message is held to the words of others."""
     return "\n".join([str(error), *getattr(error, "__notes__", ())])

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 import onnx
 
-from passes.policy import check_lists
-from passes.recipe import RecipeItem
-from passes.result import PassRun
+from passes.policy.policy import check_lists
+from passes.recipe.recipe import RecipeItem
+from passes.run.result import PassRun
 from pipeline.config import RunConfig
-from pipeline.errors import ConfigMistake, SourceMistake, UserMistake
+from pipeline.errors import ConfigError, SourceError, UsageError
 from pipeline.events import Observer
 from pipeline.result import RunResult
 
@@ -96,7 +96,7 @@ def optimize(
         for_modules = {"args": args, "kwargs": kwargs, "out": out, "settings": settings, "observer": observer}
         given = [name for name, value in for_modules.items() if value is not None]
         if given:
-            raise UserMistake(f"optimize: found {given[0]!r} with an ONNX model, expected it with a torch module only")
+            raise UsageError(f"optimize: found {given[0]!r} with an ONNX model, expected it with a torch module only")
         return optimize_onnx(model if isinstance(model, onnx.ModelProto) else Path(model), **policy)
     return _optimize_module(model, args, kwargs, policy, settings or {}, out, observer or (lambda _: None))
 
@@ -117,7 +117,7 @@ def _optimize_module(
 
     if not isinstance(module, nn.Module):
         found = type(module).__name__
-        raise SourceMistake(
+        raise SourceError(
             f"optimize: found {found}, expected a torch module, an onnx.ModelProto or an ONNX file's path"
         )
     module, notes = plain_module(module, "optimize is given")
@@ -134,10 +134,10 @@ def _config_of(module: nn.Module, policy: Mapping[str, Any], settings: Mapping[s
     section = settings.get("model", {})
     taken = {"factory", "transformers", "onnx"} & set(section)
     if taken:
-        raise ConfigMistake(f"settings: found model.{min(taken)}, but the module was given")
+        raise ConfigError(f"settings: found model.{min(taken)}, but the module was given")
     both = [f"passes.{key}" for key in settings.get("passes", {}) if policy.get(key)]
     if both:
-        raise ConfigMistake(f"settings: found {both[0]}, which was given as an argument too; leave one of them out")
+        raise ConfigError(f"settings: found {both[0]}, which was given as an argument too; leave one of them out")
     data = {
         "name": kind.__name__ if kind.__name__.isascii() else "module",
         **settings,
@@ -158,15 +158,15 @@ def _source_of(module: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, c
     if isinstance(args, torch.Tensor):
         args = (args,)
     if args is not None and not isinstance(args, tuple):
-        raise SourceMistake(f"args: found {type(args).__name__}, expected a tuple of what the module is called with")
+        raise SourceError(f"args: found {type(args).__name__}, expected a tuple of what the module is called with")
     tensors = (*module.parameters(), *module.buffers())
     device = next((tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")), None)
     if device is not None:
-        raise SourceMistake(f"the module lies on {device}, and onnxline runs it on the CPU; give module.cpu()")
+        raise SourceError(f"the module lies on {device}, and onnxline runs it on the CPU; give module.cpu()")
     example = None if args is None and kwargs is None else Example(args or (), dict(kwargs or {}))
     if example is None and not config.model.inputs:
         kind = type(module).__name__
-        raise SourceMistake(f"optimize: found no args, expected a tuple of what {kind} is called with, such as (x,)")
+        raise SourceError(f"optimize: found no args, expected a tuple of what {kind} is called with, such as (x,)")
     model = with_dynamic_shapes(config.model, config.export)
     source = assemble(module, example, model)
     check_dims(model, source)

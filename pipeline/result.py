@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from passes.result import PassRow, StructureVerdict
+from passes.run.result import PassRow, StructureVerdict
 from pipeline.report import ExportReport, OptimizeReport, Report, RuntimeReport
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class RunResult:
         """The final model as one message, with its weights.
 
         Raises:
-            ModelMistake: it has more than 2 GiB; `save` it.
+            ModelError: it has more than 2 GiB; `save` it.
         """
         from passes.model.weights import attach, read_model
 

@@ -13,13 +13,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from passes.audited.quarantine import quarantines
-from passes.bench import open_bench
-from passes.platforms import missing_here
-from passes.recipe import names_of
-from passes.userland import code_digest
+from passes.advisories.quarantine import quarantines
+from passes.context import open_bench
+from passes.recipe.recipe import names_of
+from passes.recipe.user_declarations import code_digest
+from passes.worker.platforms import missing_here
 from pipeline.config import RunConfig
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.events import Event, Note, Observer, Optimized, StageEnded, StageStarted
 from pipeline.export.source import Source, TorchSource
 from pipeline.log import RunLog
@@ -69,7 +69,7 @@ class Pipeline:
         """Do what has changed since the last run, and take the rest from there.
 
         Raises:
-            UserMistake, PassError: something that was given is wrong (exit code 2); the report of an earlier run that
+            UsageError, PassError: something that was given is wrong (exit code 2); the report of an earlier run that
                 ended well stays, unless its model has been replaced.
             CheckFailed: the export, a pass under `strict`, or the final model is not right (exit code 1).
         """
@@ -83,7 +83,7 @@ class Pipeline:
                 return journey.travel()
             except BaseException as error:
                 code = _exit_code_of(error)
-                if code != UserMistake.exit_code or not journey.leaves_good_report():
+                if code != UsageError.exit_code or not journey.leaves_good_report():
                     journey.write_report(str(error) or "stopped", code)
                 raise
             finally:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from passes.result import PassRow, Status, StructureVerdict
+from passes.run.result import PassRow, Status, StructureVerdict
 from pipeline import events
 from pipeline.log import line_of
 

@@ -22,8 +22,8 @@ from typing import Any, Final, TypeVar
 from pydantic import TypeAdapter
 
 from passes.model.files import replace_when_done
-from passes.platforms import lock
-from pipeline.errors import UserMistake
+from passes.worker.platforms import lock
+from pipeline.errors import UsageError
 
 __all__ = ["Workspace", "disk_errors", "key_of", "make_folder", "stamp"]
 
@@ -55,7 +55,7 @@ class Workspace:
         """Make the folder, take its lock, and clear away what a killed run has left.
 
         Raises:
-            UserMistake: another run holds the folder, or it cannot be written.
+            UsageError: another run holds the folder, or it cannot be written.
         """
         with disk_errors(self.folder):
             make_folder(self.stages)
@@ -63,7 +63,7 @@ class Workspace:
                 try:
                     lock(file.fileno(), wait=False)
                 except BlockingIOError as error:
-                    raise UserMistake(
+                    raise UsageError(
                         f"another run is writing to {self.folder}; wait for it, or choose another folder with --out"
                     ) from error
                 self._clear()
@@ -122,12 +122,12 @@ def make_folder(folder: Path) -> None:
     """Make `folder`, and those above it.
 
     Raises:
-        UserMistake: there is no place for it, such as below /proc; full or read-only disks are for `disk_errors`.
+        UsageError: there is no place for it, such as below /proc; full or read-only disks are for `disk_errors`.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
-        raise UserMistake(f"the folder {folder} cannot be made: {error.strerror}; choose another one") from error
+        raise UsageError(f"the folder {folder} cannot be made: {error.strerror}; choose another one") from error
 
 
 @contextlib.contextmanager
@@ -139,6 +139,6 @@ def disk_errors(folder: Path) -> Iterator[None]:
         if error.errno not in DISK_ERRORS:
             raise
         place = error.filename2 or error.filename or folder
-        raise UserMistake(
+        raise UsageError(
             f"cannot write to {place}: {os.strerror(error.errno)}; what was there before is unharmed"
         ) from error

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from passes.base import Workbench
-from passes.bench import open_bench
+from passes.context import open_bench
+from passes.step import Workbench
 
 
 @pytest.fixture(scope="session")

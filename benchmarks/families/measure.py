@@ -9,12 +9,12 @@ from typing import Final
 
 from benchmarks.families.detect import Exported
 from benchmarks.families.table import Family
-from passes.base import Composite, Repeat, Step, Workbench
-from passes.policy import Policy
+from passes.policy.policy import Policy
 from passes.proof.prove import Prover
-from passes.recipe import RecipeItem, steps_of
-from passes.result import PassRun
-from passes.runner import run_passes
+from passes.recipe.recipe import RecipeItem, steps_of
+from passes.run.result import PassRun
+from passes.run.runner import run_passes
+from passes.step import Composite, Repeat, Step, Workbench
 
 __all__ = ["OPTIMIZERS", "Optimizer", "Outcome", "measure"]
 

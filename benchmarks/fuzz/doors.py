@@ -20,10 +20,10 @@ import onnx
 
 import passes
 from benchmarks.fuzz.seeds import seed_models, write_data_file
-from passes.base import Workbench
-from passes.bench import open_bench
+from passes.context import open_bench
 from passes.diff import compare_matched, diff_as_data, diff_text, match_models
 from passes.model.weights import read_model
+from passes.step import Workbench
 from pipeline.cli import _exit_code
 from pipeline.importers import from_onnx
 from pipeline.lowering import EMITTERS

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from passes.base import Workbench
 from passes.errors import PassError
 from passes.model.canonical import RANDOM_OPS
 from passes.model.sharing import portable
 from passes.model.weights import read_model
 from passes.optimize import draw_feeds
-from pipeline.errors import UserMistake
+from passes.step import Workbench
+from pipeline.errors import UsageError
 from pipeline.export.arrays import to_numpy
 from pipeline.importers import from_onnx
 from pipeline.lowering import EMITTERS
@@ -35,7 +35,7 @@ def compare_with_onnxruntime(path: Path, dims: Mapping[str, int], bench: Workben
     try:
         program = compile_graph(from_onnx(path, dims=dims, emitters=EMITTERS))
         ours = {name: to_numpy(tensor) for name, tensor in program.run(feeds).items()}
-    except UserMistake as mistake:
+    except UsageError as mistake:
         return f"refused: our runtime: {mistake}"
     try:
         theirs = bench.proofs.call(RUN, within_s=30.0, model=portable(model, bench.spill), feeds=feeds)

@@ -11,7 +11,7 @@ from kimi_k25_text_local.config import KimiTextConfig
 from kimi_k25_text_local.graphs import GraphFiles
 from kimi_k25_text_local.model import KimiK25TextForCausalLM
 from kimi_k25_text_local.small import fill
-from pipeline.errors import CheckFailed, UserMistake
+from pipeline.errors import CheckFailed, UsageError
 from pipeline.export.static_cache import CacheSizes, Generated, causal_mask, generate
 
 __all__ = ["SIZES", "STEPS", "TOLERANCE", "check_saved_graphs"]
@@ -29,12 +29,12 @@ def check_saved_graphs(config: KimiTextConfig, files: GraphFiles, sizes: CacheSi
         the largest difference of a logit, as a part of the largest logit.
 
     Raises:
-        UserMistake: `sizes` have no room for a prompt and STEPS.
+        UsageError: `sizes` have no room for a prompt and STEPS.
         CheckFailed: a token is another one, or a logit differs by more than TOLERANCE.
     """
     length = max(sizes.prefill_len - 1, 1)  # one less, where there is one: prefill is padded then
     if sizes.max_cache_len < length + STEPS:
-        raise UserMistake(
+        raise UsageError(
             f"caches of {sizes.max_cache_len} tokens; expected at least {length + STEPS}, for a prompt of {length} and "
             f"{STEPS} steps"
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 
 __all__ = ["KimiTextConfig", "YarnConfig"]
 
@@ -35,7 +35,7 @@ class KimiTextConfig:
     """The fields of the checkpoint's `text_config` that the text model needs, under the names that they have there.
 
     Raises:
-        UserMistake: one is of another type, or the numbers do not make a model.
+        UsageError: one is of another type, or the numbers do not make a model.
     """
 
     vocab_size: int
@@ -63,12 +63,12 @@ class KimiTextConfig:
     def __post_init__(self) -> None:
         _check_types(self)
         if self.num_experts_per_tok > self.n_routed_experts:
-            raise UserMistake(
+            raise UsageError(
                 f"the text config: num_experts_per_tok is {self.num_experts_per_tok}, and n_routed_experts "
                 f"{self.n_routed_experts}; expected at least as many experts as a token is given to"
             )
         if self.qk_rope_head_dim % 2:
-            raise UserMistake(f"the text config: qk_rope_head_dim is {self.qk_rope_head_dim}; expected an even number")
+            raise UsageError(f"the text config: qk_rope_head_dim is {self.qk_rope_head_dim}; expected an even number")
 
     @property
     def qk_head_dim(self) -> int:
@@ -80,7 +80,7 @@ class KimiTextConfig:
         """From the JSON of a `text_config` or of the config around it, or from `to_dict()` of a transformers config.
 
         Raises:
-            UserMistake: a value is missing, or asks for something that this model does not compute.
+            UsageError: a value is missing, or asks for something that this model does not compute.
         """
         values = _an_object("the text config", values)
         values = _an_object("text_config", values.get("text_config") or values)
@@ -96,12 +96,12 @@ class KimiTextConfig:
     def from_json(path: Path) -> KimiTextConfig:
         """
         Raises:
-            UserMistake: there is no such file, it is no JSON object, or as `from_mapping`.
+            UsageError: there is no such file, it is no JSON object, or as `from_mapping`.
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise UserMistake(f"{path} cannot be read as the JSON of a text_config: {error}") from error
+            raise UsageError(f"{path} cannot be read as the JSON of a text_config: {error}") from error
         return KimiTextConfig.from_mapping(values)
 
 
@@ -110,13 +110,13 @@ def _picked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     found = {one.name: values[one.name] for one in fields(kind) if values.get(one.name) is not None}
     missing = [one.name for one in fields(kind) if one.name not in found and one.default is MISSING]
     if missing:
-        raise UserMistake(f"the text config has no {', '.join(missing)}; expected a config of Kimi-K2.5's text model")
+        raise UsageError(f"the text config has no {', '.join(missing)}; expected a config of Kimi-K2.5's text model")
     return found
 
 
 def _an_object(what: str, values: Any) -> Mapping[str, Any]:
     if not isinstance(values, Mapping):
-        raise UserMistake(f"{what}: found {values!r:.60}, expected an object with the keys of Kimi-K2.5's text config")
+        raise UsageError(f"{what}: found {values!r:.60}, expected an object with the keys of Kimi-K2.5's text config")
     return values
 
 
@@ -125,7 +125,7 @@ def _check_types(config: Any) -> None:
         value = getattr(config, one.name)
         kinds, expected, least = TYPES[str(one.type)]
         if type(value) not in kinds or (least is not None and value < least.get(one.name, least[""])):
-            raise UserMistake(f"the text config: {one.name}: found {value!r:.60}, expected {expected}")
+            raise UsageError(f"the text config: {one.name}: found {value!r:.60}, expected {expected}")
 
 
 def _check_computed(values: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
@@ -133,7 +133,7 @@ def _check_computed(values: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
     given = {key: found[key] for key in COMPUTED if found.get(key) is not None}
     other = [f"{key} = {one!r} (computed: {COMPUTED[key]!r})" for key, one in given.items() if one != COMPUTED[key]]
     if other:
-        raise UserMistake(f"the text config asks for what this model does not compute: {'; '.join(other)}")
+        raise UsageError(f"the text config asks for what this model does not compute: {'; '.join(other)}")
 
 
 COMPUTED = {

@@ -56,7 +56,7 @@ class GraphFiles:
         """Extract both graphs of a model on meta, and save them and the mapping. The other form, packed or not, goes.
 
         Raises:
-            UserMistake: the model cannot be split into prefill and decode.
+            UsageError: the model cannot be split into prefill and decode.
         """
         first = _written(Prefill(model), prefill_inputs(sizes), "KimiK25_Text_Prefill", self.prefill)
         made = [first.values[vid] for vid in first.outputs]

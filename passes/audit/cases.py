@@ -10,7 +10,7 @@ from typing import Final
 
 from passes.audit import file_cases, node_cases
 from passes.audit.case import Case
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 
 __all__ = ["FOLDER", "case_names", "load_case"]
 
@@ -22,8 +22,8 @@ def case_names(models: Path | None = None, globs: Sequence[str] = ()) -> tuple[s
     """The names of all cases that match one of `globs`, or of all, source by source.
 
     Raises:
-        ModelMistake: `models` holds no model.
-        PolicyMistake: nothing matches.
+        ModelError: `models` holds no model.
+        PolicyError: nothing matches.
     """
     listed = {source: names for source, (names, _) in SOURCES.items()}
     if models is not None:
@@ -32,7 +32,7 @@ def case_names(models: Path | None = None, globs: Sequence[str] = ()) -> tuple[s
     names = [f"{source}/{name}" for source in asked for name in listed[source]()]
     found = tuple(one for one in names if not globs or any(fnmatchcase(one, glob) for glob in globs))
     if not found:
-        raise PolicyMistake(
+        raise PolicyError(
             f"--cases: nothing matches {', '.join(globs)}; expected a glob such as node/test_if*, "
             f"with one of the sources {', '.join(listed)}"
         )
@@ -48,7 +48,7 @@ def _may_match(glob: str, source: str) -> bool:
 def load_case(name: str, models: Path | None = None) -> Case:
     """
     Raises:
-        ModelMistake: its file cannot be read.
+        ModelError: its file cannot be read.
     """
     source, _, bare = name.partition("/")
     if source == FOLDER and models is not None:

@@ -11,9 +11,9 @@ from typing import Any, Final
 from passes.audit.cases import load_case
 from passes.audit.subject import Subject
 from passes.audit.trial import Trial
-from passes.bench import memory_limit
-from passes.errors import ModelMistake
-from passes.isolate import Worker
+from passes.context import memory_limit
+from passes.errors import ModelError
+from passes.worker.client import Worker
 
 __all__ = ["PRELOAD", "open_trial", "run_chunk"]
 
@@ -57,7 +57,7 @@ def run_chunk(
         for name in cases:
             try:
                 case = load_case(name, Path(models) if models else None)
-            except ModelMistake as mistake:
+            except ModelError as mistake:
                 unread[name] = str(mistake)
                 continue
             outcome = trial.of(case, tried)

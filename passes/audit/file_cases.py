@@ -11,7 +11,7 @@ import onnx.backend.test
 
 from passes.audit.case import Case, value_of
 from passes.catalog.picture import GALLERY, read_picture
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.load import load_model
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
@@ -33,13 +33,13 @@ def folder_names(folder: Path) -> tuple[str, ...]:
     """Every `.onnx` file below `folder`, relative to it and without that suffix; one in capitals stays.
 
     Raises:
-        ModelMistake: there is none.
+        ModelError: there is none.
     """
     files = [path for path in folder.rglob("*") if path.suffix.lower() == SUFFIX and not path.is_dir()]
     found = sorted(path.relative_to(folder).as_posix().removesuffix(SUFFIX) for path in files)
     found = [name for name in found if folder != PACKAGE or name not in TOO_LARGE]
     if not found:
-        raise ModelMistake(f"no .onnx file in {folder}; expected a folder of models")
+        raise ModelError(f"no .onnx file in {folder}; expected a folder of models")
     return tuple(found)
 
 
@@ -66,7 +66,7 @@ def load_package(name: str) -> Case:
 def load_file(source: str, folder: Path, name: str) -> Case:
     """
     Raises:
-        ModelMistake: the file cannot be read, or what it says cannot be.
+        ModelError: the file cannot be read, or what it says cannot be.
     """
     bare = folder / f"{name}{SUFFIX}"
     path = bare if bare.exists() or Path(name).suffix.lower() != SUFFIX else folder / name
@@ -79,7 +79,7 @@ def _drawn(name: str, model: onnx.ModelProto) -> Case:
     """With drawn inputs; without any where an input is no tensor, and then nothing is said of its numbers."""
     try:
         feeds: Mapping[str, Any] = draw_feeds(DetachedModel(model, {}), 0)
-    except ModelMistake:
+    except ModelError:
         feeds = {}
     return Case(name, model, feeds)
 

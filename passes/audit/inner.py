@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from passes.advisories import UNSAFE, Finding
+from passes.advisories.table import round_trips
 from passes.audit.subject import Subject
-from passes.audited import UNSAFE, Finding
-from passes.audited.table import round_trips
-from passes.narrow import culprits
+from passes.run.narrow import culprits
 
 __all__ = ["told_of_inner"]
 

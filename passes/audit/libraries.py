@@ -11,14 +11,14 @@ from typing import Any, Final
 import onnx
 
 from passes.audit.subject import Subject
-from passes.base import Workbench
 from passes.external import onnxruntime_fusions, onnxscript, onnxscript_rewrites, onnxslim
 from passes.external.onnxruntime_graph import LEVELS
 from passes.external.onnxsim import STAGES
 from passes.external.onnxsim_library import import_onnxsim
-from passes.isolate import Worker
 from passes.model.weights import attach, detach
 from passes.rewrites.fold_constants import FoldConstants
+from passes.step import Workbench
+from passes.worker.client import Worker
 
 __all__ = ["call"]
 

@@ -12,11 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from passes.advisories import Finding, Table, table_of
+from passes.advisories.text import quoted
 from passes.audit.subject import Subject
-from passes.audited import Finding, Table, table_of
-from passes.audited.text import quoted
-from passes.errors import PolicyMistake
-from passes.names import nearest
+from passes.errors import PolicyError
+from passes.suggest import nearest
 
 __all__ = ["CALL", "Plan", "chosen_subjects", "unread_of"]
 
@@ -83,12 +83,12 @@ def chosen_subjects(subjects: Sequence[Subject], only: Sequence[str]) -> tuple[S
     """Those that `only` names: libraries, passes, globs. All, where it names none.
 
     Raises:
-        PolicyMistake: an entry names nothing, with the nearest.
+        PolicyError: an entry names nothing, with the nearest.
     """
     for entry in only:
         if not any(_is_meant(subject, entry) for subject in subjects):
             known = [name for subject in subjects for name in (subject.name, subject.distribution)]
-            raise PolicyMistake(f"--only: no pass and no library named {entry!r}{nearest(entry, known)}")
+            raise PolicyError(f"--only: no pass and no library named {entry!r}{nearest(entry, known)}")
     return tuple(one for one in subjects if not only or any(_is_meant(one, entry) for entry in only))
 
 

@@ -11,18 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from passes.advisories import UNSAFE, Table
+from passes.advisories.text import quoted
 from passes.audit.case import Case
 from passes.audit.cases import load_case
 from passes.audit.chunk import open_trial
 from passes.audit.subject import Subject
 from passes.audit.trial import Trial
-from passes.audited import UNSAFE, Table
-from passes.audited.text import quoted
 from passes.catalog.text import graph_text
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
-from passes.reproduce import smallest
+from passes.run.reproduce import smallest
 
 __all__ = ["CALL", "reproduce", "told_by", "wanted"]
 
@@ -102,7 +102,7 @@ def _alone(part: DetachedModel, given: Case) -> Case:
     """A part of a case, with drawn inputs: what it should compute is then what it does compute."""
     try:
         feeds: Mapping[str, Any] = draw_feeds(part, 0)
-    except ModelMistake:
+    except ModelError:
         feeds = {}
     return replace(given, model=part.proto, feeds=feeds, expected=None, rtol=None, atol=None)
 

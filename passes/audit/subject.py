@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from passes.audited import ROUND_TRIP
-from passes.base import Composite, Workbench
+from passes.advisories import ROUND_TRIP
 from passes.catalog import catalog
 from passes.catalog.alone import alone
 from passes.catalog.entry import Entry
 from passes.external import onnxoptimizer
-from passes.steps import OWN_STEPS
+from passes.recipe.steps import OWN_STEPS
+from passes.step import Composite, Workbench
 
 __all__ = ["DEFAULT", "Subject", "subjects_of", "with_inner"]
 

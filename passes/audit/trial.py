@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from passes.advisories import Finding
 from passes.audit.attempts import LARGEST, Attempt
 from passes.audit.case import Case
 from passes.audit.inner import told_of_inner
@@ -13,9 +14,8 @@ from passes.audit.judge import READY, Result, larger
 from passes.audit.marks import marked
 from passes.audit.subject import Subject
 from passes.audit.words import signal_in
-from passes.audited import Finding
 from passes.errors import StepCrashed, StepTimedOut
-from passes.isolate import Worker
+from passes.worker.client import Worker
 
 __all__ = ["Outcome", "Trial"]
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from passes.base import Repeat, Step, Workbench
 from passes.bisect.faults import Fault
 from passes.bisect.found import Culprit, Finding, Smallest
 from passes.bisect.inner import Inner, find_inner
@@ -20,7 +19,9 @@ from passes.diff.labels import label_of
 from passes.model.reads import live_nodes
 from passes.model.validity import what_is_invalid
 from passes.model.weights import DetachedModel
-from passes.policy import Policy, check_lists, with_skips
+from passes.policy.policy import Policy, check_lists
+from passes.run.apply_policy import with_skips
+from passes.step import Repeat, Step, Workbench
 
 __all__ = ["BUDGET_S", "bisect"]
 
@@ -48,7 +49,7 @@ def bisect(
         observer: is shown how far it is.
 
     Raises:
-        PolicyMistake: an unknown name in `skip`, or an option that a step does not take.
+        PolicyError: an unknown name in `skip`, or an option that a step does not take.
     """
     check_lists(recipe=recipe, skip=skip)
     begun, runs = time.perf_counter(), Runs(bench, observer)

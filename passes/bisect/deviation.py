@@ -9,17 +9,17 @@ from typing import Final, Self
 
 import numpy as np
 
-from passes.base import Workbench
 from passes.bisect.faults import Run, Sighting
 from passes.bisect.route import Made
 from passes.diff import match_models
-from passes.errors import ModelMistake, StepFailed
+from passes.errors import ModelError, StepFailed
 from passes.model.canonical import RANDOM_OPS, meanings_of
 from passes.model.sharing import Portable, portable
 from passes.model.weights import DetachedModel
 from passes.optimize import plan_draws
 from passes.proof.draw_choice import choose_in_worker
 from passes.proof.numbers import compare
+from passes.step import Workbench
 
 __all__ = ["Deviation", "outputs"]
 
@@ -56,17 +56,17 @@ class Deviation:
         """With the draws of `passes.optimize`.
 
         Raises:
-            ModelMistake: the model does not run, computes NaN, or is random: then it cannot be judged.
+            ModelError: the model does not run, computes NaN, or is random: then it cannot be judged.
         """
         feeds, expected = _reference(source, bench)
         nan = [name for draw in expected for name, value in draw.items() if value.dtype.kind == "f" and _has_nan(value)]
         if nan:
-            raise ModelMistake(f"the model's own output {nan[0]!r} holds NaN, so nothing can be compared with it")
+            raise ModelError(f"the model's own output {nan[0]!r} holds NaN, so nothing can be compared with it")
         if any(node.op_type in RANDOM_OPS for node in source.proto.graph.node):
             twice = _outputs(source, [*feeds, *feeds], bench)  # a new session would draw the same numbers again
             apart = _distance(twice[: len(feeds)], twice[len(feeds) :])
             if apart.error > tolerance:
-                raise ModelMistake(
+                raise ModelError(
                     f"the model is random: two runs of it differ by {apart.error:.3g}, over {tolerance:g}, so no pass "
                     "can be blamed for that"
                 )
@@ -123,7 +123,7 @@ class Deviation:
             return False
         try:
             feeds, expected = _reference(part, self.bench)
-        except (ModelMistake, StepFailed):  # no model that can be judged
+        except (ModelError, StepFailed):  # no model that can be judged
             return False
         try:
             got = _outputs(made.model, feeds, self.bench)
@@ -152,7 +152,7 @@ def _reference(source: DetachedModel, bench: Workbench) -> tuple[Feeds, Outputs]
     try:
         draws, _ = choose_in_worker(source, plan_draws(source), bench)
     except StepFailed as failure:
-        raise ModelMistake(f"the model does not run as it is: {failure}") from failure
+        raise ModelError(f"the model does not run as it is: {failure}") from failure
     return [draw.feeds for draw in draws], [draw.results for draw in draws]
 
 

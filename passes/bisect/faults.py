@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from passes.bisect.route import Made
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from passes.model.weights import DetachedModel
-from passes.policy import unknown_structure
-from passes.reproduce import is_same_failure
+from passes.policy.policy import unknown_structure
+from passes.run.reproduce import is_same_failure
 from passes.structures import Instance, structure_of
 
 __all__ = ["Breakdown", "Fault", "Loss", "Run", "Sighting"]
@@ -81,14 +81,14 @@ class Loss:
         """Every instance in `source`.
 
         Raises:
-            PolicyMistake: there is no such kind, or the model has none; with what it has instead.
+            PolicyError: there is no such kind, or the model has none; with what it has instead.
         """
         structure = structure_of(kind)
         if structure is None:
-            raise PolicyMistake(f"--lost: {unknown_structure(kind)}")
+            raise PolicyError(f"--lost: {unknown_structure(kind)}")
         found = structure.find(source)
         if not found.instances:
-            raise PolicyMistake(
+            raise PolicyError(
                 f"--lost: {kind} matches nothing in this model, which has {found.instead}; "
                 "so no pass can lose it: ask for what is there"
             )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from passes.base import Composite
 from passes.bisect.faults import Fault
 from passes.bisect.route import Made, Runs
 from passes.bisect.search import Guilty
-from passes.destroys import DESTROYS
 from passes.errors import StepTimedOut
 from passes.external.onnxsim import STAGES
 from passes.model.canonical import canonical_digest
-from passes.narrow import culprits, doer
+from passes.policy.known_effects import DESTROYS
+from passes.run.narrow import culprits, doer
+from passes.step import Composite
 
 __all__ = ["Inner", "find_inner"]
 

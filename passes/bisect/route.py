@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from passes.base import Narrows, Repeat, Step, Workbench
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass, OnnxOptimizerPasses
 from passes.model.canonical import canonical_digest
 from passes.model.signature import keep_signature
 from passes.model.weights import DetachedModel
+from passes.step import Narrows, Repeat, Step, Workbench
 
 __all__ = ["Made", "Observer", "Part", "Runs", "Stretch", "joined", "route"]
 

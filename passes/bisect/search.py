@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from passes.base import Repeat, Step
 from passes.bisect.faults import Fault, Sighting
 from passes.bisect.route import Made, Runs, Stretch, route
 from passes.model.weights import DetachedModel
+from passes.step import Repeat, Step
 
 __all__ = ["Guilty", "Nothing", "find_guilty"]
 

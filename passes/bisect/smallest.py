@@ -6,7 +6,6 @@ import math
 import time
 from dataclasses import dataclass
 
-from passes.base import Composite, Step
 from passes.bisect.faults import Fault
 from passes.bisect.inner import Inner
 from passes.bisect.near import begin_near
@@ -16,8 +15,9 @@ from passes.errors import StepFailed
 from passes.external.onnxsim import STAGES
 from passes.model.weights import DetachedModel
 from passes.provenance import carry
-from passes.reproduce import smallest
 from passes.rewrites.fold_constants import FoldConstants
+from passes.run.reproduce import smallest
+from passes.step import Composite, Step
 
 __all__ = ["Shown", "find_smallest"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from passes.base import Composite, Step
 from passes.catalog.entry import Entry
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxruntime_graph import RULES
 from passes.external.onnxsim import OnnxSim
-from passes.steps import OWN_STEPS
+from passes.recipe.steps import OWN_STEPS
+from passes.step import Composite, Step
 
 __all__ = ["alone"]
 

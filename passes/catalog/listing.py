@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from passes.base import Composite, Step, Workbench
 from passes.catalog.about_onnxsim import NEVER_RUN
 from passes.catalog.described import about
 from passes.catalog.entry import Entry, Runs
-from passes.defaults import TORCH_RECIPE
-from passes.destroys import DESTROYS
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from passes.external import onnxoptimizer
 from passes.external.installed import ask
-from passes.groups import groups_of
-from passes.steps import OWN_STEPS
-from passes.userland import installed
+from passes.policy.groups import groups_of
+from passes.policy.known_effects import DESTROYS
+from passes.recipe.defaults import TORCH_RECIPE
+from passes.recipe.steps import OWN_STEPS
+from passes.recipe.user_declarations import installed
+from passes.step import Composite, Step, Workbench
 
 __all__ = ["catalog", "pass_names", "rows_of"]
 
@@ -41,7 +41,7 @@ def pass_names(steps: Sequence[Step], bench: Workbench) -> tuple[str, ...]:
     """Every name that a skip list may hold in a run of `steps`; only their libraries are asked.
 
     Raises:
-        PolicyMistake: a library that a step needs is not installed, or cannot be asked.
+        PolicyError: a library that a step needs is not installed, or cannot be asked.
     """
     names = [*onnxoptimizer.available(), *OWN_STEPS]
     for step in steps:
@@ -58,7 +58,7 @@ def rows_of(step: Step, bench: Workbench) -> list[Entry]:
         return [_step_entry(step)]
     try:
         inner, extras = step.inner(bench), _extras(step, bench)
-    except PolicyMistake as absent:
+    except PolicyError as absent:
         return [replace(_step_entry(step), runs="missing", note=str(absent))]
     rows = [_inner_entry(step, each, "default") for each in inner]
     destroys = tuple(dict.fromkeys(kind for row in rows if row.runs == "default" for kind in row.destroys))

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import onnx
 
-from passes.base import Workbench
 from passes.catalog.alone import alone
 from passes.catalog.entry import Entry
 from passes.catalog.picture import UNPICTURED, picture_of, read_picture
 from passes.catalog.text import graph_text
-from passes.errors import PolicyMistake, StepFailed
+from passes.errors import PolicyError, StepFailed
 from passes.model.canonical import canonical_digest
 from passes.model.reads import live_nodes
 from passes.model.weights import DetachedModel, attach, detach
-from passes.names import nearest
+from passes.step import Workbench
+from passes.suggest import nearest
 
 __all__ = ["Shown", "find", "fires", "show"]
 
@@ -38,13 +38,13 @@ def find(name: str, rows: Sequence[Entry]) -> tuple[Entry, ...]:
     """The rows that `name` means: the one of that name, or else those inside of steps.
 
     Raises:
-        PolicyMistake: there is none, with the nearest name.
+        PolicyError: there is none, with the nearest name.
     """
     found = [row for row in rows if row.name == name] or [row for row in rows if row.bare == name]
     if found:
         return tuple(found)
     known = (*(row.name for row in rows), *(row.bare for row in rows))
-    raise PolicyMistake(
+    raise PolicyError(
         f"no pass named {name!r}{nearest(name, known)} (`onnxline passes` lists what this installation has)"
     )
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from passes.base import Workbench
 from passes.diff.distances import Pair
 from passes.diff.labels import label_of
 from passes.diff.matched import Matched
@@ -15,6 +14,7 @@ from passes.model.weights import DetachedModel
 from passes.proof.numbers import Errors
 from passes.provenance.places import Place, place_of
 from passes.provenance.wiring import ABSENT
+from passes.step import Workbench
 
 __all__ = ["LayerErrors", "compare_layers"]
 

@@ -9,11 +9,10 @@ from typing import Final
 import numpy as np
 from onnx import ModelProto, TensorProto
 
-from passes.base import Workbench
 from passes.diff.distances import Distance, Pair
 from passes.diff.matched import Matched
 from passes.diff.signature import same_outputs
-from passes.errors import ModelMistake, StepFailed
+from passes.errors import ModelError, StepFailed
 from passes.model.sharing import portable
 from passes.model.weights import DetachedModel
 from passes.optimize import plan_draws
@@ -22,6 +21,7 @@ from passes.proof.numbers import Errors
 from passes.proof.precision import computed_types
 from passes.proof.prove import worst_errors
 from passes.provenance.wiring import ABSENT
+from passes.step import Workbench
 
 __all__ = ["DrawnInputs", "Numbers", "ValueErrors", "compare_numbers", "draw_inputs", "measure_pairs"]
 
@@ -74,7 +74,7 @@ def draw_inputs(matched: Matched, bench: Workbench, most: int | None = None) -> 
     A dim that only the second model fixes is drawn as it asks for.
 
     Raises:
-        ModelMistake: an input is no tensor.
+        ModelError: an input is no tensor.
         StepFailed: the first model does not run.
     """
     plan = plan_draws(matched.before, inputs=_with_fixed_dims(matched))
@@ -101,15 +101,15 @@ def compare_numbers(
     """Run both models on each of `draws` and compare their outputs; with `values` also what lies between.
 
     Raises:
-        ModelMistake: they have no output in common, by name or place, or the second one asks for other inputs.
+        ModelError: they have no output in common, by name or place, or the second one asks for other inputs.
         StepFailed: onnxruntime refuses one of them, or stops.
     """
     outputs = [(old, new) for new, old in same_outputs(matched.before.proto.graph, matched.after.proto.graph).items()]
     if not outputs:
-        raise ModelMistake("the models have no output in common, so there are no numbers to compare")
+        raise ModelError("the models have no output in common, so there are no numbers to compare")
     missing = _inputs(matched.after) - matched.inputs.keys()
     if missing:
-        raise ModelMistake(
+        raise ModelError(
             f"the second model has an input {min(missing)!r} that the first has not, so there are no numbers to compare"
         )
     found, failed = measure_pairs(matched, outputs, draws, bench)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from passes.base import Workbench
 from passes.errors import StepFailed
 from passes.model.files import save
 from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, read_model
+from passes.step import Workbench
 
 __all__ = ["through_files"]
 

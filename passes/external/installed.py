@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any, Final
 
-from passes.base import Workbench
-from passes.errors import PolicyMistake, StepFailed
-from passes.names import nearest
+from passes.errors import PolicyError, StepFailed
+from passes.step import Workbench
+from passes.suggest import nearest
 
 __all__ = ["ask", "find_wrong_value", "refuse_older", "refuse_unknown", "refuse_wrong_values", "require", "texts"]
 
@@ -24,17 +24,17 @@ def require(module: str, step: str, extra: str) -> None:
     """Refuse to go on without an optional package. It is looked for and not imported.
 
     Raises:
-        PolicyMistake: naming the extra that brings it.
+        PolicyError: naming the extra that brings it.
     """
     if importlib.util.find_spec(module) is None:
-        raise PolicyMistake(f"the pass {step!r} needs {module}, an extra: pip install 'onnxline[{extra}]'")
+        raise PolicyError(f"the pass {step!r} needs {module}, an extra: pip install 'onnxline[{extra}]'")
 
 
 def refuse_older(distribution: str, oldest: str, installed: str | None = None) -> None:
-    """Raises PolicyMistake where the release of a library that is installed is older than what onnxline can use."""
+    """Raises PolicyError where the release of a library that is installed is older than what onnxline can use."""
     installed = installed or metadata.version(distribution)
     if _numbers(installed) < _numbers(oldest):
-        raise PolicyMistake(
+        raise PolicyError(
             f"{distribution} {installed} is installed, and onnxline needs {oldest} or newer; "
             f"pip install -U '{distribution}>={oldest}'"
         )
@@ -48,27 +48,27 @@ def ask(bench: Workbench, function: str, step: str, **arguments: Any) -> dict[st
     """What `function`, run in the worker, says that the installed release has.
 
     Raises:
-        PolicyMistake: the library cannot be asked; without its names it cannot be told what to leave out.
+        PolicyError: the library cannot be asked; without its names it cannot be told what to leave out.
     """
     try:
         return bench.worker.ask(function, within_s=LISTING_S, **arguments)
     except StepFailed as failure:
-        raise PolicyMistake(
+        raise PolicyError(
             f"{step} cannot be asked for its passes, so it cannot be told what to skip: {failure}"
         ) from failure
 
 
 def refuse_unknown(names: Iterable[object], known: Iterable[str], title: str) -> None:
-    """Raises PolicyMistake for the first of `names` that is not known; `title` as in `onnxslim has no option`."""
+    """Raises PolicyError for the first of `names` that is not known; `title` as in `onnxslim has no option`."""
     known = tuple(known)
     for name in names:
         if name not in known:
             hint = nearest(str(name), known) or f"; it has: {', '.join(known)}"
-            raise PolicyMistake(f"{title} {name!r}{hint}")
+            raise PolicyError(f"{title} {name!r}{hint}")
 
 
 def refuse_wrong_values(bench: Workbench, hints: str, step: str, options: Mapping[str, Any]) -> None:
-    """Raises PolicyMistake for the first option whose value is not of the type that the library declares.
+    """Raises PolicyError for the first option whose value is not of the type that the library declares.
 
     Args:
         hints: a function for the worker that returns option → type, such as `passes.external.onnxsim:hints`.
@@ -77,7 +77,7 @@ def refuse_wrong_values(bench: Workbench, hints: str, step: str, options: Mappin
         "passes.external.installed:find_wrong_value", within_s=LISTING_S, hints=hints, options=dict(options)
     )
     if wrong:
-        raise PolicyMistake(f"{step}: {wrong}")
+        raise PolicyError(f"{step}: {wrong}")
 
 
 def find_wrong_value(hints: str, options: Mapping[str, Any]) -> str:
@@ -100,9 +100,9 @@ def texts(options: Mapping[str, Any], key: str, step: str) -> list[str]:
     """The option `key` of a step as a list of names; empty when it is not given.
 
     Raises:
-        PolicyMistake: it is something else.
+        PolicyError: it is something else.
     """
     value = options.get(key, [])
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-        raise PolicyMistake(f"{step}: {key} is {value!r}; expected a list of names")
+        raise PolicyError(f"{step}: {key} is {value!r}; expected a list of names")
     return list(value)

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import onnx
 
-from passes.base import Workbench
 from passes.errors import StepFailed
 from passes.model.weights import DetachedModel
+from passes.step import Workbench
 
 __all__ = ["InferShapes"]
 

@@ -9,12 +9,12 @@ from typing import Final
 
 import onnx
 
-from passes.base import Workbench
 from passes.errors import StepFailed
 from passes.external.numbered import name_again, number, quote_own_names
 from passes.external.onnxoptimizer_search import Change
-from passes.isolate import Worker
 from passes.model.weights import DetachedModel
+from passes.step import Workbench
+from passes.worker.client import Worker
 
 __all__ = ["OnnxOptimizerPass", "OnnxOptimizerPasses", "available", "default_set", "passes_of"]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final
 
-from passes.base import Workbench
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown
 from passes.external.written import give_back_inputs, write
 from passes.model.weights import DetachedModel
+from passes.step import Workbench
 
 __all__ = ["OnnxRuntimeFusions", "facts", "fuse"]
 
@@ -84,7 +84,7 @@ class OnnxRuntimeFusions:
         """Refuse what the installed release does not take.
 
         Raises:
-            PolicyMistake: an unknown family or flag, with the nearest; num_heads without hidden_size; or an opt_level
+            PolicyError: an unknown family or flag, with the nearest; num_heads without hidden_size; or an opt_level
                 that needs torch.
         """
         if self == type(self)(left_out=self.left_out):
@@ -95,10 +95,10 @@ class OnnxRuntimeFusions:
             if name in ENUMS:
                 refuse_unknown([str(value)], flags[name], f"{self.name}: {name} has no")
             elif not isinstance(value, bool):
-                raise PolicyMistake(f"{self.name}: {name} is {value!r}; expected true or false")
+                raise PolicyError(f"{self.name}: {name} is {value!r}; expected true or false")
         _check_sizes(self)
         if self.opt_level and importlib.util.find_spec("torch") is None:
-            raise PolicyMistake(
+            raise PolicyError(
                 f"{self.name}: opt_level {self.opt_level} needs torch, an extra: pip install 'onnxline[torch]'; "
                 "or leave it at 0 and put the step onnxruntime before this one"
             )
@@ -113,17 +113,15 @@ def _check_sizes(step: OnnxRuntimeFusions) -> None:
     for name in ("num_heads", "hidden_size"):
         value = getattr(step, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise PolicyMistake(
-                f"{step.name}: {name} is {value!r}; expected a whole number, 0 to read it from the graph"
-            )
+            raise PolicyError(f"{step.name}: {name} is {value!r}; expected a whole number, 0 to read it from the graph")
     heads, hidden = step.num_heads, step.hidden_size
     if bool(heads) != bool(hidden) or (heads and hidden % heads):
-        raise PolicyMistake(
+        raise PolicyError(
             f"{step.name}: num_heads is {heads} and hidden_size {hidden}; expected both, with hidden_size a multiple "
             "of num_heads, or neither"
         )
     if step.opt_level not in OPT_LEVELS:
-        raise PolicyMistake(f"{step.name}: opt_level is {step.opt_level!r}; expected one of {OPT_LEVELS}")
+        raise PolicyError(f"{step.name}: opt_level is {step.opt_level!r}; expected one of {OPT_LEVELS}")
 
 
 @cache

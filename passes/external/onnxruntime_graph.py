@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import onnx
 
-from passes.base import Workbench
 from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown, texts
 from passes.model.bodies import every_node
 from passes.model.weights import DetachedModel
+from passes.step import Workbench
 
 __all__ = ["LEVELS", "RULES", "OnnxRuntimeGraph", "facts", "optimize"]
 
@@ -58,7 +58,7 @@ class OnnxRuntimeGraph:
         """Refuse names that the installed release does not have; onnxruntime itself ignores them in silence.
 
         Raises:
-            PolicyMistake: an unknown level or optimizer, with the nearest.
+            PolicyError: an unknown level or optimizer, with the nearest.
         """
         refuse_unknown([self.level], LEVELS, "onnxruntime has no optimization level")
         if self._disabled():

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from passes.base import Workbench
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values
 from passes.external.onnxscript_rules import matching_in_linear_time
 from passes.external.rebind import rebound
 from passes.external.through_ir import through_ir
 from passes.model.weights import DetachedModel
+from passes.step import Workbench
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -60,7 +60,7 @@ class OnnxScriptOptimizer:
         """Refuse options that this release's optimize does not take.
 
         Raises:
-            PolicyMistake: naming the nearest; or a value of another type.
+            PolicyError: naming the nearest; or a value of another type.
         """
         if not self.options:
             return

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from passes.base import Workbench
 from passes.external.installed import ask, refuse_unknown, texts
 from passes.external.through_ir import through_ir
 from passes.model.weights import DetachedModel
+from passes.step import Workbench
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -48,7 +48,7 @@ class OnnxScriptRewrites:
         """Refuse sets and rules that the installed release does not have.
 
         Raises:
-            PolicyMistake: naming the nearest.
+            PolicyError: naming the nearest.
         """
         if self.rules != type(self)().rules:
             self._known(bench)

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 import onnx
 
-from passes.base import Workbench
-from passes.errors import PolicyMistake, StepFailed, StepTimedOut
+from passes.errors import PolicyError, StepFailed, StepTimedOut
 from passes.external.files import through_files
 from passes.external.installed import refuse_older, refuse_wrong_values
 from passes.external.onnxsim_detached import simplify_detached
 from passes.external.onnxsim_library import import_onnxsim
 from passes.model.weights import DetachedModel
-from passes.names import nearest
+from passes.step import Workbench
+from passes.suggest import nearest
 
 __all__ = ["OnnxSim", "facts", "hints", "simplify"]
 
@@ -82,7 +82,7 @@ class OnnxSim:
         """Refuse options that this release's simplify does not take, and names of passes that it does not have.
 
         Raises:
-            PolicyMistake: naming the nearest, since onnxsim itself ignores a misspelt pass in silence; a value of
+            PolicyError: naming the nearest, since onnxsim itself ignores a misspelt pass in silence; a value of
                 another type; or the installed release is too old.
         """
         refuse_older("onnxsim", OLDEST)
@@ -91,19 +91,19 @@ class OnnxSim:
         known = _facts(bench)
         for name in self.options:
             if name not in known["options"]:
-                raise PolicyMistake(f"onnxsim.simplify has no option {name!r}{nearest(name, known['options'])}")
+                raise PolicyError(f"onnxsim.simplify has no option {name!r}{nearest(name, known['options'])}")
         self._named("skipped_optimizers", known["passes"])
         self._named("extra_optimizers", (*known["passes"], *known["extra"]))
         refuse_wrong_values(bench, "passes.external.onnxsim:hints", self.name, self.options)
 
     def _named(self, option: str, known: Sequence[str]) -> Sequence[str]:
-        """The passes that `option` names, all of them known. Raises PolicyMistake as `check` does."""
+        """The passes that `option` names, all of them known. Raises PolicyError as `check` does."""
         names = self.options.get(option, [])
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            raise PolicyMistake(f"onnxsim: {option} is {names!r}; expected a list of names of passes")
+            raise PolicyError(f"onnxsim: {option} is {names!r}; expected a list of names of passes")
         for name in names:
             if name not in known:
-                raise PolicyMistake(f"onnxsim has no pass named {name!r}{nearest(name, known)}")
+                raise PolicyError(f"onnxsim has no pass named {name!r}{nearest(name, known)}")
         return names
 
 
@@ -113,7 +113,7 @@ def _facts(bench: Workbench) -> dict[str, list[str]]:
     try:
         return bench.worker.ask("passes.external.onnxsim:facts", within_s=LISTING_S)
     except StepFailed as failure:
-        raise PolicyMistake(
+        raise PolicyError(
             f"onnxsim cannot be asked for its passes, so it cannot be told what to skip: {failure}"
         ) from failure
 

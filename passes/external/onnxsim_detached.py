@@ -22,7 +22,6 @@ from typing import Any, Final
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 
-from passes.base import Workbench
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim_library import import_onnxsim
@@ -31,6 +30,7 @@ from passes.model.reads import reads_of
 from passes.model.stand_ins import TYPED_FIELDS, clear_data, inline
 from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, detach
 from passes.rewrites.fold_constants import FoldConstants
+from passes.step import Workbench
 
 __all__ = ["simplify_detached", "simplify_references"]
 

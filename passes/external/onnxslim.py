@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import onnx
 
-from passes.base import Workbench
 from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, require, texts
 from passes.external.written import give_back_inputs, write
 from passes.model.weights import DetachedModel
+from passes.step import Workbench
 
 __all__ = ["OnnxSlim", "facts", "hints", "slim"]
 
@@ -60,7 +60,7 @@ class OnnxSlim:
         """Refuse what this release does not have; onnxslim itself ignores it in silence.
 
         Raises:
-            PolicyMistake: onnxslim is not installed, an option or a name to skip is unknown, with the nearest, or a
+            PolicyError: onnxslim is not installed, an option or a name to skip is unknown, with the nearest, or a
                 value is of another type.
         """
         require("onnxslim", "onnxslim", extra="onnxslim")

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import onnx
 
-from passes.base import Workbench
 from passes.model.mapped import release
 from passes.model.reads import reads_of
 from passes.model.sharing import Portable, portable
 from passes.model.weights import DetachedModel, detach
+from passes.step import Workbench
 
 __all__ = ["edit_model", "through_ir"]
 

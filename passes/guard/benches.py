@@ -9,9 +9,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from passes.base import Workbench
-from passes.bench import memory_limit
-from passes.isolate import Worker
+from passes.context import memory_limit
+from passes.step import Workbench
+from passes.worker.client import Worker
 
 __all__ = ["Benches"]
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from passes.guard import active
 from passes.guard.children import ChildWatch
 from passes.guard.journal import read_calls, read_warnings, say, warn
 from passes.guard.record import GuardedCall
 from passes.guard.settings import Settings
 from passes.guard.summary import summary
-from passes.policy import check_lists
+from passes.policy.policy import check_lists
 
 __all__ = ["Guard", "GuardLog", "guard"]
 
@@ -61,11 +61,11 @@ def guard(
         compare: make each call without the guard too, in a worker, and say what it would have lost.
         log: a file for the calls, one JSON object a line; written anew.
         timeout_s: seconds for one call of native code.
-        memory_gib: what one worker process may allocate; see `passes.bench.memory_limit`.
+        memory_gib: what one worker process may allocate; see `passes.context.memory_limit`.
         quiet: no lines on standard error.
 
     Raises:
-        PolicyMistake: when the block begins: an unknown pass or structure, or a log that cannot be written.
+        PolicyError: when the block begins: an unknown pass or structure, or a log that cannot be written.
     """
     check_lists(keep=keep, skip=skip)
     return Guard(Settings(tuple(keep), tuple(skip), watch, compare, timeout_s, memory_gib, quiet), log)
@@ -86,7 +86,7 @@ class Guard:
             Path(journal).write_text("", encoding="utf-8")
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise PolicyMistake(f"the guard's log cannot be written: {error}") from error
+            raise PolicyError(f"the guard's log cannot be written: {error}") from error
         processes = str(Path(folder, "processes"))
         Path(processes).mkdir()
         settings, log = replace(self._wishes, journal=journal, processes=processes), GuardLog(journal)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from passes.base import Workbench
-from passes.errors import ModelMistake, PolicyMistake, StepFailed
+from passes.errors import ModelError, PolicyError, StepFailed
 from passes.guard.calls.base import Call, Plan
 from passes.guard.proof import NotComparable, StructureOnly, numbers_prover
 from passes.guard.record import Returned
@@ -14,12 +13,13 @@ from passes.guard.recorded import Recorded
 from passes.guard.settings import Demands
 from passes.model.canonical import canonical_digest
 from passes.model.weights import DetachedModel
-from passes.pins import unpin
 from passes.proof.prove import Prover
 from passes.provenance import carry
-from passes.result import PassRun, Status
-from passes.runner import run_passes
-from passes.watch import Watched, find_structures
+from passes.run.pins import unpin
+from passes.run.result import PassRun, Status
+from passes.run.runner import run_passes
+from passes.run.tracked import Watched, find_structures
+from passes.step import Workbench
 
 __all__ = ["Outcome", "RefusedByOptimizer", "Unguarded", "enforce"]
 
@@ -106,7 +106,7 @@ class _Judge:
             if plan is None:
                 return None, None, "it cannot be run in this process"
             run = run_passes(self.call.model, plan.steps, self.demands.policy(), self.prover, self.bench)
-        except (PolicyMistake, ModelMistake, StepFailed) as error:
+        except (PolicyError, ModelError, StepFailed) as error:
             return None, None, str(error)
         failed = [f"{row.name}: {row.reason}" for row in run.rows if row.status is Status.FAILED]
         has_run = any(row.status is Status.RAN for row in run.rows)

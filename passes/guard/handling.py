@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from passes.base import Workbench
 from passes.guard.benches import Benches
 from passes.guard.calls.base import Call, LetThrough
 from passes.guard.callsite import call_site
@@ -19,6 +18,7 @@ from passes.guard.journal import write_call
 from passes.guard.record import GuardedCall, Returned
 from passes.guard.settings import Demands, Settings
 from passes.guard.targets import Target
+from passes.step import Workbench
 
 __all__ = ["handle"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from passes.guard.record import GuardedCall, call_from_json, call_to_json
 from passes.guard.settings import Settings
-from passes.platforms import lock
+from passes.worker.platforms import lock
 
 __all__ = ["read_calls", "read_warnings", "say", "warn", "write_call"]
 

@@ -9,14 +9,14 @@ from typing import Final
 import numpy as np
 import onnx
 
-from passes.base import Workbench
-from passes.errors import ModelMistake, StepFailed
+from passes.errors import ModelError, StepFailed
 from passes.guard.calls.base import Call
 from passes.model.canonical import RANDOM_OPS, Reading
 from passes.model.weights import DetachedModel
 from passes.optimize import FIRST_SIZE, drawn_shape, open_dims, plan_draws
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawPlan
 from passes.proof.prove import Measurement, Power, Prover
+from passes.step import Workbench
 from passes.structures import Instance
 
 __all__ = ["NotComparable", "StructureOnly", "numbers_prover"]
@@ -81,7 +81,7 @@ def _watching(call: Call, prover: Prover, instances: Sequence[Instance]) -> Prov
     try:
         prover.watch(call.model, instances)
         prover.power()
-    except (ModelMistake, StepFailed) as error:
+    except (ModelError, StepFailed) as error:
         raise NotComparable(str(error)) from error
     return prover
 

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from passes.bench import open_bench
 from passes.catalog import catalog
-from passes.destroys import DESTROYS
-from passes.errors import PolicyMistake
-from passes.policy import Policy, Skip
-from passes.steps import OWN_STEPS
+from passes.context import open_bench
+from passes.errors import PolicyError
+from passes.policy.known_effects import DESTROYS
+from passes.policy.policy import Policy, Skip
+from passes.recipe.steps import OWN_STEPS
 
 __all__ = ["Demands", "Settings", "from_text", "to_text"]
 
@@ -36,7 +36,7 @@ class Settings:
         """Refuse what cannot be honoured, before anything runs.
 
         Raises:
-            PolicyMistake: an unknown structure or pass. The libraries are only asked for their inner passes when an
+            PolicyError: an unknown structure or pass. The libraries are only asked for their inner passes when an
                 entry of `skip` is none of the others, since that takes seconds.
         """
         Policy((), self.keep).check((), ())
@@ -106,7 +106,7 @@ def _settings(data: Mapping[str, Any]) -> Settings:
 def _is_known(entry: str, names: Sequence[str]) -> bool:
     try:
         _check((entry,), names)
-    except PolicyMistake:
+    except PolicyError:
         return False
     return True
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from passes.errors import ModelMistake
-from passes.platforms import memory_limit
+from passes.errors import ModelError
+from passes.worker.platforms import memory_limit
 
 __all__ = [
     "MOST_DRAWN",
@@ -52,11 +52,11 @@ def check_bytes(what: str, dims: Sequence[int], itemsize: int) -> None:
     """Refuse to make an array that does not fit into this machine.
 
     Raises:
-        ModelMistake: naming `what`, its shape, the bytes it takes, and what there is.
+        ModelError: naming `what`, its shape, the bytes it takes, and what there is.
     """
     needed = 0 if 0 in dims and element_count(dims) <= MOST_ELEMENTS else element_count(dims) * itemsize
     if needed > memory_budget():
-        raise ModelMistake(
+        raise ModelError(
             f"{what} has the shape {list(dims)} and takes {needed / 2**30:,.3g} GiB; this machine can give "
             f"{memory_budget() / 2**30:,.3g} GiB; is a size wrong?"
         )
@@ -66,10 +66,10 @@ def check_drawn(name: str, dims: Sequence[int]) -> None:
     """Refuse to draw an input that is larger than any that a proof needs.
 
     Raises:
-        ModelMistake: naming the input and its shape.
+        ModelError: naming the input and its shape.
     """
     if math.prod(dims) > MOST_DRAWN or element_count(dims) > MOST_ELEMENTS:
-        raise ModelMistake(
+        raise ModelError(
             f"input {name!r} has the shape {list(dims)}, {math.prod(dims):,} elements, and {MOST_DRAWN:,} at most are "
             "drawn; is a dim wrong? If not, give smaller sizes, or `feeds`"
         )
@@ -79,12 +79,12 @@ def check_drawn_together(shapes: Mapping[str, Sequence[int]]) -> None:
     """Refuse to draw inputs that together are larger than any that a proof needs.
 
     Raises:
-        ModelMistake: naming the largest one.
+        ModelError: naming the largest one.
     """
     counts = {name: math.prod(dims) for name, dims in shapes.items()}
     if sum(counts.values()) > MOST_DRAWN:
         largest = max(counts, key=counts.__getitem__)
-        raise ModelMistake(
+        raise ModelError(
             f"the inputs have {sum(counts.values()):,} elements together, most of them in {largest!r} of the shape "
             f"{list(shapes[largest])}, and {MOST_DRAWN:,} at most are drawn; is a dim wrong? If not, give "
             "smaller sizes, or `feeds`"

@@ -9,7 +9,7 @@ from typing import Final
 
 from onnx import TensorProto
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.load.payload import byte_count, dtype_of
 
 __all__ = ["ExternalEntry", "entry_of", "file_in"]
@@ -30,23 +30,21 @@ class ExternalEntry:
 def entry_of(tensor: TensorProto) -> ExternalEntry:
     """
     Raises:
-        ModelMistake: there is no location, offset or length is no number, or the length is not that of the shape.
+        ModelError: there is no location, offset or length is no number, or the length is not that of the shape.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location, needed = entries.get("location", ""), byte_count(tensor)
     if dtype_of(tensor) == "STRING":
-        raise ModelMistake(
-            f"initializer {tensor.name!r} is of strings, which ONNX does not put into files of their own"
-        )
+        raise ModelError(f"initializer {tensor.name!r} is of strings, which ONNX does not put into files of their own")
     if not location or "\0" in location or len(location) > MOST_PATH:
-        raise ModelMistake(
+        raise ModelError(
             f"initializer {tensor.name!r} is external data at {location[:80]!r}, which names no file; "
             "expected a path relative to the model's folder"
         )
     offset = _number(tensor, entries, "offset")
     length = _number(tensor, entries, "length") or needed
     if length != needed:
-        raise ModelMistake(
+        raise ModelError(
             f"initializer {tensor.name!r} has {length} bytes of external data, but with the shape "
             f"{list(tensor.dims)} it takes {needed}"
         )
@@ -57,16 +55,16 @@ def file_in(folder: Path, tensor: TensorProto, location: str) -> Path:
     """The file, which may be missing; `folder` is resolved.
 
     Raises:
-        ModelMistake: it lies outside of `folder`.
+        ModelError: it lies outside of `folder`.
     """
     try:
         path = (folder / location).resolve()
     except (OSError, RuntimeError) as error:  # a circle of links
-        raise ModelMistake(
+        raise ModelError(
             f"initializer {tensor.name!r} points to {location!r}, which cannot be followed ({error})"
         ) from error
     if not path.is_relative_to(folder) or path == folder:
-        raise ModelMistake(
+        raise ModelError(
             f"initializer {tensor.name!r} points to {location!r}, outside of the model's folder; "
             "external data has to lie beside the model"
         )
@@ -76,7 +74,7 @@ def file_in(folder: Path, tensor: TensorProto, location: str) -> Path:
 def _number(tensor: TensorProto, entries: Mapping[str, str], key: str) -> int:
     text = entries.get(key) or "0"
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
-        raise ModelMistake(
+        raise ModelError(
             f"initializer {tensor.name!r} has {key} {text[:80]!r} in its external data, "
             "expected a whole number of 0 or more"
         )

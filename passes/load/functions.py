@@ -7,7 +7,7 @@ from typing import Final
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 
 __all__ = ["FunctionKey", "check_calls", "key_of_call", "own_functions"]
 
@@ -21,13 +21,13 @@ MOST_NODES: Final = 2_000_000
 def own_functions(model: ModelProto) -> dict[FunctionKey, FunctionProto]:
     """
     Raises:
-        ModelMistake: two have the same name.
+        ModelError: two have the same name.
     """
     found: dict[FunctionKey, FunctionProto] = {}
     for function in model.functions:
         key = (_domain(function.domain), function.name, getattr(function, "overload", ""))
         if key in found:
-            raise ModelMistake(f"the model has two functions {_spelled(key)}; expected one of each name")
+            raise ModelError(f"the model has two functions {_spelled(key)}; expected one of each name")
         found[key] = function
     return found
 
@@ -40,14 +40,14 @@ def key_of_call(node: NodeProto) -> FunctionKey:
 def check_calls(graph: GraphProto, functions: Mapping[FunctionKey, FunctionProto]) -> None:
     """
     Raises:
-        ModelMistake: a function calls itself, on whatever way; or the inlined model has too many nodes.
+        ModelError: a function calls itself, on whatever way; or the inlined model has too many nodes.
     """
     sizes: dict[FunctionKey, int] = {}
     for key in functions:
         _measure(key, functions, sizes)
     total = sum(sizes.get(key_of_call(node), 1) for node in _nodes(graph))
     if total > MOST_NODES:
-        raise ModelMistake(
+        raise ModelError(
             f"the model's functions are {total:,} nodes once they are inlined; expected {MOST_NODES:,} at most"
         )
 
@@ -65,7 +65,7 @@ def _measure(start: FunctionKey, functions: Mapping[FunctionKey, FunctionProto],
         if unknown:
             if unknown[0] in path:
                 circle = [*path[path.index(unknown[0]) :], unknown[0]]
-                raise ModelMistake(
+                raise ModelError(
                     f"the function {_spelled(unknown[0])} calls itself ({' → '.join(map(_spelled, circle))}); "
                     "ONNX has no recursion"
                 )

@@ -10,7 +10,7 @@ from typing import Final
 
 from onnx import FunctionProto, GraphProto, NodeProto
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.load.nodes import Operators, bodies_in, check_node, shown, sparse_in, tensors_in
 from passes.load.tensors import check_sparse, check_tensor
 from passes.load.values import check_entries, check_text, check_value
@@ -56,10 +56,10 @@ class GraphCheck:
                 have a name of the inside too, as ONNX's checker allows.
 
         Raises:
-            ModelMistake: naming the node, the tensor or the value.
+            ModelError: naming the node, the tensor or the value.
         """
         if len(outer) >= MOST_NESTED:
-            raise ModelMistake(f"{where} lies inside of {MOST_NESTED} other graphs; expected fewer")
+            raise ModelError(f"{where} lies inside of {MOST_NESTED} other graphs; expected fewer")
         check_text(graph.name, f"the name of {where}")
         check_text(graph.doc_string, f"the description of {where}")
         check_entries(graph.metadata_props, f"the metadata of {where}")
@@ -74,7 +74,7 @@ class GraphCheck:
         for info in graph.output:
             check_value(info, "output", typed=False)
             if info.name in names:
-                raise ModelMistake(f"{where} has the output {info.name!r} twice; expected one of each name")
+                raise ModelError(f"{where} has the output {info.name!r} twice; expected one of each name")
             names.add(info.name)
             if info.name not in own and (outer or not self.may_lack_outputs):
                 _need(info.name, outer, f"is an output of {where}")
@@ -84,7 +84,7 @@ class GraphCheck:
         """Check the body of a function, which sees nothing from outside.
 
         Raises:
-            ModelMistake: naming the function, and the node or the value.
+            ModelError: naming the function, and the node or the value.
         """
         where = f"the function {function.name!r}"
         for text in (*function.input, *function.output, *function.attribute, function.doc_string):
@@ -92,7 +92,7 @@ class GraphCheck:
         check_entries(function.metadata_props, f"the metadata of {where}")
         own = set(function.input)
         if len(own) < len(function.input) or "" in own:
-            raise ModelMistake(f"{where} has the inputs {list(function.input)}; expected a name of its own for each")
+            raise ModelError(f"{where} has the inputs {list(function.input)}; expected a name of its own for each")
         for info in function.value_info:
             check_value(info, "value", typed=False)
         self._check_nodes(function.node, own, (), (), where)
@@ -106,7 +106,7 @@ class GraphCheck:
         for info in graph.input:
             check_value(info, "input", typed=not is_inner)
             if info.name in own:
-                raise ModelMistake(f"there are two inputs {info.name!r}; expected one of each name")
+                raise ModelError(f"there are two inputs {info.name!r}; expected one of each name")
             own.add(info.name)
         stored: set[str] = set()
         tensors = [*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)]
@@ -116,7 +116,7 @@ class GraphCheck:
             check_sparse(sparse)
         for tensor in tensors:
             if not tensor.name or tensor.name in stored:
-                raise ModelMistake(
+                raise ModelError(
                     f"there are two initializers {tensor.name!r}; expected one of each name"
                     if tensor.name
                     else "an initializer has no name; nothing can read it"
@@ -141,7 +141,7 @@ class GraphCheck:
                     continue
                 if name in own or any(name in names for names in taken):
                     other = f"{shown(nodes[makers[name]])} makes it" if name in makers else "it is there"
-                    raise ModelMistake(f"{shown(node)} makes {name!r}, and {other} already; expected a name of its own")
+                    raise ModelError(f"{shown(node)} makes {name!r}, and {other} already; expected a name of its own")
                 own.add(name)
                 makers[name] = place
         free: set[str] = set()
@@ -195,7 +195,7 @@ class GraphCheck:
                     ready.append(reader)
         stuck = [node for node, count in zip(nodes, waiting, strict=True) if count]
         if stuck:
-            raise ModelMistake(
+            raise ModelError(
                 f"{shown(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or behind a "
                 "circle; expected an order in which each node reads what others have made"
             )
@@ -212,9 +212,7 @@ class GraphCheck:
 
 def _need(name: str, outer: Iterable[set[str]], how: str) -> None:
     if not any(name in names for names in outer):
-        raise ModelMistake(
-            f"{name!r} {how}, and nothing makes it; expected an input, an initializer or a node's output"
-        )
+        raise ModelError(f"{name!r} {how}, and nothing makes it; expected an input, an initializer or a node's output")
 
 
 def _check_ends(node: NodeProto, body: GraphProto, where: str) -> None:
@@ -223,15 +221,15 @@ def _check_ends(node: NodeProto, body: GraphProto, where: str) -> None:
         return
     takes = INPUTS_BEFORE.get(node.op_type)
     if takes is not None and len(body.input) != takes(node):
-        raise ModelMistake(f"{where} has {len(body.input)} inputs; expected {takes(node)}")
+        raise ModelError(f"{where} has {len(body.input)} inputs; expected {takes(node)}")
     gives = {"If": len(node.output), "Loop": len(node.output) + 1}.get(node.op_type, len(body.output))
     if len(body.output) != gives:
-        raise ModelMistake(f"{where} has {len(body.output)} outputs; expected {gives}")
+        raise ModelError(f"{where} has {len(body.output)} outputs; expected {gives}")
     if node.op_type == "Scan":
         scanned = next((one.i for one in node.attribute if one.name == "num_scan_inputs"), 0)
         states = len(body.input) - scanned
         if not (0 < scanned <= len(body.input) and states <= len(body.output)):
-            raise ModelMistake(
+            raise ModelError(
                 f"{where} has {len(body.input)} inputs and {len(body.output)} outputs, "
                 f"which num_scan_inputs = {scanned} does not fit"
             )

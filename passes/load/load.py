@@ -9,7 +9,7 @@ from typing import Final
 import onnx
 from onnx import ModelProto, OperatorSetIdProto
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.load.functions import check_calls, own_functions
 from passes.load.graphs import GraphCheck
 from passes.load.nodes import Operators
@@ -42,7 +42,7 @@ def load_model(
         may_lack_outputs: outputs may be made by nobody, as where a tool has fused over a pinned value.
 
     Raises:
-        ModelMistake: the file is missing, cut short or no ONNX; or what it says cannot be. One sentence: what was
+        ModelError: the file is missing, cut short or no ONNX; or what it says cannot be. One sentence: what was
             found, at which node, tensor or value, and what was expected.
     """
     if isinstance(source, ModelProto):
@@ -57,8 +57,8 @@ def load_model(
         folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
         try:
             check_model(model, folder, may_be_empty=may_be_empty, may_lack_outputs=may_lack_outputs)
-        except ModelMistake as mistake:
-            raise ModelMistake(f"{path}: {mistake}") from mistake
+        except ModelError as mistake:
+            raise ModelError(f"{path}: {mistake}") from mistake
     _open_dims(model)
     return model
 
@@ -69,10 +69,10 @@ def check_model(
     """Whether a model in memory can be trusted; see `load_model`.
 
     Raises:
-        ModelMistake: it cannot.
+        ModelError: it cannot.
     """
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
-        raise ModelMistake("it holds no graph; is it an ONNX file, and complete?")
+        raise ModelError("it holds no graph; is it an ONNX file, and complete?")
     for text, what in (
         (model.producer_name, "producer's name"),
         (model.producer_version, "producer's version"),
@@ -82,7 +82,7 @@ def check_model(
         check_text(text, f"the model's {what}")
     check_entries(model.metadata_props, "the model's metadata")
     if not OLDEST_IR <= model.ir_version <= onnx.IR_VERSION:
-        raise ModelMistake(
+        raise ModelError(
             f"it has the IR version {model.ir_version}, and onnx {onnx.__version__} reads {OLDEST_IR} to "
             f"{onnx.IR_VERSION}; is the file damaged, or onnx too old for it?"
         )
@@ -104,17 +104,17 @@ def check_model(
 def _read(path: Path) -> ModelProto:
     try:
         if not path.is_file():
-            raise ModelMistake(f"no ONNX file at {path}; expected an .onnx file, or the folder of a run that has ended")
+            raise ModelError(f"no ONNX file at {path}; expected an .onnx file, or the folder of a run that has ended")
         if path.stat().st_size > MOST_BYTES:
-            raise ModelMistake(
+            raise ModelError(
                 f"{path} has {path.stat().st_size / 2**30:.3g} GiB, and one protobuf message holds 2 GiB at most; "
                 "save it with external data"
             )
         return onnx.load(path, load_external_data=False)
-    except ModelMistake:
+    except ModelError:
         raise
     except Exception as error:  # protobuf, and onnx's parsers of text, raise what they like
-        raise ModelMistake(
+        raise ModelError(
             f"{path} is not a readable ONNX file ({path.stat().st_size} bytes; {error}); is it complete?"
         ) from error
 
@@ -123,14 +123,14 @@ def _parsed(content: bytes, what: str) -> ModelProto:
     try:
         return onnx.load_from_string(content)
     except Exception as error:
-        raise ModelMistake(f"{what} is not readable ONNX ({error}); is it complete?") from error
+        raise ModelError(f"{what} is not readable ONNX ({error}); is it complete?") from error
 
 
 def _versions(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, int]:
     """Domain → version; ONNX's own domain is "".
 
     Raises:
-        ModelMistake: a domain has two versions, or one that does not exist.
+        ModelError: a domain has two versions, or one that does not exist.
     """
     found: dict[str, int] = {}
     for entry in imports:
@@ -138,12 +138,12 @@ def _versions(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, in
         domain = "" if entry.domain == "ai.onnx" else entry.domain
         known = onnx.defs.onnx_opset_version() if domain == "" else 2**31
         if not 1 <= entry.version <= known:
-            raise ModelMistake(
+            raise ModelError(
                 f"{where} imports version {entry.version} of {domain or 'ai.onnx'}; "
                 + (f"onnx {onnx.__version__} has 1 to {known}" if domain == "" else "expected 1 or more")
             )
         if found.setdefault(domain, entry.version) != entry.version:
-            raise ModelMistake(
+            raise ModelError(
                 f"{where} imports the versions {found[domain]} and {entry.version} of {domain or 'ai.onnx'}; "
                 "expected one"
             )

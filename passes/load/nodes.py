@@ -10,7 +10,7 @@ from typing import Any, Final
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.load.functions import FunctionKey, key_of_call
 from passes.load.values import check_entries, check_text
 
@@ -101,7 +101,7 @@ def number_of(kind: Any) -> int:
 def check_node(node: NodeProto, operators: Operators) -> None:
     """
     Raises:
-        ModelMistake: naming the node, and what is wrong with its names, its attributes, or the number of its inputs or
+        ModelError: naming the node, and what is wrong with its names, its attributes, or the number of its inputs or
             outputs.
     """
     texts = (node.op_type, node.domain, node.name, node.doc_string, getattr(node, "overload", ""))
@@ -109,12 +109,12 @@ def check_node(node: NodeProto, operators: Operators) -> None:
         if type(text) is not str:
             check_text(text, f"a name in a node of type {node.op_type!r}")
     if not node.op_type:
-        raise ModelMistake(f"{shown(node)} has no op type; expected the name of an operator")
+        raise ModelError(f"{shown(node)} has no op type; expected the name of an operator")
     if not any(node.output):
-        raise ModelMistake(f"{shown(node)} makes no output; expected one at least")
+        raise ModelError(f"{shown(node)} makes no output; expected one at least")
     check_entries(node.metadata_props, node)
     if node.domain in ("", "ai.onnx") and "" not in operators.versions and key_of_call(node) not in operators.functions:
-        raise ModelMistake(
+        raise ModelError(
             f"{shown(node)} is of ONNX's own domain, and the model imports no opset of it; expected one in opset_import"
         )
     callee = operators.functions.get(key_of_call(node)) if operators.functions else None
@@ -130,11 +130,11 @@ def check_node(node: NodeProto, operators: Operators) -> None:
     _check_count(node, "outputs", node.output, signature.outputs)
     for index, name in enumerate(node.input):
         if not name and (signature.needed[index] if index < len(signature.needed) else signature.variadic):
-            raise ModelMistake(f"{shown(node)} leaves out its input {index}, which {node.op_type} cannot do without")
+            raise ModelError(f"{shown(node)} leaves out its input {index}, which {node.op_type} cannot do without")
     given = {attribute.name for attribute in node.attribute}
     for name in signature.required:
         if name not in given:
-            raise ModelMistake(f"{shown(node)} has no attribute {name!r}, which {node.op_type} cannot do without")
+            raise ModelError(f"{shown(node)} has no attribute {name!r}, which {node.op_type} cannot do without")
 
 
 def shown(node: NodeProto) -> str:
@@ -170,7 +170,7 @@ def _check_count(node: NodeProto, what: str, names: Sequence[str], bounds: tuple
     least, most = bounds
     if not least <= len(names) <= most:
         many = f"{least}" if least == most else f"{least} or more" if most > 2**20 else f"{least} to {most}"
-        raise ModelMistake(f"{shown(node)} has {len(names)} {what}; {node.op_type} takes {many}")
+        raise ModelError(f"{shown(node)} has {len(names)} {what}; {node.op_type} takes {many}")
 
 
 def _check_attributes(node: NodeProto, operators: Operators, signature: Signature | None) -> None:
@@ -179,7 +179,7 @@ def _check_attributes(node: NodeProto, operators: Operators, signature: Signatur
         name = attribute.name
         check_text(name, f"the name of an attribute of {shown(node)}")
         if not name or name in seen:
-            raise ModelMistake(f"{shown(node)} has an attribute {name!r} {'twice' if name else 'without a name'}")
+            raise ModelError(f"{shown(node)} has an attribute {name!r} {'twice' if name else 'without a name'}")
         seen.add(name)
         kind = _kind(attribute, node, operators)
         if signature is None:
@@ -187,9 +187,9 @@ def _check_attributes(node: NodeProto, operators: Operators, signature: Signatur
         expected = signature.kinds.get(name)
         if expected is None:
             known = ", ".join(sorted(signature.kinds)) or "none"
-            raise ModelMistake(f"{shown(node)} has an attribute {name!r}, and {node.op_type} knows {known}")
+            raise ModelError(f"{shown(node)} has an attribute {name!r}, and {node.op_type} knows {known}")
         if kind != expected:
-            raise ModelMistake(
+            raise ModelError(
                 f"{shown(node)} has an attribute {name!r} of type {KINDS[kind]}; {node.op_type} takes {KINDS[expected]}"
             )
         if node.domain in ("", "ai.onnx"):
@@ -205,7 +205,7 @@ def _kind(attribute: AttributeProto, node: NodeProto, operators: Operators) -> i
     check_text(reference, f"the reference of {where}")
     if reference:
         if operators.parameters is None or reference not in operators.parameters or held or kind not in VALUE_FIELD:
-            raise ModelMistake(
+            raise ModelError(
                 f"{where} refers to {reference!r}; expected an attribute of the function that the node is in, "
                 "and no value"
             )
@@ -214,7 +214,7 @@ def _kind(attribute: AttributeProto, node: NodeProto, operators: Operators) -> i
         return KIND_OF_FIELD[held[0]]
     field = VALUE_FIELD.get(kind)
     if field is None or (held and held != [field]) or (not held and field in HAS_TO_BE_SET):
-        raise ModelMistake(
+        raise ModelError(
             f"{where} has the type {KINDS.get(kind, kind)} and holds {' and '.join(held) or 'nothing'}; "
             f"expected {field or 'one value and its type'}"
         )

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.load.budget import MOST_ELEMENTS, element_count
 
 __all__ = ["byte_count", "check_payload", "dtype_of", "item_bits"]
@@ -31,7 +31,7 @@ def byte_count(tensor: TensorProto) -> int:
     """Bytes of `tensor` as ONNX `raw_data`, by its dims and dtype.
 
     Raises:
-        ModelMistake: a dim is negative, or the dtype is unknown.
+        ModelError: a dim is negative, or the dtype is unknown.
     """
     return -(-_elements(tensor) * item_bits(dtype_of(tensor)) // 8)
 
@@ -45,11 +45,11 @@ def check_payload(tensor: TensorProto, *, may_be_empty: bool = False) -> None:
         may_be_empty: a tensor without any data is a weight that was left out, and not a mistake.
 
     Raises:
-        ModelMistake: naming the tensor, what it holds and what it should hold.
+        ModelError: naming the tensor, what it holds and what it should hold.
     """
     name = dtype_of(tensor)
     if tensor.HasField("segment"):
-        raise ModelMistake(
+        raise ModelError(
             f"tensor {tensor.name!r} is one segment of a larger tensor, which nothing reads; save it in one piece"
         )
     held = [field for field in FIELDS if getattr(tensor, field)]
@@ -58,14 +58,12 @@ def check_payload(tensor: TensorProto, *, may_be_empty: bool = False) -> None:
         held.append("raw_data")
     if tensor.data_location == TensorProto.EXTERNAL:
         if held:
-            raise ModelMistake(
-                f"tensor {tensor.name!r} has its data in a file, and in {held[0]} too; expected one place"
-            )
+            raise ModelError(f"tensor {tensor.name!r} has its data in a file, and in {held[0]} too; expected one place")
         _elements(tensor)
         return
     expected_field = "raw_data" if held == ["raw_data"] and name != "STRING" else field_of(name)
     if strange := [field for field in held if field != expected_field]:
-        raise ModelMistake(
+        raise ModelError(
             f"tensor {tensor.name!r} of {name.lower()} has its data in {' and '.join(held)}; expected {expected_field} "
             f"alone, and no {strange[0]}"
         )
@@ -77,7 +75,7 @@ def check_payload(tensor: TensorProto, *, may_be_empty: bool = False) -> None:
     else:
         found, expected, unit = len(getattr(tensor, expected_field)), _entries(tensor, name), "entries"
     if found != expected:
-        raise ModelMistake(
+        raise ModelError(
             f"tensor {tensor.name!r} holds {found} {unit}, but as {name.lower()}{list(tensor.dims)} it takes "
             f"{expected}; is the file complete?"
         )
@@ -87,11 +85,11 @@ def dtype_of(tensor: TensorProto) -> str:
     """ONNX's name of the dtype.
 
     Raises:
-        ModelMistake: it has none.
+        ModelError: it has none.
     """
     name = DTYPES.get(tensor.data_type)
     if name is None:
-        raise ModelMistake(f"tensor {tensor.name!r} has the dtype {tensor.data_type}, which ONNX does not know")
+        raise ModelError(f"tensor {tensor.name!r} has the dtype {tensor.data_type}, which ONNX does not know")
     return name
 
 
@@ -119,11 +117,11 @@ def _entries(tensor: TensorProto, name: str) -> int:
 def _elements(tensor: TensorProto) -> int:
     dims = tensor.dims
     if any(dim < 0 for dim in dims):
-        raise ModelMistake(f"tensor {tensor.name!r} has the shape {list(dims)}; expected no negative dims")
+        raise ModelError(f"tensor {tensor.name!r} has the shape {list(dims)}; expected no negative dims")
     if len(dims) > MOST_DIMS:
-        raise ModelMistake(f"tensor {tensor.name!r} has {len(dims)} dims; expected {MOST_DIMS} at most")
+        raise ModelError(f"tensor {tensor.name!r} has {len(dims)} dims; expected {MOST_DIMS} at most")
     if element_count(dims) > MOST_ELEMENTS:
-        raise ModelMistake(
+        raise ModelError(
             f"tensor {tensor.name!r} has the shape {list(dims)}, which no machine can hold; is a dim wrong?"
         )
     return math.prod(dims)

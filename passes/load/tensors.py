@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 from onnx import SparseTensorProto, TensorProto
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.load.budget import MOST_ELEMENTS, check_bytes, element_count
 from passes.load.external import entry_of, file_in
 from passes.load.payload import MOST_DIMS, check_payload, dtype_of, item_bits
@@ -23,7 +23,7 @@ def check_tensor(tensor: TensorProto, folder: Path | None, *, may_be_empty: bool
         may_be_empty: a tensor without data, or whose file is missing, is a weight that was left out.
 
     Raises:
-        ModelMistake: naming the tensor, what was found and what was expected.
+        ModelError: naming the tensor, what was found and what was expected.
     """
     check_text(tensor.name, "the name of a tensor")
     check_entries(tensor.external_data, f"the external data of tensor {tensor.name!r}")
@@ -37,12 +37,12 @@ def check_tensor(tensor: TensorProto, folder: Path | None, *, may_be_empty: bool
     try:
         size = path.stat().st_size if path.is_file() else None
     except OSError as error:
-        raise ModelMistake(f"initializer {tensor.name!r} points to {entry.location!r} ({error.strerror})") from error
+        raise ModelError(f"initializer {tensor.name!r} points to {entry.location!r} ({error.strerror})") from error
     if size is None:
         if not may_be_empty:
-            raise ModelMistake(f"external data file {path} of initializer {tensor.name!r} is missing")
+            raise ModelError(f"external data file {path} of initializer {tensor.name!r} is missing")
     elif entry.offset + entry.nbytes > size:
-        raise ModelMistake(
+        raise ModelError(
             f"external data file {path} ends before initializer {tensor.name!r} does "
             f"({size} bytes, needs {entry.offset + entry.nbytes}); is the file complete?"
         )
@@ -51,7 +51,7 @@ def check_tensor(tensor: TensorProto, folder: Path | None, *, may_be_empty: bool
 def check_sparse(sparse: SparseTensorProto) -> None:
     """
     Raises:
-        ModelMistake: values and indices that do not fit each other or the shape; or a shape that no memory holds, since
+        ModelError: values and indices that do not fit each other or the shape; or a shape that no memory holds, since
             whoever runs the model makes it dense.
     """
     name, dims = sparse.values.name, list(sparse.dims)
@@ -59,19 +59,19 @@ def check_sparse(sparse: SparseTensorProto) -> None:
     for part in (sparse.values, sparse.indices):
         check_tensor(part, None, may_be_empty=False)
         if part.data_location == TensorProto.EXTERNAL:
-            raise ModelMistake(f"{where} has external data; expected it inside of the model")
+            raise ModelError(f"{where} has external data; expected it inside of the model")
     dtype = dtype_of(sparse.values)
     if not dims or any(dim <= 0 for dim in dims) or len(dims) > MOST_DIMS or element_count(dims) > MOST_ELEMENTS:
-        raise ModelMistake(f"{where} has the shape {dims}; expected dims of 1 and more that a machine can hold")
+        raise ModelError(f"{where} has the shape {dims}; expected dims of 1 and more that a machine can hold")
     check_bytes(where, dims, -(-item_bits(dtype) // 8))
     count = list(sparse.values.dims)
     places = list(sparse.indices.dims)
     if len(count) != 1 or places not in (count, [*count, len(dims)]) or sparse.indices.data_type != TensorProto.INT64:
-        raise ModelMistake(
+        raise ModelError(
             f"{where} has values of the shape {count} and indices of {places}; expected [n], and int64[n] or "
             f"int64[n, {len(dims)}]"
         )
     indices = onnx.numpy_helper.to_array(sparse.indices)
     limit = element_count(dims) if indices.ndim == 1 else dims
     if indices.size and ((indices < 0).any() or (indices >= limit).any()):
-        raise ModelMistake(f"{where} has an index outside of its shape {dims}")
+        raise ModelError(f"{where} has an index outside of its shape {dims}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.load.external import entry_of, file_in
 from passes.model.mapped import FileMaps, Place
 
@@ -30,20 +30,20 @@ class ExternalFiles:
         """The bytes of an external tensor as a uint8 view of its file, of which nothing is read.
 
         Raises:
-            ModelMistake: the file is missing, ends too early, or lies outside of the folder; or offset and length are
+            ModelError: the file is missing, ends too early, or lies outside of the folder; or offset and length are
                 no numbers that fit.
         """
         entry = entry_of(tensor)
         path, size = self._file(tensor, entry.location)
         if entry.offset + entry.nbytes > size:
-            raise ModelMistake(
+            raise ModelError(
                 f"external data file {path} ends before initializer {tensor.name!r} does "
                 f"({size} bytes, needs {entry.offset + entry.nbytes}); is the file complete?"
             )
         try:
             return self._maps.view(Place(str(path), entry.offset, entry.nbytes))
         except (OSError, ValueError) as error:
-            raise ModelMistake(
+            raise ModelError(
                 f"external data file {path} of initializer {tensor.name!r} cannot be mapped "
                 f"({getattr(error, 'strerror', None) or error}); each file takes a descriptor, so the limit of open "
                 "files (ulimit -n) has to be above their number"
@@ -54,9 +54,9 @@ class ExternalFiles:
         if location in self._found:
             return self._found[location]
         if self._root is None:
-            raise ModelMistake(f"initializer {tensor.name!r} is external data, but the model's folder is not known")
+            raise ModelError(f"initializer {tensor.name!r} is external data, but the model's folder is not known")
         path = file_in(self._root, tensor, location)
         if not path.is_file():
-            raise ModelMistake(f"external data file {path} of initializer {tensor.name!r} is missing")
+            raise ModelError(f"external data file {path} of initializer {tensor.name!r} is missing")
         self._found[location] = (path, path.stat().st_size)
         return self._found[location]

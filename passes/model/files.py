@@ -17,7 +17,7 @@ from passes.model.external_data import ExternalFiles
 from passes.model.mapped import place_of
 from passes.model.stand_ins import clear_data, inline
 from passes.model.weights import UNREAD, DetachedModel, inner_tensors
-from passes.platforms import lock, opened_folder
+from passes.worker.platforms import lock, opened_folder
 
 __all__ = ["EXTERNAL_FROM_BYTES", "replace_when_done", "save"]
 

@@ -18,7 +18,7 @@ from passes.errors import StepFailed, StepTimedOut
 from passes.model.reads import reads_of
 from passes.model.stand_ins import Weight, clear_data, inline
 from passes.model.weights import DetachedModel
-from passes.platforms import available_cores
+from passes.worker.platforms import available_cores
 
 __all__ = ["Session"]
 

@@ -113,7 +113,7 @@ def detached_copy(model: onnx.ModelProto, spill: Spill) -> DetachedModel:
     """`model` detached, with its weights in `spill`'s file; the one given stays as it is.
 
     Raises:
-        ModelMistake: the model is broken, or its data is external.
+        ModelError: the model is broken, or its data is external.
     """
     check_model(model)
     copy = onnx.ModelProto()

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 
 __all__ = [
     "DETACH_FROM_BYTES",
@@ -99,10 +99,10 @@ def inline(tensor: TensorProto, data: np.ndarray) -> None:
     """Give `tensor` its bytes back.
 
     Raises:
-        ModelMistake: it stands for several tensors (`passes.model.joined`), and has no bytes of its own.
+        ModelError: it stands for several tensors (`passes.model.joined`), and has no bytes of its own.
     """
     if not data.flags.c_contiguous:
-        raise ModelMistake(f"{tensor.name!r} is joined from weights that are to stay unread")
+        raise ModelError(f"{tensor.name!r} is joined from weights that are to stay unread")
     clear_data(tensor)
     tensor.raw_data = data.tobytes()
 

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.load import check_payload, load_model
 from passes.model.bodies import bodies_of
 from passes.model.digests import derived_digest, digest_of, digest_of_bytes, digest_of_texts
@@ -114,7 +114,7 @@ def detach(
         checked: `passes.load` has seen that each tensor's data fills its shape.
 
     Raises:
-        ModelMistake: a tensor's data does not fill its shape; external data is missing, or outside `base_dir`; or it is
+        ModelError: a tensor's data does not fill its shape; external data is missing, or outside `base_dir`; or it is
             to stay unread, and its dtype has no stand-in.
     """
     known = known or {}
@@ -141,7 +141,7 @@ def detach(
             continue
         if unread and data.nbytes > MOST_READ_BYTES:
             dtype = TensorProto.DataType.Name(tensor.data_type).lower()
-            raise ModelMistake(
+            raise ModelError(
                 f"initializer {tensor.name!r} has {data.nbytes} bytes of {dtype}, which no stand-in can be made for; "
                 "it would have to be read into the model, and weights are to stay unread"
             )
@@ -177,10 +177,10 @@ def attach(model: DetachedModel) -> onnx.ModelProto:
     """The whole model in one message, with its data inline.
 
     Raises:
-        ModelMistake: the model does not fit into one protobuf message (2 GiB); write it with `passes.model.files.save`.
+        ModelError: the model does not fit into one protobuf message (2 GiB); write it with `passes.model.files.save`.
     """
     if model.nbytes() > PROTOBUF_LIMIT:
-        raise ModelMistake(
+        raise ModelError(
             f"the model holds {model.nbytes() / 2**30:.1f} GiB and one protobuf message at most 2 GiB; "
             "save it to a file with external data instead"
         )
@@ -210,7 +210,7 @@ def read_model(
         may_lack_outputs: see `passes.load.load_model`.
 
     Raises:
-        ModelMistake: no such file, not ONNX, truncated, or external data that is missing or leaves the folder.
+        ModelError: no such file, not ONNX, truncated, or external data that is missing or leaves the folder.
     """
     # A link to a model stands for the model, beside which its data lies.
     folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
@@ -219,8 +219,8 @@ def read_model(
     marked = any(entry.key == UNREAD for entry in model.metadata_props)
     try:
         return detach(model, folder, known, unread=marked if unread is None else unread, checked=True)
-    except ModelMistake as mistake:
-        raise ModelMistake(f"{path}: {mistake}") from mistake
+    except ModelError as mistake:
+        raise ModelError(f"{path}: {mistake}") from mistake
 
 
 def inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:

@@ -8,13 +8,13 @@ from typing import Final
 
 import numpy as np
 
-from passes.base import Workbench
-from passes.errors import ModelMistake, PassError, StepCrashed, StepTimedOut
+from passes.errors import ModelError, PassError, StepCrashed, StepTimedOut
 from passes.load import MOST_DRAWN
 from passes.model.sharing import Portable, portable
 from passes.model.weights import DetachedModel
 from passes.proof.draws import BROUGHT_DOWN, WORDS, Draw, DrawPlan, GivenDraw, Trait
 from passes.proof.numbers import compare
+from passes.step import Workbench
 
 __all__ = ["ChosenDraw", "choose_draws", "choose_in_worker"]
 
@@ -231,7 +231,7 @@ class _Choice:
             return None
         try:
             feeds = self._feeds(draw)
-        except ModelMistake as mistake:
+        except ModelError as mistake:
             self.why = str(mistake)
             return None
         try:

@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from passes.draw import draw_array
 from passes.load import check_drawn, check_drawn_together
+from passes.proof.draw import draw_array
 
 __all__ = ["BROUGHT_DOWN", "FURTHER_SIZES", "WORDS", "Draw", "DrawPlan", "DrawnInput", "GivenDraw", "Trait"]
 
@@ -236,7 +236,7 @@ class DrawPlan:
         """The inputs of one draw.
 
         Raises:
-            ModelMistake: they are larger than any that a proof needs.
+            ModelError: they are larger than any that a proof needs.
         """
         shapes = {one.name: one.sizes_in(draw) for one in self.inputs}
         for name, shape in shapes.items():

@@ -17,8 +17,7 @@ from typing import Self
 import numpy as np
 import onnx
 
-from passes.base import Workbench
-from passes.errors import ModelMistake, StepCrashed, StepFailed, StepTimedOut
+from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
 from passes.model.canonical import Meanings, Reading, read
 from passes.model.reads import live_nodes
 from passes.model.sharing import portable
@@ -38,6 +37,7 @@ from passes.proof.precision import Precisions, computed_types
 from passes.proof.questions import Questions
 from passes.proof.table_match import Match
 from passes.proof.tables import TableCheck, TablesPart, tables_of
+from passes.step import Workbench
 from passes.structures import Instance
 
 __all__ = ["Measurement", "Power", "Prover", "Reference", "worst_errors"]
@@ -160,7 +160,7 @@ class Prover:
         """Whether a fault in the kept weights would be seen.
 
         Raises:
-            ModelMistake: the exported model does not run, or computes NaN where it is its own reference.
+            ModelError: the exported model does not run, or computes NaN where it is its own reference.
         """
         self._settle()
         fault = self._fault
@@ -179,7 +179,7 @@ class Prover:
 
         Raises:
             StepFailed: onnxruntime refuses or stops.
-            ModelMistake: see `power`.
+            ModelError: see `power`.
         """
         self._settle()
         reading = reading or read(model)
@@ -263,11 +263,11 @@ class Prover:
         except StepFailed as failure:
             if self._watched is not None:
                 raise
-            raise ModelMistake(f"the model does not run as it is: {failure}") from failure
+            raise ModelError(f"the model does not run as it is: {failure}") from failure
 
     def _note_watched(self, model: DetachedModel, meanings: Meanings, fault: Fault, found: Watched) -> None:
         if found.nan_outputs:
-            raise ModelMistake(
+            raise ModelError(
                 f"output {found.nan_outputs[0]!r} of the reference holds NaN, so nothing can be compared with it; "
                 "check the weights and the input ranges"
             )

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
-from passes.base import Workbench
-from passes.isolate import ask_again
 from passes.proof.evidence import Reference
 from passes.proof.numbers import Tolerance
+from passes.step import Workbench
+from passes.worker.client import ask_again
 
 __all__ = ["Questions"]
 

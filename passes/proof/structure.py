@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from passes.base import Workbench
 from passes.model.canonical import Reading
 from passes.model.weights import DetachedModel
 from passes.proof.evidence import Measurement, Power
 from passes.proof.prove import Prover
+from passes.step import Workbench
 from passes.structures import Instance
 
 __all__ = ["STRUCTURE", "StructureProver"]

@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
-from passes.base import Workbench
 from passes.errors import StepFailed
 from passes.model.canonical import RANDOM_OPS
 from passes.model.digests import digest_of
@@ -21,6 +20,7 @@ from passes.model.reads import reads_of
 from passes.model.sharing import Portable, Spill, Stored, portable
 from passes.model.stand_ins import DETACH_FROM_BYTES, Weight, initializer_of
 from passes.model.weights import DetachedModel
+from passes.step import Workbench
 
 __all__ = ["FoldConstants", "Made", "compute"]
 

@@ -10,11 +10,11 @@ from typing import Final
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.model.weights import DetachedModel
-from passes.names import nearest
 from passes.structures.base import Boundary, Crossing, Found, Instance
 from passes.structures.boundary_check import lost_boundaries, sources_of
 from passes.structures.sketch import pins_at
 from passes.structures.view import GraphView, modules_of
+from passes.suggest import nearest
 
 __all__ = ["Modules"]
 

@@ -11,11 +11,11 @@ from typing import Final
 from onnx import NodeProto
 
 from passes.model.weights import DetachedModel
-from passes.names import nearest
 from passes.structures.base import Found, Instance
 from passes.structures.core_check import lost_cores
 from passes.structures.sketch import Sketch, instances_of
 from passes.structures.view import GraphView, op_of
+from passes.suggest import nearest
 
 __all__ = ["ChosenNodes", "name_of", "op_of"]
 

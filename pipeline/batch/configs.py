@@ -9,7 +9,7 @@ from pathlib import Path
 
 from passes.errors import PassError
 from pipeline.config import RunConfig
-from pipeline.errors import OnnxlineError, UserMistake
+from pipeline.errors import OnnxlineError, UsageError
 
 __all__ = ["Planned", "read_configs"]
 
@@ -28,14 +28,14 @@ def read_configs(patterns: Sequence[str], overrides: Sequence[str] = ()) -> tupl
     """The configurations that `patterns` name, in their order; what a glob finds is sorted, and taken once.
 
     Raises:
-        UserMistake: a pattern names no file, or two configurations have one name, and so one folder.
+        UsageError: a pattern names no file, or two configurations have one name, and so one folder.
     """
     planned = tuple(_read(path, overrides) for path in _files(patterns))
     first: dict[str, Planned] = {}
     for one in planned:
         other = first.setdefault(one.name, one) if one.config is not None else one
         if other is not one:
-            raise UserMistake(
+            raise UsageError(
                 f"{other.path} and {one.path} are both named {one.name!r}, so they would write into one folder; "
                 "give each a `name` of its own"
             )
@@ -55,7 +55,7 @@ def _files(patterns: Sequence[str]) -> tuple[Path, ...]:
     for pattern in patterns:
         files = list(_matches(pattern))
         if not files:
-            raise UserMistake(f"{pattern!r} names no file; expected configurations, such as 'configs/*.yaml'")
+            raise UsageError(f"{pattern!r} names no file; expected configurations, such as 'configs/*.yaml'")
         for path in files:
             found.setdefault(path.resolve(), path)
     return tuple(found.values())

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pipeline.batch.configs import Planned
 from pipeline.batch.work import REPORT
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.spread import Outcome, State
 
 __all__ = ["Row", "row_of", "row_of_mistake"]
@@ -50,7 +50,7 @@ def row_of(planned: Planned, outcome: Outcome, folder: Path, known: bool) -> Row
     """The row of a run; one that is done and whose files nobody sees here has made them on a disk of its own."""
     why, code = outcome.why, outcome.exit_code
     if outcome.status is State.DONE and not (folder / REPORT).is_file():
-        code = UserMistake.exit_code
+        code = UsageError.exit_code
         why = f"it was done on {outcome.where}, and its files are not here; nodes need a disk that they share"
     found = {key: value for key, value in (outcome.value or {}).items() if key not in ("report", "code")}
     return Row(
@@ -71,7 +71,7 @@ def row_of(planned: Planned, outcome: Outcome, folder: Path, known: bool) -> Row
 
 def row_of_mistake(planned: Planned, why: Exception) -> Row:
     """The row of a configuration that cannot be run at all."""
-    code = getattr(why, "exit_code", UserMistake.exit_code)
+    code = getattr(why, "exit_code", UsageError.exit_code)
     return Row(planned.name, str(planned.path), STATES[code], exit_code=code, why=str(why))
 
 

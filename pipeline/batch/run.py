@@ -46,7 +46,7 @@ def run_batch(
         A row for each configuration, in their order.
 
     Raises:
-        UserMistake: `out` cannot be written, or another batch writes to it.
+        UsageError: `out` cannot be written, or another batch writes to it.
     """
     mistakes, jobs = _jobs(planned, out)
     known: set[str] = set()

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from passes.audited.quarantine import quarantines
-from passes.recipe import names_of
-from passes.userland import code_digest
+from passes.advisories.quarantine import quarantines
+from passes.recipe.recipe import names_of
+from passes.recipe.user_declarations import code_digest
 from pipeline.batch.configs import Planned
 from pipeline.config import RunConfig
 from pipeline.config.paths import locate, split_factory
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.result import RunResult
 from pipeline.run import Pipeline
 from pipeline.spread import Job
@@ -33,8 +33,8 @@ def job_of(planned: Planned, out: Path) -> Job:
     the code of the user's own passes or what their tables call unsafe change.
 
     Raises:
-        PolicyMistake: a pass of the user's own cannot be loaded, or there is no table where one should be.
-        ModelMistake: a table cannot be read.
+        PolicyError: a pass of the user's own cannot be loaded, or there is no table where one should be.
+        ModelError: a table cannot be read.
     """
     assert planned.config is not None
     wishes = planned.config.passes
@@ -65,7 +65,7 @@ def run_one(
         unsafe: what tables of audits leave out; there for the same reason.
 
     Raises:
-        UserMistake: this machine has not the same files at the same paths.
+        UsageError: this machine has not the same files at the same paths.
     """
     config = RunConfig.from_mapping(settings)
     _refuse_other_files(files)
@@ -94,7 +94,7 @@ def _files(config: RunConfig) -> list[str]:
     named = [factory if factory.endswith(".py") else "", model.onnx, model.checkpoint]
     if model.transformers is not None:
         named += [model.transformers.config, model.transformers.checkpoint, *_in_folder(model.transformers.folder)]
-    with contextlib.suppress(UserMistake):  # the run will name it
+    with contextlib.suppress(UsageError):  # the run will name it
         named += [str(file or name.rpartition(":")[0]) for name, file in input_files(config.verify.inputs)]
     return [one for one in named if isinstance(one, str) and one]
 
@@ -107,7 +107,7 @@ def _is_there(file: str) -> bool:
     """What is not there the run will name."""
     try:
         return locate(file).exists()
-    except UserMistake:
+    except UsageError:
         return False
 
 
@@ -115,7 +115,7 @@ def _refuse_other_files(files: Mapping[str, Sequence[int]]) -> None:
     """Times may differ, where a package was installed on each machine by itself."""
     others = [file for file, (size, _) in files.items() if not _is_there(file) or stamp(locate(file))[0] != size]
     if others:
-        raise UserMistake(
+        raise UsageError(
             f"{', '.join(others)} on {here()}: not there, or not as large as where the batch was started; "
             "every node needs the same files at the same paths, on a disk that they share"
         )

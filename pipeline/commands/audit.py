@@ -10,19 +10,19 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from passes.advisories import Table, own_tables, tables_in
+from passes.advisories.gate import news
 from passes.audit.cases import case_names
 from passes.audit.plan import CALL, Plan, chosen_subjects, unread_of
 from passes.audit.reproducers import CALL as REPRODUCE
 from passes.audit.reproducers import wanted
 from passes.audit.subject import subjects_of, with_inner
-from passes.audited import Table, own_tables, tables_in
-from passes.audited.gate import news
-from passes.bench import open_bench
-from passes.platforms import available_cores
+from passes.context import open_bench
+from passes.worker.platforms import available_cores
 from pipeline.commands.audit_files import remove_stale, write_reproducer, write_table
 from pipeline.commands.audit_text import audit_as_data, news_text, summary_text, unread_text
 from pipeline.commands.options import Json
-from pipeline.errors import InternalError, UserMistake
+from pipeline.errors import InternalError, UsageError
 from pipeline.spread import Job, Spread, State, run_jobs, spread_over
 from pipeline.spread.screen import JobsScreen
 from pipeline.versions import own_code, versions
@@ -62,7 +62,7 @@ def audit(
     spread = spread_over(ray, jobs or (None if ray else len(available_cores())))
     against = _accepted(accepted)
     if models is not None and not models.is_dir():
-        raise UserMistake(f"--models: {models} is no folder; expected one with .onnx files")
+        raise UsageError(f"--models: {models} is no folder; expected one with .onnx files")
     with open_bench() as bench:
         found = subjects_of(bench, every=every or any("/" in one for one in only or ()))
         subjects = with_inner(chosen_subjects(found, only or ()), bench)
@@ -83,7 +83,7 @@ def audit(
         typer.echo(unread_text(unread), nl=False)
         typer.echo(news_text(unknown, out), nl=False)
     if unread:
-        raise UserMistake(f"{len(unread)} of the models cannot be read, as said above; mend or remove them")
+        raise UsageError(f"{len(unread)} of the models cannot be read, as said above; mend or remove them")
     if gate and unknown:
         raise typer.Exit(NEW)
 
@@ -93,7 +93,7 @@ def _accepted(folder: Path | None) -> Sequence[Table]:
         return own_tables()
     tables = tables_in(folder)
     if not tables:
-        raise UserMistake(f"--accepted: no table of an audit in {folder}; `onnxline audit --out {folder}` writes them")
+        raise UsageError(f"--accepted: no table of an audit in {folder}; `onnxline audit --out {folder}` writes them")
     return tables
 
 

@@ -6,9 +6,9 @@ import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from passes.advisories import Table, table_text
+from passes.advisories.known import file_name
 from passes.audit.reproducers import told_by
-from passes.audited import Table, table_text
-from passes.audited.known import file_name
 from passes.model.files import replace_when_done
 from pipeline.workspace import disk_errors
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from passes.audited import KINDS, UNSAFE, Table
-from passes.audited.gate import News
-from passes.audited.text import quoted
+from passes.advisories import KINDS, UNSAFE, Table
+from passes.advisories.gate import News
+from passes.advisories.text import quoted
 
 __all__ = ["FORMAT_VERSION", "audit_as_data", "news_text", "summary_text", "unread_text"]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from pipeline.commands.options import Json, Overrides
-from pipeline.errors import CheckFailed, UserMistake
+from pipeline.errors import CheckFailed, UsageError
 
 __all__ = ["FORMAT_VERSION", "register"]
 
@@ -99,5 +99,5 @@ def _changes_since(path: Path, found: dict[str, Any]) -> list[str]:
 
     try:
         return changes(read_baseline(path), found)
-    except UserMistake:
+    except UsageError:
         return []

@@ -12,18 +12,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from passes.base import Workbench
-from passes.bench import limit_runs, open_bench
 from passes.bisect import BUDGET_S, Breakdown, Deviation, Fault, Finding, Loss, bisect, finding_as_data, finding_text
+from passes.context import limit_runs, open_bench
 from passes.model.files import save
 from passes.model.weights import DetachedModel, read_model
-from passes.policy import unknown_structure
-from passes.recipe import steps_of
+from passes.policy.policy import unknown_structure
+from passes.recipe.recipe import steps_of
+from passes.step import Workbench
 from passes.structures import structure_of
 from passes.why import file_of
 from pipeline.commands.styled import print_styled
 from pipeline.config import RunConfig, read_recipe, recipe_of_run
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 
 __all__ = ["FORMAT_VERSION", "register"]
 
@@ -74,7 +74,7 @@ def bisect_model(
     """
     _check_one(lost, error, crash)
     if lost is not None and structure_of(lost) is None:  # said before a model is exported
-        raise UserMistake(f"--lost: {unknown_structure(lost)}")
+        raise UsageError(f"--lost: {unknown_structure(lost)}")
     is_config = model.suffix in CONFIG_SUFFIXES
     if not recipe and is_config:
         recipe = [str(model)]
@@ -101,14 +101,14 @@ def _export(config_file: Path, folder: Path) -> Path:
     """The model of a configuration as the passes get it: a file in `folder`, or the ONNX file that it names.
 
     Raises:
-        UserMistake: the configuration or its model is wrong, or its weights stay unread.
+        UsageError: the configuration or its model is wrong, or its weights stay unread.
     """
     from pipeline.export import OnnxSource, export_onnx
     from pipeline.stages.source import open_source
 
     config = RunConfig.from_yaml(config_file)
     if config.export.weights == "referenced":
-        raise UserMistake(
+        raise UsageError(
             f"{config_file}: bisect runs passes that read weights, and `export.weights: referenced` leaves them "
             "unread; bisect a configuration of a smaller model of the same kind"
         )
@@ -158,7 +158,7 @@ def _check_one(lost: str | None, error: float | None, crash: bool) -> None:
         if is_given
     ]
     if len(given) != 1:
-        raise UserMistake(
+        raise UsageError(
             f"bisect looks for one thing, found {' and '.join(given) or 'none'}; expected one of --lost KIND, "
             "--error TOLERANCE and --crash"
         )
@@ -174,7 +174,7 @@ def _write(finding: Finding, out: Path | None, model: Path, source: Path) -> str
     """Write the smallest model, which is never written over the `source`; returns its file, empty where there is none.
 
     Raises:
-        UserMistake: it cannot be written.
+        UsageError: it cannot be written.
     """
     if finding.culprit is None or finding.smallest is None:
         return ""
@@ -182,11 +182,9 @@ def _write(finding: Finding, out: Path | None, model: Path, source: Path) -> str
     name = f"bisect-{stem}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', finding.culprit.name)}.onnx"
     path = Path(name) if out is None else out / name if out.is_dir() else out
     if path.exists() and path.samefile(source):
-        raise UserMistake(f"--out {path} is the model itself, which is not written over; give another file")
+        raise UsageError(f"--out {path} is the model itself, which is not written over; give another file")
     try:
         save(finding.smallest.model, path)
     except OSError as error:
-        raise UserMistake(
-            f"the smallest model cannot be written to {path}: {error.strerror}; give --out FILE"
-        ) from None
+        raise UsageError(f"the smallest model cannot be written to {path}: {error.strerror}; give --out FILE") from None
     return str(path)

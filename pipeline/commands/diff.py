@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from passes.bench import limit_runs, open_bench
+from passes.context import limit_runs, open_bench
 from passes.diff import (
     compare_layers,
     compare_matched,
@@ -26,7 +26,7 @@ from passes.errors import PassError
 from passes.model.weights import read_model
 from passes.why import file_of
 from pipeline.commands.styled import print_styled
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 
 __all__ = ["FORMAT_VERSION", "register"]
 
@@ -63,9 +63,9 @@ def diff(
     Nodes are matched by what they compute: other names and another order of independent nodes are no difference.
     """
     if structure_only and (layers or values):
-        raise UserMistake("--structure-only runs no model, and --layers and --values need runs; leave one of them out")
+        raise UsageError("--structure-only runs no model, and --layers and --values need runs; leave one of them out")
     if everything and most is not None:
-        raise UserMistake("--all writes out every entry, so --most has no effect; leave one of them out")
+        raise UsageError("--all writes out every entry, so --most has no effect; leave one of them out")
     first, second = (read_model(file_of(path)) for path in (before, after))
     matched = match_models(first, second)
     found = compare_matched(matched)

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.workspace import disk_errors
 
 __all__ = ["register"]
@@ -52,12 +52,12 @@ def init(
 
 
 def _write(target: Path, text: str) -> None:
-    """Raises UserMistake where a file stands there, or its folder cannot be written."""
+    """Raises UsageError where a file stands there, or its folder cannot be written."""
     with disk_errors(target.parent):
         try:
             with target.open("x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
-            raise UserMistake(f"{target} is there already; name another file with --out") from None
+            raise UsageError(f"{target} is there already; name another file with --out") from None
         except FileNotFoundError:
-            raise UserMistake(f"there is no folder {target.parent}; make it, or name another file with --out") from None
+            raise UsageError(f"there is no folder {target.parent}; make it, or name another file with --out") from None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.errors import CheckFailed, UserMistake
+from pipeline.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `onnxline --help` does not need it
     import torch
@@ -196,7 +196,7 @@ def run(
 def _check_file(file: Path) -> None:
     """Refuse a file that is not there before torch is loaded."""
     if not file.exists():
-        raise UserMistake(f"IR file not found: {file} cannot be read: there is no such file or folder")
+        raise UsageError(f"IR file not found: {file} cannot be read: there is no such file or folder")
 
 
 def _into(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
@@ -205,9 +205,9 @@ def _into(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None
     try:  # not strictly: of tied weights, a checkpoint has one
         missing, unknown = module.load_state_dict(state, strict=False)
     except RuntimeError as error:
-        raise UserMistake(f"{path} does not fit the model: {error}") from error
+        raise UsageError(f"{path} does not fit the model: {error}") from error
     if unknown:
-        raise UserMistake(f"{path} has {unknown[0]!r}, and the model has no such weight; is it of another model?")
+        raise UsageError(f"{path} has {unknown[0]!r}, and the model has no such weight; is it of another model?")
     others = tied_names(module) if missing else {}
     if lacking := [name for name in missing if not any(other in state for other in others.get(name, ()))]:
-        raise UserMistake(f"{path} lacks {', '.join(map(repr, lacking))}; is it whole, and of this model?")
+        raise UsageError(f"{path} lacks {', '.join(map(repr, lacking))}; is it whole, and of this model?")

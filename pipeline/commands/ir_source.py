@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config import ModelConfig, RunConfig, split_factory
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.export.dynamic_shapes import with_dynamic_shapes
 from pipeline.export.load import load_source
 from pipeline.export.source import Source, TorchSource
@@ -21,7 +21,7 @@ def open_model(
     """Make the module, in eval mode or, with `train`, in the mode in which it is made, and call it once on its example.
 
     Raises:
-        UserMistake: there is no such model, or it is an ONNX file; or `dynamic` is not as in `x.0=batch`.
+        UsageError: there is no such model, or it is an ONNX file; or `dynamic` is not as in `x.0=batch`.
     """
     config = read_source(text, overrides)
     axes = _axes(dynamic)
@@ -34,7 +34,7 @@ def open_model(
     with torch.device("meta") if meta else contextlib.nullcontext():
         source = _loaded(text, with_dynamic_shapes(config.model, config.export), train)
     if not isinstance(source, TorchSource):
-        raise UserMistake(f"{text} names an ONNX file; an IR is extracted from a torch module")
+        raise UsageError(f"{text} names an ONNX file; an IR is extracted from a torch module")
     return source
 
 
@@ -57,7 +57,7 @@ def _loaded(text: str, model: ModelConfig, train: bool) -> Source:
     except NoInputs as error:
         if text.endswith(CONFIGURATIONS):
             raise
-        raise UserMistake(
+        raise UsageError(
             f"{text} gives a module and no example; expected (module, args tuple) or (module, args tuple, kwargs dict) "
             f"as what the factory returns; {error.takes}"
         ) from error
@@ -67,17 +67,17 @@ def read_source(text: str, overrides: Sequence[str]) -> RunConfig:
     """The configuration that SOURCE names, or the one of a factory by itself.
 
     Raises:
-        UserMistake: there is no such file, or it is neither.
+        UsageError: there is no such file, or it is neither.
     """
     if text.endswith(CONFIGURATIONS):
         return RunConfig.from_yaml(text, tuple(overrides))
     if overrides:
-        raise UserMistake("--set is for configurations; a factory has no settings: name a .yaml")
+        raise UsageError("--set is for configurations; a factory has no settings: name a .yaml")
     if ":" not in text:
-        raise UserMistake(f"found {text!r}, expected file.py:make, package.module:make, or a configuration (.yaml)")
+        raise UsageError(f"found {text!r}, expected file.py:make, package.module:make, or a configuration (.yaml)")
     file, _ = split_factory(text)
     if file.endswith(".py") and not Path(file).is_file():
-        raise UserMistake(f"the factory {text}: no file {file!r}; its path is relative to the folder that you are in")
+        raise UsageError(f"the factory {text}: no file {file!r}; its path is relative to the folder that you are in")
     return RunConfig.from_mapping({"name": "model", "model": {"factory": text}})
 
 
@@ -87,7 +87,7 @@ def _axes(dynamic: Sequence[str]) -> dict[str, dict[int, str]]:
         place, _, dim = item.partition("=")
         name, _, axis = place.rpartition(".")
         if not name or not axis.lstrip("-").isdecimal() or not dim.isidentifier():
-            raise UserMistake(f"--dynamic {item}: expected INPUT.AXIS=DIM, as in x.0=batch")
+            raise UsageError(f"--dynamic {item}: expected INPUT.AXIS=DIM, as in x.0=batch")
         found.setdefault(name, {})[int(axis)] = dim
     return found
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from pipeline.commands.options import Keep, Quiet, Recipe, Skip, Verbose, check_output, split_names
-from pipeline.errors import CheckFailed, UserMistake
+from pipeline.errors import CheckFailed, UsageError
 
 __all__ = ["register"]
 
@@ -37,14 +37,14 @@ def optimize(
 
     import passes
     from passes.model.files import save
-    from passes.recipe import DEFAULT_RECIPE
+    from passes.recipe.recipe import DEFAULT_RECIPE
     from pipeline.config import read_recipe
     from pipeline.events import Optimized, PassEnded, Progress, StageStarted
     from pipeline.screen import Screen
     from pipeline.workspace import disk_errors
 
     if not model.is_file():
-        raise UserMistake(f"{model}: no such file; expected an ONNX file")
+        raise UsageError(f"{model}: no such file; expected an ONNX file")
     check_output(out, model)
     screen = Screen(verbose=verbose, quiet=quiet, keep=split_names(keep or ()))
 

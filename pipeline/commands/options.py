@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 
 if TYPE_CHECKING:
-    from passes.base import Repeat, Step
+    from passes.step import Repeat, Step
     from pipeline.config import RunConfig
 
 __all__ = [
@@ -81,25 +81,25 @@ def check_output(path: Path, source: Path | None = None) -> None:
     """Refuse a place where no ONNX file can be written, before the work.
 
     Raises:
-        UserMistake: naming what is wrong with it.
+        UsageError: naming what is wrong with it.
     """
     if path.suffix != ".onnx":
-        raise UserMistake(f"-o {path}: expected a file that ends in .onnx, where the final model is written")
+        raise UsageError(f"-o {path}: expected a file that ends in .onnx, where the final model is written")
     if path.is_dir():
-        raise UserMistake(f"-o {path} is a folder; expected a file, such as {path / 'model.onnx'}")
+        raise UsageError(f"-o {path} is a folder; expected a file, such as {path / 'model.onnx'}")
     if source is not None and path.exists() and source.exists() and path.samefile(source):
-        raise UserMistake(f"-o {path} is the source itself, which is not written over; give another file")
+        raise UsageError(f"-o {path} is the source itself, which is not written over; give another file")
     above = path.parent
     while not above.exists():
         above = above.parent
     if not above.is_dir():
-        raise UserMistake(f"-o {path}: {above} is a file; expected a folder")
+        raise UsageError(f"-o {path}: {above} is a file; expected a folder")
 
 
 def describe_settings(config: RunConfig, steps: Sequence[Step | Repeat], folder: Path) -> str:
     """What a run of `config` would do: its source, its steps, its policy and its files."""
-    from passes.base import flat
-    from passes.policy import Policy
+    from passes.policy.policy import Policy
+    from passes.step import flat
 
     policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
     names = [step.name for step in flat(steps)]

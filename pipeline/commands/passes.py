@@ -9,16 +9,16 @@ from typing import Annotated, Final
 
 import typer
 
-from passes.audited.quarantine import is_quarantine
-from passes.bench import open_bench
+from passes.advisories.quarantine import is_quarantine
 from passes.catalog import Entry, catalog
 from passes.catalog.shown import find, show
-from passes.destroys import DESTROYS
-from passes.errors import PolicyMistake
-from passes.groups import ALL_GROUPS, in_group
-from passes.names import nearest
-from passes.steps import OWN_STEPS
+from passes.context import open_bench
+from passes.errors import PolicyError
+from passes.policy.groups import ALL_GROUPS, in_group
+from passes.policy.known_effects import DESTROYS
+from passes.recipe.steps import OWN_STEPS
 from passes.structures import STRUCTURES
+from passes.suggest import nearest
 from passes.versions import library_versions
 from pipeline.commands.passes_text import print_entries, print_shown
 
@@ -92,7 +92,7 @@ def _steps_around(name: str) -> list[str] | None:
 def _check(what: str, name: str | None, known: Iterable[str]) -> None:
     names = list(dict.fromkeys(known))
     if name is not None and name not in names:
-        raise PolicyMistake(f"no {what} named {name!r}{nearest(name, names)}; known: {', '.join(names)}")
+        raise PolicyError(f"no {what} named {name!r}{nearest(name, names)}; known: {', '.join(names)}")
 
 
 def _as_data(rows: Sequence[Entry]) -> dict[str, object]:

@@ -21,7 +21,7 @@ from pipeline.commands.options import (
     describe_settings,
     wishes_of,
 )
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 
 __all__ = ["register"]
 
@@ -59,7 +59,7 @@ def run(
     if output is not None:
         check_output(output, Path(config.model.onnx) if config.model.onnx else None)
         if config.export.weights == "referenced":
-            raise UserMistake(
+            raise UsageError(
                 "-o copies the weights, and export.weights is referenced, which leaves them where they are; "
                 "leave one of the two out"
             )

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from passes.load import load_model
 from passes.why import Origin, WeightOrigin, file_of, why_weights
 from passes.why import why as why_nodes
@@ -51,7 +51,7 @@ def why(
     proto = load_model(file_of(model), may_be_empty=True)
     try:
         nodes, weights = why_nodes(proto, name), ()
-    except PolicyMistake:
+    except PolicyError:
         nodes, weights = (), why_weights(proto, name)
         if not weights:
             raise

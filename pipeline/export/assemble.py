@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from pipeline.config import DTYPES, InputConfig, ModelConfig
-from pipeline.errors import OnnxlineError, SourceMistake, Unsupported
+from pipeline.errors import OnnxlineError, SourceError, Unsupported
 from pipeline.export.arrays import dtype_name, to_torch
 from pipeline.export.blame import first_line, module_frame
 from pipeline.export.caches import register_caches
@@ -29,7 +29,7 @@ from pipeline.export.weightless import is_weightless, taken_buffers
 __all__ = ["NoInputs", "assemble"]
 
 
-class NoInputs(SourceMistake):
+class NoInputs(SourceError):
     """There is neither an example nor a declaration of inputs. `takes` says what forward takes."""
 
     def __init__(self, said: str, takes: str) -> None:
@@ -41,7 +41,7 @@ def assemble(module: nn.Module, example: Example | None, model: ModelConfig, *, 
     """Settle inputs and outputs, in eval mode unless `keep_mode`.
 
     Raises:
-        SourceMistake: an input is undeclared, unknown or does not fit, or the module raises on the example.
+        SourceError: an input is undeclared, unknown or does not fit, or the module raises on the example.
         Unsupported: the module returns something that is not a tensor.
     """
     put_to_eval = () if keep_mode else tuple(minding_mode(module))
@@ -79,7 +79,7 @@ def _declared(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple[Inp
         if root not in names and not anything:
             near = difflib.get_close_matches(root, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; it takes: {', '.join(names)}"
-            raise SourceMistake(f"model.inputs: forward of {type(module).__name__} has no parameter {root!r}{hint}")
+            raise SourceError(f"model.inputs: forward of {type(module).__name__} has no parameter {root!r}{hint}")
     ordered = sorted(model.inputs, key=lambda name: _position(name.partition(".")[0], names))
     specs = tuple(_invented(name, model.inputs[name]) for name in ordered)
     drawn = draw_inputs(specs, _sizes(specs, model), model.seed)
@@ -95,7 +95,7 @@ def _position(name: str, names: list[str]) -> int:
 
 def _invented(name: str, declared: InputConfig) -> InputSpec:
     if declared.shape is None:
-        raise SourceMistake(f"model.inputs.{name}: the key 'shape' is missing, and no example tells it")
+        raise SourceError(f"model.inputs.{name}: the key 'shape' is missing, and no example tells it")
     shape = _checked_names(name, named_axes(name, declared.shape, declared))
     return input_spec(name, declared, shape, declared.dtype or "float32")
 
@@ -105,9 +105,9 @@ def _put(tree: dict[str, Any], keys: list[str], tensor: torch.Tensor) -> None:
     for key in above:
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):
-            raise SourceMistake(f"model.inputs: {key!r} is a tensor and a mapping; expected one of them")
+            raise SourceError(f"model.inputs: {key!r} is a tensor and a mapping; expected one of them")
     if last in tree:
-        raise SourceMistake(f"model.inputs: {'.'.join(keys)!r} is a tensor and a mapping; expected one of them")
+        raise SourceError(f"model.inputs: {'.'.join(keys)!r} is a tensor and a mapping; expected one of them")
     tree[last] = tensor
 
 
@@ -115,7 +115,7 @@ def _given(module: nn.Module, example: Example, model: ModelConfig) -> tuple[Exa
     tensors = input_tensors(module, example)
     for name, tensor in tensors.items():
         if other := not_dense(tensor):
-            raise SourceMistake(f"the example's input {name!r}: found {other}")
+            raise SourceError(f"the example's input {name!r}: found {other}")
         if dtype_name(tensor) not in DTYPES:
             raise Unsupported(
                 f"the example's input {name!r} is {dtype_name(tensor)}; inputs can be drawn for {', '.join(DTYPES)}"
@@ -123,10 +123,10 @@ def _given(module: nn.Module, example: Example, model: ModelConfig) -> tuple[Exa
     leaves = zip(input_names(module, example), pytree.tree_leaves((example.args, example.kwargs)), strict=True)
     for name, leaf in leaves:
         if isinstance(leaf, np.ndarray):
-            raise SourceMistake(f"the example's input {name!r}: found a numpy array, expected torch.from_numpy(array)")
+            raise SourceError(f"the example's input {name!r}: found a numpy array, expected torch.from_numpy(array)")
     unknown = sorted(set(model.inputs) - set(tensors))
     if unknown:
-        raise SourceMistake(f"model.inputs: the example has no tensor {unknown[0]!r}; it has: {', '.join(tensors)}")
+        raise SourceError(f"model.inputs: the example has no tensor {unknown[0]!r}; it has: {', '.join(tensors)}")
     specs = tuple(_refined(name, tensor, model.inputs.get(name)) for name, tensor in tensors.items())
     sizes = _sizes(specs, model)
     # Where a dim is dynamic, the example's own size may be 1, or differ from its namesake elsewhere: draw these again.
@@ -143,7 +143,7 @@ def _refined(name: str, tensor: torch.Tensor, declared: InputConfig | None) -> I
     fits = len(shape) == len(own) and all(isinstance(a, str) or a == b for a, b in zip(shape, own, strict=True))
     if not fits or declared.dtype not in (None, dtype):
         said = f"{declared.dtype or dtype}[{', '.join(map(str, shape))}]"
-        raise SourceMistake(f"model.inputs.{name}: declared {said}, but the example is {dtype}{list(own)}")
+        raise SourceError(f"model.inputs.{name}: declared {said}, but the example is {dtype}{list(own)}")
     if declared.range is None:
         declared = declared.model_copy(update={"range": _range_of(tensor, dtype)})
     return input_spec(name, declared, shape, dtype)
@@ -162,7 +162,7 @@ def _range_of(tensor: torch.Tensor, dtype: str) -> tuple[float, float] | None:
 def _checked_names(name: str, shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
     wrong = [dim for dim in shape if isinstance(dim, str) and not dim.isidentifier()]
     if wrong:
-        raise SourceMistake(f"model.inputs.{name}.shape: found {wrong[0]!r}, expected a name such as 'batch'")
+        raise SourceError(f"model.inputs.{name}.shape: found {wrong[0]!r}, expected a name such as 'batch'")
     return shape
 
 
@@ -182,7 +182,7 @@ def _outputs(module: nn.Module, example: Example, inputs: tuple[InputSpec, ...])
         where = module_frame(error, module)
         place = f" in module {where[0]!r} ({where[1]})" if where else ""
         listing = "; ".join(map(str, inputs)) or "none, since the example holds no tensor"
-        raise SourceMistake(
+        raise SourceError(
             f"the model raises on its example inputs{place}: {first_line(error)}\n"
             f"  the inputs are: {listing}\n  check shapes, dtypes and ranges in model.inputs"
         ) from error

@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.export.apart import apart
 from pipeline.export.blame import advice_on_type, first_line, module_frame
 from pipeline.export.model_defaults import is_switchable_experts
@@ -26,7 +26,7 @@ def capture(source: TorchSource) -> ExportedProgram:
     """Trace the module on its example, with every named dim left open.
 
     Raises:
-        SourceMistake: torch.export cannot trace the module.
+        SourceError: torch.export cannot trace the module.
     """
     args, kwargs = apart(source.module, (source.example.args, source.example.kwargs))
     try:
@@ -45,7 +45,7 @@ def capture(source: TorchSource) -> ExportedProgram:
         failed = dict(source.module.named_modules()).get(where[0]) if where else None
         place = f" in module {where[0]!r}\n  at {where[1]}" if where else ""
         advice = _advice(error, failed)
-        raise SourceMistake(
+        raise SourceError(
             f"torch.export cannot trace the model{place}\n  {first_line(error)}\n  what to try: {advice}"
         ) from error
 

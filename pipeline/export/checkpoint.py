@@ -12,7 +12,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 
 __all__ = ["read_checkpoint", "read_pickle", "read_safetensors"]
 
@@ -25,7 +25,7 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     """Name → tensor.
 
     Raises:
-        SourceMistake: there is no checkpoint, it is broken, or it holds something else than tensors.
+        SourceError: there is no checkpoint, it is broken, or it holds something else than tensors.
     """
     if path.is_dir():
         return _read_folder(path)
@@ -37,7 +37,7 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
         return read_pickle(path)
     if path.is_file() and (zipfile.is_zipfile(path) or _begins_as_pickle(path)):
         return read_pickle(path)  # Lightning's .ckpt, or no ending at all
-    raise SourceMistake(f"checkpoint {path}: expected a folder, .safetensors, {', '.join(PICKLES)} or .index.json")
+    raise SourceError(f"checkpoint {path}: expected a folder, .safetensors, {', '.join(PICKLES)} or .index.json")
 
 
 def _read_folder(folder: Path) -> dict[str, torch.Tensor]:
@@ -45,7 +45,7 @@ def _read_folder(folder: Path) -> dict[str, torch.Tensor]:
         if (folder / name).is_file():
             return read_checkpoint(folder / name)
     found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-    raise SourceMistake(f"checkpoint {folder}: expected one of {', '.join(NAMES)}; found {found}")
+    raise SourceError(f"checkpoint {folder}: expected one of {', '.join(NAMES)}; found {found}")
 
 
 def _read_shards(index: Path) -> dict[str, torch.Tensor]:
@@ -53,13 +53,13 @@ def _read_shards(index: Path) -> dict[str, torch.Tensor]:
         places = json.loads(index.read_text())["weight_map"]
         shards = sorted(set(places.values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SourceMistake(f"checkpoint {index}: no index of shards; expected a mapping 'weight_map'") from error
+        raise SourceError(f"checkpoint {index}: no index of shards; expected a mapping 'weight_map'") from error
     state: dict[str, torch.Tensor] = {}
     for shard in shards:
         state.update(read_checkpoint(_shard(index, shard)))
     missing = [name for name in places if name not in state]
     if missing:
-        raise SourceMistake(f"checkpoint {index}: {missing[0]!r} is in no shard; the index names {places[missing[0]]}")
+        raise SourceError(f"checkpoint {index}: {missing[0]!r} is in no shard; the index names {places[missing[0]]}")
     return state
 
 
@@ -67,9 +67,9 @@ def _shard(index: Path, name: Any) -> Path:
     # An index comes with a download: it must not make us read elsewhere.
     path = index.parent / str(name)
     if not isinstance(name, str) or Path(name).name != name or path.is_dir() or name.endswith(".index.json"):
-        raise SourceMistake(f"checkpoint {index}: the shard {name!r} leaves the folder; expected a plain file name")
+        raise SourceError(f"checkpoint {index}: the shard {name!r} leaves the folder; expected a plain file name")
     if not path.is_file():
-        raise SourceMistake(f"checkpoint {index}: the shard {name!r} is missing; fetch the rest of the checkpoint")
+        raise SourceError(f"checkpoint {index}: the shard {name!r} is missing; fetch the rest of the checkpoint")
     return path
 
 
@@ -77,39 +77,37 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     """What one safetensors file holds.
 
     Raises:
-        SourceMistake: it cannot be read.
+        SourceError: it cannot be read.
     """
     try:
         return safetensors.torch.load_file(path)
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise SourceMistake(f"checkpoint {path}: not a whole safetensors file: {error}") from error
+        raise SourceError(f"checkpoint {path}: not a whole safetensors file: {error}") from error
 
 
 def read_pickle(path: Path) -> dict[str, torch.Tensor]:
     """What one file of `torch.save` holds, mapped where its format allows it; a state dict may lie under `state_dict`.
 
     Raises:
-        SourceMistake: it cannot be read, or holds something else than tensors.
+        SourceError: it cannot be read, or holds something else than tensors.
     """
     try:
         # Mapped: what nobody reads is never loaded. Files of torch before 1.6 are no archives, and cannot be.
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         if not zipfile.is_zipfile(path) and not _begins_as_pickle(path):
-            raise SourceMistake(
-                f"checkpoint {path}: no file of torch.save: it is neither archive nor pickle"
-            ) from error
-        raise SourceMistake(
+            raise SourceError(f"checkpoint {path}: no file of torch.save: it is neither archive nor pickle") from error
+        raise SourceError(
             f"checkpoint {path}: it holds more than tensors, and running its code is refused "
             "(torch.load with weights_only=True); save module.state_dict() or a safetensors file"
         ) from error
     except Exception as error:  # whatever torch's readers of two formats meet in an empty file, a text, half a file
         said = next(iter(str(error).splitlines()), type(error).__name__)
-        raise SourceMistake(f"checkpoint {path}: no whole file of torch.save: {said}") from error
+        raise SourceError(f"checkpoint {path}: no whole file of torch.save: {said}") from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise SourceMistake(f"checkpoint {path}: found {_describe(state)}, expected a mapping of name to tensor")
+        raise SourceError(f"checkpoint {path}: found {_describe(state)}, expected a mapping of name to tensor")
     return state
 
 

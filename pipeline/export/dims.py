@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.export.inputs import InputSpec
 
 __all__ = ["name_dims"]
@@ -19,7 +19,7 @@ def name_dims(model: ir.Model, inputs: Sequence[InputSpec]) -> None:
     """Rename torch's symbols (`s77`) to the declared names, in place.
 
     Raises:
-        UserMistake: a declared dim came out constant, or two names turned out to be one dim.
+        UsageError: a declared dim came out constant, or two names turned out to be one dim.
     """
     names: dict[str, str] = {}
     for value, spec in zip(model.graph.inputs, inputs, strict=True):
@@ -38,7 +38,7 @@ def _symbol(value: ir.Value, axis: int, spec: InputSpec) -> str:
     # torch 2.13 writes a dim that it made constant as the text '2'.
     if isinstance(dim, ir.SymbolicDim) and dim.value is not None and not dim.value.isdecimal():
         return dim.value
-    raise UserMistake(
+    raise UsageError(
         f"input {spec.name!r}, axis {axis}: the dim {spec.shape[axis]!r} was asked to be dynamic and came out as the "
         f"constant {dim}: the model's code fixes it (a comparison, int(x.shape[{axis}]), a literal in reshape)\n"
         f"  what to try: use x.shape[{axis}] as it is, or -1 in reshape; or declare {dim} in model.inputs"
@@ -47,7 +47,7 @@ def _symbol(value: ir.Value, axis: int, spec: InputSpec) -> str:
 
 def _match(names: dict[str, str], symbol: str, declared: str) -> None:
     if names.setdefault(symbol, declared) != declared and _SYMBOL.fullmatch(symbol):
-        raise UserMistake(
+        raise UsageError(
             f"the dims {names[symbol]!r} and {declared!r} are always equal in this model; give them one name"
         )
 

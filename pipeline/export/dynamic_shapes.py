@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config import ExportConfig, InputConfig, ModelConfig
-from pipeline.errors import ConfigMistake
+from pipeline.errors import ConfigError
 
 __all__ = ["named_axes", "with_dynamic_shapes"]
 
@@ -12,12 +12,12 @@ def with_dynamic_shapes(model: ModelConfig, settings: ExportConfig) -> ModelConf
     """The `model:` section with the axes of `export.dynamic_shapes` written into its inputs.
 
     Raises:
-        ConfigMistake: there is no export, since the source is an ONNX file.
+        ConfigError: there is no export, since the source is an ONNX file.
     """
     if not settings.dynamic_shapes:
         return model
     if model.onnx is not None:
-        raise ConfigMistake("export.dynamic_shapes: an ONNX file keeps the dims that it has; leave this key out")
+        raise ConfigError("export.dynamic_shapes: an ONNX file keeps the dims that it has; leave this key out")
     inputs = dict(model.inputs)
     for name, axes in settings.dynamic_shapes.items():
         declared = inputs.get(name, InputConfig())
@@ -29,11 +29,11 @@ def named_axes(name: str, shape: tuple[int | str, ...], declared: InputConfig) -
     """`shape` with the names of `declared.dynamic` in their places.
 
     Raises:
-        ConfigMistake: the shape has no such axis.
+        ConfigError: the shape has no such axis.
     """
     dims = list(shape)
     for axis, dim in declared.dynamic.items():
         if not -len(dims) <= axis < len(dims):
-            raise ConfigMistake(f"input {name!r}: axis {axis} was asked to be {dim!r}, but its shape is {list(shape)}")
+            raise ConfigError(f"input {name!r}: axis {axis} was asked to be {dim!r}, but its shape is {list(shape)}")
         dims[axis] = dim
     return tuple(dims)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.export.inputs import named_dims
 from pipeline.export.referred import Pieces, refer
 from pipeline.export.shards import Shards
@@ -63,7 +63,7 @@ class ExportedModel:
         """The same model, whose weights are now references into `shards`.
 
         Raises:
-            SourceMistake: the checkpoint does not fit the model; see `refer`.
+            SourceError: the checkpoint does not fit the model; see `refer`.
         """
         return replace(self, notes=(*self.notes, *refer(self.ir_model, self.source, shards, pieces)))
 
@@ -72,7 +72,7 @@ def save_model(model: ir.Model, path: Path) -> None:
     """Write a model so that a reader finds a whole one under `path`, or none.
 
     Raises:
-        UserMistake: the disk is full, or the folder cannot be written.
+        UsageError: the disk is full, or the folder cannot be written.
     """
     data = path.with_name(f"{path.name}.data")
     values = [value.const_value for value in model.graph.initializers.values() if value.const_value]
@@ -91,4 +91,4 @@ def save_model(model: ir.Model, path: Path) -> None:
                 old.unlink()
             draft.replace(path)
     except OSError as error:
-        raise UserMistake(f"{path} cannot be written: {error.strerror or error}; free space or choose --out") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}; free space or choose --out") from error

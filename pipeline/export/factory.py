@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from pipeline.config import ModelConfig, locate
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.export.assemble import assemble
 from pipeline.export.checkpoint import read_checkpoint
 from pipeline.export.key_names import best_rule, names_of
@@ -27,14 +27,14 @@ def make_from_factory(model: ModelConfig, *, weightless: bool = False, keep_mode
     """Call the factory with `model.args`; with weights from `model.checkpoint`, if it names one, or with none at all.
 
     Raises:
-        SourceMistake: it is not there, it raises, or it returns something else than a module, (module, args tuple)
+        SourceError: it is not there, it raises, or it returns something else than a module, (module, args tuple)
             or (module, args tuple, kwargs dict).
     """
     text = model.factory or ""
     title = f"the factory {text}"
     factory = load_function(text, "model.factory", title)
     if isinstance(factory, nn.Module):
-        raise SourceMistake(f"{title} is a module and no function; expected a function that returns it")
+        raise SourceError(f"{title} is a module and no function; expected a function that returns it")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
         with without_weights() if weightless else nullcontext():
@@ -77,7 +77,7 @@ def _load_weights(module: nn.Module, checkpoint: str) -> tuple[str, ...]:
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        raise SourceMistake(f"checkpoint {checkpoint} does not fit: {' '.join(str(error).split())}") from error
+        raise SourceError(f"checkpoint {checkpoint} does not fit: {' '.join(str(error).split())}") from error
     return (f"the checkpoint's names are the module's {rule}",) if is_renamed else ()
 
 
@@ -89,7 +89,7 @@ def _split_example(result: Any, title: str) -> tuple[Any, Example | None]:
     if isinstance(args, tuple) and isinstance(kwargs, dict):
         return result[0], Example(args, dict(kwargs))
     if isinstance(args, torch.Tensor):
-        raise SourceMistake(
+        raise SourceError(
             f"{title} returns a tensor behind the module, expected a tuple of arguments: return module, (x,)"
         )
     return result, None

@@ -21,7 +21,7 @@ def indexed_rows(source: TorchSource, feeds: Mapping[str, np.ndarray]) -> dict[s
     """Inputs of whole numbers that are indices → the number of rows of the smallest table that they index.
 
     Raises:
-        SourceMistake: the module raises.
+        SourceError: the module raises.
     """
     whole = {name: to_torch(array) for name, array in feeds.items() if array.dtype.kind in "iu"}
     if not whole or any(tensor.is_meta for tensor in source.module.parameters()):

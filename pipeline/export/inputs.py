@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from passes.draw import dtype_named
+from passes.proof.draw import dtype_named
 from passes.proof.draws import Draw, DrawnInput
 from pipeline.config import InputConfig
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 
 __all__ = ["InputSpec", "draw_inputs", "drawn_inputs", "input_spec", "named_dims"]
 
@@ -41,11 +41,11 @@ class InputSpec:
         """The shape with a number for every named dim.
 
         Raises:
-            SourceMistake: `sizes` lacks one of the names.
+            SourceError: `sizes` lacks one of the names.
         """
         missing = [dim for dim in self.shape if isinstance(dim, str) and dim not in sizes]
         if missing:
-            raise SourceMistake(f"input {self.name!r}: no size for the dim {missing[0]!r}; put it into model.dims")
+            raise SourceError(f"input {self.name!r}: no size for the dim {missing[0]!r}; put it into model.dims")
         return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.shape)
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ def input_spec(name: str, declared: InputConfig, shape: tuple[int | str, ...], d
     """A spec from a declaration whose shape and dtype are settled.
 
     Raises:
-        SourceMistake: the range does not suit the dtype.
+        SourceError: the range does not suit the dtype.
     """
     default = (-1.0, 1.0) if is_float(dtype) else (0.0, 2.0)
     low, high = declared.range or default
@@ -65,29 +65,29 @@ def input_spec(name: str, declared: InputConfig, shape: tuple[int | str, ...], d
     else:
         _check_whole_range(name, low, high, dtype)
     if declared.padding and (is_float(dtype) or not shape or (low, high) != (0, 2)):
-        raise SourceMistake(f"input {name!r}: found padding: true, which is for masks of zeros and ones with axes")
+        raise SourceError(f"input {name!r}: found padding: true, which is for masks of zeros and ones with axes")
     return InputSpec(name, shape, dtype, low, high, declared.seed, declared.padding)
 
 
 def _check_float_range(name: str, low: float, high: float, dtype: str) -> None:
     most = float(ml_dtypes.finfo(dtype_named(dtype)).max)
     if max(-low, high, high - low) > most:
-        raise SourceMistake(f"input {name!r}: range [{low:g}, {high:g}] leaves {dtype}, which ends at {most:g}")
+        raise SourceError(f"input {name!r}: range [{low:g}, {high:g}] leaves {dtype}, which ends at {most:g}")
 
 
 def _check_whole_range(name: str, low: float, high: float, dtype: str) -> None:
     if low != int(low) or high != int(high):
-        raise SourceMistake(f"input {name!r}: range [{low:g}, {high:g}] for {dtype}, expected whole numbers")
+        raise SourceError(f"input {name!r}: range [{low:g}, {high:g}] for {dtype}, expected whole numbers")
     least, most = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if low < least or max(low, high - 1) > most:
-        raise SourceMistake(f"input {name!r}: range [{low:g}, {high:g}] leaves {dtype}, which holds {least} to {most}")
+        raise SourceError(f"input {name!r}: range [{low:g}, {high:g}] leaves {dtype}, which holds {least} to {most}")
 
 
 def draw_inputs(inputs: Iterable[InputSpec], sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
     """One draw for every input; it depends on the seed, the input's own seed, its name and its shape alone.
 
     Raises:
-        SourceMistake: a named dim has no size.
+        SourceError: a named dim has no size.
     """
     specs = list(inputs)
     sized = {dim: size for spec in specs for dim, size in zip(spec.shape, spec.sized(sizes), strict=True)}

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -95,6 +95,6 @@ def pieces_of(name: str, count: int, pieces: Mapping[str, Sequence[str]]) -> lis
 
 def _filled(pattern: str, stars: Sequence[str], place: int) -> str:
     if pattern.count("*") != len(stars):
-        raise SourceMistake(f"export.pieces: {pattern!r} has {pattern.count('*')} stars, expected {len(stars)}")
+        raise SourceError(f"export.pieces: {pattern!r} has {pattern.count('*')} stars, expected {len(stars)}")
     filled = iter(stars)
     return re.sub(r"[*#]", lambda sign: str(place) if sign[0] == "#" else next(filled), pattern)

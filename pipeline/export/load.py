@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config import ModelConfig
-from pipeline.errors import ConfigMistake
+from pipeline.errors import ConfigError
 from pipeline.export.inputs import named_dims
 from pipeline.export.source import Source
 
@@ -21,7 +21,7 @@ def load_source(model: ModelConfig, *, weightless: bool = False, keep_mode: bool
         weightless: make the module on the meta device, without its weights; a checkpoint is not read.
 
     Raises:
-        SourceMistake: the model, its checkpoint or its inputs cannot be made or read.
+        SourceError: the model, its checkpoint or its inputs cannot be made or read.
         Unsupported: the module gives back something that an ONNX graph cannot.
     """
     source = _load(model, weightless, keep_mode)
@@ -30,11 +30,11 @@ def load_source(model: ModelConfig, *, weightless: bool = False, keep_mode: bool
 
 
 def check_dims(model: ModelConfig, source: Source) -> None:
-    """Raises ConfigMistake when `model.dims` has a name that no input has."""
+    """Raises ConfigError when `model.dims` has a name that no input has."""
     unused = sorted(set(model.dims) - set(named_dims(source.inputs)))
     if unused:
         names = ", ".join(filter(None, named_dims(source.inputs))) or "none"
-        raise ConfigMistake(f"model.dims: no input has a dim named {unused[0]!r}; the named dims are: {names}")
+        raise ConfigError(f"model.dims: no input has a dim named {unused[0]!r}; the named dims are: {names}")
 
 
 def _load(model: ModelConfig, weightless: bool, keep_mode: bool) -> Source:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from onnx import TensorProto, ValueInfoProto
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.load import load_model
 from pipeline.config import DTYPES, InputConfig, ModelConfig, locate
-from pipeline.errors import SourceMistake, Unsupported
+from pipeline.errors import SourceError, Unsupported
 from pipeline.export.inputs import InputSpec, input_spec
 from pipeline.export.source import OnnxSource
 
@@ -21,21 +21,21 @@ def read_onnx_file(text: str, model: ModelConfig) -> OnnxSource:
     """Check that the file is whole, and settle its inputs from its own declarations and `model.inputs`.
 
     Raises:
-        SourceMistake: the file is broken, its external data is missing, or a dim has neither size nor name.
+        SourceError: the file is broken, its external data is missing, or a dim has neither size nor name.
         Unsupported: an input is not a tensor of a dtype that we can draw.
     """
     path = locate(text)
     try:
         proto = load_model(path)
-    except ModelMistake as mistake:
-        raise SourceMistake(str(mistake)) from mistake
+    except ModelError as mistake:
+        raise SourceError(str(mistake)) from mistake
     held = {one.name for one in proto.graph.initializer}
     values = {value.name: value for value in proto.graph.input if value.name not in held}
     for name in model.inputs:
         if name not in values:
             near = difflib.get_close_matches(name, values, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(values)}"
-            raise SourceMistake(f"model.inputs: {path.name} has no input {name!r}{hint}")
+            raise SourceError(f"model.inputs: {path.name} has no input {name!r}{hint}")
     inputs = _inputs(list(values.values()), model, path)
     return OnnxSource(path, inputs, tuple(value.name for value in proto.graph.output))
 
@@ -45,10 +45,10 @@ def _inputs(values: list[ValueInfoProto], model: ModelConfig, path: Path) -> tup
     for value in values:
         try:
             inputs.append(_input(value, model, path))
-        except SourceMistake as mistake:
+        except SourceError as mistake:
             mistakes.append(str(mistake))
     if mistakes:
-        raise SourceMistake("\n".join(mistakes))
+        raise SourceError("\n".join(mistakes))
     return tuple(inputs)
 
 
@@ -57,13 +57,13 @@ def _input(value: ValueInfoProto, model: ModelConfig, path: Path) -> InputSpec:
     declared = model.inputs.get(value.name, InputConfig())
     title = f"input {value.name!r} of {path.name}"
     if declared.dtype not in (None, dtype):
-        raise SourceMistake(f"{title} is {dtype}, but model.inputs.{value.name} says {declared.dtype}")
+        raise SourceError(f"{title} is {dtype}, but model.inputs.{value.name} says {declared.dtype}")
     if declared.shape is not None:
         if not _fits(declared.shape, own):
-            raise SourceMistake(f"{title} has the shape {_shown(own)}, but model.inputs says {_shown(declared.shape)}")
+            raise SourceError(f"{title} has the shape {_shown(own)}, but model.inputs says {_shown(declared.shape)}")
         return input_spec(value.name, declared, declared.shape, dtype)
     if own is None:
-        raise SourceMistake(f"{title} has no shape, not even a rank; declare model.inputs.{value.name}.shape")
+        raise SourceError(f"{title} has no shape, not even a rank; declare model.inputs.{value.name}.shape")
     return input_spec(value.name, declared, own, dtype)
 
 

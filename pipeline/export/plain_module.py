@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 
 __all__ = ["plain_module"]
 
@@ -21,7 +21,7 @@ def plain_module(value: Any, title: str) -> tuple[nn.Module, tuple[str, ...]]:
         title: who gives it, with its verb: `the factory net.py:make returns`.
 
     Raises:
-        SourceMistake: it is no module, or one that torch.export cannot trace.
+        SourceError: it is no module, or one that torch.export cannot trace.
     """
     notes: list[str] = []
     while True:
@@ -31,12 +31,12 @@ def plain_module(value: Any, title: str) -> tuple[nn.Module, tuple[str, ...]]:
         notes.append(f"the model came in {type(value).__name__}; the module inside is exported")
         value = wrapped
     if not isinstance(value, nn.Module):
-        raise SourceMistake(f"{title} {_describe(value)}, expected {EXPECTED}")
+        raise SourceError(f"{title} {_describe(value)}, expected {EXPECTED}")
     quantized = next(
         (name for name, part in value.named_modules() if type(part).__module__.startswith(QUANTIZED)), None
     )
     if quantized is not None:
-        raise SourceMistake(
+        raise SourceError(
             f"{title} {type(value).__name__}, whose module {quantized!r} is quantized by torch.ao, which torch.export "
             "cannot trace; return the module from before quantization"
         )
@@ -44,7 +44,7 @@ def plain_module(value: Any, title: str) -> tuple[nn.Module, tuple[str, ...]]:
     if scripted is not None:
         place = f" with a module of torch.jit at {scripted!r}" if scripted else ""
         kind = type(value).__name__
-        raise SourceMistake(
+        raise SourceError(
             f"{title} {kind}{place}: a module of torch.jit.trace, torch.jit.script or torch.jit.load, which "
             "torch.export cannot trace; return the original nn.Module, from before torch.jit"
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from pipeline.errors import OnnxlineError, SourceMistake
+from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.arrays import to_numpy, to_torch
 from pipeline.export.blame import first_line, module_frame
 from pipeline.export.quiet import quiet
@@ -30,11 +30,11 @@ def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor
         One array for every name in `source.outputs`, in that order; bfloat16 as ml_dtypes' dtype.
 
     Raises:
-        SourceMistake: a feed is missing, or the module raises.
+        SourceError: a feed is missing, or the module raises.
     """
     empty = next((name for name, parameter in source.module.named_parameters() if parameter.is_meta), None)
     if empty is not None:
-        raise SourceMistake(
+        raise SourceError(
             f"the module has no value for {empty!r}, which is on the meta device; load its weights in the factory, or "
             "prove by structure (export.weights: referenced, verify.proof: structure)"
         )
@@ -42,7 +42,7 @@ def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor
     tensors = {}
     for name, spec in zip(own, source.inputs, strict=True):
         if spec.name not in feeds:
-            raise SourceMistake(f"no value for the input {spec.name!r}; found {', '.join(feeds) or 'none'}")
+            raise SourceError(f"no value for the input {spec.name!r}; found {', '.join(feeds) or 'none'}")
         value = feeds[spec.name]
         tensors[name] = value if isinstance(value, torch.Tensor) else to_torch(value)
     example = refill(source.module, source.example, tensors)
@@ -57,5 +57,5 @@ def run_torch(source: TorchSource, feeds: Mapping[str, np.ndarray | torch.Tensor
         where = module_frame(error, source.module)
         place = f" in module {where[0]!r} ({where[1]})" if where else ""
         shapes = ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in tensors.items())
-        raise SourceMistake(f"the model raises{place} on {shapes}: {first_line(error)}") from error
+        raise SourceError(f"the model raises{place} on {shapes}: {first_line(error)}") from error
     return {name: to_numpy(tensor) for name, tensor in zip(source.outputs, outputs.values(), strict=True)}

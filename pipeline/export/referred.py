@@ -12,7 +12,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.export.arrays import to_numpy
 from pipeline.export.key_names import Rule, best_rule, names_of, pieces_of
 from pipeline.export.shards import Shards
@@ -35,7 +35,7 @@ def refer(model: ir.Model, source: TorchSource, shards: Shards, pieces: Pieces) 
         Notes: under which rule names were found, and how many tensors of the checkpoint are not in the model.
 
     Raises:
-        SourceMistake: with everything that is wrong: tensors that the checkpoint has not, or in another shape or dtype;
+        SourceError: with everything that is wrong: tensors that the checkpoint has not, or in another shape or dtype;
             and initializers that have no value at all.
     """
     known = names_of(source.module)
@@ -126,7 +126,7 @@ class _Referring:
         if not self.mistakes:
             return
         more = f"\n  and {len(self.mistakes) - SHOWN} more" if len(self.mistakes) > SHOWN else ""
-        raise SourceMistake(
+        raise SourceError(
             f"checkpoint {self.shards.folder} does not fit the model: {len(self.mistakes)} mistake(s)\n  "
             + "\n  ".join(self.mistakes[:SHOWN])
             + f"{more}\n  check the class, its configuration and its dtype; where the checkpoint holds a tensor in "

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 
 __all__ = ["BITS", "Shards", "StoredTensor", "read_shards"]
 
@@ -60,7 +60,7 @@ def read_shards(checkpoint: Path) -> Shards:
     """Read the headers of a checkpoint: a folder, its `model.safetensors.index.json`, or one `.safetensors` file.
 
     Raises:
-        SourceMistake: with everything that is wrong: shards that are missing, damaged, cut off, or links; tensors that
+        SourceError: with everything that is wrong: shards that are missing, damaged, cut off, or links; tensors that
             are in no shard.
     """
     folder, names, placed = _found(checkpoint)
@@ -69,14 +69,14 @@ def read_shards(checkpoint: Path) -> Shards:
     for name in names:
         try:
             tensors.update(_read_header(folder, name))
-        except SourceMistake as mistake:
+        except SourceError as mistake:
             mistakes.append(str(mistake))
     damaged = {mistake.partition(":")[0] for mistake in mistakes}
     lost = [name for name, shard in placed.items() if name not in tensors and shard not in damaged]
     if lost:
         mistakes.append(f"{INDEX}: it names tensors that are in no shard: {_shown(lost)}")
     if mistakes:
-        raise SourceMistake(
+        raise SourceError(
             f"checkpoint {folder}: {len(mistakes)} mistake(s); fetch it again, or what is missing\n  "
             + "\n  ".join(mistakes)
         )
@@ -94,7 +94,7 @@ def _found(checkpoint: Path) -> tuple[Path, list[str], Mapping[str, str]]:
         return path.parent.resolve(), sorted(set(placed.values())), placed
     if path.suffix == ".safetensors" and path.is_file():
         return path.parent.resolve(), [path.name], {}
-    raise SourceMistake(
+    raise SourceError(
         f"checkpoint {checkpoint}: found no {INDEX} and no {SINGLE}; a model can refer to weights "
         "only where they lie in safetensors"
     )
@@ -105,32 +105,32 @@ def _index(path: Path) -> dict[str, str]:
         placed = json.loads(path.read_bytes())["weight_map"]
         named = {str(name): str(shard) for name, shard in placed.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SourceMistake(f"checkpoint {path}: no index of shards; expected a mapping 'weight_map'") from error
+        raise SourceError(f"checkpoint {path}: no index of shards; expected a mapping 'weight_map'") from error
     outside = sorted({shard for shard in named.values() if Path(shard).name != shard})
     if outside:  # an index comes with a download: it must not make us read elsewhere
-        raise SourceMistake(f"checkpoint {path}: the shard {outside[0]!r} leaves the folder; expected plain file names")
+        raise SourceError(f"checkpoint {path}: the shard {outside[0]!r} leaves the folder; expected plain file names")
     return named
 
 
 def _read_header(folder: Path, name: str) -> Iterator[tuple[str, StoredTensor]]:
     path = folder / name
     if path.is_symlink():
-        raise SourceMistake(
+        raise SourceError(
             f"{name}: it is a link to {path.readlink()}, which ONNX refuses for data of a model; "
             "the folder has to hold the files themselves (hf download … --local-dir FOLDER)"
         )
     if not path.is_file():
-        raise SourceMistake(f"{name}: it is missing")
+        raise SourceError(f"{name}: it is missing")
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         if size < LENGTH_BYTES or length > min(size - LENGTH_BYTES, LONGEST_HEADER):
-            raise SourceMistake(f"{name}: it has {size} bytes, and says that its header alone has {length}")
+            raise SourceError(f"{name}: it has {size} bytes, and says that its header alone has {length}")
         text = file.read(length)
     try:
         header = dict(json.loads(text))
     except (ValueError, TypeError) as error:
-        raise SourceMistake(f"{name}: its header is not JSON ({error})") from error
+        raise SourceError(f"{name}: its header is not JSON ({error})") from error
     header.pop("__metadata__", None)
     return iter([(key, _stored(name, key, entry, LENGTH_BYTES + length, size)) for key, entry in header.items()])
 
@@ -140,16 +140,16 @@ def _stored(shard: str, key: str, entry: Any, base: int, size: int) -> StoredTen
         dtype, shape = str(entry["dtype"]), tuple(int(dim) for dim in entry["shape"])
         begin, end = (int(number) for number in entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
-        raise SourceMistake(f"{shard}: its header says nothing sound of {key!r}: {entry!r:.80}") from error
+        raise SourceError(f"{shard}: its header says nothing sound of {key!r}: {entry!r:.80}") from error
     bits = BITS.get(dtype)
     if bits is None:
-        raise SourceMistake(f"{shard}: {key!r} has the dtype {dtype!r}; known are {', '.join(BITS)}")
+        raise SourceError(f"{shard}: {key!r} has the dtype {dtype!r}; known are {', '.join(BITS)}")
     if begin < 0 or min((*shape, 0)) < 0 or 8 * (end - begin) != math.prod(shape) * bits:
-        raise SourceMistake(
+        raise SourceError(
             f"{shard}: {key!r} has {end - begin} bytes, but {dtype}{list(shape)} takes {math.prod(shape) * bits // 8}"
         )
     if base + end > size:
-        raise SourceMistake(f"{shard}: it ends at {size} bytes, before {key!r} does ({base + end}); it is cut off")
+        raise SourceError(f"{shard}: it ends at {size} bytes, before {key!r} does ({base + end}); it is cut off")
     return StoredTensor(shard, dtype, shape, base + begin, end - begin)
 
 

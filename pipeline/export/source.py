@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import ExportConfig
-from pipeline.errors import ConfigMistake
+from pipeline.errors import ConfigError
 from pipeline.export.inputs import InputSpec
 
 if TYPE_CHECKING:  # torch takes seconds to import, and an ONNX file does not need it
@@ -65,7 +65,7 @@ def with_names(source: TorchSource, settings: ExportConfig) -> TorchSource:
     """The source under the names that `export.input_names` and `export.output_names` give; doing it twice is once.
 
     Raises:
-        ConfigMistake: there are more or fewer names than tensors.
+        ConfigError: there are more or fewer names than tensors.
     """
     inputs, outputs = source.inputs, source.outputs
     if settings.input_names is not None:
@@ -77,12 +77,12 @@ def with_names(source: TorchSource, settings: ExportConfig) -> TorchSource:
         outputs = settings.output_names
     shared = {spec.name for spec in inputs} & set(outputs)
     if shared:
-        raise ConfigMistake(f"export: {min(shared)!r} names an input and an output; a graph needs two names")
+        raise ConfigError(f"export: {min(shared)!r} names an input and an output; a graph needs two names")
     return replace(source, inputs=inputs, outputs=outputs)
 
 
 def _check_count(key: str, given: tuple[str, ...], found: list[str]) -> None:
     if len(given) != len(found):
-        raise ConfigMistake(
+        raise ConfigError(
             f"export.{key}: {len(given)} names, but the model has {len(found)} tensors there: {', '.join(found)}"
         )

@@ -36,9 +36,9 @@ def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None =
         path: where to save the model, if anywhere. Weights are not copied before that.
 
     Raises:
-        SourceMistake: torch.export cannot trace the module.
+        SourceError: torch.export cannot trace the module.
         Unsupported: an operator has no ONNX form, or the opset cannot be had.
-        UserMistake: a dim that was asked to be dynamic came out constant.
+        UsageError: a dim that was asked to be dynamic came out constant.
     """
     source = with_names(source, settings)
     with quiet() as notes:

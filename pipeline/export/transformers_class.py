@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pipeline.config import ModelConfig, TransformersConfig, locate
-from pipeline.errors import OnnxlineError, SourceMistake
+from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.assemble import assemble
 from pipeline.export.blame import first_line
 from pipeline.export.checkpoint import read_checkpoint
@@ -34,7 +34,7 @@ def make_from_transformers(
     """Make the model: random weights from `model.seed`, or those of the checkpoint or the folder; or none at all.
 
     Raises:
-        SourceMistake: no such class, an unknown or wrong configuration key, a checkpoint that does not fit.
+        SourceError: no such class, an unknown or wrong configuration key, a checkpoint that does not fit.
     """
     notes: list[str] = []
     folder = open_folder(section.folder) if section.folder else None
@@ -93,13 +93,13 @@ def _class(name: str, key: str) -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise SourceMistake(f"{key}: transformers is not installed: pip install 'onnxline[torch]'") from error
+        raise SourceError(f"{key}: transformers is not installed: pip install 'onnxline[torch]'") from error
     found = getattr(transformers, name, None)
     if isinstance(found, type):
         return found
     near = difflib.get_close_matches(name, [one for one in dir(transformers) if one[:1].isupper()], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise SourceMistake(f"{key}: transformers {transformers.__version__} has no class {name!r}{hint}")
+    raise SourceError(f"{key}: transformers {transformers.__version__} has no class {name!r}{hint}")
 
 
 def _model_class(name: str, key: str) -> Any:
@@ -109,7 +109,7 @@ def _model_class(name: str, key: str) -> Any:
 
     if not issubclass(found, PreTrainedModel):
         kind = "chooses a class by itself" if name.startswith("Auto") else "is no class of models"
-        raise SourceMistake(f"{key}: {name} {kind}; expected the class of the model, such as BertModel")
+        raise SourceError(f"{key}: {name} {kind}; expected the class of the model, such as BertModel")
     return found
 
 
@@ -117,7 +117,7 @@ def _config(cls: Any, section: TransformersConfig, folder: Path | None) -> Any:
     name = section.config_class
     config_class = cls.config_class if name is None else _class(name, "model.transformers.config_class")
     if config_class is None:
-        raise SourceMistake(f"{cls.__name__} has no configuration of its own; set model.transformers.config_class")
+        raise SourceError(f"{cls.__name__} has no configuration of its own; set model.transformers.config_class")
     title = f"model.transformers.config: {config_class.__name__} refuses it"
     if isinstance(section.config, str):
         path = locate(section.config)
@@ -140,7 +140,7 @@ def _refuse_unknown(config_class: Any, config: Mapping[str, Any]) -> None:
         if key not in known:
             near = difflib.get_close_matches(key, sorted(known), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; it knows: {', '.join(sorted(known))}"
-            raise SourceMistake(f"model.transformers.config: {config_class.__name__} has no key {key!r}{hint}")
+            raise SourceError(f"model.transformers.config: {config_class.__name__} has no key {key!r}{hint}")
 
 
 def _with_weights(cls: Any, config: Any, checkpoint: Path, *, allow_extra: bool) -> tuple[Any, list[str]]:
@@ -168,7 +168,7 @@ def _with_weights(cls: Any, config: Any, checkpoint: Path, *, allow_extra: bool)
         if names
     ]
     if problems:
-        raise SourceMistake(
+        raise SourceError(
             f"checkpoint {checkpoint} does not fit {cls.__name__}: {'; '.join(problems)}; "
             "check the class and its configuration"
         )
@@ -190,7 +190,7 @@ def _attempt(make: Any, title: str) -> Any:
         raise
     except Exception as error:  # transformers raises its validators' errors, torch's and plain ones
         said = " ".join(str(error).split())
-        raise SourceMistake(f"{title}: {said or first_line(error)}") from error
+        raise SourceError(f"{title}: {said or first_line(error)}") from error
 
 
 # Taken by every configuration through **kwargs.

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from pipeline.errors import SourceMistake, Unsupported
+from pipeline.errors import SourceError, Unsupported
 from pipeline.export.dense import not_dense
 from pipeline.export.paths import leaves_with_path
 from pipeline.export.source import Example
@@ -56,7 +56,7 @@ def refill(module: nn.Module, example: Example, feeds: Mapping[str, torch.Tensor
     """The example with other tensors in it; constants stay. Never shares memory with the example.
 
     Raises:
-        SourceMistake: a tensor is missing from `feeds`.
+        SourceError: a tensor is missing from `feeds`.
     """
     leaves, shape = pytree.tree_flatten((example.args, example.kwargs))
     named = zip(input_names(module, example), leaves, strict=True)
@@ -67,7 +67,7 @@ def refill(module: nn.Module, example: Example, feeds: Mapping[str, torch.Tensor
 
 def _fed(name: str, feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if name not in feeds:
-        raise SourceMistake(f"no value for the input {name!r}; found {', '.join(feeds) or 'none'}")
+        raise SourceError(f"no value for the input {name!r}; found {', '.join(feeds) or 'none'}")
     return feeds[name].clone()
 
 
@@ -98,7 +98,7 @@ def output_tensors(result: Any) -> dict[str, torch.Tensor]:
                 f"returns tensors only; leave it out of what forward returns{known}"
             )
     if not kept:
-        raise SourceMistake("the model returns no tensor; expected at least one")
+        raise SourceError("the model returns no tensor; expected at least one")
     names = _unique([_readable(name) for name, _ in kept])
     return {name: leaf for name, (_, leaf) in zip(names, kept, strict=True)}
 

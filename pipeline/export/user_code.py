@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from pipeline.config import split_factory
-from pipeline.errors import OnnxlineError, SourceMistake
+from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.blame import first_line, innermost_line
 
 __all__ = ["call_user_code", "load_function"]
@@ -29,7 +29,7 @@ def load_function(text: str, key: str, title: str) -> Callable[..., Any]:
         title: how messages begin: `the factory net.py:make`.
 
     Raises:
-        SourceMistake: there is no such file, module or function, or its code raises.
+        SourceError: there is no such file, module or function, or its code raises.
     """
     place, name = split_factory(text, key)
     module = _import(place, title)
@@ -40,12 +40,12 @@ def load_function(text: str, key: str, title: str) -> Callable[..., Any]:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(known[:8]) or 'no functions'}"
     if found is not None:
-        raise SourceMistake(f"{title}: {name!r} is {type(found).__name__}, expected a function{hint}")
-    raise SourceMistake(f"{title}: no function {name!r} there{hint}")
+        raise SourceError(f"{title}: {name!r} is {type(found).__name__}, expected a function{hint}")
+    raise SourceError(f"{title}: no function {name!r} there{hint}")
 
 
 def call_user_code(call: Callable[[], T], title: str, own: str) -> T:
-    """`call()`; whatever it raises becomes a SourceMistake that names the innermost line of the user's own code.
+    """`call()`; whatever it raises becomes a SourceError that names the innermost line of the user's own code.
 
     Args:
         title: how the message begins, with its verb: `the factory net.py:make raises`.
@@ -57,7 +57,7 @@ def call_user_code(call: Callable[[], T], title: str, own: str) -> T:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         line = innermost_line(error, _folder_of(own))
-        raise SourceMistake(f"{title} {first_line(error)}" + (f"\n  at {line}" if line else "")) from error
+        raise SourceError(f"{title} {first_line(error)}" + (f"\n  at {line}" if line else "")) from error
 
 
 def _folder_of(text: str) -> str:
@@ -75,7 +75,7 @@ def _import(place: str, title: str) -> ModuleType:
         return call_user_code(lambda: importlib.import_module(place), f"{title}: importing {place} raises", f"{place}:")
     path = Path(place)
     if not path.is_file():
-        raise SourceMistake(f"{title}: no file {place!r}; paths are relative to the configuration file")
+        raise SourceError(f"{title}: no file {place!r}; paths are relative to the configuration file")
     return call_user_code(lambda: _import_file(path), f"{title}: loading its file raises", f"{place}:")
 
 

@@ -6,7 +6,7 @@ from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.check import check
 from pipeline.ir.graph import DimRange, Graph, KernelSpec, Op, Payload, Role, Value
 from pipeline.ir.json import from_json, to_json
-from pipeline.ir.parse import IRSyntaxMistake, from_text
+from pipeline.ir.parse import IRSyntaxError, from_text
 from pipeline.ir.spec import DTYPE_BITS, Dim, TensorSpec
 from pipeline.ir.text import to_text
 
@@ -19,7 +19,7 @@ __all__ = [
     "DimRange",
     "Emitter",
     "Graph",
-    "IRSyntaxMistake",
+    "IRSyntaxError",
     "KernelSpec",
     "Op",
     "Payload",

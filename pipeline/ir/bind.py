@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.ir.attr import Attr, Size
 from pipeline.ir.expression import evaluate, names_in
 from pipeline.ir.graph import DimRange, Graph, Op, Value
@@ -21,12 +21,12 @@ def bind_dims(graph: Graph, dims: Dims) -> Graph:
     """`graph` with concrete shapes, strides and attributes, its bodies too; without its ranges and guards.
 
     Raises:
-        UserMistake: a name is missing or unknown, or a range or guard does not hold; every violation is named.
+        UsageError: a name is missing or unknown, or a range or guard does not hold; every violation is named.
     """
     if problems := [*_wrong_names(graph, dims), *_wrong_sizes(graph, dims)]:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         given = ", ".join(f"{name} = {size}" for name, size in dims.items()) or "no dims"
-        raise UserMistake(
+        raise UsageError(
             f"graph {graph.name!r} does not hold for {given}:\n{lines}\nGive sizes that it was traced for."
         )
     return _bound(graph, dims)
@@ -38,7 +38,7 @@ def dims_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]
     A size that is an expression of one name counts as linear in it (`2*batch`); what it gives is compared in the end.
 
     Raises:
-        UserMistake: shapes that no sizes of the dims give; every input that does not fit is named.
+        UsageError: shapes that no sizes of the dims give; every input that does not fit is named.
     """
     declared = {graph.values[vid].name: graph.values[vid].spec.shape for vid in graph.inputs}
     pairs = [
@@ -60,7 +60,7 @@ def dims_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]
     ]
     if wrong:
         solved = ", ".join(f"{name} = {size}" for name, size in dims.items()) or "no dims"
-        raise UserMistake(f"graph {graph.name!r}: shapes that do not go together ({solved}):\n" + "\n".join(wrong))
+        raise UsageError(f"graph {graph.name!r}: shapes that do not go together ({solved}):\n" + "\n".join(wrong))
     return dims
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 
 __all__ = ["evaluate", "names_in"]
 
@@ -20,7 +20,7 @@ def names_in(expression: str) -> frozenset[str]:
     """The dims that `expression` speaks of.
 
     Raises:
-        SourceMistake: it is no expression, or one with another operator.
+        SourceError: it is no expression, or one with another operator.
     """
     tree = _parsed(expression)
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
@@ -31,7 +31,7 @@ def evaluate(expression: str, dims: Mapping[str, int]) -> Number:
     """The value of `expression`; a condition is True or False. Nothing but the operators of the tables below is run.
 
     Raises:
-        SourceMistake: it is no expression, or one with another operator.
+        SourceError: it is no expression, or one with another operator.
         KeyError: a dim that is not in `dims`.
     """
     return _value(_parsed(expression), dims)
@@ -86,8 +86,8 @@ def _value(node: ast.AST, dims: Mapping[str, int]) -> Any:
             return FUNCTIONS[name](*(_value(item, dims) for item in args))
 
 
-def _no_expression(expression: str) -> SourceMistake:
-    return SourceMistake(
+def _no_expression(expression: str) -> SourceError:
+    return SourceError(
         f"{expression!r} is no expression of named dims; expected numbers, names, + - * / // % **, comparisons, "
         f"& | ~ and {', '.join(FUNCTIONS)}"
     )

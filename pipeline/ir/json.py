@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import DimRange, Graph, KernelSpec, Op, Payload, Role, Value
@@ -60,11 +60,11 @@ def from_json(
     """The Graph that `data` describes; `payloads` is by value name. With `emitters` the kernels are made anew.
 
     Raises:
-        SourceMistake: another format version, or data that is not a graph; the message names the place.
+        SourceError: another format version, or data that is not a graph; the message names the place.
     """
     version = data.get("format_version")
     if version != FORMAT_VERSION:
-        raise SourceMistake(
+        raise SourceError(
             f"IR JSON: found format_version {version!r}, expected {FORMAT_VERSION}; "
             "write the file again with this release, or read it with the release that wrote it"
         )
@@ -91,9 +91,9 @@ def read_graph(
         facts = read_facts(data, vids)
         return assemble(data["name"], stubs, ops, inputs, outputs, payloads, emitters, facts)
     except KeyError as error:
-        raise SourceMistake(f"IR JSON: {where} needs {error}, which is not there; compare it with `to_json`") from error
+        raise SourceError(f"IR JSON: {where} needs {error}, which is not there; compare it with `to_json`") from error
     except (TypeError, ValueError, AttributeError) as error:
-        raise SourceMistake(f"IR JSON: {where} cannot be read: {error}; compare it with `to_json`") from error
+        raise SourceError(f"IR JSON: {where} cannot be read: {error}; compare it with `to_json`") from error
 
 
 def read_facts(data: Mapping[str, Any], vids: Mapping[str, int]) -> Facts:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.ir.attr import Attr, Body, Size, Use, Word
 from pipeline.ir.builder import Emitter
@@ -28,12 +28,12 @@ from pipeline.ir.graph import DimRange, Graph, KernelSpec, Op, Payload, Role
 from pipeline.ir.spec import Dim, TensorSpec
 from pipeline.ir.tokens import Token, tokens
 
-__all__ = ["IRSyntaxMistake", "from_text"]
+__all__ = ["IRSyntaxError", "from_text"]
 
 T = TypeVar("T")
 
 
-class IRSyntaxMistake(UserMistake):
+class IRSyntaxError(UsageError):
     """The text of a graph cannot be read. `line` and `column` count from 1."""
 
     def __init__(self, line: int, column: int, found: str, expected: str) -> None:
@@ -53,7 +53,7 @@ def from_text(
     `emitters` the kernels are made anew, else they are read from the text.
 
     Raises:
-        IRSyntaxMistake: the text is not a graph, or uses a value before it is declared.
+        IRSyntaxError: the text is not a graph, or uses a value before it is declared.
     """
     return Parser(text).whole(payloads, emitters)
 
@@ -312,7 +312,7 @@ class Parser:
     def _fail(self, expected: str, at: Token | None = None) -> NoReturn:
         token = at or self._next
         found = "the end of the text" if token.kind == "end" else repr(token.text)
-        raise IRSyntaxMistake(token.line, token.column, found, expected)
+        raise IRSyntaxError(token.line, token.column, found, expected)
 
 
 CONSTANTS: dict[str, Attr] = {"true": True, "false": False, "none": None}

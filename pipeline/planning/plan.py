@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from pipeline.errors import InternalError, UserMistake
+from pipeline.errors import InternalError, UsageError
 from pipeline.ir.graph import Graph, Role, Value
 from pipeline.ir.spec import TensorSpec
 from pipeline.lowering import KernelCall, Layout, lower, with_kernels
@@ -102,7 +102,7 @@ def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
     """Decide aliases and arena offsets for `calls`, which `lower(graph)` made.
 
     Raises:
-        UserMistake: a dimension is still a name; a plan is made for concrete sizes.
+        UsageError: a dimension is still a name; a plan is made for concrete sizes.
         InternalError: the calls are not those of the graph.
     """
     _refuse_named_dims(graph)
@@ -170,7 +170,7 @@ def _feed_signature(graph: Graph, layouts: Mapping[int, Layout]) -> FeedSignatur
 def _refuse_named_dims(graph: Graph) -> None:
     named = [f"{value.name}{list(value.spec.shape)}" for value in graph.values if not value.spec.is_static]
     if named:
-        raise UserMistake(
+        raise UsageError(
             f"graph {graph.name!r}: {len(named)} values have named dims, first {', '.join(named[:3])}; a plan needs "
             "concrete sizes: export with fixed shapes, or bind the dims to numbers first"
         )

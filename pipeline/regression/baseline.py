@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from passes.proof.numbers import Errors
-from passes.result import PassRow, Status, StructureVerdict
+from passes.run.result import PassRow, Status, StructureVerdict
 from pipeline.report import SOURCE, BackendReport, Mark, Report
 
 __all__ = ["FORMAT_VERSION", "baseline_of"]

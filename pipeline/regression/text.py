@@ -8,7 +8,7 @@ from typing import Any, Final
 import yaml
 
 from passes.model.files import replace_when_done
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.regression.baseline import FORMAT_VERSION
 from pipeline.workspace import disk_errors, make_folder
 
@@ -34,7 +34,7 @@ def write_baseline(baseline: dict[str, Any], path: Path) -> None:
     """Under another name first, so that no half of it is ever there.
 
     Raises:
-        UserMistake: it cannot be written, or `path` is a file that is something else.
+        UsageError: it cannot be written, or `path` is a file that is something else.
     """
     check_place(path)
     body = yaml.safe_dump(baseline, sort_keys=False, allow_unicode=True, default_flow_style=None, width=WIDTH)
@@ -48,30 +48,30 @@ def check_place(path: Path) -> None:
     """Refuse a place where no baseline can be written, before the run.
 
     Raises:
-        UserMistake: a folder, something that is no baseline, or what cannot be read lies there.
+        UsageError: a folder, something that is no baseline, or what cannot be read lies there.
     """
     if path.is_dir():
-        raise UserMistake(f"{path} is a folder; give a file with --file")
+        raise UsageError(f"{path} is a folder; give a file with --file")
     try:
         is_other = path.is_file() and not path.read_bytes().startswith(HEAD.splitlines()[0].encode())
     except OSError as error:
-        raise UserMistake(f"{path} cannot be read: {error.strerror}; give another --file") from None
+        raise UsageError(f"{path} cannot be read: {error.strerror}; give another --file") from None
     if is_other:
-        raise UserMistake(f"{path} is there already and is no baseline, so it is not written over; give another --file")
+        raise UsageError(f"{path} is there already and is no baseline, so it is not written over; give another --file")
 
 
 def read_baseline(path: Path) -> dict[str, Any]:
-    """Raises UserMistake: there is none, or it is not one of ours."""
+    """Raises UsageError: there is none, or it is not one of ours."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserMistake(f"no baseline at {path}; make it with `onnxline baseline accept`") from None
+        raise UsageError(f"no baseline at {path}; make it with `onnxline baseline accept`") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserMistake(f"{path} cannot be read as a baseline: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{path} cannot be read as a baseline: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict) or "format_version" not in data:
-        raise UserMistake(f"{path} is not a baseline; make one with `onnxline baseline accept`")
+        raise UsageError(f"{path} is not a baseline; make one with `onnxline baseline accept`")
     if data["format_version"] != FORMAT_VERSION:
-        raise UserMistake(
+        raise UsageError(
             f"{path} has format version {data['format_version']}, this release reads {FORMAT_VERSION}; accept it anew"
         )
     return data

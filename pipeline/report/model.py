@@ -10,7 +10,7 @@ from passes.diff import LayerErrors
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
 from passes.proof.prove import Power
-from passes.result import PassRow, StructureVerdict
+from passes.run.result import PassRow, StructureVerdict
 from pipeline.report.pictures import Pictures
 
 __all__ = [

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.ir import Op, TensorSpec
 
-__all__ = ["DataMistake", "OtherResult", "data_mistake", "is_of_data", "place_of"]
+__all__ = ["DataError", "OtherResult", "data_mistake", "is_of_data", "place_of"]
 
 Named = tuple[str, TensorSpec]
 
 
-class DataMistake(UserMistake):
+class DataError(UsageError):
     """The numbers of the feed do not suit an op, as an index that is out of range."""
 
 
@@ -27,11 +27,11 @@ def is_of_data(error: Exception) -> bool:
     return isinstance(error, IndexError) or any(words in str(error) for words in OF_DATA)
 
 
-def data_mistake(place: str, ins: Iterable[Named], error: Exception) -> DataMistake:
+def data_mistake(place: str, ins: Iterable[Named], error: Exception) -> DataError:
     """`error` of the op at `place`, which reads `ins`."""
     indices = [f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in ins if "int" in spec.dtype]
     read = f"; the op reads it from {' or '.join(indices)}" if indices else ""
-    return DataMistake(f"{place} failed: {error}; look for an index that is out of range in the feed{read}")
+    return DataError(f"{place} failed: {error}; look for an index that is out of range in the feed{read}")
 
 
 def place_of(op: Op) -> str:

@@ -35,8 +35,8 @@ class CompiledProgram:
         """Outputs by name for inputs by name; `copy=False` returns views that a later run may change.
 
         Raises:
-            UserMistake: the feed does not fit `feed_signature`, or a state has no value yet.
-            DataMistake: an index in the feed is out of range (a UserMistake too).
+            UsageError: the feed does not fit `feed_signature`, or a state has no value yet.
+            DataError: an index in the feed is out of range (a UsageError too).
             InternalError: a kernel failed.
         """
         return self.executor.run(feed, copy=copy)
@@ -49,7 +49,7 @@ class CompiledProgram:
         """Copies of the states that runs change, by name, as they are now.
 
         Raises:
-            UserMistake: a run failed while it wrote to some; see `pipeline.runtime.states`.
+            UsageError: a run failed while it wrote to some; see `pipeline.runtime.states`.
         """
         return self.executor.states.values()
 
@@ -57,7 +57,7 @@ class CompiledProgram:
         """Set states by name; the rest stay.
 
         Raises:
-            UserMistake: no such state, or another shape or dtype.
+            UsageError: no such state, or another shape or dtype.
         """
         self.executor.states.give(states)
 
@@ -74,8 +74,8 @@ def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgr
 
     Raises:
         Unsupported: ops without a kernel (all are listed), or a device other than the CPU.
-        UserMistake: dimensions that are still names, or weights that the graph does not have.
-        SourceMistake: a weight does not fit its declaration.
+        UsageError: dimensions that are still names, or weights that the graph does not have.
+        SourceError: a weight does not fit its declaration.
         InternalError: the plan did not pass its checker.
     """
     graph = with_kernels(in_traced_order(folded(with_weights(graph, weights or {}))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.ir.spec import DTYPE_BITS
 
 __all__ = ["as_tensor", "dtype_name", "torch_dtype"]
@@ -27,11 +27,11 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
     that are not C order, foreign byte order, or an address that is not a multiple of the item size.
 
     Raises:
-        UserMistake: a dtype that torch does not have.
+        UsageError: a dtype that torch does not have.
     """
     name = str(array.dtype.newbyteorder("="))
     if name not in DTYPE_BITS:
-        raise UserMistake(f"numpy dtype {name} has no torch dtype; expected one of {', '.join(DTYPE_BITS)}")
+        raise UsageError(f"numpy dtype {name} has no torch dtype; expected one of {', '.join(DTYPE_BITS)}")
     if not (array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative):
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
     if not array.size:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime import higher_order
@@ -49,9 +49,9 @@ def run_eager(
     declared ones, for graphs whose ops happen to allow it. Nothing that is given is written to.
 
     Raises:
-        UserMistake: tensors are missing, or are not what the graph declares (all of them in one message).
-        DataMistake: an index in what is given is out of range (a UserMistake too).
-        SourceMistake: an operator that torch does not know.
+        UsageError: tensors are missing, or are not what the graph declares (all of them in one message).
+        DataError: an index in what is given is out of range (a UsageError too).
+        SourceError: an operator that torch does not know.
     """
     if dim_names(graph):
         named = {graph.values[vid].name for vid in graph.inputs}
@@ -83,7 +83,7 @@ def _given(graph: Graph, tensors: Tensors, *, check: bool) -> dict[int, torch.Te
             wrong.append(problem)
         found[value.vid] = as_traced(tensor.detach(), value)
     if wrong:
-        raise UserMistake(f"graph {graph.name!r} cannot run:\n" + "\n".join(f"  - {problem}" for problem in wrong))
+        raise UsageError(f"graph {graph.name!r} cannot run:\n" + "\n".join(f"  - {problem}" for problem in wrong))
     return found
 
 

@@ -8,7 +8,7 @@ from threading import RLock
 
 import torch
 
-from pipeline.errors import InternalError, OnnxlineError, SourceMistake, Unsupported
+from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported
 from pipeline.ir.graph import Payload
 from pipeline.ir.spec import TensorSpec
 from pipeline.lowering import KernelCall, Kind, unpack
@@ -49,7 +49,7 @@ class Executor:
 
     Raises:
         InternalError: a call has no kernel, its attributes cannot be decoded, or its shapes do not fit.
-        SourceMistake: a payload does not fit its slot.
+        SourceError: a payload does not fit its slot.
         Unsupported: the plan asks for a device other than the CPU.
     """
 
@@ -104,9 +104,9 @@ class Executor:
         of its own: the next run may change it.
 
         Raises:
-            UserMistake: the feed does not fit the plan's signature.
-            DataMistake: an index in it is out of range (a UserMistake too).
-            SourceMistake: an op made another dtype or shape than the graph says.
+            UsageError: the feed does not fit the plan's signature.
+            DataError: an index in it is out of range (a UsageError too).
+            SourceError: an op made another dtype or shape than the graph says.
             InternalError: a kernel failed.
         """
         return self._run(feed, self.plan.outputs, copy=copy)
@@ -222,7 +222,7 @@ class Executor:
         described = self._described(step.index)
         place = self._places[step.index] if self._places else described
         if isinstance(error, OtherResult):
-            return SourceMistake(f"{place}: {error}")
+            return SourceError(f"{place}: {error}")
         if "not implemented for" in str(error):
             return Unsupported(
                 f"{place}: torch's CPU has no such operator for these dtypes ({described}: {error}); "

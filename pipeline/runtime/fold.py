@@ -28,7 +28,7 @@ def folded(graph: Graph) -> Graph:
     Random numbers are drawn at each run, and weights are not folded: results of theirs would double their memory.
 
     Raises:
-        SourceMistake: an operator that torch does not know.
+        SourceError: an operator that torch does not know.
         Unsupported: an operator that writes to its arguments.
     """
     known: dict[int, torch.Tensor] = {}

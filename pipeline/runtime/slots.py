@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from pipeline.errors import SourceMistake, Unsupported, UserMistake
+from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.ir.graph import Payload, Role
 from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
 from pipeline.runtime.dtypes import as_tensor, dtype_name, torch_dtype
@@ -28,7 +28,7 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
     """vid → tensor for params, states and consts that have a payload; bytes are copied only into another order.
 
     Raises:
-        SourceMistake: a payload's shape or dtype is not that of its slot.
+        SourceError: a payload's shape or dtype is not that of its slot.
     """
     bound: dict[int, torch.Tensor] = {}
     for slot in plan.slots:
@@ -36,7 +36,7 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
             continue
         tensor = stored_tensor(payloads[slot.vid], plan.strides(slot.vid))
         if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (slot.spec.sizes, slot.spec.dtype):
-            raise SourceMistake(
+            raise SourceError(
                 f"{slot.role} {slot.name!r} holds {_shown(tensor)}, but the graph declares {_wanted(slot)}; "
                 "the model file and its weights do not belong together"
             )
@@ -61,17 +61,17 @@ def bind_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
     """The caller's tensors in the order of the signature, checked; no copy, unless one lies in another order.
 
     Raises:
-        UserMistake: a name, shape, dtype or device is not that of the signature.
+        UsageError: a name, shape, dtype or device is not that of the signature.
     """
     wanted = [entry.name for entry in signature]
     unknown = [name for name in feed if name not in wanted]
     if unknown:
         close = difflib.get_close_matches(unknown[0], wanted, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UserMistake(f"the feed has {unknown[0]!r}, which is no input; inputs: {', '.join(wanted)}{hint}")
+        raise UsageError(f"the feed has {unknown[0]!r}, which is no input; inputs: {', '.join(wanted)}{hint}")
     missing = [name for name in wanted if name not in feed]
     if missing:
-        raise UserMistake(f"the feed lacks {', '.join(map(repr, missing))}; inputs: {', '.join(wanted)}")
+        raise UsageError(f"the feed lacks {', '.join(map(repr, missing))}; inputs: {', '.join(wanted)}")
     return [_bind_one(entry, feed[entry.name]) for entry in signature]
 
 
@@ -91,12 +91,12 @@ def refuse_foreign_devices(slots: Sequence[Slot]) -> None:
 
 def _bind_one(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tensor:
     if not isinstance(given, torch.Tensor | np.ndarray):
-        raise UserMistake(f"input {entry.name!r} is a {type(given).__name__}; expected a torch tensor or a numpy array")
+        raise UsageError(f"input {entry.name!r} is a {type(given).__name__}; expected a torch tensor or a numpy array")
     tensor = as_tensor(given) if isinstance(given, np.ndarray) else given.detach()
     spec = entry.spec
     found = (tuple(tensor.shape), dtype_name(tensor.dtype), tensor.device.type)
     if found != (spec.sizes, spec.dtype, torch.device(spec.device).type):
-        raise UserMistake(
+        raise UsageError(
             f"input {entry.name!r} is {_shown(tensor)}; expected {spec.dtype}{list(spec.shape)} on {spec.device}: "
             "convert it, or compile the graph for this signature"
         )

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.ir.graph import Role
 from pipeline.planning import ExecutionPlan, FeedEntry
 from pipeline.runtime.dtypes import torch_dtype
@@ -21,7 +21,7 @@ from pipeline.runtime.slots import Feed, bind_feed
 __all__ = ["LostStates", "States"]
 
 
-class LostStates(UserMistake):
+class LostStates(UsageError):
     """States that a run which failed had begun to write to; `names` has them."""
 
     def __init__(self, names: Collection[str]) -> None:
@@ -62,7 +62,7 @@ class States:
         """Set states by name.
 
         Raises:
-            UserMistake: no such state, or another shape or dtype.
+            UsageError: no such state, or another shape or dtype.
         """
         wanted = tuple(
             FeedEntry(name, self._plan.slots[vid].spec, self._plan.strides(vid))
@@ -90,12 +90,12 @@ class States:
     def refuse_missing(self) -> None:
         """
         Raises:
-            UserMistake: a state has no value yet.
-            LostStates: a state has no value any more (a UserMistake too).
+            UsageError: a state has no value yet.
+            LostStates: a state has no value any more (a UsageError too).
         """
         self._refuse_lost()
         if self._missing:
-            raise UserMistake(
+            raise UsageError(
                 f"states without a value: {', '.join(sorted(self._missing))}; give them when the graph is compiled "
                 "(`weights`), by `give_states`, or once in the feed"
             )

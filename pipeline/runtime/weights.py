@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir.graph import Graph, Payload, Value
 from pipeline.runtime.dtypes import as_tensor, dtype_name
@@ -30,7 +30,7 @@ def with_weights(graph: Graph, weights: Weights) -> Graph:
     """`graph` with `weights` as payloads; they go by any name that `Graph.weight_names` has for a value.
 
     Raises:
-        SourceMistake: names that the graph does not have, or tensors that are not what it declares: all of them.
+        SourceError: names that the graph does not have, or tensors that are not what it declares: all of them.
     """
     return _with_named(graph, weights, {name: vid for vid, names in graph.weight_names().items() for name in names})
 
@@ -39,7 +39,7 @@ def with_stored(graph: Graph, tensors: Weights) -> Graph:
     """`graph` with `tensors` as payloads, by the names of its values alone: none is taken for a name in a checkpoint.
 
     Raises:
-        SourceMistake: as `with_weights`.
+        SourceError: as `with_weights`.
     """
     return _with_named(graph, tensors, {graph.values[vid].name: vid for vid in graph.weight_names()})
 
@@ -50,7 +50,7 @@ def _with_named(graph: Graph, tensors: Weights, vids: Mapping[str, int]) -> Grap
     wrong = [problem for name, tensor in tensors.items() if (problem := _wrong(graph, vids, name, tensor))]
     if wrong:
         listed = "\n".join(f"  - {problem}" for problem in wrong)
-        raise SourceMistake(f"weights that do not belong to graph {graph.name!r}:\n{listed}")
+        raise SourceError(f"weights that do not belong to graph {graph.name!r}:\n{listed}")
     given = {vids[name]: TensorPayload(tensor) for name, tensor in tensors.items()}
     return replace(graph, payloads={**graph.payloads, **given})
 

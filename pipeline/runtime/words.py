@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.ir import Attr, Body, Use, Word
 
 __all__ = ["argument", "operator_of", "tensors_in"]
@@ -31,13 +31,13 @@ def operator_of(kind: str) -> torch._ops.OpOverload:
     """The operator called `aten.add.Tensor`, or `mylib.op.default`.
 
     Raises:
-        SourceMistake: torch has no operator of this name, as when the library that registers it is not imported.
+        SourceError: torch has no operator of this name, as when the library that registers it is not imported.
     """
     try:
         namespace, name, overload = kind.split(".")
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)
     except (AttributeError, ValueError) as error:
-        raise SourceMistake(
+        raise SourceError(
             f"torch has no operator {kind}; import the module that defines it, or give it an executor"
         ) from error
 

@@ -11,8 +11,8 @@ from multiprocessing.connection import wait
 from typing import Final, cast
 
 from passes.errors import StepCrashed, StepFailed
-from passes.isolate import Worker
-from passes.platforms import available_cores
+from passes.worker.client import Worker
+from passes.worker.platforms import available_cores
 from pipeline.errors import InternalError
 from pipeline.spread.job import Job, Outcome, State
 from pipeline.spread.perform import here

@@ -13,8 +13,8 @@ from multiprocessing.connection import wait
 from typing import Final
 
 from passes.errors import StepCrashed, StepFailed
-from passes.isolate import Worker
-from pipeline.errors import InternalError, UserMistake
+from passes.worker.client import Worker
+from pipeline.errors import InternalError, UsageError
 from pipeline.spread.job import Job, Outcome
 
 __all__ = ["RayCluster"]
@@ -29,12 +29,12 @@ class RayCluster:
         attempts: how often a job is begun before it is lost.
 
     Raises:
-        UserMistake: ray is not installed.
+        UsageError: ray is not installed.
     """
 
     def __init__(self, address: str, cpus: int = 2, attempts: int = 3) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise UserMistake("--ray needs ray, which is not installed; pip install 'onnxline[ray]'")
+            raise UsageError("--ray needs ray, which is not installed; pip install 'onnxline[ray]'")
         self.address = address
         self.cpus = cpus
         self.attempts = attempts
@@ -43,7 +43,7 @@ class RayCluster:
         """As `Spread` says.
 
         Raises:
-            UserMistake: no cluster answers at this address, or none answers any more.
+            UsageError: no cluster answers at this address, or none answers any more.
         """
         _refuse_silence(self.address)
         with Worker() as driver:
@@ -53,14 +53,14 @@ class RayCluster:
                 try:
                     told = driver.collect(ticket)
                 except StepCrashed as error:
-                    raise UserMistake(
+                    raise UsageError(
                         f"the Ray cluster at {self.address} does not answer any more: {error}; "
                         "what is done is kept, run the same command again to go on"
                     ) from error
                 except StepFailed as error:
                     raise InternalError(f"the process that talks to Ray failed: {error}") from error
                 if isinstance(told, str):
-                    raise UserMistake(NO_ANSWER.format(address=self.address, why=told))
+                    raise UsageError(NO_ANSWER.format(address=self.address, why=told))
                 if told is not None:
                     yield told
 
@@ -73,7 +73,7 @@ def _refuse_silence(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), CONNECT_S).close()
     except (OSError, OverflowError) as error:
-        raise UserMistake(NO_ANSWER.format(address=address, why=error)) from error
+        raise UsageError(NO_ANSWER.format(address=address, why=error)) from error
 
 
 CONNECT_S: Final = 5.0

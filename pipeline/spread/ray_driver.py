@@ -18,7 +18,7 @@ from typing import Final
 import ray
 from ray import exceptions
 
-from pipeline.errors import InternalError, UserMistake
+from pipeline.errors import InternalError, UsageError
 from pipeline.spread.job import Job, Outcome, State
 from pipeline.spread.perform import here, perform
 from pipeline.versions import own_code, versions
@@ -113,7 +113,7 @@ def perform_alike(
     others = differences(expected, _identity())
     if others:
         why = f"{where} has {others}; every node needs the same checkout at the same path, and the same libraries"
-        return Outcome(key, State.FAILED, why=why, exit_code=UserMistake.exit_code, where=where, attempts=attempts)
+        return Outcome(key, State.FAILED, why=why, exit_code=UsageError.exit_code, where=where, attempts=attempts)
     return replace(perform(key, call, arguments, attempts), where=where)
 
 

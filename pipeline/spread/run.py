@@ -49,7 +49,7 @@ def run_jobs(
 
     Raises:
         ValueError: two jobs have the same key.
-        UserMistake: the table cannot be written, or another process writes to it.
+        UsageError: the table cannot be written, or another process writes to it.
     """
     _refuse_doubles(jobs)
     by_key = {job.key: job for job in jobs}

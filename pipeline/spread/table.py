@@ -11,8 +11,8 @@ from typing import IO, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from passes.platforms import lock
-from pipeline.errors import UserMistake
+from passes.worker.platforms import lock
+from pipeline.errors import UsageError
 from pipeline.spread.job import Job, Outcome, State
 from pipeline.workspace import disk_errors, key_of, make_folder
 
@@ -42,7 +42,7 @@ class Table:
         """Read what is known, and stand ready for more.
 
         Raises:
-            UserMistake: another process writes to the file, or it cannot be written.
+            UsageError: another process writes to the file, or it cannot be written.
         """
         with disk_errors(self.path):
             make_folder(self.path.parent)
@@ -82,7 +82,7 @@ def _lock(file: IO[bytes], path: Path) -> None:
     try:
         lock(file.fileno(), wait=False)  # the system drops it with the process
     except BlockingIOError as error:
-        raise UserMistake(f"another onnxline writes to {path}; wait for it, or choose another folder") from error
+        raise UsageError(f"another onnxline writes to {path}; wait for it, or choose another folder") from error
 
 
 def _read(line: bytes) -> tuple[tuple[str, str], Outcome] | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from passes.base import Repeat, Step, flat
-from passes.bench import open_bench
-from passes.policy import Policy, check_names
-from passes.recipe import steps_of
+from passes.context import open_bench
+from passes.policy.policy import Policy
+from passes.recipe.recipe import steps_of
+from passes.run.apply_policy import check_names
+from passes.step import Repeat, Step, flat
 from passes.versions import library_versions
 from pipeline.config import RunConfig, locate, split_factory
 from pipeline.workspace import Workspace, key_of
@@ -29,7 +30,7 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
     Libraries are not asked again for what an earlier run in the same folder has asked them.
 
     Raises:
-        UserMistake, PolicyMistake: one of them does not, with the nearest that does.
+        UsageError, PolicyError: one of them does not, with the nearest that does.
     """
     _check_paths(config)
     steps = steps_of(config.passes.recipe)

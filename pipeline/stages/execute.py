@@ -17,7 +17,7 @@ from passes.model.weights import read_model
 from passes.proof.numbers import Errors, compare
 from passes.proof.prove import Reference, worst_errors
 from pipeline.config import RunConfig
-from pipeline.errors import CheckFailed, Unsupported, UserMistake, told
+from pipeline.errors import CheckFailed, Unsupported, UsageError, message_with_notes
 from pipeline.events import Observer, Progress
 from pipeline.importers import from_onnx
 from pipeline.ir.check import check
@@ -27,7 +27,7 @@ from pipeline.lowering import EMITTERS
 from pipeline.planning import to_json as plan_to_json
 from pipeline.report import BackendReport, ExportReport, RuntimeReport
 from pipeline.runtime import compile_graph
-from pipeline.runtime.blame import DataMistake
+from pipeline.runtime.blame import DataError
 from pipeline.stages.export import key_of_parameter
 from pipeline.stages.referred import written_path
 from pipeline.stages.tolerances import tolerances_of
@@ -61,7 +61,7 @@ def execute(
 
     Raises:
         CheckFailed: onnxruntime stops, or takes longer than weights and inputs explain.
-        UserMistake: the configuration names `plan`, which cannot take the model; `Unsupported` lists what it lacks.
+        UsageError: the configuration names `plan`, which cannot take the model; `Unsupported` lists what it lacks.
     """
     remove_ir(workspace)
     path = written_path(workspace)
@@ -103,18 +103,18 @@ def _run_plan(
     try:
         planned = _write_ir(path, shapes_of(references[0]), trainable, workspace)
         return _run("plan", path, references, trainable, judge), planned
-    except DataMistake:  # a fault of the feed, and none of what `plan` can take
+    except DataError:  # a fault of the feed, and none of what `plan` can take
         raise
-    except UserMistake as refusal:
+    except UsageError as refusal:
         if needed:
             raise
         remove_ir(workspace)
         return _unsupported("plan", refusal), {}
 
 
-def _unsupported(name: str, refusal: UserMistake) -> BackendReport:
+def _unsupported(name: str, refusal: UsageError) -> BackendReport:
     operators = refusal.operators if isinstance(refusal, Unsupported) else ()
-    return BackendReport(name, {}, 0.0, "unsupported", told(refusal), operators)
+    return BackendReport(name, {}, 0.0, "unsupported", message_with_notes(refusal), operators)
 
 
 def remove_ir(workspace: Workspace) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
-from passes.bench import limit_runs, open_bench
+from passes.context import limit_runs, open_bench
 from passes.errors import StepFailed, StepTimedOut
 from passes.model.weights import DetachedModel, read_model
 from passes.proof.draws import Trait
@@ -17,7 +17,7 @@ from passes.proof.numbers import DRAWN, Errors
 from passes.proof.prove import Measurement, Prover, Reference
 from passes.structures.view import module_of
 from pipeline.config import RunConfig, locate
-from pipeline.errors import CheckFailed, SourceMistake, Unsupported
+from pipeline.errors import CheckFailed, SourceError, Unsupported
 from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source
 from pipeline.report import ExportReport
@@ -151,12 +151,12 @@ def _random_outputs(errors: Mapping[str, Errors]) -> tuple[str, ...]:
     """The outputs that depend on random numbers, which no two programs draw alike.
 
     Raises:
-        SourceMistake: all of them do.
+        SourceError: all of them do.
     """
     drawn = [name for name, one in errors.items() if one.judged_as == DRAWN]
     if drawn and len(drawn) == len(errors):
         shown = ", ".join(map(repr, drawn))
-        raise SourceMistake(
+        raise SourceError(
             f"every output of the model depends on random numbers ({shown}), so nothing can be compared; "
             "make the noise an input, or set its scale to 0 (noise_scale, dropout) in the model's configuration"
         )

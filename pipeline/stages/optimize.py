@@ -11,9 +11,7 @@ from typing import Final
 
 import onnx
 
-from passes.base import Repeat, Step, Workbench, flat
-from passes.bench import limit_runs, open_bench
-from passes.changes import op_counts
+from passes.context import limit_runs, open_bench
 from passes.diff import (
     DrawnInputs,
     LayerErrors,
@@ -32,11 +30,14 @@ from passes.model.fingerprint import structure_fingerprint
 from passes.model.joined import apart, joined
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel, read_model
-from passes.policy import Policy, with_skips
+from passes.policy.policy import Policy
 from passes.portability import find_obstacles
-from passes.recipe import steps_of
-from passes.result import PassRow, PassRun
-from passes.runner import run_passes
+from passes.recipe.recipe import steps_of
+from passes.run.apply_policy import with_skips
+from passes.run.changes import op_counts
+from passes.run.result import PassRow, PassRun
+from passes.run.runner import run_passes
+from passes.step import Repeat, Step, Workbench, flat
 from passes.unread import sparing
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
@@ -75,7 +76,7 @@ def optimize(
         computed_in: the floating types that the references were computed in, where they are torch's.
 
     Raises:
-        PolicyMistake: an unknown name, or a `keep` that matches nothing.
+        PolicyError: an unknown name, or a `keep` that matches nothing.
         CheckFailed: the final model is not valid ONNX; it is not written.
     """
     wishes = config.passes

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from passes.base import Step, Workbench
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
 from passes.provenance import Heirs
-from passes.result import PassRow, PassRun, Status
+from passes.run.result import PassRow, PassRun, Status
+from passes.step import Step, Workbench
 from passes.structures import Instance
 from passes.structures.extent import between, extent_of
 from passes.structures.view import GraphView

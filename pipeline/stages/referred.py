@@ -8,12 +8,12 @@ from pathlib import Path
 
 import onnx
 
-from passes.base import Workbench
 from passes.model.weights import UNREAD
 from passes.proof.prove import Prover
 from passes.proof.structure import STRUCTURE, StructureProver
+from passes.step import Workbench
 from pipeline.config import RunConfig, locate
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.stages.tolerances import tolerances_of
 from pipeline.verify.references import References
 from pipeline.workspace import Workspace
@@ -35,14 +35,14 @@ def final_path(config: RunConfig, workspace: Workspace) -> Path:
     """Where the final model is written: ONNX takes external data from the model's own folder only.
 
     Raises:
-        UserMistake: a file that is not ours stands there.
+        UsageError: a file that is not ours stands there.
     """
     folder = shards_folder(config)
     if folder is None:
         return workspace.folder / MODEL
     path = folder / f"{config.name}.onnx"
     if path.exists() and not _is_ours(path):
-        raise UserMistake(
+        raise UsageError(
             f"{path} is there already, and onnxline has not written it; remove it, or give the run another name"
         )
     return path

@@ -16,7 +16,7 @@ import passes
 from passes.model.weights import read_model
 from passes.proof.structure import STRUCTURE
 from pipeline.config import ExportConfig, ModelConfig, RunConfig, locate, split_factory
-from pipeline.errors import ConfigMistake
+from pipeline.errors import ConfigError
 from pipeline.export.dynamic_shapes import with_dynamic_shapes
 from pipeline.export.load import load_source
 from pipeline.export.shards import read_shards
@@ -29,8 +29,8 @@ def open_source(config: RunConfig) -> Source:
     """The source under the names that `export:` gives.
 
     Raises:
-        SourceMistake: the model, its checkpoint or its inputs cannot be made or read.
-        ConfigMistake: `export:` says something of an ONNX file, which is not exported.
+        SourceError: the model, its checkpoint or its inputs cannot be made or read.
+        ConfigError: `export:` says something of an ONNX file, which is not exported.
     """
     if config.model.onnx is not None:
         _refuse_export_keys(config.export)
@@ -42,7 +42,7 @@ def _refuse_export_keys(export: ExportConfig) -> None:
     default = ExportConfig()
     for key in ("opset", "input_names", "output_names", "pieces"):
         if getattr(export, key) != getattr(default, key):
-            raise ConfigMistake(f"export.{key}: an ONNX file is not exported and stays as it is; leave this key out")
+            raise ConfigError(f"export.{key}: an ONNX file is not exported and stays as it is; leave this key out")
 
 
 def fingerprint(source: Source, config: RunConfig) -> str:

@@ -1,6 +1,6 @@
 """What can go wrong with an IR of torch, under pytorch-ir's names. All are user mistakes (exit code 2).
 
-UserMistake
+UsageError
 ├── ExportError          torch.export does not take the model, or it is not on the meta device as `strict` asks
 ├── ConversionError      the exported program holds something that the IR cannot
 ├── ExecutionError       inputs, weights or constants do not fit the IR
@@ -13,7 +13,7 @@ UserMistake
 
 from __future__ import annotations
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 
 __all__ = [
     "ConversionError",
@@ -27,15 +27,15 @@ __all__ = [
 ]
 
 
-class ExportError(UserMistake):
+class ExportError(UsageError):
     """torch.export does not take the model."""
 
 
-class ConversionError(UserMistake):
+class ConversionError(UsageError):
     """The exported program holds something that the IR cannot."""
 
 
-class ExecutionError(UserMistake):
+class ExecutionError(UsageError):
     """Inputs, weights or constants do not fit the IR."""
 
 
@@ -43,7 +43,7 @@ class NoWeights(ExecutionError, ValueError):
     """Neither weights nor a path to them were given."""
 
 
-class SerializationError(UserMistake):
+class SerializationError(UsageError):
     """A file is no IR, or cannot be written."""
 
 
@@ -51,7 +51,7 @@ class NoIRFile(SerializationError, FileNotFoundError):
     """There is no such file."""
 
 
-class WeightLoadError(UserMistake):
+class WeightLoadError(UsageError):
     """A file of weights cannot be read."""
 
 

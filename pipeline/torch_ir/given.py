@@ -14,17 +14,17 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.importers.from_torch.modules import every_tensor
 
 __all__ = ["a_module", "a_number", "a_type", "arguments", "by_name", "mistaken", "path_of"]
 
 
-def by_name(what: str, given: Any, error: type[UserMistake]) -> Mapping[str, Any]:
+def by_name(what: str, given: Any, error: type[UsageError]) -> Mapping[str, Any]:
     """Tensors, or arguments, by name; their own types are another question.
 
     Raises:
-        UserMistake: (as `error`) it is no mapping, or not by name.
+        UsageError: (as `error`) it is no mapping, or not by name.
     """
     if isinstance(given, Mapping):
         if other := [key for key in given if not isinstance(key, str)]:
@@ -38,10 +38,10 @@ def by_name(what: str, given: Any, error: type[UserMistake]) -> Mapping[str, Any
     raise mistaken(what, given, "a mapping by name, as in {'x': tensor}", error, hints)
 
 
-def path_of(what: str, given: Any, error: type[UserMistake]) -> Path:
+def path_of(what: str, given: Any, error: type[UsageError]) -> Path:
     """
     Raises:
-        UserMistake: (as `error`) it is no path.
+        UsageError: (as `error`) it is no path.
     """
     if isinstance(given, str | os.PathLike) and isinstance(os.fspath(given), str):
         try:
@@ -55,11 +55,11 @@ def path_of(what: str, given: Any, error: type[UserMistake]) -> Path:
     raise mistaken(what, given, "a path, as text or a pathlib.Path", error, hints)
 
 
-def arguments(what: str, given: Any, error: type[UserMistake]) -> tuple[Any, ...]:
+def arguments(what: str, given: Any, error: type[UsageError]) -> tuple[Any, ...]:
     """Positional arguments; a tensor is an only one.
 
     Raises:
-        UserMistake: (as `error`) it is no row of arguments.
+        UsageError: (as `error`) it is no row of arguments.
     """
     if isinstance(given, torch.Tensor):
         return (given,)
@@ -69,10 +69,10 @@ def arguments(what: str, given: Any, error: type[UserMistake]) -> tuple[Any, ...
     raise mistaken(what, given, "a tuple of the positional arguments", error, hints)
 
 
-def a_module(given: Any, error: type[UserMistake]) -> nn.Module:
+def a_module(given: Any, error: type[UsageError]) -> nn.Module:
     """
     Raises:
-        UserMistake: (as `error`) it is no module, or one whose parameters are still to be made.
+        UsageError: (as `error`) it is no module, or one whose parameters are still to be made.
     """
     if isinstance(given, nn.Module):
         if any(map(is_lazy, every_tensor(given))):
@@ -86,7 +86,7 @@ def a_module(given: Any, error: type[UserMistake]) -> nn.Module:
     raise mistaken("model", given, "a torch.nn.Module", error, hints)
 
 
-def _lazy(model: nn.Module, error: type[UserMistake]) -> UserMistake:
+def _lazy(model: nn.Module, error: type[UsageError]) -> UsageError:
     named = (*model.named_parameters(), *model.named_buffers())
     name = next(name for name, tensor in named if is_lazy(tensor))
     return error(
@@ -95,18 +95,18 @@ def _lazy(model: nn.Module, error: type[UserMistake]) -> UserMistake:
     )
 
 
-def a_number(what: str, given: Any, expected: str, error: type[UserMistake], below: float = math.inf) -> None:
+def a_number(what: str, given: Any, expected: str, error: type[UsageError], below: float = math.inf) -> None:
     """
     Raises:
-        UserMistake: (as `error`) it is no number of 0 or more, and less than `below`.
+        UsageError: (as `error`) it is no number of 0 or more, and less than `below`.
     """
     if not isinstance(given, Real) or isinstance(given, bool) or not 0 <= float(given) < below:
         raise error(f"{what}: found {given!r:.60}, expected {expected}")
 
 
 def mistaken(
-    what: str, given: Any, expected: str, error: type[UserMistake], hints: Mapping[Any, str] | None = None
-) -> UserMistake:
+    what: str, given: Any, expected: str, error: type[UsageError], hints: Mapping[Any, str] | None = None
+) -> UsageError:
     """An `error` to raise. `hints` say what to do, by the type of what was given; the first that fits is taken."""
     hint = next((f"; {hint}" for kind, hint in (hints or {}).items() if isinstance(given, kind)), "")
     found = f"the class {given.__name__}" if isinstance(given, type) else a_type(given)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from passes.collector import collector_paused
-from pipeline.errors import UserMistake
+from passes.run.gc_pause import collector_paused
+from pipeline.errors import UsageError
 from pipeline.ir import Graph
 from pipeline.torch_ir.document import files, writing
 from pipeline.torch_ir.document.constants import THRESHOLD, read_constant, write_constant
@@ -213,10 +213,10 @@ class IR:
         yield "nodes", writing.nodes(graph)
 
 
-def an_ir(given: Any, error: type[UserMistake]) -> IR:
+def an_ir(given: Any, error: type[UsageError]) -> IR:
     """
     Raises:
-        UserMistake: (as `error`) it is no IR.
+        UsageError: (as `error`) it is no IR.
     """
     if isinstance(given, IR):
         return given

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from passes.model.files import replace_when_done
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 
 __all__ = ["check_place", "write_text", "written"]
 
@@ -15,14 +15,14 @@ __all__ = ["check_place", "write_text", "written"]
 def check_place(path: Path, endings: tuple[str, ...] = ()) -> None:
     """
     Raises:
-        UserMistake: `path` ends in none of `endings`, is a folder, or lies in none.
+        UsageError: `path` ends in none of `endings`, is a folder, or lies in none.
     """
     if path.is_dir():
-        raise UserMistake(f"{path} is a folder; expected a file, as in {path}/name{endings[0] if endings else '.txt'}")
+        raise UsageError(f"{path} is a folder; expected a file, as in {path}/name{endings[0] if endings else '.txt'}")
     if endings and not path.name.endswith(endings):
-        raise UserMistake(f"{path}: expected {', '.join(endings[:-1])} or {endings[-1]}")
+        raise UsageError(f"{path}: expected {', '.join(endings[:-1])} or {endings[-1]}")
     if not path.parent.is_dir():
-        raise UserMistake(f"{path} cannot be written: there is no folder {path.parent}; make it first")
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
 
 
 @contextmanager
@@ -30,14 +30,14 @@ def written(path: Path, endings: tuple[str, ...] = ()) -> Iterator[Path]:
     """A temporary path beside `path`, which it becomes in the end.
 
     Raises:
-        UserMistake: it cannot be written there.
+        UsageError: it cannot be written there.
     """
     check_place(path, endings)
     try:
         with replace_when_done(path) as temporary:
             yield temporary
     except OSError as error:
-        raise UserMistake(f"{path} cannot be written: {error.strerror or error}") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op
 from pipeline.runtime.eager import Own
 from pipeline.torch_ir.call import spelled
@@ -95,11 +95,11 @@ def looked_up(table: Mapping[str, T], kind: str) -> T | None:
 
 def _entering(table: dict[str, Any], name: str) -> Callable[[F], F]:
     if not isinstance(name, str):
-        raise mistaken("the type of an op", name, 'text, as in "mylib.op"', UserMistake)
+        raise mistaken("the type of an op", name, 'text, as in "mylib.op"', UsageError)
 
     def enter(function: F) -> F:
         if not callable(function):
-            raise mistaken(name, function, "a function", UserMistake)
+            raise mistaken(name, function, "a function", UsageError)
         table[name] = function
         return function
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from passes.collector import collector_paused
+from passes.run.gc_pause import collector_paused
 from pipeline.ir import Graph
 from pipeline.torch_ir.document.alike import alike
 from pipeline.torch_ir.document.edited import edited

@@ -10,8 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from passes.base import Workbench
-from passes.bench import limit_runs
+from passes.context import limit_runs
 from passes.errors import StepFailed
 from passes.model.digests import digest_of
 from passes.model.weights import read_model
@@ -22,8 +21,9 @@ from passes.proof.lookups import rows_by_input
 from passes.proof.numbers import DRAWN
 from passes.proof.precision import computed_types
 from passes.proof.prove import Reference
+from passes.step import Workbench
 from pipeline.config import DEFAULT_SIZES, ModelConfig, VerifyConfig
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.export.inputs import drawn_inputs, named_dims
 from pipeline.export.source import Source, TorchSource
 
@@ -81,7 +81,7 @@ def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> Refe
     """Run the reference on every draw that it bears: torch here, an ONNX file in the proof worker of `bench`.
 
     Raises:
-        SourceMistake: it does not run on a draw that is needed, or an output holds NaN or nothing is finite, so that
+        SourceError: it does not run on a draw that is needed, or an output holds NaN or nothing is finite, so that
             nothing can be compared.
     """
     skipped: list[str] = []
@@ -91,7 +91,7 @@ def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> Refe
 
         plan = plan.with_rows(indexed_rows(source, plan.first_feeds))
         run = partial(run_torch, source)
-        chosen: Iterable[ChosenDraw] = choose_draws(plan, run, source.outputs, skipped, SourceMistake)
+        chosen: Iterable[ChosenDraw] = choose_draws(plan, run, source.outputs, skipped, SourceError)
     else:
         model = read_model(source.path)
         plan = plan.with_rows(rows_by_input(model))
@@ -100,7 +100,7 @@ def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> Refe
             with limit_runs(bench, model, [plan.first_feeds, *(one.feeds for one in plan.given)]):
                 chosen, skipped = choose_in_worker(model, plan, bench, drawn)
         except StepFailed as error:
-            raise SourceMistake(f"the ONNX file does not run as it is: {error}{_ask_for_sizes(plan)}") from error
+            raise SourceError(f"the ONNX file does not run as it is: {error}{_ask_for_sizes(plan)}") from error
     draws = tuple(_reference(one) for one in chosen)
     if not any(array.size for one in draws for array in one.outputs.values()):
         skipped.append("no number: every output is empty on every draw, so only shapes and dtypes are compared")
@@ -133,12 +133,12 @@ def _reference(chosen: ChosenDraw) -> Reference:
     remedy = f"check the weights, and say by model.inputs.NAME.range which numbers the inputs may hold ({names})"
     for name, array in outputs.items():
         if _has_nan(array):
-            raise SourceMistake(
+            raise SourceError(
                 f"output {name!r} of the reference holds NaN on {label}, so nothing can be compared with it; {remedy}"
             )
     filled = [array for array in outputs.values() if array.size]
     if filled and not any(_has_finite(array) for array in filled):
-        raise SourceMistake(
+        raise SourceError(
             f"no output of the reference holds a finite number on {label}, so nothing can be compared with it; {remedy}"
         )
     return Reference(chosen.feeds, outputs, label, chosen.draw, chosen.is_optional)

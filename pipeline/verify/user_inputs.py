@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from passes.draw import dtype_named
+from passes.proof.draw import dtype_named
 from passes.proof.draws import Draw, GivenDraw
 from pipeline.config import VerifyConfig, is_reference, locate, split_factory
 from pipeline.config.paths import PACKAGE
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.export.inputs import InputSpec
 from pipeline.export.user_code import call_user_code, load_function
 
@@ -37,21 +37,21 @@ def input_files(entries: Sequence[str]) -> list[tuple[str, Path | None]]:
     """The files that `verify.inputs` names, globs resolved in the order of their names; None in place of a loader's.
 
     Raises:
-        SourceMistake: a file is missing or is no .npz, or a glob matches nothing.
+        SourceError: a file is missing or is no .npz, or a glob matches nothing.
     """
     found: list[tuple[str, Path | None]] = []
     for entry in entries:
         if is_reference(entry):
             place, _ = split_factory(entry, KEY)
             if place.endswith(".py") and not Path(place).is_file():
-                raise SourceMistake(f"{KEY}: no file {place!r}; relative paths are relative to the configuration file")
+                raise SourceError(f"{KEY}: no file {place!r}; relative paths are relative to the configuration file")
             found.append((entry, None))
             continue
         files = _matches(entry)
         wrong = next((file for file in files if file.suffix != ".npz" or not file.is_file()), None)
         if wrong is not None:
             kind = "a folder" if wrong.is_dir() else "no .npz file"
-            raise SourceMistake(
+            raise SourceError(
                 f"{KEY}: {str(wrong)!r} is {kind}; expected files that numpy.savez wrote, with an array for each input "
                 "(a folder of them is FOLDER/*.npz), or a loader as in file.py:load"
             )
@@ -66,7 +66,7 @@ def _matches(entry: str) -> list[Path]:
     files = sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
     if not files:
         what = "no file matches" if any(sign in entry for sign in "*?[") else "no file"
-        raise SourceMistake(f"{KEY}: {what} {entry!r}; relative paths are relative to the configuration file")
+        raise SourceError(f"{KEY}: {what} {entry!r}; relative paths are relative to the configuration file")
     return files
 
 
@@ -74,7 +74,7 @@ def read_inputs(verify: VerifyConfig, specs: Sequence[InputSpec]) -> GivenInputs
     """The first `verify.max_inputs` draws of `verify.inputs`, checked against the inputs of the model.
 
     Raises:
-        SourceMistake: a file or a loader cannot be read, or its arrays do not fit the inputs; all that is wrong with
+        SourceError: a file or a loader cannot be read, or its arrays do not fit the inputs; all that is wrong with
             the first draw that does not fit is in the message.
     """
     draws: list[GivenDraw] = []
@@ -85,7 +85,7 @@ def read_inputs(verify: VerifyConfig, specs: Sequence[InputSpec]) -> GivenInputs
         sizes = _sizes(label, feeds, specs)
         draws.append(GivenDraw(Draw(len(draws), sizes, source=label), feeds))
     if verify.inputs and not draws:
-        raise SourceMistake(f"{KEY}: {', '.join(verify.inputs)} gives no inputs; expected at least one draw")
+        raise SourceError(f"{KEY}: {', '.join(verify.inputs)} gives no inputs; expected at least one draw")
     if next(samples, None) is not None:
         notes.append(f"{KEY}: only the first {verify.max_inputs} are taken (verify.max_inputs)")
     return GivenInputs(tuple(draws), tuple(notes))
@@ -105,16 +105,14 @@ def _read_npz(file: Path) -> Mapping[str, Any]:
         with file.open("rb") as opened:
             archive = np.load(opened, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise SourceMistake(f"{KEY}: {file} holds one array without a name; expected numpy.savez(file, name=…)")
+                raise SourceError(f"{KEY}: {file} holds one array without a name; expected numpy.savez(file, name=…)")
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         if "allow_pickle" in str(error):
-            raise SourceMistake(
+            raise SourceError(
                 f"{KEY}: {file} holds Python objects, and unpickling them is refused; expected arrays of numbers"
             ) from error
-        raise SourceMistake(
-            f"{KEY}: {file} is no whole .npz file ({error}); write it again with numpy.savez"
-        ) from error
+        raise SourceError(f"{KEY}: {file} is no whole .npz file ({error}); write it again with numpy.savez") from error
 
 
 def _loaded_samples(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -123,7 +121,7 @@ def _loaded_samples(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if isinstance(samples, Mapping):  # `return {...}` for one draw
         samples = [samples]
     if not isinstance(samples, Iterable):
-        raise SourceMistake(
+        raise SourceError(
             f"{title} returns {type(samples).__name__}, expected a generator or a list of mappings: input → array"
         )
     iterator, end = iter(samples), object()
@@ -133,7 +131,7 @@ def _loaded_samples(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             return
         name = f"{text.rpartition('/')[2]}[{index}]"
         if not isinstance(sample, Mapping):
-            raise SourceMistake(f"{KEY}: {name} is {type(sample).__name__}, expected a mapping: input → array")
+            raise SourceError(f"{KEY}: {name} is {type(sample).__name__}, expected a mapping: input → array")
         yield name, sample
 
 
@@ -155,7 +153,7 @@ def _checked(label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpec]) 
             mistakes += [f"{spec.name!r} {why}"] * bool(why)
     if mistakes:
         listing = "; ".join(map(str, specs))
-        raise SourceMistake(f"{KEY}: {label}: {'; '.join(mistakes)}\n  the model's inputs are: {listing}")
+        raise SourceError(f"{KEY}: {label}: {'; '.join(mistakes)}\n  the model's inputs are: {listing}")
     return feeds
 
 
@@ -193,7 +191,7 @@ def _sizes(label: str, feeds: Mapping[str, np.ndarray], specs: Sequence[InputSpe
                 continue
             known, first = sizes.setdefault(dim, (size, spec.name))
             if known != size:
-                raise SourceMistake(
+                raise SourceError(
                     f"{KEY}: {label}: the dim {dim!r} is {known} in {first!r} and {size} in {spec.name!r}"
                 )
     return {dim: size for dim, (size, _) in sizes.items()}

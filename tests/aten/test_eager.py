@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import library as registry
 
-from pipeline.errors import SourceMistake, Unsupported, UserMistake
+from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_torch import from_torch
 from pipeline.runtime import compile_graph
 from pipeline.runtime.eager import run_eager
@@ -24,7 +24,7 @@ def test_it_shows_every_op() -> None:
 
 def test_other_sizes_only_where_they_are_asked_for() -> None:
     graph = graph_of(Calls([lambda x: x * 2]), [torch.zeros(1, 3)])
-    with pytest.raises(UserMistake, match=r"float32\[2, 3\]; the graph declares float32\[1, 3\]"):
+    with pytest.raises(UsageError, match=r"float32\[2, 3\]; the graph declares float32\[1, 3\]"):
         run_eager(graph, {"tensors_0": torch.ones(2, 3)})
     (found,) = run_eager(graph, {"tensors_0": torch.ones(2, 3)}, check=False).outputs.values()
     assert found.tolist() == [[2.0] * 3] * 2
@@ -32,7 +32,7 @@ def test_other_sizes_only_where_they_are_asked_for() -> None:
 
 def test_what_is_not_given_is_named() -> None:
     graph = graph_of(torch.nn.Linear(2, 2), [torch.ones(1, 2)])
-    with pytest.raises(UserMistake, match=r"param 'p_weight' is not given[\s\S]*input 'input' is not given"):
+    with pytest.raises(UsageError, match=r"param 'p_weight' is not given[\s\S]*input 'input' is not given"):
         run_eager(graph, {"p_bias": torch.ones(2)})
 
 
@@ -58,5 +58,5 @@ def test_an_operator_that_torch_does_not_know() -> None:
     graph = graph_of(Calls([lambda x: x.exp()]), [torch.ones(2)])
     (op,) = graph.ops
     graph = replace(graph, ops=(replace(op, kind="mylib.exp.default"),))
-    with pytest.raises(SourceMistake, match=r"no operator mylib\.exp\.default; import the module that defines it"):
+    with pytest.raises(SourceError, match=r"no operator mylib\.exp\.default; import the module that defines it"):
         compile_graph(graph)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from pipeline.errors import SourceMistake, UserMistake
+from pipeline.errors import SourceError, UsageError
 from pipeline.runtime import compile_graph
 from pipeline.runtime.eager import run_eager
 from tests.aten.programs import compiled, feed_of, graph_of
@@ -87,7 +87,7 @@ def test_states_come_once() -> None:
     graph = graph_of(Swap(), [torch.ones(2)])
     program, feed = compile_graph(graph), feed_of(graph, [torch.ones(2)])
     assert [entry.name for entry in program.feed_signature] == ["x"]
-    with pytest.raises(UserMistake, match="states without a value: b_a, b_b"):
+    with pytest.raises(UsageError, match="states without a value: b_a, b_b"):
         program.run(feed)
     program.give_states({"b_a": torch.zeros(2)})
     program.run({**feed, "b_b": torch.ones(2)})
@@ -121,7 +121,7 @@ def test_weights_are_bound_where_they_lie() -> None:
 
 def test_weights_that_do_not_belong_are_all_named() -> None:
     graph = graph_of(torch.nn.Linear(2, 2), [torch.ones(1, 2)])
-    with pytest.raises(SourceMistake) as error:
+    with pytest.raises(SourceError) as error:
         compile_graph(graph, {"weight": torch.ones(3), "bais": torch.ones(2)})
     assert "'weight' is float32[3]; the graph declares float32[2, 2]" in str(error.value)
     assert "it has no 'bais'; did you mean 'bias'?" in str(error.value)
@@ -220,15 +220,15 @@ def test_a_run_that_fails_leaves_no_half_written_state() -> None:
     program, feed = compiled(Two(), [torch.ones(1, 2), torch.tensor([0]), torch.tensor([1])])
     program.run(feed)
     before = program.states()
-    with pytest.raises(UserMistake, match="index 9 is out of bounds"):
+    with pytest.raises(UsageError, match="index 9 is out of bounds"):
         program.run({**feed, "further": torch.tensor([9])})
     for ask in (program.states, lambda: program.run(feed)):
-        with pytest.raises(UserMistake, match="had begun to write to the states b_first, b_second: give all"):
+        with pytest.raises(UsageError, match="had begun to write to the states b_first, b_second: give all"):
             ask()
     program.give_states({name: before[name] for name in ("b_first", "b_second")})
     assert all(torch.equal(tensor, before[name]) for name, tensor in program.states().items())
     program.run(feed)
-    with pytest.raises(UserMistake):
+    with pytest.raises(UsageError):
         program.run({**feed, "at": torch.tensor([9])})
     program.reset_states()
     assert not any(tensor.any() for tensor in program.states().values())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import RunConfig
-from pipeline.errors import ConfigMistake
+from pipeline.errors import ConfigError
 
 BASE = """\
 model:
@@ -70,6 +70,6 @@ def test_a_source_can_be_exchanged(path: str, tmp_path: Path) -> None:
     ],
 )
 def test_messages(path: str, override: str, message: str) -> None:
-    with pytest.raises(ConfigMistake) as caught:
+    with pytest.raises(ConfigError) as caught:
         RunConfig.from_yaml(path, [override])
     assert str(caught.value) == message

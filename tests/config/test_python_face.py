@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.config import RunConfig, json_schema, locate, split_factory
-from pipeline.errors import ConfigMistake, SourceMistake
+from pipeline.errors import ConfigError, SourceError
 
 
 def test_from_mapping_resolves_against_base_dir(tmp_path: Path) -> None:
@@ -23,13 +23,13 @@ def test_from_mapping_resolves_against_base_dir(tmp_path: Path) -> None:
 
 
 def test_from_mapping_names_the_key() -> None:
-    with pytest.raises(ConfigMistake) as caught:
+    with pytest.raises(ConfigError) as caught:
         RunConfig.from_mapping({"model": {"onnx": "m.onnx", "seeds": 1}})
     assert str(caught.value) == "configuration: unknown key 'seeds' in model; did you mean 'seed'?"
 
 
 def test_a_text_for_a_list_is_named_as_a_list() -> None:
-    with pytest.raises(ConfigMistake) as caught:
+    with pytest.raises(ConfigError) as caught:
         RunConfig.from_mapping({"model": {"onnx": "m.onnx"}, "passes": {"keep": "qkv"}})
     assert str(caught.value) == "configuration: passes.keep: found 'qkv', expected a list: [\"qkv\"]"
 
@@ -71,14 +71,14 @@ def test_locate_finds_a_file_in_a_package_without_importing_it(tmp_path: Path, m
     monkeypatch.syspath_prepend(tmp_path)
     assert locate("package:never_imported/data/m.onnx") == package / "data" / "m.onnx"
     assert "never_imported" not in sys.modules
-    with pytest.raises(SourceMistake, match=r"has no such file; beside it lies: m\.onnx"):
+    with pytest.raises(SourceError, match=r"has no such file; beside it lies: m\.onnx"):
         locate("package:never_imported/data/n.onnx")
-    with pytest.raises(SourceMistake, match="expected package:<package>/<path inside it>"):
+    with pytest.raises(SourceError, match="expected package:<package>/<path inside it>"):
         locate("package:never_imported/../secret")
 
 
 def test_locate_names_the_extra() -> None:
-    with pytest.raises(SourceMistake) as caught:
+    with pytest.raises(SourceError) as caught:
         locate("package:not_installed_at_all/m.onnx")
     assert str(caught.value) == (
         "'package:not_installed_at_all/m.onnx': the package 'not_installed_at_all' is not installed; "
@@ -89,7 +89,7 @@ def test_locate_names_the_extra() -> None:
 def test_split_factory() -> None:
     assert split_factory("a/b.py:make") == ("a/b.py", "make")
     assert split_factory("a.b:make") == ("a.b", "make")
-    with pytest.raises(ConfigMistake, match=r"expected path/to/file.py:function or package.module:function"):
+    with pytest.raises(ConfigError, match=r"expected path/to/file.py:function or package.module:function"):
         split_factory("a.b.make")
 
 

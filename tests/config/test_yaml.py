@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import PassesConfig, RunConfig
-from pipeline.errors import ConfigMistake
+from pipeline.errors import ConfigError
 
 Write = Callable[[str, str], str]
 
@@ -27,7 +27,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def mistake(path: str, *overrides: str) -> str:
-    with pytest.raises(ConfigMistake) as caught:
+    with pytest.raises(ConfigError) as caught:
         RunConfig.from_yaml(path, overrides)
     return str(caught.value)
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from passes.errors import PassError
-from passes.groups import GROUPS
+from passes.policy.groups import GROUPS
 from passes.proof.numbers import TOLERANCES, Errors, Tolerance
 from passes.proof.prove import Power
-from passes.result import PassRow, Status, StructureVerdict
+from passes.run.result import PassRow, Status, StructureVerdict
 from pipeline.cli import INTERRUPTED
 from pipeline.config import json_schema
 from pipeline.errors import OnnxlineError

@@ -12,7 +12,7 @@ import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from kimi_k25_text_local import KimiK25TextForCausalLM, KimiTextConfig, fill, shrunk
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.export.static_cache import Decode, Prefill, causal_mask
 
 CONFIG = Path(__file__).parents[2] / "examples" / "kimi_k25_text_local" / "config.json"
@@ -117,7 +117,7 @@ def test_a_transformers_5_config_gives_the_same(config: KimiTextConfig) -> None:
 def test_what_is_not_computed_is_refused(tmp_path: Path) -> None:
     text = CONFIG.read_text().replace('"n_group": 1', '"n_group": 8').replace('"yarn"', '"linear"')
     (tmp_path / "other.json").write_text(text)
-    with pytest.raises(UserMistake, match=r"rope type = 'linear' \(computed: 'yarn'\); n_group = 8 \(computed: 1\)"):
+    with pytest.raises(UsageError, match=r"rope type = 'linear' \(computed: 'yarn'\); n_group = 8 \(computed: 1\)"):
         KimiTextConfig.from_json(tmp_path / "other.json")
-    with pytest.raises(UserMistake, match="has no factor, original_max_position_embeddings"):
+    with pytest.raises(UsageError, match="has no factor, original_max_position_embeddings"):
         KimiTextConfig.from_mapping({})

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipeline.config import ModelConfig
-from pipeline.errors import ConfigMistake, SourceMistake, Unsupported
+from pipeline.errors import ConfigError, SourceError, Unsupported
 from pipeline.export import TorchSource, load_source, run_torch
 
 Factory = Callable[..., ModelConfig]
@@ -96,7 +96,7 @@ def test_a_factory_in_a_module(configured: Factory, tmp_path: Path, monkeypatch:
 
 def test_a_factory_that_raises_is_named_with_its_last_line(factory: Factory, tmp_path: Path) -> None:
     config = factory("def inner():\n    raise KeyError('width')\n\ndef make():\n    inner()\n")
-    with pytest.raises(SourceMistake) as caught:
+    with pytest.raises(SourceError) as caught:
         load_source(config)
     file = tmp_path / "net.py"
     assert (
@@ -139,24 +139,24 @@ def test_a_factory_that_raises_is_named_with_its_last_line(factory: Factory, tmp
     ],
 )
 def test_messages(factory: Factory, code: str, message: str) -> None:
-    with pytest.raises(SourceMistake, match=message):
+    with pytest.raises(SourceError, match=message):
         load_source(factory(code))
 
 
 def test_a_missing_module_is_named_without_a_line_of_ours(configured: Factory) -> None:
-    with pytest.raises(SourceMistake, match=r"importing no_such_mod raises ModuleNotFoundError: No module .*'$"):
+    with pytest.raises(SourceError, match=r"importing no_such_mod raises ModuleNotFoundError: No module .*'$"):
         load_source(configured(factory="no_such_mod:make"))
-    with pytest.raises(ConfigMistake, match=r"model.factory: found '.:make', expected path/to/file.py:function"):
+    with pytest.raises(ConfigError, match=r"model.factory: found '.:make', expected path/to/file.py:function"):
         load_source(configured(factory=".:make"))
 
 
 def test_a_missing_file_is_named(configured: Factory, tmp_path: Path) -> None:
-    with pytest.raises(SourceMistake, match=re.escape(f"no file '{tmp_path}/gone.py'")):
+    with pytest.raises(SourceError, match=re.escape(f"no file '{tmp_path}/gone.py'")):
         load_source(configured(factory="gone.py:make"))
 
 
 def test_wrong_shapes_name_the_module_and_the_declared_inputs(factory: Factory) -> None:
-    with pytest.raises(SourceMistake) as caught:
+    with pytest.raises(SourceError) as caught:
         load_source(factory(LINEAR, inputs={"input": {"shape": [2, 5]}}))
     message = str(caught.value)
     assert message.startswith("the model raises on its example inputs in module '0' (")
@@ -173,15 +173,15 @@ def test_wrong_shapes_name_the_module_and_the_declared_inputs(factory: Factory) 
     ],
 )
 def test_declared_inputs_are_checked(factory: Factory, inputs: dict[str, object], message: str) -> None:
-    with pytest.raises(SourceMistake, match=re.escape(message)):
+    with pytest.raises(SourceError, match=re.escape(message)):
         load_source(factory(LINEAR, inputs=inputs))
 
 
 def test_a_declaration_must_fit_the_example(factory: Factory) -> None:
     code = "def make():\n    return nn.Linear(4, 2), (torch.ones(2, 4),)\n"
-    with pytest.raises(SourceMistake, match=re.escape("declared int64[b, 4], but the example is float32[2, 4]")):
+    with pytest.raises(SourceError, match=re.escape("declared int64[b, 4], but the example is float32[2, 4]")):
         load_source(factory(code, inputs={"input": {"shape": ["b", 4], "dtype": "int64"}}))
-    with pytest.raises(SourceMistake, match=re.escape("the example has no tensor 'x'; it has: input")):
+    with pytest.raises(SourceError, match=re.escape("the example has no tensor 'x'; it has: input")):
         load_source(factory(code, inputs={"x": {"shape": ["b", 4]}}))
 
 
@@ -217,7 +217,7 @@ class Net(nn.Module):
 
 
 def test_the_line_of_the_users_forward_is_named(factory: Factory, tmp_path: Path) -> None:
-    with pytest.raises(SourceMistake) as caught:
+    with pytest.raises(SourceError) as caught:
         load_source(factory(f"{NET}\nmake = Net\n", inputs={"x": {"shape": [2, 5]}}))
     place = f"{tmp_path}/net.py:11: return self.inner(x)"
     assert f"in module 'inner' ({place}): RuntimeError: mat1 and mat2" in str(caught.value)
@@ -241,7 +241,7 @@ def test_wrappers_are_taken_off_and_named(factory: Factory, wrapped: str) -> Non
 )
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_modules_of_torch_jit_are_refused_in_a_sentence(factory: Factory, scripted: str) -> None:
-    with pytest.raises(SourceMistake, match=r"which torch.export cannot trace; return the original nn.Module"):
+    with pytest.raises(SourceError, match=r"which torch.export cannot trace; return the original nn.Module"):
         load(factory(f"{NET}\ndef make():\n    return {scripted}, (torch.ones(2, 4),)\n"))
 
 
@@ -260,13 +260,13 @@ def test_modules_of_torch_jit_are_refused_in_a_sentence(factory: Factory, script
 )
 def test_examples_and_outputs_that_no_graph_has(factory: Factory, returned: str, message: str) -> None:
     sparse = "class Sparse(nn.Module):\n    def forward(self, x):\n        return x.to_sparse()\n"
-    with pytest.raises((SourceMistake, Unsupported), match=re.escape(message)):
+    with pytest.raises((SourceError, Unsupported), match=re.escape(message)):
         load(factory(f"{NET}\n{sparse}\ndef make():\n    return {returned}\n"))
 
 
 def test_a_module_without_values_is_refused_where_numbers_are_needed(factory: Factory) -> None:
     source = load(factory(f"{NET}\ndef make():\n    return Net().to('meta'), (torch.ones(2, 4),)\n"))
-    with pytest.raises(SourceMistake, match=r"has no value for 'inner.weight', which is on the meta device"):
+    with pytest.raises(SourceError, match=r"has no value for 'inner.weight', which is on the meta device"):
         run_torch(source, {"x": torch.ones(2, 4)})
 
 
@@ -282,5 +282,5 @@ def test_a_checkpoint_with_a_prefix_is_loaded_and_named(factory: Factory, tmp_pa
 
 def test_a_checkpoint_with_other_things_in_it_is_named(factory: Factory, tmp_path: Path) -> None:
     torch.save({"model": {"inner.bias": torch.ones(2)}, "epoch": 3}, tmp_path / "w.pt")
-    with pytest.raises(SourceMistake, match=r"found a mapping with dict at 'model', expected a mapping of name to"):
+    with pytest.raises(SourceError, match=r"found a mapping with dict at 'model', expected a mapping of name to"):
         load(factory(f"{NET}\nmake = Net\n", inputs={"x": {"shape": [2, 4]}}, checkpoint="w.pt"))

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from passes.draw import dtype_named
+from passes.proof.draw import dtype_named
 from pipeline.config import DTYPES, InputConfig
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.export import InputSpec, draw_inputs
 from pipeline.export.inputs import input_spec, named_dims
 
@@ -68,14 +68,14 @@ def test_whole_numbers_stop_before_the_upper_end() -> None:
     ],
 )
 def test_a_range_that_does_not_suit_the_dtype(dtype: str, bounds: tuple[float, float], message: str) -> None:
-    with pytest.raises(SourceMistake) as caught:
+    with pytest.raises(SourceError) as caught:
         input_spec("x", InputConfig(range=bounds), (1,), dtype)
     assert str(caught.value) == message
 
 
 def test_named_dims_need_a_size() -> None:
     assert named_dims([X, replace(X, shape=("seq", "batch"))]) == ("batch", "seq")
-    with pytest.raises(SourceMistake) as caught:
+    with pytest.raises(SourceError) as caught:
         draw_inputs([X], {"seq": 2}, 0)
     assert str(caught.value) == "input 'x': no size for the dim 'batch'; put it into model.dims"
 

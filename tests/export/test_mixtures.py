@@ -15,7 +15,7 @@ import torch
 from onnx import numpy_helper
 
 from pipeline.config import ExportConfig, ModelConfig
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.export import TorchSource, draw_inputs, export_onnx, load_source, run_torch
 
 Configured = Callable[..., ModelConfig]
@@ -168,7 +168,7 @@ def test_a_model_without_experts_is_not_spoken_of(configured: Configured) -> Non
 
 def test_a_loop_over_the_experts_is_refused_with_the_way_out(configured: Configured) -> None:
     source = load(configured, "MixtralModel", {**MIXTRAL, "experts_implementation": "eager"})
-    with pytest.raises(SourceMistake) as caught:
+    with pytest.raises(SourceError) as caught:
         export_onnx(source, ExportConfig())
     message = str(caught.value)
     assert "in module 'layers.0.mlp.experts'" in message

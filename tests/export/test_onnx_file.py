@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.config import ModelConfig
-from pipeline.errors import ConfigMistake, SourceMistake, Unsupported
+from pipeline.errors import ConfigError, SourceError, Unsupported
 from pipeline.export import OnnxSource, load_source
 
 Configured = Callable[..., ModelConfig]
@@ -44,7 +44,7 @@ def load(configured: Configured, **model: Any) -> OnnxSource:
     return source
 
 
-def refusal(configured: Configured, kind: type[Exception] = SourceMistake, **model: Any) -> str:
+def refusal(configured: Configured, kind: type[Exception] = SourceError, **model: Any) -> str:
     with pytest.raises(kind) as caught:
         load(configured, **model)
     return str(caught.value)
@@ -93,7 +93,7 @@ def test_declarations_are_checked(configured: Configured, tmp_path: Path, inputs
 
 def test_a_dim_that_the_file_does_not_have(configured: Configured, tmp_path: Path) -> None:
     write(tmp_path / "m.onnx", ["N", 4])
-    message = refusal(configured, ConfigMistake, dims={"N": [2], "M": [2]})
+    message = refusal(configured, ConfigError, dims={"N": [2], "M": [2]})
     assert message == "model.dims: no input has a dim named 'M'; the named dims are: N"
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pipeline.config import ModelConfig, RunConfig
-from pipeline.errors import ConfigMistake, SourceMistake
+from pipeline.errors import ConfigError, SourceError
 from pipeline.export import TorchSource, draw_inputs, load_source, run_torch
 from tests.export.tiny_pretrained import FAMILIES, save_tiny
 
@@ -104,7 +104,7 @@ def test_declared_inputs_refine_or_replace_what_is_derived(configured: Configure
 
 def test_another_class_takes_its_part_and_says_what_is_left(configured: Configured, folder: Path) -> None:
     section = {"folder": str(folder), "class": "BertModel", "config": {"attn_implementation": "eager"}}
-    with pytest.raises(SourceMistake, match=r"does not fit BertModel: 2 missing: pooler.dense.bias, pooler"):
+    with pytest.raises(SourceError, match=r"does not fit BertModel: 2 missing: pooler.dense.bias, pooler"):
         load_source(configured(transformers=section))
     source = load_source(configured(transformers={**section, "class": "BertLMHeadModel", "config": {}}))
     assert isinstance(source, TorchSource) and type(source.module).__name__ == "BertLMHeadModel"
@@ -133,7 +133,7 @@ def test_random_weights_are_called_random(configured: Configured) -> None:
 
 def test_folders_that_lack_something(configured: Configured, changed: Path) -> None:
     def refusal(**section: Any) -> str:
-        with pytest.raises(SourceMistake) as caught:
+        with pytest.raises(SourceError) as caught:
             load_source(configured(transformers={"folder": str(changed), **section}))
         assert "\n" not in str(caught.value)
         return str(caught.value)
@@ -177,13 +177,11 @@ def test_folders_that_lack_something(configured: Configured, changed: Path) -> N
     ],
 )
 def test_settings_that_contradict_each_other(configured: Configured, section: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigMistake) as caught:
+    with pytest.raises(ConfigError) as caught:
         configured(transformers=section)
     assert message in str(caught.value)
 
 
 def test_neither_folder_nor_mapping(configured: Configured) -> None:
-    with pytest.raises(
-        ConfigMistake, match=r"found a list, expected a folder that save_pretrained wrote, or a mapping"
-    ):
+    with pytest.raises(ConfigError, match=r"found a list, expected a folder that save_pretrained wrote, or a mapping"):
         configured(transformers=["a"])

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.export import save_model
 from pipeline.export.quiet import quiet
 
@@ -59,7 +59,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ir, "save", full)
-    with pytest.raises(UserMistake, match="cannot be written: No space left on device; free space or choose --out"):
+    with pytest.raises(UsageError, match="cannot be written: No space left on device; free space or choose --out"):
         save_model(model(20), path)
     assert path.read_bytes() == before
     assert [one.name for one in tmp_path.iterdir()] == ["model.onnx"]
@@ -67,7 +67,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserMistake, match="cannot be written"):
+    with pytest.raises(UsageError, match="cannot be written"):
         save_model(model(10), tmp_path / "file" / "model.onnx")
 
 

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.export.shards import read_shards
 
 INDEX = "model.safetensors.index.json"
@@ -89,7 +89,7 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
 @pytest.mark.parametrize(("damage", "said"), DAMAGES, ids=[said[:24] for _, said in DAMAGES])
 def test_a_damaged_shard_is_named(checkpoint: Path, damage: Callable[[Path], object], said: str) -> None:
     damage(checkpoint / "model-00002-of-00002.safetensors")
-    with pytest.raises(SourceMistake, match=rf"1 mistake\(s\).*\n  model-00002-of-00002.safetensors: .*{said}"):
+    with pytest.raises(SourceError, match=rf"1 mistake\(s\).*\n  model-00002-of-00002.safetensors: .*{said}"):
         read_shards(checkpoint)
 
 
@@ -97,7 +97,7 @@ def test_all_mistakes_are_told_at_once(checkpoint: Path) -> None:
     placed = json.loads((checkpoint / INDEX).read_text())["weight_map"]
     (checkpoint / INDEX).write_text(json.dumps({"weight_map": {**placed, "d": "gone.safetensors", "e": placed["c"]}}))
     (checkpoint / placed["a"]).write_bytes(b"short")
-    with pytest.raises(SourceMistake) as caught:
+    with pytest.raises(SourceError) as caught:
         read_shards(checkpoint)
     lines = str(caught.value).splitlines()
     assert "3 mistake(s)" in lines[0]
@@ -108,12 +108,12 @@ def test_all_mistakes_are_told_at_once(checkpoint: Path) -> None:
 @pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/etc/hostname", "sub/one.safetensors"])
 def test_an_index_does_not_lead_out_of_the_folder(checkpoint: Path, name: str) -> None:
     (checkpoint / INDEX).write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(SourceMistake, match="leaves the folder"):
+    with pytest.raises(SourceError, match="leaves the folder"):
         read_shards(checkpoint)
 
 
 def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     for path in (tmp_path, tmp_path / "pytorch_model.bin"):
-        with pytest.raises(SourceMistake, match="only where they lie in safetensors"):
+        with pytest.raises(SourceError, match="only where they lie in safetensors"):
             read_shards(path)

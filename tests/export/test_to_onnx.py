@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pipeline.config import ExportConfig, ModelConfig
-from pipeline.errors import ConfigMistake, SourceMistake, Unsupported, UserMistake
+from pipeline.errors import ConfigError, SourceError, Unsupported, UsageError
 from pipeline.export import ExportedModel, TorchSource, export_onnx, load_source, run_torch
 
 Make = Callable[..., ModelConfig]
@@ -107,10 +107,10 @@ make = lambda: (Net(), (torch.rand(2, 2), torch.rand(2, 2)))
     exported = export(config, input_names=["relu", "right"], output_names=["matmul", "last"])
     assert (exported.inputs, exported.outputs) == (("relu", "right"), ("matmul", "last"))
     assert_agrees(exported)
-    with pytest.raises(ConfigMistake) as caught:
+    with pytest.raises(ConfigError) as caught:
         export(config, output_names=["one"])
     assert str(caught.value) == "export.output_names: 1 names, but the model has 2 tensors there: output_0, output_1"
-    with pytest.raises(ConfigMistake, match="'x' names an input and an output; a graph needs two names"):
+    with pytest.raises(ConfigError, match="'x' names an input and an output; a graph needs two names"):
         export(config, output_names=["x", "z"])
 
 
@@ -157,7 +157,7 @@ make = Net
 
 
 def test_a_dim_that_came_out_constant_is_named(factory: Make) -> None:
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UsageError) as caught:
         export(factory(BAKED.format(size=2), inputs={"x": {"shape": ["batch", 4]}}))
     assert str(caught.value).startswith(
         "input 'x', axis 0: the dim 'batch' was asked to be dynamic and came out as the constant 2"
@@ -167,7 +167,7 @@ def test_a_dim_that_came_out_constant_is_named(factory: Make) -> None:
 def test_two_names_for_one_dim(factory: Make) -> None:
     code = "class Net(nn.Module):\n    def forward(self, x, y):\n        return x + y\n\nmake = Net\n"
     inputs = {"x": {"shape": ["rows", 4]}, "y": {"shape": ["lines", 4]}}
-    with pytest.raises(UserMistake, match="the dims 'rows' and 'lines' are always equal in this model"):
+    with pytest.raises(UsageError, match="the dims 'rows' and 'lines' are always equal in this model"):
         export(factory(code, inputs=inputs))
 
 
@@ -205,7 +205,7 @@ def test_starred_parameters(factory: Make, assert_agrees: Agrees) -> None:
     if torch.__version__ >= "2.15":
         assert_agrees(export(dynamic), batch=3)
         return
-    with pytest.raises(SourceMistake, match=r"name the input in forward's signature: torch 2\.13 fails on"):
+    with pytest.raises(SourceError, match=r"name the input in forward's signature: torch 2\.13 fails on"):
         export(dynamic)
 
 
@@ -255,7 +255,7 @@ make = lambda: (Net(), (torch.rand(4, 4),))
 
 
 def test_a_model_that_cannot_be_traced(factory: Make, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SourceMistake) as caught:
+    with pytest.raises(SourceError) as caught:
         export(factory(FAILING.format(body="return x + 1 if x.sum() > 0 else x")))
     message = str(caught.value)
     assert message.startswith("torch.export cannot trace the model in module 'inner'\n  at ")

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from pipeline.config import ModelConfig
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.export import TorchSource, load_source, run_torch
 
 Configured = Callable[..., ModelConfig]
@@ -40,7 +40,7 @@ def bert(configured: Configured, **section: Any) -> TorchSource:
 
 
 def refusal(configured: Configured, **section: Any) -> str:
-    with pytest.raises(SourceMistake) as caught:
+    with pytest.raises(SourceError) as caught:
         bert(configured, **section)
     return str(caught.value)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pipeline.config import ExportConfig, ModelConfig
-from pipeline.errors import SourceMistake, Unsupported
+from pipeline.errors import SourceError, Unsupported
 from pipeline.export import TorchSource, export_onnx, load_source
 
 CODE = """from torch import library
@@ -42,7 +42,7 @@ make = lambda: (Net(), (torch.rand(4, 4),))
 def refusal(factory: Callable[..., ModelConfig], name: str, body: str) -> list[str]:
     source = load_source(factory(CODE.format(name=name, body=body)))
     assert isinstance(source, TorchSource)
-    with pytest.raises((Unsupported, SourceMistake)) as caught:
+    with pytest.raises((Unsupported, SourceError)) as caught:
         export_onnx(source, ExportConfig())
     return str(caught.value).splitlines()
 

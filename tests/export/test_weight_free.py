@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pipeline.config import ExportConfig, ModelConfig
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.export import ExportedModel, TorchSource, export_onnx, load_source
 from pipeline.export.key_names import Rule, best_rule, pieces_of
 from pipeline.export.shards import read_shards
@@ -103,7 +103,7 @@ def test_everything_that_does_not_fit_is_told_at_once(factory: Factory, tmp_path
     state["head.weight"] = state["head.weight"][:20].contiguous()
     state["table.weight"] = state["table.weight"].half()
     safetensors.torch.save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(SourceMistake) as caught:
+    with pytest.raises(SourceError) as caught:
         referred(weightless(factory(NET, inputs=IDS, args={"lost": True})), tmp_path)
     first, *lines, last = map(str.strip, str(caught.value).splitlines())
     assert first.endswith("does not fit the model: 4 mistake(s)")
@@ -154,7 +154,7 @@ def test_names_of_pieces() -> None:
         ["layers.3.experts.1.gate", "layers.3.experts.1.up"],
     ]
     assert pieces_of("layers.3.mlp.down", 2, pieces) == []
-    with pytest.raises(SourceMistake, match=r"'x.#' has 0 stars, expected 1"):
+    with pytest.raises(SourceError, match=r"'x.#' has 0 stars, expected 1"):
         pieces_of("a.up", 1, {"*.up": ["x.#"]})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import SourceMistake, Unsupported
+from pipeline.errors import SourceError, Unsupported
 from pipeline.importers.from_onnx import elementwise
 from pipeline.importers.from_onnx.node import Node
 from tests.importers.pictures import ops
@@ -316,7 +316,7 @@ LEFT_OVER = {
 @pytest.mark.parametrize("node", LEFT_OVER)
 def test_what_no_importer_reads_is_refused(node: str) -> None:
     inputs = "float[5, 2, 3] x, float[1, 16, 3] w, float[1, 16, 4] r, float[3] s"
-    with pytest.raises((Unsupported, SourceMistake)) as caught:
+    with pytest.raises((Unsupported, SourceError)) as caught:
         ops(f"g ({inputs}) => (z) {{ {node} }}", 17)
     assert LEFT_OVER[node] in str(caught.value)
 

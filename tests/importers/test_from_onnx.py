@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from pipeline.errors import InternalError, SourceMistake, Unsupported, UserMistake
+from pipeline.errors import InternalError, SourceError, Unsupported, UsageError
 from pipeline.importers import from_onnx
 from pipeline.importers.from_onnx.contrib_shapes import SHAPES
 from pipeline.importers.from_onnx.tables import FAMILIES, importers, join
@@ -124,7 +124,7 @@ def test_a_function_of_onnx_behind_an_unknown_operator_is_refused() -> None:
 )
 def test_what_cannot_be_folded_is_the_models_mistake(broken: str) -> None:
     text = f'<ir_version: 9, opset_import: ["": 20]> g (float[3] x) => (float[3] y) {{ {broken} y = Expand (x, z) }}'
-    with pytest.raises(UserMistake):
+    with pytest.raises(UsageError):
         from_onnx(onnx.parser.parse_model(text))
 
 
@@ -203,7 +203,7 @@ def test_external_data_is_mapped(tmp_path: Path) -> None:
 def test_a_proto_with_external_data_needs_its_folder(tmp_path: Path) -> None:
     proto = onnx.load(saved(tmp_path), load_external_data=False)
     assert np.array_equal(weight_of(from_onnx(proto, base_dir=tmp_path)), WEIGHT)
-    with pytest.raises(SourceMistake, match="pass base_dir="):
+    with pytest.raises(SourceError, match="pass base_dir="):
         from_onnx(proto)
 
 
@@ -213,14 +213,14 @@ def test_external_data_stays_in_the_folder(tmp_path: Path, location: str) -> Non
     folder.mkdir()
     (tmp_path / "w.bin").write_bytes(WEIGHT.tobytes())
     (folder / "out").symlink_to(tmp_path)
-    with pytest.raises(SourceMistake, match=r"outside of the model's folder|names no file"):
+    with pytest.raises(SourceError, match=r"outside of the model's folder|names no file"):
         from_onnx(saved(folder, location))
 
 
 def test_a_data_file_cut_short_is_named(tmp_path: Path) -> None:
     path = saved(tmp_path)
     (tmp_path / "w.bin").write_bytes(bytes(20))
-    with pytest.raises(SourceMistake, match=r"w\.bin ends before initializer 'w' does \(20 bytes, needs 96\)"):
+    with pytest.raises(SourceError, match=r"w\.bin ends before initializer 'w' does \(20 bytes, needs 96\)"):
         from_onnx(path)
 
 
@@ -237,7 +237,7 @@ def test_a_weight_free_model_has_specs_and_no_payload(tmp_path: Path) -> None:
 def test_trainable_takes_names_and_globs() -> None:
     roles = {value.name: value.role for value in imported(MLP, trainable=["[wb]"]).values}
     assert (roles["w"], roles["b"]) == ("param", "param")
-    with pytest.raises(UserMistake, match=r"no initializer that 'weight\.\*' names or matches"):
+    with pytest.raises(UsageError, match=r"no initializer that 'weight\.\*' names or matches"):
         imported(MLP, trainable=["w", "weight.*"])
 
 
@@ -258,7 +258,7 @@ def test_dims_are_bound() -> None:
 
 
 def test_open_sizes_are_listed_with_what_to_pass() -> None:
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UsageError) as caught:
         imported(DYNAMIC, dims={"batch": 2})
     assert str(caught.value) == (
         "4 values have no static shape ('x': float32[2, 'seq', 4], 's': nothing known, 't': nothing known, "
@@ -268,10 +268,10 @@ def test_open_sizes_are_listed_with_what_to_pass() -> None:
 
 def test_dims_that_no_input_has_are_refused() -> None:
     with pytest.raises(
-        UserMistake, match="dims: found 'bach', expected names of dimensions of the inputs: 'batch', 'seq'"
+        UsageError, match="dims: found 'bach', expected names of dimensions of the inputs: 'batch', 'seq'"
     ):
         imported(DYNAMIC, dims={"bach": 2})
-    with pytest.raises(UserMistake, match="found 'seq': -1"):
+    with pytest.raises(UsageError, match="found 'seq': -1"):
         imported(DYNAMIC, dims={"batch": 2, "seq": -1})
 
 
@@ -287,10 +287,10 @@ def test_a_shape_fixes_the_dims_that_it_names() -> None:
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UserMistake, match="shapes: found 'y', expected names of inputs: 'x'"):
+    with pytest.raises(UsageError, match="shapes: found 'y', expected names of inputs: 'x'"):
         imported(DYNAMIC, shapes={"y": (2, 3, 4)})
     for shape in [(2, 3, 5), (2, 3)]:
-        with pytest.raises(UserMistake, match=r"does not fit the model's \['batch', 'seq', 4\]"):
+        with pytest.raises(UsageError, match=r"does not fit the model's \['batch', 'seq', 4\]"):
             imported(DYNAMIC, shapes={"x": shape})
 
 
@@ -325,16 +325,16 @@ INVALID = {
 @pytest.mark.parametrize("case", INVALID)
 def test_an_invalid_model_is_named(case: str) -> None:
     body, expected = INVALID[case]
-    with pytest.raises(SourceMistake) as caught:
+    with pytest.raises(SourceError) as caught:
         from_onnx(model(f"g (float[3] x) => (float[3] y) {{ {body} }}"))
     assert expected in str(caught.value)
 
 
 def test_files_that_are_no_model(tmp_path: Path) -> None:
-    with pytest.raises(SourceMistake, match=r"no ONNX file at .*none\.onnx"):
+    with pytest.raises(SourceError, match=r"no ONNX file at .*none\.onnx"):
         from_onnx(tmp_path / "none.onnx")
     (tmp_path / "bad.onnx").write_bytes(b"\xff\xff\xff")
-    with pytest.raises(SourceMistake, match=r"bad\.onnx is not a readable ONNX file \(3 bytes"):
+    with pytest.raises(SourceError, match=r"bad\.onnx is not a readable ONNX file \(3 bytes"):
         from_onnx(tmp_path / "bad.onnx")
 
 
@@ -343,7 +343,7 @@ def test_old_opsets_and_odd_types_are_unsupported() -> None:
         imported(MLP, 6)
     with pytest.raises(Unsupported, match="value 'x' has the ONNX element type STRING"):
         imported("g (string[2] x) => (string[2] y) { y = Identity(x) }")
-    with pytest.raises(SourceMistake, match="holds no graph"):
+    with pytest.raises(SourceError, match="holds no graph"):
         from_onnx(onnx.ModelProto())
 
 

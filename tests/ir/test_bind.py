@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import SourceMistake, UserMistake
+from pipeline.errors import SourceError, UsageError
 from pipeline.ir import Graph, bind_dims, check, dims_of, from_text, to_text
 from pipeline.ir.expression import evaluate, names_in
 
@@ -40,20 +40,20 @@ def test_every_name_becomes_a_number(graph: Graph) -> None:
 
 
 def test_every_violation_is_named(graph: Graph) -> None:
-    with pytest.raises(UserMistake) as error:
+    with pytest.raises(UsageError) as error:
         bind_dims(graph, {"n": 65})
     assert "n = 65 is not in 2 .. 64" in str(error.value)
     assert "the trace relies on Eq(Mod(n, 2), 0)" in str(error.value)
-    with pytest.raises(UserMistake, match=r"relies on Ne\(Mod\(n, n - 2\), 1\)"):
+    with pytest.raises(UsageError, match=r"relies on Ne\(Mod\(n, n - 2\), 1\)"):
         bind_dims(graph, {"n": 2})  # it cannot even be worked out there
-    with pytest.raises(UserMistake, match=r"no dim 'N'; its dims are n\n  - the dim 'n' has no size"):
+    with pytest.raises(UsageError, match=r"no dim 'N'; its dims are n\n  - the dim 'n' has no size"):
         bind_dims(graph, {"N": 4})
 
 
 def test_dims_follow_from_shapes(graph: Graph) -> None:
     assert dims_of(graph, {"x": (6, 3), "y": (12,)}) == {"n": 6}
     assert dims_of(graph, {"y": (12,)}) == {"n": 6}
-    with pytest.raises(UserMistake, match=r"'y' is \[11\]; the graph has \['2\*n'\]"):
+    with pytest.raises(UsageError, match=r"'y' is \[11\]; the graph has \['2\*n'\]"):
         dims_of(graph, {"x": (6, 3), "y": (11,)})
 
 
@@ -80,5 +80,5 @@ def test_expressions(expression: str, value: float) -> None:
 def test_only_expressions() -> None:
     assert names_in("Max(1, n) + m") == {"n", "m"}
     for text in ("__import__('os')", "n.real", "n +", "[n]"):
-        with pytest.raises(SourceMistake, match="is no expression of named dims"):
+        with pytest.raises(SourceError, match="is no expression of named dims"):
             evaluate(text, {"n": 1})

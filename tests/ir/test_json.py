@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.ir import Builder, Graph, KernelSpec, TensorSpec, from_json, to_json
 from tests.ir.graphs import graphs
 
@@ -104,6 +104,6 @@ MISTAKES = {
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_mistake_has_a_place(case: str) -> None:
     data, expected = MISTAKES[case]
-    with pytest.raises(SourceMistake) as caught:
+    with pytest.raises(SourceError) as caught:
         from_json(data)
     assert expected in str(caught.value)

@@ -8,7 +8,7 @@ import struct
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from pipeline.ir import Builder, Graph, IRSyntaxMistake, KernelSpec, TensorSpec, check, from_text, to_text
+from pipeline.ir import Builder, Graph, IRSyntaxError, KernelSpec, TensorSpec, check, from_text, to_text
 from tests.ir.graphs import graphs
 
 F32 = TensorSpec((2, 4), "float32")
@@ -118,7 +118,7 @@ MISTAKES = {
 @pytest.mark.parametrize("text", MISTAKES)
 def test_a_mistake_has_a_place(text: str) -> None:
     line, column, found, expected = MISTAKES[text]
-    with pytest.raises(IRSyntaxMistake) as caught:
+    with pytest.raises(IRSyntaxError) as caught:
         from_text(text)
     mistake = caught.value
     assert (mistake.line, mistake.column, mistake.found) == (line, column, found)

@@ -15,7 +15,7 @@ from torch import nn
 import onnxline
 import passes
 import pipeline
-from passes.own_names import ROOT
+from passes.worker.own_names import ROOT
 from tests.passes.models import attention
 
 MINE = {"passes.py": "", "pipeline/__init__.py": "", "onnxline.py": ""}
@@ -31,7 +31,7 @@ assert run.to_proto() == onnx.load("out.onnx")
 try:
     onnxline.optimize("in.onnx", keep=["qvk"])
 except onnxline.OnnxlineError as error:
-    print(type(error) is onnxline.PolicyMistake, run.structures[0].kept, passes.MINE, onnxline.PREFIX)
+    print(type(error) is onnxline.PolicyError, run.structures[0].kept, passes.MINE, onnxline.PREFIX)
 """
 
 

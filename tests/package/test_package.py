@@ -17,12 +17,12 @@ import yaml
 from typer.testing import CliRunner
 
 import onnxline
-from passes.audited.text import FORMAT_VERSION as AUDIT
-from passes.own_names import ROOT
-from passes.policy import Policy
+from passes.advisories.text import FORMAT_VERSION as AUDIT
+from passes.policy.policy import Policy
+from passes.worker.own_names import ROOT
 from pipeline.cli import app
 from pipeline.config import RunConfig
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.regression.baseline import FORMAT_VERSION as BASELINE
 from pipeline.run import Pipeline
 from tests.docs.pages import rows
@@ -37,7 +37,7 @@ del os.sched_getaffinity, os.sched_setaffinity, os.sysconf, os.fork, os.register
 
 SCRIPT = """
 import os, passes
-from passes.isolate import Worker
+from passes.worker.client import Worker
 from pipeline.workspace import Workspace
 from pathlib import Path
 run = passes.optimize("in.onnx", ["fuse_qkv"], keep=["qkv"])
@@ -93,7 +93,7 @@ def test_a_starter_is_a_configuration(kind: str, tmp_path: Path, monkeypatch: py
     Policy((), everything.passes.keep).check((), ())
     again = CliRunner().invoke(app, ["init", kind])
     assert str(again.exception) == f"{kind}.yaml is there already; name another file with --out"
-    assert isinstance(again.exception, UserMistake)
+    assert isinstance(again.exception, UsageError)
 
 
 @pytest.mark.parametrize("kind", ["onnx-file", pytest.param("vit", marks=pytest.mark.slow)])

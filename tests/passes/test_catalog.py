@@ -11,19 +11,19 @@ import onnxoptimizer
 import onnxsim.onnxsim_cpp2py_export as native_onnxsim
 import pytest
 
-from passes.base import Workbench
 from passes.catalog import Entry, catalog, pass_names, rows_of
 from passes.catalog.described import DESCRIBED
 from passes.catalog.entry import UNDESCRIBED
 from passes.catalog.shown import find, show
-from passes.destroys import DESTROYS
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from passes.external.installed import require
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim import OnnxSim
-from passes.groups import GROUPS, groups_of, in_group
 from passes.model.weights import DetachedModel
-from passes.policy import Policy
+from passes.policy.groups import GROUPS, groups_of, in_group
+from passes.policy.known_effects import DESTROYS
+from passes.policy.policy import Policy
+from passes.step import Workbench
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_a_name_means_the_pass_itself_or_those_of_that_name_inside_of_steps(rows
     assert [row.name for row in find("fuse_qkv", rows)] == ["fuse_qkv"]
     assert [row.name for row in find("onnxsim/fuse_qkv", rows)] == ["onnxsim/fuse_qkv"]
     assert [row.name for row in find("fuse_rope", rows)] == ["onnxsim/fuse_rope"]
-    with pytest.raises(PolicyMistake, match=r"no pass named 'fuse_qvk'; did you mean 'fuse_qkv'\?"):
+    with pytest.raises(PolicyError, match=r"no pass named 'fuse_qvk'; did you mean 'fuse_qkv'\?"):
         find("fuse_qvk", rows)
 
 
@@ -196,7 +196,7 @@ def in_group_of(glob: str, name: str) -> bool:
 
 def test_a_group_may_be_skipped_where_nothing_of_it_runs() -> None:
     Policy(("quantizing",)).check(["fuse_qkv"], ["fuse_qkv"])
-    with pytest.raises(PolicyMistake, match=r"did you mean 'quantizing'\?"):
+    with pytest.raises(PolicyError, match=r"did you mean 'quantizing'\?"):
         Policy(("quantising",)).check(["fuse_qkv"], ["fuse_qkv"])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from passes.base import Workbench
 from passes.model.canonical import Reading, meanings_of, read
 from passes.model.weights import DetachedModel
 from passes.proof.base import Base
@@ -14,6 +13,7 @@ from passes.proof.moved import Mover
 from passes.proof.moves import inferred_shapes
 from passes.proof.part import part_of
 from passes.proof.prove import Measurement, Prover
+from passes.step import Workbench
 from tests.passes.models import detached, matrix, model_of
 
 BEFORE = """

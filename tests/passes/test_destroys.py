@@ -5,11 +5,11 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from passes.base import Workbench
 from passes.catalog import Entry, catalog
 from passes.catalog.alone import alone
 from passes.catalog.picture import picture_of, read_picture
-from passes.destroys import DESTROYS
+from passes.policy.known_effects import DESTROYS
+from passes.step import Workbench
 from passes.structures import structure_of
 from tests.passes.models import attention, detached, model_of
 from tests.passes.structures.pictures import drawn, found

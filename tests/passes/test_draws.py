@@ -10,9 +10,9 @@ import onnxoptimizer
 import pytest
 
 import passes
-from passes import ModelMistake, Status
-from passes.base import Workbench
+from passes import ModelError, Status
 from passes.optimize import draw_feeds, open_dims, second_sizes
+from passes.step import Workbench
 from tests.passes.models import detached
 
 HEADER = '<ir_version: 8, opset_import: ["": 18]>'
@@ -81,7 +81,7 @@ def test_inputs_of_ones_own_are_the_only_ones(fold: str, bench: Workbench) -> No
 
 
 def test_a_model_that_runs_at_no_size_is_a_mistake(bench: Workbench) -> None:
-    with pytest.raises(ModelMistake, match="the model does not run as it is"):
+    with pytest.raises(ModelError, match="the model does not run as it is"):
         passes.optimize(
             onnx.parser.parse_model(NEVER), recipe=[{"onnxsim": {"skip_shape_inference": True}}], bench=bench
         )

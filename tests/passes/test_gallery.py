@@ -14,17 +14,17 @@ import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from passes.base import Workbench
 from passes.catalog import Entry, catalog
 from passes.catalog.alone import alone
 from passes.catalog.picture import GALLERY, UNPICTURED, picture_of, read_picture
 from passes.catalog.shown import detached, fires
 from passes.catalog.text import graph_text
-from passes.draw import draw_array
 from passes.external.onnxsim import OnnxSim
 from passes.model.weights import attach
+from passes.proof.draw import draw_array
 from passes.proof.numbers import compare
-from passes.steps import OWN_STEPS
+from passes.recipe.steps import OWN_STEPS
+from passes.step import Workbench
 
 FILES = sorted(GALLERY.glob("*.onnxtxt"))
 

@@ -13,7 +13,7 @@ import pytest
 
 import passes
 from passes import PassRun, Status
-from passes.base import Workbench
+from passes.step import Workbench
 from tests.passes.models import matrix, model_of
 
 PASSES = Path(__file__).with_name("hostile.py")

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from passes import Status
-from passes.base import Workbench
+from passes.step import Workbench
 from tests.passes.models import matrix, model_of
 from tests.passes.test_hostile import POSITIONS, reverted, run, statuses
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import passes
-from passes.bench import open_bench
+from passes.context import open_bench
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
-from passes.isolate import Worker
+from passes.worker.client import Worker
 from tests.passes.models import attention
 from tests.processes import still_running
 
@@ -193,7 +193,7 @@ def test_what_the_worker_has_started_ends_with_it(tmp_path: Path) -> None:
 
 ORPHANS = """
 import os, signal
-from passes.isolate import Worker
+from passes.worker.client import Worker
 worker = Worker(cores=[0])
 worker.post("tests.passes.faults:fork_and_loop", file={file!r})
 while not os.path.exists({file!r}) or not open({file!r}).read():

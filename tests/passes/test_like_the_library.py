@@ -11,9 +11,9 @@ import onnxoptimizer
 import pytest
 
 import passes
-from passes.base import Workbench
 from passes.catalog.picture import picture_of, read_picture
-from passes.result import Status
+from passes.run.result import Status
+from passes.step import Workbench
 from tests.passes.models import attention, biased_attention, model_of
 
 NAMES = [name for name in onnxoptimizer.get_fuse_and_elimination_passes() if name != "fuse_qkv"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from passes.narrow import culprits
+from passes.run.narrow import culprits
 
 NAMES = [f"p{i}" for i in range(40)]
 

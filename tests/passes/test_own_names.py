@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from passes.own_names import FILE, ROOT
+from passes.worker.own_names import FILE, ROOT
 
 SCRIPT = f"""
 import importlib.util, pickle, sys
@@ -19,13 +19,13 @@ sys.path[:] = [path for path in sys.path if path != {ROOT!r}]
 print("taken:", own_names.taken_names())
 own_names.add_private_names()
 
-from _onnxline.passes import PolicyMistake
+from _onnxline.passes import PolicyError
 from _onnxline.passes.errors import StepFailed
 from _onnxline.passes.isolate import Worker
 with Worker() as worker:
     print(worker.call("os:getcwd") == worker.call("os.path:dirname", p=__file__))
     try:
-        worker.call("passes.names:nearest", name=1)
+        worker.call("passes.suggest:nearest", name=1)
     except StepFailed as failure:
         print("ours:", failure)
 try:
@@ -36,7 +36,7 @@ except ModuleNotFoundError as error:
 del sys.modules["passes"]
 sys.path.insert(0, {ROOT!r})
 import passes.errors
-print(passes.PolicyMistake is PolicyMistake, passes.errors.StepFailed is StepFailed)
+print(passes.PolicyError is PolicyError, passes.errors.StepFailed is StepFailed)
 print(pickle.loads(pickle.dumps(StepFailed)))
 try:
     import passes.no_such_module

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import onnxoptimizer
 
-from passes.pins import pin, unpin
+from passes.run.pins import pin, unpin
 from passes.structures import STRUCTURES
 from tests.passes.models import attention, detached, model_of
 

@@ -10,11 +10,11 @@ import onnx
 import pytest
 
 import passes
-from passes import PassRun, PolicyMistake, Status
-from passes.base import Workbench
-from passes.bench import open_bench
-from passes.recipe import names_of, steps_of
-from passes.userland import code_digest
+from passes import PassRun, PolicyError, Status
+from passes.context import open_bench
+from passes.recipe.recipe import names_of, steps_of
+from passes.recipe.user_declarations import code_digest
+from passes.step import Workbench
 from pipeline.config import RunConfig
 from tests.passes.models import attention, model_of
 
@@ -203,7 +203,7 @@ def test_what_is_not_there_is_a_mistake_that_names_the_nearest(
     folder = Path(mine).parent
     (folder / "broken.py").write_text("1 / 0\n", encoding="utf-8")
     monkeypatch.chdir(folder)
-    with pytest.raises(PolicyMistake, match=words):
+    with pytest.raises(PolicyError, match=words):
         steps_of([item])
 
 
@@ -223,7 +223,7 @@ def test_a_package_announces_a_pass(mine: str, monkeypatch: pytest.MonkeyPatch) 
         ("nop", "onnxoptimizer", Status.RAN),
     ], "a name that onnxline has is never taken from a package"
     assert ops(done)["Relu"] == 3
-    with pytest.raises(PolicyMistake, match=r"no pass named 'twise'; did you mean 'twice'\?"):
+    with pytest.raises(PolicyError, match=r"no pass named 'twise'; did you mean 'twice'\?"):
         steps_of(["twise"])
 
 

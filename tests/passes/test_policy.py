@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from passes.errors import PolicyMistake
-from passes.policy import Policy
+from passes.errors import PolicyError
+from passes.policy.policy import Policy
 
 NAMES = ("fuse_qkv", "fuse_bn_into_conv", "nop", "onnxsim", "onnxsim/fuse_gelu", "onnxsim/fuse_attention")
 
@@ -46,5 +46,5 @@ def test_the_skip_of_a_pass_watches_what_it_destroys(skip: list[str], kinds: tup
     ],
 )
 def test_a_keep_that_means_nothing(entry: str, words: str) -> None:
-    with pytest.raises(PolicyMistake, match=f"keep: {words}"):
+    with pytest.raises(PolicyError, match=f"keep: {words}"):
         Policy(keep=(entry,)).check(NAMES, NAMES)

@@ -6,7 +6,6 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.base import Workbench
 from passes.diff import DrawnInputs, compare_numbers, match_models
 from passes.model.sharing import detached_copy
 from passes.model.weights import DetachedModel
@@ -14,8 +13,9 @@ from passes.optimize import draw_feeds
 from passes.proof.numbers import DRAWN, Tolerance, compare
 from passes.proof.precision import computed_types
 from passes.proof.prove import Prover
+from passes.run.tracked import Watched
+from passes.step import Workbench
 from passes.structures import Instance, structure_of
-from passes.watch import Watched
 from tests.passes.models import detached
 
 X = "(float[2, 4] x)"

@@ -7,13 +7,13 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from passes.base import Workbench
-from passes.errors import ModelMistake, StepFailed
+from passes.errors import ModelError, StepFailed
 from passes.optimize import draw_feeds
-from passes.policy import Policy
+from passes.policy.policy import Policy
 from passes.proof.prove import Power, Prover
+from passes.run.tracked import find_structures
+from passes.step import Workbench
 from passes.structures import STRUCTURES
-from passes.watch import find_structures
 from tests.passes.models import attention, detached, matrix, model_of
 
 
@@ -84,7 +84,7 @@ def test_nan_in_the_reference_is_a_mistake(bench: Workbench) -> None:
     model = detached(model_of("g (float[2] x) => (float[2] y) { y = Sqrt (x) }"))
     prover = Prover.of_itself([{"x": np.array([-1, 1], np.float32)}], bench)
     prover.watch(model, [])
-    with pytest.raises(ModelMistake, match="output 'y' of the reference holds NaN"):
+    with pytest.raises(ModelError, match="output 'y' of the reference holds NaN"):
         prover.power()
 
 

@@ -14,13 +14,13 @@ import pytest
 from onnx import ModelProto, helper
 
 import passes
-from passes.base import Step, Workbench
 from passes.model.files import save
 from passes.model.weights import DetachedModel
-from passes.policy import Policy
+from passes.policy.policy import Policy
 from passes.proof.prove import Prover
-from passes.result import PassRun, Status
-from passes.runner import run_passes
+from passes.run.result import PassRun, Status
+from passes.run.runner import run_passes
+from passes.step import Step, Workbench
 from tests.passes.models import detached, matrix, model_of
 
 TEXT = "g (float[2, 8] x) => (float[2, 8] y) { h = MatMul (x, w) i = Identity (h) y = Relu (i) }"

@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from passes.base import Workbench
 from passes.external.onnxoptimizer import OnnxOptimizerPass, passes_of
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.proof.alike import is_alike
 from passes.proof.prove import Prover
+from passes.step import Workbench
 from tests.passes.models import detached, model_of
 
 CHAIN = """

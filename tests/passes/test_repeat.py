@@ -9,14 +9,14 @@ import onnx
 import pytest
 
 import passes
-from passes import PolicyMistake
-from passes.base import Repeat, Workbench
+from passes import PolicyError
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
-from passes.policy import Policy
+from passes.policy.policy import Policy
 from passes.proof.prove import Prover
-from passes.recipe import steps_of
-from passes.runner import run_passes
+from passes.recipe.recipe import steps_of
+from passes.run.runner import run_passes
+from passes.step import Repeat, Workbench
 from tests.passes.models import detached, model_of
 
 CHAIN = """
@@ -87,7 +87,7 @@ def test_a_row_tells_which_ops_are_more_or_fewer(bench: Workbench) -> None:
     ],
 )
 def test_a_repeat_that_cannot_be_understood_is_a_mistake(item: dict, words: str) -> None:
-    with pytest.raises(PolicyMistake, match=words):
+    with pytest.raises(PolicyError, match=words):
         steps_of([item])
 
 

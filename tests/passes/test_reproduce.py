@@ -9,13 +9,13 @@ import onnx
 
 import passes
 from passes import Status
-from passes.base import Workbench
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
-from passes.policy import Policy
+from passes.policy.policy import Policy
 from passes.proof.prove import Prover
-from passes.reproduce import smallest
-from passes.runner import run_passes
+from passes.run.reproduce import smallest
+from passes.run.runner import run_passes
+from passes.step import Workbench
 from tests.passes.models import attention, detached, matrix, model_of
 
 

@@ -13,18 +13,18 @@ import pytest
 from onnx import numpy_helper
 
 import passes
-from passes import PolicyMistake, Status
-from passes.base import Step, Workbench
+from passes import PolicyError, Status
 from passes.errors import StepFailed
-from passes.isolate import Worker
 from passes.model.canonical import Reading
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
-from passes.policy import Policy
+from passes.policy.policy import Policy
 from passes.proof.prove import Measurement, Prover
-from passes.result import PassRow, PassRun
-from passes.runner import run_passes
+from passes.run.result import PassRow, PassRun
+from passes.run.runner import run_passes
+from passes.step import Step, Workbench
+from passes.worker.client import Worker
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
 
 
@@ -135,12 +135,12 @@ def test_skip_takes_groups_and_globs(entry: str, bench: Workbench) -> None:
     ],
 )
 def test_a_wrong_name_is_a_mistake_that_names_the_nearest(settings: dict, words: str, bench: Workbench) -> None:
-    with pytest.raises(PolicyMistake, match=words):
+    with pytest.raises(PolicyError, match=words):
         passes.optimize(attention(), **{"recipe": ["nop"], **settings}, bench=bench)
 
 
 def test_a_keep_that_matches_nothing_says_what_is_there(bench: Workbench) -> None:
-    with pytest.raises(PolicyMistake, match=r"keep: qkv matches nothing .* are one matrix in the source already: w"):
+    with pytest.raises(PolicyError, match=r"keep: qkv matches nothing .* are one matrix in the source already: w"):
         passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv"], bench=bench)
 
 

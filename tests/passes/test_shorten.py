@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 
 from passes.model.weights import DetachedModel
-from passes.reproduce import smallest
-from passes.shorten import shortened
+from passes.run.bypass import shortened
+from passes.run.reproduce import smallest
 from tests.passes.models import detached, matrix, model_of
 
 

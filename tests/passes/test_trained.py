@@ -10,7 +10,7 @@ import pytest
 
 import passes
 from passes import Status
-from passes.base import Workbench
+from passes.step import Workbench
 from tests.passes.models import matrix
 
 

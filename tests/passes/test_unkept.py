@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from passes.base import Workbench, flat
-from passes.policy import Policy, with_skips
+from passes.policy.policy import Policy
 from passes.provenance import Heirs
-from passes.recipe import steps_of
+from passes.recipe.recipe import steps_of
+from passes.run.apply_policy import with_skips
+from passes.step import Workbench, flat
 from passes.structures import structure_of
 from passes.structures.extent import between, extent_of
 from passes.structures.view import GraphView

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from passes.model.subject import Subject
-from passes.policy import Policy
-from passes.watch import find_structures
+from passes.policy.policy import Policy
+from passes.run.tracked import find_structures
 from tests.passes.models import attention, biased_attention, detached
 from tests.passes.structures.pictures import drawn
 
@@ -87,6 +87,6 @@ def test_two_of_one_name_are_told_apart() -> None:
 )
 def test_a_keep_that_matches_nothing_says_what_is_there(kind: str, words: str) -> None:
     with pytest.raises(
-        PolicyMistake, match=f"keep: {kind} matches nothing in this model, which has {words}; write '{kind}"
+        PolicyError, match=f"keep: {kind} matches nothing in this model, which has {words}; write '{kind}"
     ):
         find_structures(detached(drawn(NORMS)), Policy(keep=(kind,)), [])

@@ -10,9 +10,9 @@ import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 
 import passes
-from passes.base import Workbench
 from passes.model.canonical import canonical_digest
 from passes.provenance import carry, form_of, marks_of, name_weights
+from passes.step import Workbench
 from tests.passes.models import detached, matrix, model_of, vector
 
 LINEAR = (

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 import passes
-from passes import ModelMistake, Origin, PolicyMistake
+from passes import ModelError, Origin, PolicyError
 from passes.provenance import carry
 from tests.passes.models import detached, matrix, model_of, vector
 
@@ -132,7 +132,7 @@ def test_inner_nodes_say_what_they_lie_inside_of() -> None:
     ],
 )
 def test_a_name_that_means_no_node_says_what_it_is_instead(asked: str, words: str) -> None:
-    with pytest.raises(PolicyMistake, match=words):
+    with pytest.raises(PolicyError, match=words):
         passes.why(fused(), asked)
 
 
@@ -142,7 +142,7 @@ def test_a_weight_of_the_source_and_names_that_mean_none() -> None:
     assert weight.readers == ("Gemm s",)
     assert [one.name for one in passes.why_weights(fused(), "?")] == ["w", "b"]
     assert passes.why_weights(fused(), "product") == ()
-    with pytest.raises(PolicyMistake, match="the model holds no torch metadata"):
+    with pytest.raises(PolicyError, match="the model holds no torch metadata"):
         passes.why(model_of(TEXT, w=matrix(8, 8, 0), b=vector(8, 1)), "module:block")
 
 
@@ -154,8 +154,8 @@ def test_a_folder_a_file_and_weights_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelMistake, match="no ONNX file at"):
+    with pytest.raises(ModelError, match="no ONNX file at"):
         passes.why(tmp_path, "s")
     (tmp_path / "model.onnx").write_bytes(b"not a model")
-    with pytest.raises(ModelMistake, match="not a readable ONNX file"):
+    with pytest.raises(ModelError, match="not a readable ONNX file"):
         passes.why(tmp_path, "s")

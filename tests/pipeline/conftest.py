@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from passes.base import Workbench
+from passes.step import Workbench
 
 FACTORIES = Path(__file__).parent / "models" / "factories.py"
 """Alone in its folder: what is loaded from beside a factory counts as a part of it."""

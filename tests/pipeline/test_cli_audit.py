@@ -10,7 +10,7 @@ import onnx
 import pytest
 from typer.testing import CliRunner, Result
 
-from passes.audited import table_text, tables_in
+from passes.advisories import table_text, tables_in
 from pipeline.cli import app
 
 FEW = ("--cases", "planted/*", "--only", "fuse_qkv", "--only", "eliminate_identity", "--jobs", "1")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from pipeline.cli import app
-from pipeline.errors import CheckFailed, UserMistake
+from pipeline.errors import CheckFailed, UsageError
 from pipeline.regression import changes, read_baseline
 
 
@@ -95,7 +95,7 @@ def test_a_file_that_is_no_baseline_is_a_mistake(config_file, text: str | None, 
     config = config_file()
     if text is not None:
         config.with_suffix(".baseline").write_text(text, encoding="utf-8")
-    with pytest.raises(UserMistake, match=words):
+    with pytest.raises(UsageError, match=words):
         CliRunner().invoke(app, ["baseline", "check", str(config)], catch_exceptions=False)
 
 
@@ -103,7 +103,7 @@ def test_what_is_no_baseline_is_not_written_over(config_file, tmp_path: Path) ->
     config = config_file()
     text = config.read_text(encoding="utf-8")
     refused = ask("accept", config, "--out", tmp_path / "out", "--file", config)
-    assert isinstance(refused.exception, UserMistake)
+    assert isinstance(refused.exception, UsageError)
     assert "is there already and is no baseline" in str(refused.exception)
     assert config.read_text(encoding="utf-8") == text
 
@@ -112,7 +112,7 @@ def test_a_baseline_may_lie_in_a_folder_that_is_yet_to_be_made(config_file, tmp_
     ask_for = ("accept", config_file(), "--out", tmp_path / "out", "--file")
     assert ask(*ask_for, tmp_path / "new" / "a.baseline").exit_code == 0
     below_a_file = ask(*ask_for, ask_for[1] / "a.baseline")
-    assert isinstance(below_a_file.exception, UserMistake)
+    assert isinstance(below_a_file.exception, UsageError)
 
 
 def test_where_files_lie_is_not_in_it(config_file, tmp_path: Path) -> None:

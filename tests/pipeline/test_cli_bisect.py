@@ -10,10 +10,10 @@ import onnxoptimizer
 import pytest
 from typer.testing import CliRunner, Result
 
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from pipeline.cli import app
 from pipeline.config import read_recipe, recipe_of_run
-from pipeline.errors import ConfigMistake, UserMistake
+from pipeline.errors import ConfigError, UsageError
 from tests.passes.models import attention, merged_attention
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ def test_numbers(block: Path) -> None:
 )
 def test_mistakes(block: Path, words: list[str], said: str) -> None:
     shown = ask(block, *words)
-    assert isinstance(shown.exception, UserMistake | PolicyMistake)
+    assert isinstance(shown.exception, UsageError | PolicyError)
     assert shown.exception.exit_code == 2
     assert said in str(shown.exception)
 
@@ -170,11 +170,11 @@ def test_a_run_is_bisected_by_its_own_recipe(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_recipe(entry: str, said: str) -> None:
-    with pytest.raises(ConfigMistake, match=said):
+    with pytest.raises(ConfigError, match=said):
         read_recipe([entry])
 
 
 def test_a_file_without_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text("name: other\n")
-    with pytest.raises(ConfigMistake, match="found no recipe; expected a configuration, or"):
+    with pytest.raises(ConfigError, match="found no recipe; expected a configuration, or"):
         read_recipe([str(tmp_path / "other.yaml")])

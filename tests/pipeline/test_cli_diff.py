@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from pipeline import Pipeline, RunConfig
 from pipeline.cli import app
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 
 BEFORE = "g (float[2, 3] x) => (float[2, 3] y) { [a] h = Neg (x) [b] y = Softmax <axis = 1> (h) }"
 RENAMED = "g (float[2, 3] x) => (float[2, 3] y) { [first] z = Neg (x) [second] y = Softmax <axis = 1> (z) }"
@@ -116,7 +116,7 @@ def test_layers_as_a_table_and_as_json(model) -> None:
 )
 def test_options_that_exclude_each_other(model, words: list[str], said: str) -> None:
     refused = ask(model("before", BEFORE), model("after", AFTER), *words).exception
-    assert isinstance(refused, UserMistake)
+    assert isinstance(refused, UsageError)
     assert said in str(refused)
 
 

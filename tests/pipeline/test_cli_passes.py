@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from passes.audited import Finding, table_of, table_text
+from passes.advisories import Finding, table_of, table_text
 from passes.catalog.picture import GALLERY
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from passes.versions import library_versions
 from pipeline.cli import app
 from pipeline.commands.passes import FORMAT_VERSION
@@ -164,7 +164,7 @@ def test_show_says_why_there_is_nothing_to_see(name: str, words: str) -> None:
     ],
 )
 def test_unknown_names_are_mistakes_with_the_nearest_name(arguments: tuple[str, ...], words: str) -> None:
-    with pytest.raises(PolicyMistake) as mistake:
+    with pytest.raises(PolicyError) as mistake:
         onnxline(*arguments)
     assert words in str(mistake.value)
     assert mistake.value.exit_code == 2

@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from passes import Status
-from passes.base import Workbench
+from passes.step import Workbench
 from pipeline import Pipeline, RunConfig
-from pipeline.errors import CheckFailed, SourceMistake
+from pipeline.errors import CheckFailed, SourceError
 from pipeline.events import Event, Note
 from pipeline.result import RunResult
 from pipeline.stages.source import open_source
@@ -138,9 +138,7 @@ def test_an_onnx_file_that_runs_at_no_size_asks_for_sizes(tmp_path: Path, bench:
     text = "g (float[3, N] x) => (float[3, 3] y) { y = MatMul (x, w) }"
     settings = onnx_config(tmp_path, text, w=np.ones((7, 3), np.float32))
     source = open_source(settings)
-    with pytest.raises(
-        SourceMistake, match=r"the ONNX file does not run as it is.*set model\.dims: \{N: \[2, 3\]\} to"
-    ):
+    with pytest.raises(SourceError, match=r"the ONNX file does not run as it is.*set model\.dims: \{N: \[2, 3\]\} to"):
         compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
 
 

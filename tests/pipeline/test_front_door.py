@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from passes.external.installed import refuse_older
 from passes.proof.numbers import Errors
-from passes.result import PassRow, Status, StructureVerdict
+from passes.run.result import PassRow, Status, StructureVerdict
 from pipeline.cli import COMMANDS, _exit_code, _was_interrupted, app, load_command
 from pipeline.events import Optimized
 from pipeline.screen import Screen
@@ -202,7 +202,7 @@ def test_at_80_columns_no_name_is_cut() -> None:
 
 def test_an_old_onnxsim_is_named() -> None:
     refuse_older("onnxsim", "0.8.1", "0.10.0")
-    with pytest.raises(PolicyMistake, match=r"onnxsim 0\.4\.36 is installed, and onnxline needs 0\.8\.1 or newer"):
+    with pytest.raises(PolicyError, match=r"onnxsim 0\.4\.36 is installed, and onnxline needs 0\.8\.1 or newer"):
         refuse_older("onnxsim", "0.8.1", "0.4.36")
 
 

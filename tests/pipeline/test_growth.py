@@ -12,10 +12,10 @@ import onnx
 
 import passes
 from benchmarks.growth import layers
-from passes.bench import open_bench
+from passes.context import open_bench
 from passes.diff import compare_models, diff_text
 from passes.model.sharing import detached_copy
-from passes.result import PassRun
+from passes.run.result import PassRun
 from passes.structures import structure_of
 from pipeline.importers import from_onnx
 from pipeline.ir.text import to_text

@@ -12,7 +12,7 @@ import yaml
 from torch import nn
 
 from pipeline import Pipeline, RunConfig
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 
 NOISE = """<ir_version: 10, opset_import: ["": 20]>
 g (float[2, 8] x) => (float[2, 8] y, float[2, 8] z) {
@@ -64,5 +64,5 @@ def test_a_module_that_draws(tmp_path: Path) -> None:
 
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(NOISE.replace(", float[2, 8] z", "")), tmp_path / "noise.onnx")
-    with pytest.raises(SourceMistake, match="every output of the model depends on random numbers"):
+    with pytest.raises(SourceError, match="every output of the model depends on random numbers"):
         run(tmp_path, {"onnx": "noise.onnx"}, [])

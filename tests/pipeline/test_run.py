@@ -15,7 +15,7 @@ import yaml
 from passes.model.files import save
 from passes.model.weights import read_model
 from pipeline import Pipeline, RunConfig, RunResult
-from pipeline.errors import CheckFailed, ConfigMistake, Unsupported
+from pipeline.errors import CheckFailed, ConfigError, Unsupported
 from pipeline.events import Event, Note, StageEnded
 from pipeline.ir import Role, from_text, to_text
 
@@ -253,7 +253,7 @@ def test_dynamic_shapes_are_an_export_setting(config_file, tmp_path: Path, shape
 
 def test_dynamic_shapes_of_an_axis_that_is_not_there(config_file, tmp_path: Path) -> None:
     path = config_file(export={"dynamic_shapes": {"x": {3: "batch"}}})
-    with pytest.raises(ConfigMistake, match="axis 3 was asked to be 'batch', but its shape is"):
+    with pytest.raises(ConfigError, match="axis 3 was asked to be 'batch', but its shape is"):
         run(path, tmp_path / "out")
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from passes import Status
 from pipeline import Pipeline, RunConfig, RunResult
-from pipeline.errors import ConfigMistake, SourceMistake
+from pipeline.errors import ConfigError, SourceError
 from pipeline.events import Note
 from pipeline.export.inputs import InputSpec
 from pipeline.verify.user_inputs import read_inputs
@@ -39,7 +39,7 @@ def verify_of(inputs: Any, folder: Path, **others: Any) -> Any:
 
 
 def refusal(inputs: Any, folder: Path) -> str:
-    with pytest.raises(SourceMistake) as caught:
+    with pytest.raises(SourceError) as caught:
         read_inputs(verify_of(inputs, folder), SPECS)
     return str(caught.value)
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, inputs: str, message: str)
     ],
 )
 def test_settings_that_contradict_each_other(tmp_path: Path, verify: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigMistake) as caught:
+    with pytest.raises(ConfigError) as caught:
         verify_of(verify.pop("inputs", "a.npz"), tmp_path, **verify)
     assert message in str(caught.value)
 
@@ -192,5 +192,5 @@ def test_an_onnx_file_is_proven_on_real_data_alone(tmp_path: Path) -> None:
 def test_inputs_that_the_model_does_not_take_are_named(config_file, tmp_path: Path) -> None:
     path = config_file(factory="picky", verify={"inputs": "x.npz"}, runtime={"backends": []})
     np.savez(tmp_path / "x.npz", x=np.full((2, 8, 32), -1, np.float32))
-    with pytest.raises(SourceMistake, match=r"inputs of x.npz: the model raises.*no negative numbers"):
+    with pytest.raises(SourceError, match=r"inputs of x.npz: the model raises.*no negative numbers"):
         run(path)

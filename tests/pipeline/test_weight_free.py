@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from pipeline import Pipeline, RunConfig
-from pipeline.errors import ConfigMistake, UserMistake
+from pipeline.errors import ConfigError, UsageError
 
 LLAMA: dict[str, Any] = {
     "hidden_size": 64,
@@ -108,7 +108,7 @@ def test_a_file_of_somebody_else_is_not_replaced(
     config: Callable[..., RunConfig], checkpoint: Path, tmp_path: Path
 ) -> None:
     (checkpoint / "free.onnx").write_bytes(b"a model of theirs")
-    with pytest.raises(UserMistake, match=r"free\.onnx is there already, and onnxline has not written it"):
+    with pytest.raises(UsageError, match=r"free\.onnx is there already, and onnxline has not written it"):
         Pipeline(config(passes={"recipe": []}), tmp_path / "run").run()
     assert (checkpoint / "free.onnx").read_bytes() == b"a model of theirs"
 
@@ -123,7 +123,7 @@ def test_a_file_of_somebody_else_is_not_replaced(
     ],
 )
 def test_settings_that_cannot_be_meant(config: Callable[..., RunConfig], sections: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigMistake, match=said):
+    with pytest.raises(ConfigError, match=said):
         config(**sections)
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pipeline.errors import InternalError, UserMistake
+from pipeline.errors import InternalError, UsageError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph
 from pipeline.ir.spec import TensorSpec
@@ -144,7 +144,7 @@ def test_a_plan_needs_numbers_for_dims() -> None:
     builder = Builder("dynamic", EMITTERS)
     x = builder.input("x", TensorSpec(("batch", 3), "float32"))
     graph = builder.build([x])
-    with pytest.raises(UserMistake, match=r"x\['batch', 3\].*bind the dims"):
+    with pytest.raises(UsageError, match=r"x\['batch', 3\].*bind the dims"):
         make_plan(graph, ())
 
 

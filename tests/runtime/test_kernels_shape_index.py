@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from pipeline.errors import Unsupported, UserMistake
+from pipeline.errors import Unsupported, UsageError
 from pipeline.importers import from_onnx
 from pipeline.runtime import compile_graph
 from tests.runtime.reference import Case, assert_close, expected, graph_of, ints, rand
@@ -159,7 +159,7 @@ def test_an_index_out_of_range_is_the_feeds(kind: str, attrs: dict[str, int], in
         indices = indices.reshape(1, 2)
     case = Case(kind, [X, indices], attrs)
     program = compile_graph(graph_of(case, [np.zeros(shape, np.float32)]))
-    with pytest.raises(UserMistake, match=f"(?s){kind}.*out of range in the feed"):
+    with pytest.raises(UsageError, match=f"(?s){kind}.*out of range in the feed"):
         program.run({"in0": X, "in1": indices})
 
 

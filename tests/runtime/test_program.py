@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import InternalError, SourceMistake, Unsupported, UserMistake
+from pipeline.errors import InternalError, SourceError, Unsupported, UsageError
 from pipeline.ir.builder import Builder
 from pipeline.ir.graph import Graph
 from pipeline.ir.spec import TensorSpec
@@ -130,14 +130,14 @@ def test_an_input_may_be_an_output_and_is_copied() -> None:
     ],
 )
 def test_a_feed_that_does_not_fit(feed, message: str) -> None:
-    with pytest.raises(UserMistake, match=message):
+    with pytest.raises(UsageError, match=message):
         one("Neg").run(feed)
 
 
 def test_a_near_miss_is_named() -> None:
     builder = Builder("bert", EMITTERS)
     x = builder.input("input_ids", F32)
-    with pytest.raises(UserMistake, match="did you mean 'input_ids'"):
+    with pytest.raises(UsageError, match="did you mean 'input_ids'"):
         compile_graph(builder.build([x])).run({"inputs_ids": X})
 
 
@@ -192,7 +192,7 @@ def test_a_scalar_and_an_empty_weight() -> None:
 def test_a_weight_of_another_shape_is_refused() -> None:
     builder = Builder("weight", EMITTERS)
     weight = builder.param("weight", TensorSpec((3,), "float32"), Stored(np.zeros(4, np.float32)))
-    with pytest.raises(SourceMistake, match=r"param 'weight' holds float32\[4\].*declares float32\[3\]"):
+    with pytest.raises(SourceError, match=r"param 'weight' holds float32\[4\].*declares float32\[3\]"):
         compile_graph(builder.build([weight]))
 
 

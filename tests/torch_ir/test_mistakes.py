@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.torch_ir import (
     IR,
     ConversionError,
@@ -57,7 +57,7 @@ NAMED = "expected a mapping by name, as in {'x': tensor}"
 
 TOLERANCE = "expected a finite number of 0 or more, or None for that of the dtype"
 
-MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
+MISTAKES: dict[str, tuple[Callable[[Any], object], type[UsageError], str]] = {
     "weights: a module": (
         lambda ir: IRExecutor(ir, MODEL),
         ExecutionError,
@@ -127,7 +127,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
     ),
     "ir: a module": (
         lambda ir: ir_to_mermaid(MODEL),
-        UserMistake,
+        UsageError,
         "ir: found a MaskedLinear, expected an IR; extract_ir makes one of a module",
     ),
     "save_ir, swapped": (
@@ -166,12 +166,12 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
         SerializationError,
         "threshold: found nan, expected a number of bytes of 0 or more, as in 4096",
     ),
-    "max_nodes": (lambda ir: ir_to_mermaid(ir, max_nodes=-1), UserMistake, f"max_nodes: found -1, {COUNT}"),
-    "max_nodes as text": (lambda ir: ir_to_mermaid(ir, max_nodes="x"), UserMistake, f"max_nodes: found 'x', {COUNT}"),
-    "top_n": (lambda ir: generate_op_distribution_pie(ir, top_n=-1), UserMistake, f"top_n: found -1, {COUNT}"),
+    "max_nodes": (lambda ir: ir_to_mermaid(ir, max_nodes=-1), UsageError, f"max_nodes: found -1, {COUNT}"),
+    "max_nodes as text": (lambda ir: ir_to_mermaid(ir, max_nodes="x"), UsageError, f"max_nodes: found 'x', {COUNT}"),
+    "top_n": (lambda ir: generate_op_distribution_pie(ir, top_n=-1), UsageError, f"top_n: found -1, {COUNT}"),
     "top_n as text": (
         lambda ir: generate_op_distribution_pie(ir, top_n="a"),
-        UserMistake,
+        UsageError,
         f"top_n: found 'a', {COUNT}",
     ),
     "model: a function": (
@@ -264,7 +264,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
     ),
     "executor without a name": (
         lambda ir: register_executor((lambda inputs, attrs: inputs)),
-        UserMistake,
+        UsageError,
         'the type of an op: found a function, expected text, as in "mylib.op"',
     ),
 }
@@ -273,7 +273,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[UserMistake], str]] = {
 @pytest.mark.filterwarnings("ignore:.torch.jit")  # is deprecated
 @pytest.mark.parametrize("do, error, said", MISTAKES.values(), ids=MISTAKES.keys())
 def test_another_type_than_was_asked_for(
-    do: Callable[[IR], object], error: type[UserMistake], said: str, ir: IR
+    do: Callable[[IR], object], error: type[UsageError], said: str, ir: IR
 ) -> None:
     with pytest.raises(error) as caught:
         do(ir)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.errors import told
+from pipeline.errors import message_with_notes
 from pipeline.torch_ir import (
     IR,
     ExecutionError,
@@ -93,7 +93,7 @@ SAID: dict[str, tuple[Callable[[IR], object], type[Exception], str]] = {
 def test_errors(do: Callable[[IR], object], error: type[Exception], said: str, ir: IR) -> None:
     with pytest.raises(error) as caught:
         do(ir)
-    assert said in told(caught.value)
+    assert said in message_with_notes(caught.value)
 
 
 def test_arguments_and_results(ir: IR, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from passes.guard.calls.base import LetThrough
-from passes.names import nearest
+from passes.suggest import nearest
 
 __all__ = ["bound", "known_only", "without_defaults"]
 

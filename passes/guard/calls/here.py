@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from passes.base import Workbench
 from passes.errors import StepFailed
 from passes.model.files import save
 from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, read_model
+from passes.step import Workbench
 
 __all__ = ["Here"]
 

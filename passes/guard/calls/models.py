@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.guard.calls.base import LetThrough
 from passes.load import check_model
 from passes.model.order import sort_nodes
@@ -30,7 +30,7 @@ def copied(model: onnx.ModelProto, instead: Callable[[], Any]) -> DetachedModel:
         copy.CopyFrom(model)
         sort_nodes(copy.graph)
         return detach(copy, checked=True)
-    except ModelMistake as mistake:
+    except ModelError as mistake:
         raise LetThrough(str(mistake), instead) from mistake
 
 
@@ -54,7 +54,7 @@ def opened(path: str) -> DetachedModel:
     """
     try:
         return read_model(Path(path))
-    except ModelMistake as mistake:
+    except ModelError as mistake:
         raise LetThrough(str(mistake)) from mistake
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import onnx
 
-from passes.base import Repeat, Workbench
 from passes.external.onnxoptimizer import available, default_set, passes_of
 from passes.guard.calls.arguments import bound
 from passes.guard.calls.base import LetThrough, Plan, Skips
 from passes.guard.calls.models import copied, opened, parsed, whole
 from passes.model.weights import DetachedModel
+from passes.step import Repeat, Workbench
 
 __all__ = [
     "OnnxOptimizerCall",

@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from passes.base import Workbench
 from passes.errors import StepFailed
 from passes.external import onnxsim
 from passes.external.onnxsim import STAGES, OnnxSim
@@ -20,6 +19,7 @@ from passes.guard.calls.here import Here
 from passes.guard.calls.models import copied, is_valid, opened, whole, write
 from passes.guard.recorded import Recorded
 from passes.model.weights import DetachedModel
+from passes.step import Workbench
 
 __all__ = ["OnnxSimCall", "all_passes", "read_simplify"]
 

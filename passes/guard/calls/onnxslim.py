@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from passes.base import Workbench
 from passes.external.installed import ask
 from passes.external.onnxslim import OnnxSlim
 from passes.guard.calls.arguments import bound, known_only
@@ -20,6 +19,7 @@ from passes.guard.calls.models import copied, opened
 from passes.guard.calls.models import whole as whole_of
 from passes.guard.recorded import Recorded
 from passes.model.weights import DetachedModel
+from passes.step import Workbench
 
 __all__ = ["OnnxSlimCall", "read_graph", "read_optimize_model", "read_slim", "read_slim_core"]
 

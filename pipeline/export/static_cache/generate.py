@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.export.static_cache.inputs import CacheSizes
 from pipeline.export.static_cache.mapping import KVMapping
 from pipeline.export.static_cache.masks import causal_mask
@@ -54,11 +54,11 @@ def generate(
         prompt: int64 (1, length), on the device that the programs run on.
 
     Raises:
-        UserMistake: the prompt is longer than prefill takes, or prompt and steps do not fit into the caches.
+        UsageError: the prompt is longer than prefill takes, or prompt and steps do not fit into the caches.
     """
     length = prompt.shape[1]
     if not 0 < length <= sizes.prefill_len or length + steps > sizes.max_cache_len:
-        raise UserMistake(
+        raise UsageError(
             f"a prompt of {length} tokens and {steps} steps; expected 1 to {sizes.prefill_len} tokens, and with the "
             f"steps no more than {sizes.max_cache_len}"
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.export.static_cache.masks import causal_mask
 from pipeline.export.static_cache.wrappers import Prefill
 from pipeline.importers.from_torch.exporting import as_exporting
@@ -21,7 +21,7 @@ class CacheSizes:
     """Tokens that prefill takes at once, and tokens that the caches of decode hold.
 
     Raises:
-        UserMistake: the caches have no room for a prompt and one token more.
+        UsageError: the caches have no room for a prompt and one token more.
     """
 
     prefill_len: int = 128
@@ -29,7 +29,7 @@ class CacheSizes:
 
     def __post_init__(self) -> None:
         if not 0 < self.prefill_len < self.max_cache_len:
-            raise UserMistake(
+            raise UsageError(
                 f"prefill of {self.prefill_len} tokens with caches of {self.max_cache_len}; expected 0 < prefill_len < "
                 "max_cache_len, so that the prompt and one more token fit"
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 from passes.model.files import replace_when_done
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 
 __all__ = [
     "DECODE_INPUTS",
@@ -78,12 +78,12 @@ def kv_mapping(
         decode_inputs: those of DECODE_INPUTS that the graph has, and K and V by layer.
 
     Raises:
-        UserMistake: the three do not have the same number of layers.
+        UsageError: the three do not have the same number of layers.
     """
     sides = (prefill_outputs[1:], [name for name in decode_inputs if name not in DECODE_INPUTS], decode_outputs[1:])
     counts = [len(side) for side in sides]
     if len(set(counts)) > 1 or counts[0] % 2:
-        raise UserMistake(
+        raise UsageError(
             "prefill returns {}, decode takes {} and returns {} tensors of keys and values; expected the same even "
             "number; were both graphs made of one model?".format(*counts)
         )

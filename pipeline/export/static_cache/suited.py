@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import Cache
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.export.static_cache.masks import attention_kinds
 
 __all__ = ["check_model", "check_updates"]
@@ -20,27 +20,27 @@ NEEDED_ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_val
 def check_model(model: Any) -> None:
     """
     Raises:
-        UserMistake: this model class or this setting of it cannot be split into prefill and decode.
+        UsageError: this model class or this setting of it cannot be split into prefill and decode.
     """
     found = next((reason for ask in QUESTIONS if (reason := ask(model))), None)
     if found is not None:
-        raise UserMistake(f"{type(model).__name__} cannot have a static cache: {found}")
+        raise UsageError(f"{type(model).__name__} cannot have a static cache: {found}")
 
 
 def check_updates(cache: Cache, model: Any) -> None:
     """After the forward: every layer was written exactly once.
 
     Raises:
-        UserMistake: the model has layers without a cache of their own, or writes one twice.
+        UsageError: the model has layers without a cache of their own, or writes one twice.
     """
     counts = [getattr(layer, "updates", 0) for layer in cache.layers]
     if not counts:
-        raise UserMistake(
+        raise UsageError(
             f"{type(model).__name__} wrote nothing into past_key_values; expected one update(keys, values, layer_idx) "
             "a layer; is use_cache honoured by its forward?"
         )
     if set(counts) != {1}:
-        raise UserMistake(
+        raise UsageError(
             f"{type(model).__name__} wrote its layers' caches {counts} times; expected once each. Layers that share "
             "keys and values, or write in pieces, cannot be mapped from prefill to decode one to one"
         )

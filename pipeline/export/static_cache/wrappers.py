@@ -56,7 +56,7 @@ class Prefill(_Wrapper):
             one of the wrapper.
 
     Raises:
-        UserMistake: the model cannot be split like this; the message says why.
+        UsageError: the model cannot be split like this; the message says why.
     """
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.importers.from_onnx.dtypes import dtype_name, element_type
 from pipeline.ir.spec import Dim, TensorSpec
 
@@ -24,7 +24,7 @@ def infer(
     model's data propagation gives up at Range, Slice or a bound dimension.
 
     Raises:
-        SourceMistake: ONNX finds that the node cannot be.
+        SourceError: ONNX finds that the node cannot be.
     """
     types = {name: helper.make_tensor_type_proto(element_type(spec.dtype), spec.shape) for name, spec in specs.items()}
     graph = helper.make_graph(
@@ -39,7 +39,7 @@ def infer(
         inferred = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
     except shape_inference.InferenceError as error:
         inputs = ", ".join(f"{name!r}: {spec.dtype}{list(spec.shape)}" for name, spec in specs.items())
-        raise SourceMistake(
+        raise SourceError(
             f"node {node.name!r} ({node.op_type}) cannot read ({inputs}): {error}; "
             "check the model with onnx.checker.check_model(…, full_check=True), and the sizes given as dims"
         ) from error

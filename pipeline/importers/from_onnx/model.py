@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from pipeline.errors import SourceMistake, Unsupported
+from pipeline.errors import SourceError, Unsupported
 from pipeline.importers.from_onnx.node import Node
 from pipeline.importers.from_onnx.resolve import Resolved, resolve
 from pipeline.importers.from_onnx.scope import Scope
@@ -41,9 +41,9 @@ def from_onnx(
     A graph output that is a stored value or an input by the same name is that value; every other one is computed.
 
     Raises:
-        SourceMistake: the model cannot be read, is not valid, or its data files are outside its folder or cut short.
+        SourceError: the model cannot be read, is not valid, or its data files are outside its folder or cut short.
         Unsupported: op types, dtypes or cases of ops that this release does not have; op types are listed all at once.
-        UserMistake: shapes that are not static, or entries of `dims` or `trainable` that fit nothing.
+        UsageError: shapes that are not static, or entries of `dims` or `trainable` that fit nothing.
     """
     table = importers()
     source = read_source(model, base_dir, table)
@@ -65,7 +65,7 @@ def from_onnx(
                 imported.refuse_leftovers()
             except (ValueError, IndexError, ZeroDivisionError) as error:  # lists of another length than the rank
                 name = node.name or node.output[0]
-                raise SourceMistake(
+                raise SourceError(
                     f"node {name!r} ({node.op_type}) has attributes and inputs that do not fit each other: {error}; "
                     "check the length of its lists"
                 ) from error

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 import numpy as np
 import onnx
 
-from pipeline.errors import SourceMistake, Unsupported
+from pipeline.errors import SourceError, Unsupported
 from pipeline.importers.from_onnx.attributes import Attributes, schema_of
 from pipeline.importers.from_onnx.pieces import Pieces
 from pipeline.importers.from_onnx.scope import Scope
@@ -112,10 +112,10 @@ class Node:
         """Refuse a list that does not fit the rank, or a list beside it.
 
         Raises:
-            SourceMistake: naming the node and the list.
+            SourceError: naming the node and the list.
         """
         if len(entries) != expected:
-            raise SourceMistake(
+            raise SourceError(
                 f"node {self.name or self.output_names[0]!r} ({self.kind}): {name} has {len(entries)} entries, "
                 f"expected {expected}; check the model with onnx.checker.check_model(…, full_check=True)"
             )

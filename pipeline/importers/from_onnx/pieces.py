@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline.errors import SourceMistake, Unsupported
+from pipeline.errors import SourceError, Unsupported
 from pipeline.importers.from_onnx.attributes import Attributes
 from pipeline.ir.spec import TensorSpec
 
@@ -33,7 +33,7 @@ class Pieces:
     def pick(self, index: int, name: str) -> TensorSpec:
         """Note that `name` is the tensor at `index`, and say what it is."""
         if not -len(self.items) <= index < len(self.items):
-            raise SourceMistake(f"{name!r} is read from place {index} of a sequence of {len(self.items)} tensors")
+            raise SourceError(f"{name!r} is read from place {index} of a sequence of {len(self.items)} tensors")
         place = range(len(self.items))[index]
         self.names.setdefault(place, name)
         return self.items[place]
@@ -43,7 +43,7 @@ def split_pieces(attributes: Attributes, spec: TensorSpec, split: np.ndarray | N
     """What SplitToSequence makes of a tensor of `spec`; `split` is its second input: one size, all sizes, or None."""
     axis = attributes.integer("axis")
     if not -spec.rank <= axis < spec.rank:
-        raise SourceMistake(f"SplitToSequence has the axis {axis}, and what it splits has {spec.rank} axes")
+        raise SourceError(f"SplitToSequence has the axis {axis}, and what it splits has {spec.rank} axes")
     axis %= spec.rank
     sizes = _sizes(spec.sizes[axis], split)
     parts = tuple(TensorSpec((*spec.shape[:axis], size, *spec.shape[axis + 1 :]), spec.dtype) for size in sizes)
@@ -58,11 +58,11 @@ def _sizes(total: int, split: np.ndarray | None) -> tuple[int, ...]:
     if split is not None and split.ndim:
         sizes = tuple(int(size) for size in split.reshape(-1))
         if sum(sizes) != total or any(size < 0 for size in sizes):
-            raise SourceMistake(f"SplitToSequence splits {total} into {list(sizes)}; expected sizes that make {total}")
+            raise SourceError(f"SplitToSequence splits {total} into {list(sizes)}; expected sizes that make {total}")
         return sizes
     step = 1 if split is None else int(split.item())
     if step < 1:
-        raise SourceMistake(f"SplitToSequence splits {total} into pieces of {step}; expected 1 or more")
+        raise SourceError(f"SplitToSequence splits {total} into pieces of {step}; expected 1 or more")
     if total > MOST_PIECES * step:
         raise Unsupported(f"SplitToSequence makes {total // step:,} tensors; expected {MOST_PIECES:,} at most")
     return tuple(min(step, total - start) for start in range(0, total, step))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from pipeline.errors import SourceMistake, Unsupported, UserMistake
+from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.attributes import Attributes, schema_of
 from pipeline.importers.from_onnx.branches import branch_nodes
 from pipeline.importers.from_onnx.contrib_shapes import SHAPES
@@ -66,8 +66,8 @@ def resolve(source: Source, stored: Mapping[str, Stored], sizes: Sizes, known: C
 
     Raises:
         Unsupported: op types that nobody knows and that do not fold: all of them, with their places.
-        UserMistake: values whose shape is not static.
-        SourceMistake: a node reads what nothing makes, or cannot be.
+        UsageError: values whose shape is not static.
+        SourceError: a node reads what nothing makes, or cannot be.
     """
     return Resolver(source, stored, sizes, known).run()
 
@@ -145,7 +145,7 @@ class Resolver:
             try:
                 array = fold(key, inputs, attributes)
             except (ValueError, IndexError, ZeroDivisionError) as error:
-                raise SourceMistake(f"node {node.name!r} ({key}) cannot be computed: {error}") from error
+                raise SourceError(f"node {node.name!r} ({key}) cannot be computed: {error}") from error
         if array is None:
             return False
         if unread := attributes.unread(schema_of(node.op_type, node.domain, self._opset)):
@@ -232,7 +232,7 @@ class Resolver:
             exists = self._exists(name)
             if exists != (name in node.input):
                 wrong = "makes {!r}, which exists already" if exists else "reads {!r}, which nothing before it makes"
-                raise SourceMistake(
+                raise SourceError(
                     f"node {node.name!r} ({node.op_type}) {wrong.format(name)}; "
                     "sort the nodes, and check the model with onnx.checker.check_model"
                 )
@@ -249,7 +249,7 @@ def refuse_open(values: Mapping[str, str], sizes: Sizes) -> None:
         else "these sizes depend on data: export with fixed sizes, or rewrite the first of them"
     )
     shown = ", ".join(list(values.values())[:5]) + (", …" if len(values) > 5 else "")
-    error = UserMistake if left else Unsupported
+    error = UsageError if left else Unsupported
     raise error(f"{len(values)} values have no static shape ({shown}), expected sizes for all; {advice}")
 
 

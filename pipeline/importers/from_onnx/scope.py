@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipeline.errors import InternalError, SourceMistake
+from pipeline.errors import InternalError, SourceError
 from pipeline.importers.from_onnx.resolve import Resolved
 from pipeline.importers.from_onnx.stored import ArrayPayload
 from pipeline.ir.builder import Builder
@@ -82,7 +82,7 @@ class Scope:
             made = self._builder.emit(kind, inputs, labelled, attrs, name=name, origin=origin)
         except InternalError as error:  # the rules of the IR's kinds, which ONNX's inference does not all know
             first = name or outputs[0][0]
-            raise SourceMistake(f"node {first!r} cannot be a {error}; check its inputs and attributes") from error
+            raise SourceError(f"node {first!r} cannot be a {error}; check its inputs and attributes") from error
         for (label, _), (written, _), vid in zip(outputs, labelled, made, strict=True):
             self._bind_new(label, vid, written)
         return made

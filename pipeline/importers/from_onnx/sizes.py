@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.importers.from_onnx.infer import declared
 from pipeline.ir.spec import TensorSpec
 
@@ -17,7 +17,7 @@ class Sizes:
     """`dims` as given, and what `shapes` says of the names that stand in the model.
 
     Raises:
-        UserMistake: a name that the model does not have, a size below 0, or a shape that does not fit.
+        UsageError: a name that the model does not have, a size below 0, or a shape that does not fit.
     """
 
     def __init__(self, graph: onnx.GraphProto, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> None:
@@ -54,20 +54,20 @@ class Sizes:
     def _check_dims(self, dims: Mapping[str, int]) -> None:
         names = self._names()
         if strange := [name for name in dims if name not in names]:
-            raise UserMistake(
+            raise UsageError(
                 f"dims: found {', '.join(map(repr, strange))}, expected names of dimensions of the inputs: "
                 f"{', '.join(map(repr, names)) or 'this model has none'}"
             )
         for name, size in dims.items():
             if size < 0:
-                raise UserMistake(f"dims: found {name!r}: {size}, expected a size of at least 0")
+                raise UsageError(f"dims: found {name!r}: {size}, expected a size of at least 0")
 
     def _check_shapes(self) -> None:
         inputs = {value.name: value.type.tensor_type for value in self._graph.input}
         for name, shape in self._shapes.items():
             if name not in inputs:
-                raise UserMistake(f"shapes: found {name!r}, expected names of inputs: {', '.join(map(repr, inputs))}")
+                raise UsageError(f"shapes: found {name!r}, expected names of inputs: {', '.join(map(repr, inputs))}")
             own = [dim.dim_value if dim.dim_value > 0 else dim.dim_param or "?" for dim in inputs[name].shape.dim]
             fits = len(own) == len(shape) and all(isinstance(a, str) or a == b for a, b in zip(own, shape, strict=True))
             if inputs[name].HasField("shape") and not fits:
-                raise UserMistake(f"shapes: found {name!r}: {list(shape)}, which does not fit the model's {own}")
+                raise UsageError(f"shapes: found {name!r}: {list(shape)}, which does not fit the model's {own}")

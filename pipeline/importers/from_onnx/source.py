@@ -9,12 +9,12 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, inliner
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.load import load_model
 from passes.model.external_data import ExternalFiles
 from passes.model.stand_ins import inline
 from passes.model.weights import inner_tensors
-from pipeline.errors import SourceMistake, Unsupported
+from pipeline.errors import SourceError, Unsupported
 from pipeline.importers.from_onnx.attributes import schema_of
 
 __all__ = ["OLDEST_OPSET", "Source", "op_key", "read_source"]
@@ -40,7 +40,7 @@ def read_source(
     An operator that is not `known` becomes what it consists of, where ONNX defines it as a function.
 
     Raises:
-        SourceMistake: no such file, or a broken model.
+        SourceError: no such file, or a broken model.
         Unsupported: an opset before `OLDEST_OPSET`, or sparse initializers.
     """
     folder = Path(base_dir) if base_dir is not None else None
@@ -51,8 +51,8 @@ def read_source(
         model = path
     try:
         model = load_model(model, folder, may_be_empty=True)
-    except ModelMistake as mistake:
-        raise SourceMistake(str(mistake)) from mistake
+    except ModelError as mistake:
+        raise SourceError(str(mistake)) from mistake
     opset = next((entry.version for entry in model.opset_import if op_key(entry.domain, "") == ""), None)
     if opset is None and any(op_key(node.domain, "") for node in model.graph.node):
         domains = ", ".join(sorted({node.domain for node in model.graph.node if node.domain}))
@@ -61,7 +61,7 @@ def read_source(
             "onnxline runs operators of the ONNX domain"
         )
     if opset is None:
-        raise SourceMistake(f"the model {model.graph.name!r} imports no opset of the ONNX domain; is it a whole model?")
+        raise SourceError(f"the model {model.graph.name!r} imports no opset of the ONNX domain; is it a whole model?")
     if opset < OLDEST_OPSET:
         raise Unsupported(
             f"the model {model.graph.name!r} has opset {opset}, expected {OLDEST_OPSET} or later; "
@@ -82,7 +82,7 @@ def _with_inner_data(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelP
     """`model` with the external data of Constants and of bodies of If, Loop and Scan inside of it.
 
     Raises:
-        SourceMistake: it is missing, or outside of `folder`.
+        SourceError: it is missing, or outside of `folder`.
     """
     if all(tensor.data_location != TensorProto.EXTERNAL for tensor in inner_tensors(model.graph)):
         return model
@@ -92,8 +92,8 @@ def _with_inner_data(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelP
         for tensor in inner_tensors(whole.graph):
             if tensor.data_location == TensorProto.EXTERNAL:
                 inline(tensor, files.bytes_of(tensor))
-    except ModelMistake as mistake:
-        raise SourceMistake(str(mistake)) from mistake
+    except ModelError as mistake:
+        raise SourceError(str(mistake)) from mistake
     return whole
 
 

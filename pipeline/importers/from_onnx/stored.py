@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from passes.load.external import entry_of, file_in
-from pipeline.errors import SourceMistake, UserMistake
+from pipeline.errors import SourceError, UsageError
 from pipeline.importers.from_onnx.dtypes import dtype_name
 from pipeline.ir.graph import Payload
 from pipeline.ir.spec import TensorSpec
@@ -89,8 +89,8 @@ def read_initializers(
     """The initializers of `graph` by name; those that an entry of `trainable` names or matches as a glob are params.
 
     Raises:
-        UserMistake: an entry of `trainable` fits no initializer.
-        SourceMistake: external data outside the model's folder, or too short.
+        UsageError: an entry of `trainable` fits no initializer.
+        SourceError: external data outside the model's folder, or too short.
         Unsupported: a dtype that the IR does not have.
     """
     names = [proto.name for proto in graph.initializer]
@@ -99,7 +99,7 @@ def read_initializers(
             continue
         near = get_close_matches(pattern, names, 3)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {len(names)}, e.g. {names[:3]}"
-        raise UserMistake(f"trainable: found no initializer that {pattern!r} names or matches; {hint}")
+        raise UsageError(f"trainable: found no initializer that {pattern!r} names or matches; {hint}")
     stored = {}
     for proto in graph.initializer:
         name = proto.name
@@ -121,7 +121,7 @@ def payload_of(proto: TensorProto, folder: Path | None) -> Payload | None:
 
 def external(proto: TensorProto, folder: Path | None) -> FilePayload | None:
     if folder is None:
-        raise SourceMistake(
+        raise SourceError(
             f"initializer {proto.name!r} is in a file of its own, and the model came without a path; "
             "pass base_dir=, the folder of the model"
         )

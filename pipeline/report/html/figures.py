@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from passes.result import StructureVerdict
+from passes.run.result import StructureVerdict
 from pipeline.report.html.layout import LaidOut, lay_out
 from pipeline.report.pictures import Box, BoxKind, Drawing, Pictures, StructurePicture
 

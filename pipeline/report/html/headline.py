@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from passes.result import Status
+from passes.run.result import Status
 from pipeline.report.html.timeline import Timeline
 from pipeline.report.html.words import bytes_text, error_text, plural, seconds_text, worst_of
 from pipeline.report.model import Report

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from passes.proof.numbers import Errors
-from passes.result import PassRow, Status
+from passes.run.result import PassRow, Status
 from pipeline.report.html.diffs import PassDiff, read_diff
 from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of
 from pipeline.report.model import SOURCE, Mark, Report, diff_folder

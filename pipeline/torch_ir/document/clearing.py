@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from passes.platforms import lock, opened_folder
+from passes.worker.platforms import lock, opened_folder
 from pipeline.torch_ir.document.files import read, sidecar_prefix
 from pipeline.torch_ir.document.head import files_in
 from pipeline.torch_ir.errors import SerializationError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.ir import DimRange
 from pipeline.ir.expression import names_in
 from pipeline.torch_ir.document.expected import Unexpected, as_expected, is_list, is_text, is_whole, mapping
@@ -39,7 +39,7 @@ def dims_in(item: Any, where: str) -> frozenset[str]:
     """
     try:
         return names_in(as_expected(item, where, "an expression of named dims, as text", is_text))
-    except SourceMistake as error:
+    except SourceError as error:
         raise Unexpected(f"{where}: {error}") from error
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import InternalError, SourceMistake
+from pipeline.errors import InternalError, SourceError
 from pipeline.ir import Graph
 from pipeline.ir.bind import dim_names
-from pipeline.runtime.blame import DataMistake
+from pipeline.runtime.blame import DataError
 from pipeline.runtime.eager import Own
 from pipeline.runtime.states import LostStates
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
@@ -200,9 +200,9 @@ class IRExecutor:
         """A run that fails says what to do."""
         try:
             yield
-        except DataMistake as error:  # an index out of range, or an edited node that reads another tensor as its index
+        except DataError as error:  # an index out of range, or an edited node that reads another tensor as its index
             raise misdeclared(self.ir.graph, fed, self._own) or ExecutionError(str(error)) from error
-        except SourceMistake as error:  # an operator that torch has not
+        except SourceError as error:  # an operator that torch has not
             raise ExecutionError(str(error)) from error
         except LostStates as error:
             raise lost(self.ir.graph, error.names) from error

@@ -29,9 +29,9 @@ class Planned:
         """
         Raises:
             Unsupported: the runtime cannot run this graph; the message says what it lacks.
-            UserMistake: sizes that the graph does not hold for.
+            UsageError: sizes that the graph does not hold for.
             ExecutionError: a node has other results than the graph says.
-            DataMistake: an index in the inputs is out of range.
+            DataError: an index in the inputs is out of range.
             LostStates: an earlier run that failed had begun to write to some states.
         """
         program = self._program(inputs)

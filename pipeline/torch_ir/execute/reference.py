@@ -42,7 +42,7 @@ class Reference:
         they come. `own` are executors of single ops.
 
         Raises:
-            DataMistake: an index in the inputs is out of range.
+            DataError: an index in the inputs is out of range.
             LostStates: an earlier run that failed had begun to write to some states.
         """
         self._refuse_lost()

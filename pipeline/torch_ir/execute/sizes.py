@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.export.dense import not_dense
 from pipeline.ir import Graph
 from pipeline.ir.bind import bind_dims, dims_of
@@ -30,5 +30,5 @@ def wrong_sizes(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> Iterator[s
         dims = dims_of(graph, fitting)
         if len(fitting) == len(inputs):
             bind_dims(graph, dims)
-    except UserMistake as error:
+    except UsageError as error:
         yield str(error)

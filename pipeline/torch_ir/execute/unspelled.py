@@ -27,7 +27,7 @@ def unspelled(graph: Graph, own: Container[str]) -> list[Op]:
 def refuse_unspelled(ops: Sequence[Op]) -> None:
     """
     Raises:
-        SourceMistake: torch has no such operator.
+        SourceError: torch has no such operator.
         ExecutionError: it has one by now.
     """
     for op in ops:

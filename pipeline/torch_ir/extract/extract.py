@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from passes.collector import collector_paused
+from passes.run.gc_pause import collector_paused
 from pipeline.importers.from_torch.stamp import TracedWhole, stamped
 from pipeline.ir import Graph
 from pipeline.torch_ir.errors import ExportError

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from torch.export import ExportedProgram
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.export.capture import capture
 from pipeline.export.inputs import InputSpec
 from pipeline.export.source import TorchSource
@@ -22,9 +22,9 @@ def extract_source(source: TorchSource, name: str, *, functionalize: bool = True
     """The IR of `source`, under its own names of dynamic dims.
 
     Raises:
-        SourceMistake: torch.export cannot trace the module.
+        SourceError: torch.export cannot trace the module.
         ConversionError: the program holds something that the IR cannot.
-        UserMistake: a dim that was asked to be dynamic came out as a number.
+        UsageError: a dim that was asked to be dynamic came out as a number.
     """
     program = capture(source)
     return convert_exported_program(
@@ -44,7 +44,7 @@ def _dims(program: ExportedProgram, inputs: Iterable[InputSpec]) -> Iterator[tup
                 continue
             symbol = str(tensor.shape[axis])
             if symbol.isdecimal():
-                raise UserMistake(
+                raise UsageError(
                     f"input {spec.name!r}, axis {axis}: the dim {declared!r} was asked to be dynamic and came out as "
                     f"the constant {symbol}: the model's code fixes it (a comparison, int(x.shape[{axis}]), a literal "
                     f"in reshape); change that, or declare {symbol}"

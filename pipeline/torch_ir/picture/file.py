@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.output import written
 from pipeline.torch_ir.picture.mermaid import ir_to_mermaid
@@ -22,7 +22,7 @@ def write_picture(ir: IR, path: Path, max_nodes: int, include_weights: bool, *, 
     """Draw `ir` into `path`, as its ending says; see `ir_to_mermaid`. An SVG is always by module.
 
     Raises:
-        UserMistake: a PNG is asked for and there is no `mmdc`, or it fails; another ending; a place that cannot be
+        UsageError: a PNG is asked for and there is no `mmdc`, or it fails; another ending; a place that cannot be
             written.
     """
     with written(path, (*TEXTS, ".png", ".svg")) as temporary:
@@ -40,7 +40,7 @@ def write_picture(ir: IR, path: Path, max_nodes: int, include_weights: bool, *, 
 def _draw(mermaid: str, path: Path, suffix: str) -> None:
     command = shutil.which("mmdc")
     if command is None:
-        raise UserMistake(
+        raise UsageError(
             f"a {suffix} needs the command mmdc, which is not installed; pip install mmdc, or write a .svg or .md file"
         )
     source, drawn = path.with_name(f"{path.name}.mmd"), path.with_name(f"{path.name}{suffix}")
@@ -52,7 +52,7 @@ def _draw(mermaid: str, path: Path, suffix: str) -> None:
         drawn.replace(path)
     except (subprocess.SubprocessError, FileNotFoundError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        raise UserMistake(f"mmdc could not draw the graph: {said[-1] if said else error}") from error
+        raise UsageError(f"mmdc could not draw the graph: {said[-1] if said else error}") from error
     finally:
         source.unlink(missing_ok=True)
         drawn.unlink(missing_ok=True)

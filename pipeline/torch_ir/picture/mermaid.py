@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.ir import Dim, Graph, Op, Role, Value
 from pipeline.torch_ir.document.expected import is_whole
 from pipeline.torch_ir.ir import IR, an_ir
@@ -25,10 +25,10 @@ def ir_to_mermaid(ir: IR, max_nodes: int = 30, include_weights: bool = True, *, 
         by_module: draw each module as a frame around its nodes, and fold modules until `max_nodes` boxes are enough.
 
     Raises:
-        UserMistake: it is no IR, or `max_nodes` is no whole number of 0 or more.
+        UsageError: it is no IR, or `max_nodes` is no whole number of 0 or more.
     """
     refuse_other_counts("max_nodes", max_nodes)
-    chart = _Flowchart(an_ir(ir, UserMistake).graph)
+    chart = _Flowchart(an_ir(ir, UsageError).graph)
     lines = (chart.lines_by_module if by_module else chart.lines)(max_nodes, include_weights)
     return "\n".join(["flowchart TD", *(f"    {line}" for line in lines)])
 
@@ -37,10 +37,10 @@ def generate_op_distribution_pie(ir: IR, top_n: int = 10) -> str:
     """How many nodes there are of each type; what comes after the first `top_n` types is one slice.
 
     Raises:
-        UserMistake: it is no IR, or `top_n` is no whole number of 0 or more.
+        UsageError: it is no IR, or `top_n` is no whole number of 0 or more.
     """
     refuse_other_counts("top_n", top_n)
-    counts = Counter(short(op.kind) for op in an_ir(ir, UserMistake).graph.ops).most_common()
+    counts = Counter(short(op.kind) for op in an_ir(ir, UsageError).graph.ops).most_common()
     others = sum(count for _, count in counts[top_n:])
     slices = [*counts[:top_n], *([("Others", others)] if others else [])]
     return "\n".join(
@@ -50,7 +50,7 @@ def generate_op_distribution_pie(ir: IR, top_n: int = 10) -> str:
 
 def refuse_other_counts(what: str, given: Any) -> None:
     if not is_whole(given):
-        raise UserMistake(f"{what}: found {given!r}, expected a whole number of 0 or more")
+        raise UsageError(f"{what}: found {given!r}, expected a whole number of 0 or more")
 
 
 class _Flowchart:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.ir import Graph, Role
 from pipeline.report import Box, BoxKind, Drawing, Wire
 from pipeline.report.html.layout import lay_out
@@ -30,10 +30,10 @@ def ir_to_svg(ir: IR, max_nodes: int = 150, include_weights: bool = True) -> str
     """The graph as SVG: at most `max_nodes` boxes, with modules folded as far as that takes.
 
     Raises:
-        UserMistake: it is no IR, or `max_nodes` is no whole number of 0 or more.
+        UsageError: it is no IR, or `max_nodes` is no whole number of 0 or more.
     """
     refuse_other_counts("max_nodes", max_nodes)
-    graph = an_ir(ir, UserMistake).graph
+    graph = an_ir(ir, UsageError).graph
     items, left = parts_of(graph, max_nodes)
     made = _Frame(graph, include_weights).draw(items, top=True)
     note = f'<text x="12" y="{made.height + 14:.0f}" class="note">… and {left} more nodes</text>' if left else ""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.errors import OnnxlineError, told
+from pipeline.errors import OnnxlineError, message_with_notes
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute import IRExecutor
 from pipeline.torch_ir.given import a_module, a_number, arguments, by_name
@@ -111,7 +111,7 @@ class IRVerifier:
             with same_randomness():
                 outputs = executor.execute(copied(inputs), copied(kwargs))
         except Exception as error:  # refused beforehand, or an operator of torch's on an IR that was edited
-            said = told(error) if isinstance(error, OnnxlineError) else f"the IR does not run: {error}"
+            said = message_with_notes(error) if isinstance(error, OnnxlineError) else f"the IR does not run: {error}"
             report = VerificationReport(False, math.inf, math.inf, error_message=said)
         else:
             report = self._judged(

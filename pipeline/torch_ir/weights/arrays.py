@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.export.arrays import VIEWS, to_numpy, to_torch
 from pipeline.torch_ir.output import written
 
@@ -22,29 +22,29 @@ def read_arrays(path: Path) -> dict[str, torch.Tensor]:
     """Name → tensor. Nothing is unpickled.
 
     Raises:
-        UserMistake: there is no such file, it is none of the two, or it is damaged.
+        UsageError: there is no such file, it is none of the two, or it is damaged.
     """
     if path.suffix not in ENDINGS:
-        raise UserMistake(f"{path}: expected {' or '.join(ENDINGS)}")
+        raise UsageError(f"{path}: expected {' or '.join(ENDINGS)}")
     if not path.is_file():
-        raise UserMistake(f"{path} cannot be read: there is no such file")
+        raise UsageError(f"{path} cannot be read: there is no such file")
     try:
         return _from_safetensors(path) if path.suffix == ".safetensors" else _from_npz(path)
-    except UserMistake:
+    except UsageError:
         raise
     except Exception as error:  # of the two libraries, or the file system's
-        raise UserMistake(f"{path} cannot be read: {error}") from error
+        raise UsageError(f"{path} cannot be read: {error}") from error
 
 
 def write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write `tensors`, at once.
 
     Raises:
-        UserMistake: another ending, a dtype that .npz has not, or a place that cannot be written.
+        UsageError: another ending, a dtype that .npz has not, or a place that cannot be written.
     """
     foreign = [name for name, tensor in tensors.items() if tensor.dtype in VIEWS]
     if path.suffix == ".npz" and foreign:
-        raise UserMistake(
+        raise UsageError(
             f"{path}: numpy has no {str(tensors[foreign[0]].dtype)[6:]} ({foreign[0]!r}); use .safetensors"
         )
     with written(path, ENDINGS) as temporary:
@@ -65,7 +65,7 @@ def _from_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 def _from_npz(path: Path) -> dict[str, torch.Tensor]:
     if not zipfile.is_zipfile(path):  # numpy would ask whether to unpickle it
-        raise UserMistake(f"{path} is no whole .npz file; write it with numpy.savez(path, name=array)")
+        raise UsageError(f"{path} is no whole .npz file; write it with numpy.savez(path, name=array)")
     with np.load(path, allow_pickle=False) as archive:
         return {name: _tensor(path, name, archive) for name in archive.files}
 
@@ -74,4 +74,4 @@ def _tensor(path: Path, name: str, archive: Mapping[str, np.ndarray]) -> torch.T
     try:
         return to_torch(archive[name])
     except (TypeError, ValueError) as error:  # strings and objects
-        raise UserMistake(f"{path}: the array {name!r} holds no numbers: {error}") from error
+        raise UsageError(f"{path}: the array {name!r} holds no numbers: {error}") from error

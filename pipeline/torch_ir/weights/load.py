@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.export.checkpoint import read_checkpoint, read_pickle, read_safetensors
 from pipeline.torch_ir.errors import NoWeightFile, WeightLoadError
 from pipeline.torch_ir.given import by_name, path_of
@@ -64,6 +64,6 @@ def _loaded(path: str | Path, read: Callable[[Path], State]) -> State:
         raise NoWeightFile(f"Weight file not found: {path}; expected .pt, .pth, .bin or .safetensors")
     try:
         return read(path)
-    except SourceMistake as error:
+    except SourceError as error:
         said = str(error).removeprefix(f"checkpoint {path}: ")
         raise WeightLoadError(f"Failed to load weights from {path}: {said}") from error

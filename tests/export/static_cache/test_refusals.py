@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.export.static_cache import (
     CacheSizes,
     Decode,
@@ -60,7 +60,7 @@ def with_kinds(model: Any, kinds: list[str]) -> Any:
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_model_is_refused(case: str, causal_lm: Callable[..., Any]) -> None:
     make, said = REFUSED[case]
-    with pytest.raises(UserMistake, match=said):
+    with pytest.raises(UsageError, match=said):
         Prefill(make(causal_lm))
 
 
@@ -79,16 +79,16 @@ class Sharing(nn.Module):
 
 @pytest.mark.parametrize(("times", "said"), [(0, "wrote nothing into past_key_values"), (2, r"caches \[2\] times")])
 def test_each_layer_is_written_once(times: int, said: str) -> None:
-    with pytest.raises(UserMistake, match=said):
+    with pytest.raises(UsageError, match=said):
         cache_specs(Sharing(times))
 
 
 def test_sizes_without_room_are_refused() -> None:
-    with pytest.raises(UserMistake, match="prefill of 8 tokens with caches of 8"):
+    with pytest.raises(UsageError, match="prefill of 8 tokens with caches of 8"):
         CacheSizes(8, 8)
     nothing = Program(lambda: [], (), ())
     for prompt, steps in ((5, 1), (4, 5)):
-        with pytest.raises(UserMistake, match=f"a prompt of {prompt} tokens and {steps} steps; expected 1 to 4"):
+        with pytest.raises(UsageError, match=f"a prompt of {prompt} tokens and {steps} steps; expected 1 to 4"):
             ids = torch.zeros(1, prompt, dtype=torch.int64)
             generate(nothing, nothing, {"num_layers": 0, "layers": []}, ids, steps, CacheSizes(4, 8))
 
@@ -109,7 +109,7 @@ def test_the_mapping_has_one_row_a_layer_and_the_names_of_the_graphs() -> None:
             }
         ],
     }
-    with pytest.raises(UserMistake, match="returns 2, decode takes 2 and returns 4 tensors"):
+    with pytest.raises(UsageError, match="returns 2, decode takes 2 and returns 4 tensors"):
         kv_mapping(["l", "k", "v"], inputs, ["l", "k", "v", "k1", "v1"])
 
 

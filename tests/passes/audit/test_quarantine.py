@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import passes
-from passes.audited import Finding, table_of, table_text
-from passes.audited.quarantine import check_quarantine, quarantined, quarantines
-from passes.base import Workbench
-from passes.errors import PolicyMistake
-from passes.groups import groups_of
-from passes.policy import Policy
-from passes.result import Status
+from passes.advisories import Finding, table_of, table_text
+from passes.advisories.quarantine import check_quarantine, quarantined, quarantines
+from passes.errors import PolicyError
+from passes.policy.groups import groups_of
+from passes.policy.policy import Policy
+from passes.run.result import Status
+from passes.step import Workbench
 from passes.versions import library_versions
 from tests.passes.models import attention
 
@@ -74,11 +74,11 @@ def test_a_table_that_is_replaced_counts_at_once(tmp_path: Path) -> None:
 def test_a_release_that_nobody_has_audited_is_refused() -> None:
     """A quarantine that knows nothing of what it guards would be a false comfort."""
     installed = {**library_versions(), "onnxoptimizer": "9.9", "onnxsim": "9.8", "onnxslim": "9.7"}
-    with pytest.raises(PolicyMistake, match=r"none for onnxoptimizer 9\.9, only for 0\.4\.2; run `onnxline audit --o"):
+    with pytest.raises(PolicyError, match=r"none for onnxoptimizer 9\.9, only for 0\.4\.2; run `onnxline audit --o"):
         check_quarantine("unsafe", ["eliminate_identity"], installed)
-    with pytest.raises(PolicyMistake, match=r"none for onnxsim 9\.8"):
+    with pytest.raises(PolicyError, match=r"none for onnxsim 9\.8"):
         check_quarantine("unsafe", ["onnxsim"], installed)
-    with pytest.raises(PolicyMistake, match=r"none for onnx 9\.6"):  # without passes inside of it
+    with pytest.raises(PolicyError, match=r"none for onnx 9\.6"):  # without passes inside of it
         check_quarantine("unsafe", ["infer_shapes"], {"onnx": "9.6"})
     check_quarantine("unsafe", ["onnxscript"], installed)  # no other is in the recipe
 
@@ -86,10 +86,10 @@ def test_a_release_that_nobody_has_audited_is_refused() -> None:
 def test_a_new_release_of_which_only_some_passes_were_audited(tmp_path: Path) -> None:
     entry, installed = f"unsafe:{write_table(tmp_path, '9.9')}", {"onnxoptimizer": "9.9"}
     check_quarantine(entry, TRIED, installed)
-    with pytest.raises(PolicyMistake, match=r"of fuse_qkv there is none for onnxoptimizer 9\.9"):
+    with pytest.raises(PolicyError, match=r"of fuse_qkv there is none for onnxoptimizer 9\.9"):
         check_quarantine(entry, [*TRIED, "fuse_qkv"], installed)
 
 
 def test_a_folder_without_tables(tmp_path: Path) -> None:
-    with pytest.raises(PolicyMistake, match="no table of an audit in"):
+    with pytest.raises(PolicyError, match="no table of an audit in"):
         Policy((f"unsafe:{tmp_path}",)).check(NAMES, NAMES)

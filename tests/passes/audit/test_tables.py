@@ -9,12 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from passes.audited import Finding, Table, known_table, own_tables, parse, table_of, table_text, tables_in, unsafe_names
-from passes.audited.gate import news
-from passes.audited.known import SHIPPED
-from passes.audited.table import mark_of
-from passes.audited.text import LISTED
-from passes.errors import ModelMistake
+from passes.advisories import (
+    Finding,
+    Table,
+    known_table,
+    own_tables,
+    parse,
+    table_of,
+    table_text,
+    tables_in,
+    unsafe_names,
+)
+from passes.advisories.gate import news
+from passes.advisories.known import SHIPPED
+from passes.advisories.table import mark_of
+from passes.advisories.text import LISTED
+from passes.errors import ModelError
 
 INDENTS = ("initial_indent", "subsequent_indent")
 MANY = [Finding("b", "grew-nodes", f"node/{number}") for number in range(LISTED + 1)]
@@ -99,14 +109,14 @@ def test_the_text_is_the_table() -> None:
 )
 def test_a_table_that_was_edited_by_half(old: str, new: str, words: str) -> None:
     assert old in TEXT
-    with pytest.raises(ModelMistake, match=words):
+    with pytest.raises(ModelError, match=words):
         parse(TEXT.replace(old, new, 1), "it")
 
 
 def test_a_table_that_was_cut_off_anywhere() -> None:
     lines = TEXT.splitlines(keepends=True)
     for number in range(len(lines)):
-        with pytest.raises(ModelMistake, match="line "):
+        with pytest.raises(ModelError, match="line "):
             parse("".join(lines[:number]))
 
 
@@ -125,7 +135,7 @@ def test_only_a_file_that_says_so_is_a_table(tmp_path: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())  # as an editor may leave it
     assert tables_in(tmp_path) == (parse(TEXT),)
     file.write_bytes(TEXT.encode().replace(b"SIGSEGV", b"\xff"))
-    with pytest.raises(ModelMistake, match=r"lib\.txt, line 20: not UTF-8"):
+    with pytest.raises(ModelError, match=r"lib\.txt, line 20: not UTF-8"):
         tables_in(tmp_path)
 
 

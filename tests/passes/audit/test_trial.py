@@ -8,12 +8,12 @@ from importlib import metadata
 import onnx
 import pytest
 
+from passes.advisories import Finding
 from passes.audit.cases import case_names, load_case
 from passes.audit.chunk import open_trial, run_chunk
 from passes.audit.reproducers import reproduce
 from passes.audit.subject import Subject
 from passes.audit.trial import Trial
-from passes.audited import Finding
 
 VERSIONS = {name: metadata.version(name) for name in ("onnxoptimizer", "onnxsim")}
 KNOWN = pytest.mark.skipif(

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import onnx
 
-from passes.base import Workbench
-from passes.bench import open_bench
 from passes.bisect import Breakdown, bisect
+from passes.context import open_bench
 from passes.model.files import save
-from passes.recipe import steps_of
+from passes.recipe.recipe import steps_of
+from passes.step import Workbench
 from tests.passes.models import attention, detached, model_of
 
 SHAPE_OF_NOTHING = "g (float[3, 4, 5] x) => (int64[0] y) { h = Relu (x) y = Shape <start = 2, end = 1> (h) }"

@@ -10,13 +10,13 @@ import onnx
 import onnxoptimizer
 import pytest
 
-from passes.base import Workbench
 from passes.bisect import Deviation, Finding, bisect
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.model.files import save
 from passes.model.sessions import Session
 from passes.model.weights import DetachedModel
-from passes.recipe import RecipeItem, steps_of
+from passes.recipe.recipe import RecipeItem, steps_of
+from passes.step import Workbench
 from tests.passes.models import attention, detached, matrix, model_of, vector
 
 TWO_RESHAPES = """
@@ -141,7 +141,7 @@ def test_nothing_is_wrong(bench: Workbench) -> None:
 )
 def test_a_model_that_cannot_be_judged(bench: Workbench, text: str, words: str) -> None:
     model = detached(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 20]> {text}'))
-    with pytest.raises(ModelMistake, match=words):
+    with pytest.raises(ModelError, match=words):
         Deviation.of(1e-3, model, bench)
 
 

@@ -12,12 +12,12 @@ import onnxsim
 import pytest
 from onnx import helper, numpy_helper
 
-from passes.base import Workbench
 from passes.bisect import Finding, Loss, bisect
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from passes.model.files import save
 from passes.model.weights import DetachedModel, read_model
-from passes.recipe import RecipeItem, steps_of
+from passes.recipe.recipe import RecipeItem, steps_of
+from passes.step import Workbench
 from passes.structures import structure_of
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of, vector
 
@@ -110,7 +110,7 @@ def test_what_is_skipped_shows_who_is_next(bench: Workbench) -> None:
     none = find(model, ["onnxsim"], bench, skip=["fuse_attention", "fuse_qkv"])
     assert none.culprit is None
     assert none.nothing == "nothing lost: the one qkv stands"
-    with pytest.raises(PolicyMistake, match="did you mean 'fuse_attention'"):
+    with pytest.raises(PolicyError, match="did you mean 'fuse_attention'"):
         find(model, ["onnxsim"], bench, skip=["fuse_attentoin"])
 
 
@@ -160,7 +160,7 @@ def test_a_pass_that_fails_is_left_out_and_named(bench: Workbench) -> None:
 
 
 def test_a_structure_that_is_not_there_is_a_mistake() -> None:
-    with pytest.raises(PolicyMistake, match="--lost: qkv matches nothing in this model, which has 1 attention block"):
+    with pytest.raises(PolicyError, match="--lost: qkv matches nothing in this model, which has 1 attention block"):
         Loss.of("qkv", detached(merged_attention()))
-    with pytest.raises(PolicyMistake, match="--lost: no structure named 'qvk'; did you mean 'qkv'"):
+    with pytest.raises(PolicyError, match="--lost: no structure named 'qvk'; did you mean 'qkv'"):
         Loss.of("qvk", detached(merged_attention()))

@@ -8,7 +8,6 @@ from typing import ClassVar, Self
 
 import onnx
 
-from passes.base import Workbench
 from passes.bisect import bisect
 from passes.bisect.faults import Run, Sighting
 from passes.bisect.route import Made, Runs, joined, route
@@ -16,7 +15,8 @@ from passes.bisect.search import HIDDEN
 from passes.external.onnxoptimizer import OnnxOptimizerPasses, default_set
 from passes.model.canonical import canonical_digest
 from passes.model.weights import DetachedModel
-from passes.recipe import steps_of
+from passes.recipe.recipe import steps_of
+from passes.step import Workbench
 from tests.passes.models import biased_attention, detached, model_of
 
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import onnx
 
-from passes.base import Workbench
 from passes.diff import compare_layers, compare_numbers, draw_inputs, layers_as_data, layers_text, match_models
+from passes.step import Workbench
 from tests.passes.carried import told
 from tests.passes.models import detached, matrix, model_of
 

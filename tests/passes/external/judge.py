@@ -9,15 +9,15 @@ import numpy as np
 import onnx
 
 from passes import PassRow
-from passes.base import Workbench
 from passes.model.sharing import detached_copy
 from passes.model.weights import attach
 from passes.optimize import draw_feeds
-from passes.policy import Policy
+from passes.policy.policy import Policy
 from passes.proof.prove import Prover
-from passes.recipe import RecipeItem, steps_of
-from passes.result import PassRun
-from passes.runner import run_passes
+from passes.recipe.recipe import RecipeItem, steps_of
+from passes.run.result import PassRun
+from passes.run.runner import run_passes
+from passes.step import Workbench
 
 __all__ = ["broken", "ops", "optimized", "row", "valid"]
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from passes import PassRun, Status
-from passes.base import Workbench
+from passes.step import Workbench
 from pipeline.config import ExportConfig, RunConfig
 from pipeline.export import TorchSource, export_onnx, load_source
 from tests.passes.external.judge import broken, ops, optimized, row, valid

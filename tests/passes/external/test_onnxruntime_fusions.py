@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import onnx
 import pytest
 
-from passes import PolicyMistake, Status
-from passes.base import Workbench
-from passes.destroys import DESTROYS
+from passes import PolicyError, Status
 from passes.external.onnxruntime_fusions import OnnxRuntimeFusions
+from passes.policy.known_effects import DESTROYS
+from passes.step import Workbench
 from tests.passes.external.blocks import feeds, post_norm
 from tests.passes.external.judge import broken, ops, optimized, row, valid
 from tests.passes.models import attention, biased_attention, detached, merged_attention, model_of
@@ -101,13 +101,13 @@ def test_every_switch_in_the_table_is_one(bench: Workbench) -> None:
     ],
 )
 def test_what_the_release_does_not_take_is_refused(options: dict, words: str, bench: Workbench) -> None:
-    with pytest.raises(PolicyMistake, match=words):
+    with pytest.raises(PolicyError, match=words):
         optimized(bench, merged_attention(), recipe=[{STEP: options}])
 
 
 def test_without_torch_an_opt_level_is_refused(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(PolicyMistake, match=r"opt_level 1 needs torch, an extra: pip install 'onnxline\[torch\]'"):
+    with pytest.raises(PolicyError, match=r"opt_level 1 needs torch, an extra: pip install 'onnxline\[torch\]'"):
         optimized(bench, merged_attention(), recipe=[{STEP: {"opt_level": 1}}])
 
 

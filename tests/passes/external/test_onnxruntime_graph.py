@@ -8,10 +8,10 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from passes import PolicyMistake, Status
-from passes.base import Workbench
-from passes.destroys import DESTROYS
+from passes import PolicyError, Status
 from passes.external.onnxruntime_graph import LEVELS, RULES, OnnxRuntimeGraph
+from passes.policy.known_effects import DESTROYS
+from passes.step import Workbench
 from tests.passes.external.blocks import feeds, post_norm
 from tests.passes.external.judge import broken, ops, optimized, row, valid
 from tests.passes.models import attention, biased_attention, detached, merged_attention, model_of
@@ -149,7 +149,7 @@ def test_a_domain_inside_of_a_branch_counts(bench: Workbench) -> None:
     ],
 )
 def test_what_it_would_ignore_is_refused(options: dict, words: str, bench: Workbench) -> None:
-    with pytest.raises(PolicyMistake, match=words):
+    with pytest.raises(PolicyError, match=words):
         optimized(bench, merged_attention(), recipe=[{"onnxruntime": options}])
 
 

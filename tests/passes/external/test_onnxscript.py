@@ -14,11 +14,11 @@ import pytest
 from onnxscript import optimizer
 
 from benchmarks.growth import layers
-from passes import PolicyMistake, Status
-from passes.base import Workbench
+from passes import PolicyError, Status
 from passes.external.onnxscript import OnnxScriptOptimizer, optimize
 from passes.model.mapped import place_of
 from passes.model.sharing import detached_copy
+from passes.step import Workbench
 from tests.passes.external.judge import broken, ops, optimized, row, valid
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
 
@@ -120,7 +120,7 @@ def test_without_any_stage_nothing_is_computed(bench: Workbench) -> None:
 
 
 def test_an_option_that_it_does_not_have_is_refused(bench: Workbench) -> None:
-    with pytest.raises(PolicyMistake, match=r"has no option 'num_iteration'; did you mean 'num_iterations'\?"):
+    with pytest.raises(PolicyError, match=r"has no option 'num_iteration'; did you mean 'num_iterations'\?"):
         optimized(bench, merged_attention(), recipe=[{"onnxscript": {"num_iteration": 1}}])
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from passes import PolicyMistake, Status
-from passes.base import Workbench
-from passes.destroys import DESTROYS
+from passes import PolicyError, Status
 from passes.external import onnxscript_rules
 from passes.external.onnxscript_rewrites import OnnxScriptRewrites
+from passes.policy.known_effects import DESTROYS
+from passes.step import Workbench
 from tests.passes.external.judge import broken, ops, optimized, row, valid
 from tests.passes.models import attention, biased_attention, merged_attention, model_of
 
@@ -129,5 +129,5 @@ def test_onnx_fusions_are_for_opset_23(bench: Workbench) -> None:
     ],
 )
 def test_what_the_release_does_not_have_is_refused(rules, words: str, bench: Workbench) -> None:
-    with pytest.raises(PolicyMistake, match=words):
+    with pytest.raises(PolicyError, match=words):
         optimized(bench, merged_attention(), recipe=[{STEP: {"rules": rules}}])

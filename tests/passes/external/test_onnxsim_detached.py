@@ -11,17 +11,17 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from passes.base import Workbench
-from passes.bench import open_bench
+from passes.context import open_bench
 from passes.errors import StepTimedOut
 from passes.external.files import through_files
 from passes.external.onnxsim import OnnxSim
 from passes.external.onnxsim_detached import _read_in, _with_references
-from passes.isolate import Worker
 from passes.model.canonical import meanings_of
 from passes.model.weights import DetachedModel
-from passes.pins import pin
+from passes.run.pins import pin
+from passes.step import Workbench
 from passes.structures import STRUCTURES
+from passes.worker.client import Worker
 from tests.passes.models import attention, biased_attention, detached, matrix, model_of
 
 WIDE = 320

@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
-from passes import PolicyMistake, Status
-from passes.base import Workbench
+from passes import PolicyError, Status
 from passes.external.onnxslim import OnnxSlim
+from passes.step import Workbench
 from tests.passes.external.judge import broken, ops, optimized, row, valid
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
 
@@ -109,13 +109,13 @@ def test_without_any_inner_pass_it_changes_nothing(bench: Workbench) -> None:
     ],
 )
 def test_what_it_would_ignore_is_refused(options: dict, words: str, bench: Workbench) -> None:
-    with pytest.raises(PolicyMistake, match=words):
+    with pytest.raises(PolicyError, match=words):
         optimized(bench, merged_attention(), recipe=[{"onnxslim": options}])
 
 
 def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
     monkeypatch.setitem(sys.modules, "onnxslim", None)
-    with pytest.raises(PolicyMistake, match=r"'onnxslim' needs onnxslim, an extra: pip install 'onnxline\[onnxslim\]'"):
+    with pytest.raises(PolicyError, match=r"'onnxslim' needs onnxslim, an extra: pip install 'onnxline\[onnxslim\]'"):
         optimized(bench, merged_attention(), recipe=["onnxslim"])
 
 

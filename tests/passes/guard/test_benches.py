@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from passes.base import Workbench
 from passes.errors import StepCrashed
 from passes.guard.benches import Benches
+from passes.step import Workbench
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.base import Workbench
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.guard.calls.base import Plan, Skips
@@ -17,6 +16,7 @@ from passes.guard.enforce import Outcome, RefusedByOptimizer, enforce
 from passes.guard.record import Returned
 from passes.guard.settings import Demands, Settings
 from passes.model.weights import DetachedModel
+from passes.step import Workbench
 from tests.passes.models import attention, detached
 
 Work = Callable[[DetachedModel, Workbench], DetachedModel]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import passes
-from passes import PolicyMistake
+from passes import PolicyError
 from passes.guard.settings import Demands, Settings, from_text, to_text
 
 
@@ -28,7 +28,7 @@ def test_settings_survive_the_environment() -> None:
 )
 def test_mistakes_are_told_when_the_block_begins(wishes: dict, words: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PolicyMistake, match=words), passes.guard(**wishes):
+    with pytest.raises(PolicyError, match=words), passes.guard(**wishes):
         pytest.fail("the block ran")
 
 

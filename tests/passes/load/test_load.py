@@ -14,15 +14,15 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper
 from benchmarks.fuzz.seeds import seed_models, write_data_file
 from passes import optimize, why
 from passes.audit.file_cases import load_file
-from passes.draw import draw_array
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.guard.calls.base import LetThrough
 from passes.guard.calls.models import copied
 from passes.load import check_bytes, load_model, memory_budget, seconds_to_run
 from passes.model.weights import read_model
+from passes.proof.draw import draw_array
 from passes.proof.draw_choice import choose_draws
 from passes.proof.draws import Draw, DrawnInput, DrawPlan
-from pipeline.errors import SourceMistake
+from pipeline.errors import SourceError
 from pipeline.importers import from_onnx
 
 BAD = "BADUTF8"
@@ -191,11 +191,11 @@ def test_what_is_refused_at_every_door(case: str, tmp_path: Path) -> None:
         lambda path: why(path, "*"),
         lambda path: optimize(path, [], proof="structure"),
     ):
-        with pytest.raises(ModelMistake) as caught:
+        with pytest.raises(ModelError) as caught:
             door(path)
         assert words in str(caught.value)
         assert str(caught.value).startswith(str(path))
-    with pytest.raises(SourceMistake) as refused:
+    with pytest.raises(SourceError) as refused:
         from_onnx(path)
     assert words in str(refused.value)
 
@@ -233,7 +233,7 @@ def test_dims_of_minus_one_are_open() -> None:
 def test_weights_may_be_left_out_where_nobody_reads_them(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(seed_models()["external"], path)
-    with pytest.raises(ModelMistake, match="is missing"):
+    with pytest.raises(ModelError, match="is missing"):
         load_model(path)
     assert load_model(path, may_be_empty=True)
 
@@ -248,14 +248,14 @@ def test_functions_that_grow_are_measured_before_they_are_inlined() -> None:
         for source, target in (("a", "b"), ("b", "c")):
             callee = {"op_type": f"f{level - 1}", "domain": "own"} if level else {"op_type": "Relu"}
             function.node.add(input=[source], output=[target], **callee)
-    with pytest.raises(ModelMistake, match="nodes once they are inlined"):
+    with pytest.raises(ModelError, match="nodes once they are inlined"):
         load_model(model)
 
 
 def test_sizes_that_no_machine_has_are_not_drawn() -> None:
-    with pytest.raises(ModelMistake, match=r"input 'x' has the shape \[1099511627776, 4\]"):
+    with pytest.raises(ModelError, match=r"input 'x' has the shape \[1099511627776, 4\]"):
         draw_array("0:x", [2**40, 4], "float32", -1, 1)
-    with pytest.raises(ModelMistake, match="this machine can give"):
+    with pytest.raises(ModelError, match="this machine can give"):
         check_bytes("a value", [2**40], 4)
     check_bytes("nothing", [0, 2**40], 4)
     assert seconds_to_run(0) < 60 < seconds_to_run(2**20)
@@ -283,7 +283,7 @@ NUMBERS = "zero = Constant <value_int = 0> () one = Constant <value_int = 1> () 
     ],
 )
 def test_what_the_importer_would_make_is_bounded(body: str, words: str) -> None:
-    with pytest.raises(SourceMistake, match=words):
+    with pytest.raises(SourceError, match=words):
         from_onnx(parsed(f"{NUMBERS} {body}", "(float[2] x) => (y)"))
 
 
@@ -313,7 +313,7 @@ def test_the_importer_reads_external_data_inside_of_nodes_from_the_folder(tmp_pa
     np.testing.assert_array_equal(stored.numpy(), [3, 4])
     assert model.graph.node[0].attribute[0].t.data_location == TensorProto.EXTERNAL
     (tmp_path / "k.data").unlink()
-    with pytest.raises(SourceMistake, match=r"k\.data"):
+    with pytest.raises(SourceError, match=r"k\.data"):
         from_onnx(model, base_dir=tmp_path)
 
 
@@ -326,13 +326,13 @@ def test_a_guarded_call_asks_the_door(tmp_path: Path) -> None:
 def test_an_audit_asks_the_door(tmp_path: Path) -> None:
     model = parsed("a = Relu (b) b = Relu (a) y = Add (a, x)", "(float[2] x) => (float[2] y)")
     onnx.save(model, tmp_path / "m.onnx")
-    with pytest.raises(ModelMistake, match="circle"):
+    with pytest.raises(ModelError, match="circle"):
         load_file("models", tmp_path, "m")
 
 
 def test_inputs_together_have_a_budget() -> None:
     inputs = tuple(DrawnInput(name, (10**8,), "float32", -1, 1, name) for name in "ab")
-    with pytest.raises(ModelMistake, match="200,000,000 elements together"):
+    with pytest.raises(ModelError, match="200,000,000 elements together"):
         DrawPlan(inputs, ({},)).feeds(Draw(0, {}))
 
 

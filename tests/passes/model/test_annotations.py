@@ -9,7 +9,7 @@ import pytest
 
 import passes
 from passes import Status
-from passes.base import Workbench
+from passes.step import Workbench
 
 BARE = """<ir_version: 8, opset_import: ["": 18]>
 g (float[2, 3] x) => (float[2, 3] y) <int64[2] shape = {2, 3}> { r = Relu (x) s = Reshape (r, shape) y = Neg (s) }"""

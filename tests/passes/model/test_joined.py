@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import passes
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.model.files import save
 from passes.model.joined import apart, joined
 from passes.model.stand_ins import inline
@@ -59,7 +59,7 @@ def test_a_stack_cannot_be_read(experts: Path) -> None:
     [both] = whole.proto.graph.initializer
     weight = whole.weight(both)
     assert weight is not None
-    with pytest.raises(ModelMistake, match="'both' is joined from weights that are to stay unread"):
+    with pytest.raises(ModelError, match="'both' is joined from weights that are to stay unread"):
         inline(both, weight.data)
     with pytest.raises(ValueError, match="contiguous"):
         weight.array()

@@ -8,9 +8,9 @@ import pytest
 
 import passes
 from passes import Status
-from passes.base import Workbench
 from passes.errors import StepFailed
 from passes.model.signature import keep_signature
+from passes.step import Workbench
 from tests.passes.models import detached, model_of
 
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.model.files import save
 from passes.model.stand_ins import Weight, initializer_of
 from passes.model.weights import UNREAD, DetachedModel, read_model
@@ -109,5 +109,5 @@ def test_float8_stays_unread_and_bool_is_refused(tmp_path: Path) -> None:
     path = pointing(tmp_path / "m.onnx", {"a": ("shard", 0)}, TensorProto.FLOAT8E4M3FN, side=SIDE)
     assert read_model(path, unread=True).nbytes() > 2**38
     path = pointing(tmp_path / "m.onnx", {"a": ("shard", 0)}, TensorProto.BOOL, side=SIDE)
-    with pytest.raises(ModelMistake, match=r"'a' has \d+ bytes of bool, which no stand-in can be made for"):
+    with pytest.raises(ModelError, match=r"'a' has \d+ bytes of bool, which no stand-in can be made for"):
         read_model(path, unread=True)

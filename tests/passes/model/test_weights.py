@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from passes.errors import ModelMistake
+from passes.errors import ModelError
 from passes.model.digests import digest_of
 from passes.model.order import sort_nodes
 from passes.model.stand_ins import DETACH_FROM_BYTES, key_of
@@ -150,14 +150,14 @@ def test_external_data_may_not_leave_the_folder(tmp_path, location: str) -> None
     folder.mkdir()
     (tmp_path / "w.bin").write_bytes(matrix(32, 32, 0).tobytes())
     path = external_model(folder, location)
-    with pytest.raises(ModelMistake, match="outside of the model's folder"):
+    with pytest.raises(ModelError, match="outside of the model's folder"):
         read_model(path)
 
 
 def test_external_data_that_ends_early_is_named(tmp_path) -> None:
     path = external_model(tmp_path)
     (tmp_path / "w.bin").write_bytes(b"too short")
-    with pytest.raises(ModelMistake, match=r"ends before initializer 'w' does \(9 bytes, needs 4096\)"):
+    with pytest.raises(ModelError, match=r"ends before initializer 'w' does \(9 bytes, needs 4096\)"):
         read_model(path)
 
 
@@ -165,7 +165,7 @@ def test_external_data_that_ends_early_is_named(tmp_path) -> None:
 def test_a_broken_file_is_a_mistake(tmp_path, content: bytes) -> None:
     path = tmp_path / "broken.onnx"
     path.write_bytes(content)
-    with pytest.raises(ModelMistake, match=r"broken\.onnx"):
+    with pytest.raises(ModelError, match=r"broken\.onnx"):
         read_model(path)
 
 
@@ -223,7 +223,7 @@ def test_a_tensor_that_does_not_fill_its_shape_is_named(tmp_path, change: str, r
         tensor.raw_data = tensor.raw_data[:-4] if change == "less" else tensor.raw_data + b"more"
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ModelMistake, match=r"model\.onnx: tensor 'w'"):
+    with pytest.raises(ModelError, match=r"model\.onnx: tensor 'w'"):
         read_model(path)
 
 
@@ -249,7 +249,7 @@ def test_external_data_has_an_offset_and_a_length_that_fit(tmp_path, key: str, v
     model = onnx.load(path, load_external_data=False)
     model.graph.initializer[0].external_data.add(key=key, value=value)
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ModelMistake, match=words):
+    with pytest.raises(ModelError, match=words):
         read_model(path)
 
 
@@ -305,7 +305,7 @@ def test_each_tensor_in_a_file_of_its_own_takes_one_descriptor(tmp_path: Path) -
     try:
         assert len(read_model(tmp_path / "model.onnx").weights) == FILES
         resource.setrlimit(resource.RLIMIT_NOFILE, (_limit_with_room_for(FILES // 2), hard))
-        with pytest.raises(ModelMistake, match=r"cannot be mapped .* limit of open files \(ulimit -n\)"):
+        with pytest.raises(ModelError, match=r"cannot be mapped .* limit of open files \(ulimit -n\)"):
             read_model(tmp_path / "model.onnx")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

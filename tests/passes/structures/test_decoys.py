@@ -8,15 +8,15 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.base import Workbench
 from passes.model.sessions import Session
 from passes.model.sharing import detached_copy
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
-from passes.policy import Policy
+from passes.policy.policy import Policy
 from passes.proof.prove import Prover
-from passes.result import Status
-from passes.runner import run_passes
+from passes.run.result import Status
+from passes.run.runner import run_passes
+from passes.step import Workbench
 from passes.structures import STRUCTURES
 from tests.passes.models import ATTENTION, attention, detached, matrix, model_of
 

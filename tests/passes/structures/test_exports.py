@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import pytest
 
-from passes.base import Workbench
+from passes.step import Workbench
 from passes.structures import STRUCTURES
 from passes.structures.view import GraphView
 from tests.passes.models import detached

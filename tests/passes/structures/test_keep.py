@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from passes.base import Workbench
 from passes.catalog.picture import GALLERY, read_picture
 from passes.model.reads import live_nodes
-from passes.result import PassRun, Status
+from passes.run.result import PassRun, Status
+from passes.step import Workbench
 from passes.structures import structure_of
 from tests.passes.structures.pictures import BATCH_NORM, drawn, found, run
 

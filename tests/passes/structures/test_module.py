@@ -6,9 +6,9 @@ import onnx
 import pytest
 
 import passes
-from passes import PolicyMistake, Status
-from passes.base import Workbench
+from passes import PolicyError, Status
 from passes.model.reads import live_nodes
+from passes.step import Workbench
 from tests.passes.structures.pictures import drawn, found, lost
 
 TEXT = """
@@ -133,10 +133,10 @@ def test_a_fusion_across_the_boundary_does_not_happen(bench: Workbench) -> None:
     ],
 )
 def test_a_choice_of_nothing_says_what_is_there(entry: str, words: str, bench: Workbench) -> None:
-    with pytest.raises(PolicyMistake, match=f"keep: {entry} matches nothing in this model, {words}"):
+    with pytest.raises(PolicyError, match=f"keep: {entry} matches nothing in this model, {words}"):
         passes.optimize(with_modules(drawn(TEXT)), recipe=["nop"], keep=[entry], bench=bench)
 
 
 def test_a_model_without_module_paths_says_so(bench: Workbench) -> None:
-    with pytest.raises(PolicyMistake, match=r"no torch module paths \(torch's exporter writes them with dynamo=True"):
+    with pytest.raises(PolicyError, match=r"no torch module paths \(torch's exporter writes them with dynamo=True"):
         passes.optimize(drawn(TEXT), recipe=["nop"], keep=["module:*"], bench=bench)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import passes
-from passes import PolicyMistake
-from passes.base import Workbench
+from passes import PolicyError
+from passes.step import Workbench
 from passes.structures import structure_of
 from tests.passes.models import detached
 from tests.passes.structures.pictures import drawn, found, names
@@ -66,7 +66,7 @@ def test_both_ends_are_held_and_weights_are_named() -> None:
     ],
 )
 def test_a_choice_of_nothing_says_what_is_there(entry: str, words: str, bench: Workbench) -> None:
-    with pytest.raises(PolicyMistake, match=rf"keep: {entry} matches nothing in this model, .*{words}"):
+    with pytest.raises(PolicyError, match=rf"keep: {entry} matches nothing in this model, .*{words}"):
         passes.optimize(model(), recipe=["nop"], keep=[entry], bench=bench)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from passes.policy import Policy
+from passes.policy.policy import Policy
+from passes.run.tracked import find_structures
 from passes.structures import STRUCTURES
-from passes.watch import find_structures
 from tests.passes.models import detached
 from tests.passes.structures.tricky_attention import TRICKY
 from tests.passes.structures.tricky_places import merged_partly

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pipeline.cli import app
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 
 
 def batch(*arguments: object) -> Result:
@@ -63,5 +63,5 @@ def test_json_and_the_same_command_again(small_config, tmp_path: Path) -> None:
     ],
 )
 def test_a_cluster_that_cannot_be_used(arguments, words, small_config, tmp_path: Path) -> None:
-    with pytest.raises(UserMistake, match=words):
+    with pytest.raises(UsageError, match=words):
         batch(small_config("a.yaml"), "--out", tmp_path / "out", *arguments)

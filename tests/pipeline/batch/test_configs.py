@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.batch import read_configs
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 
 
 def test_globs_are_expanded_and_each_file_is_taken_once(small_config, tmp_path: Path) -> None:
@@ -25,12 +25,12 @@ def test_overrides_hold_for_each(small_config, tmp_path: Path) -> None:
 
 def test_two_of_one_name_would_share_a_folder(small_config) -> None:
     first, second = small_config("a.yaml", name="same"), small_config("b.yaml", name="same")
-    with pytest.raises(UserMistake, match=r"a\.yaml and .*b\.yaml are both named 'same'"):
+    with pytest.raises(UsageError, match=r"a\.yaml and .*b\.yaml are both named 'same'"):
         read_configs([str(first), str(second)])
 
 
 def test_a_pattern_that_names_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UserMistake, match=r"'.*nothing/\*\.yaml' names no file"):
+    with pytest.raises(UsageError, match=r"'.*nothing/\*\.yaml' names no file"):
         read_configs([str(tmp_path / "nothing/*.yaml")])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from passes.audited import Finding, table_of, table_text
+from passes.advisories import Finding, table_of, table_text
 from passes.versions import library_versions
 from pipeline.batch import Row, read_configs, run_batch
 from pipeline.spread import Job, Outcome

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from passes.proof.numbers import Errors
-from passes.result import PassRow, Status, StructureVerdict
+from passes.run.result import PassRow, Status, StructureVerdict
 from pipeline.report import (
     SOURCE,
     BackendReport,

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from passes.diff import diff_as_data
 from passes.diff.found import AttributeChange, Diff, NodeLabel, Replacement
 from passes.proof.numbers import DRAWN
-from passes.result import Status, StructureVerdict
+from passes.run.result import Status, StructureVerdict
 from pipeline.report import SOURCE, Mark, NodeRow, Pictures, diff_folder
 from pipeline.report.html import page_of
 from pipeline.report.html.timeline import Timeline, timeline_of

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 
 
 def double(number: int) -> int:
@@ -46,7 +46,7 @@ def abort() -> None:
 
 
 def mistake() -> None:
-    raise UserMistake("this is wrong; do that")
+    raise UsageError("this is wrong; do that")
 
 
 def bug() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.spread import Job, State, run_jobs, spread_over
 from pipeline.spread.on_ray import RayCluster
 
@@ -77,7 +77,7 @@ def test_what_ran_on_a_node_that_died_is_done_elsewhere(cluster: Any, tmp_path: 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
 def test_a_cluster_that_is_not_there(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where `auto` looks
-    with pytest.raises(UserMistake, match=f"no Ray cluster answers at {address}: .*start one with `ray start"):
+    with pytest.raises(UsageError, match=f"no Ray cluster answers at {address}: .*start one with `ray start"):
         list(RayCluster(address).run([Job("a", f"{HERE}:double", {"number": 1})]))
 
 
@@ -93,5 +93,5 @@ def test_a_node_says_what_it_has_otherwise() -> None:
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserMistake, match=r"--ray needs ray, which is not installed; pip install 'onnxline\[ray\]'"):
+    with pytest.raises(UsageError, match=r"--ray needs ray, which is not installed; pip install 'onnxline\[ray\]'"):
         spread_over(ray="auto")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import UserMistake
+from pipeline.errors import UsageError
 from pipeline.spread import Ended, Job, LocalProcesses, Outcome, State, run_jobs
 from pipeline.spread.table import Table
 
@@ -113,7 +113,7 @@ def test_a_run_that_was_killed_is_taken_up_again(tmp_path: Path, environment: di
 def test_two_at_once_cannot_write_one_table(tmp_path: Path) -> None:
     with (
         Table(tmp_path / "table.jsonl", {}).opened(),
-        pytest.raises(UserMistake, match=r"another onnxline writes to .*table\.jsonl"),
+        pytest.raises(UsageError, match=r"another onnxline writes to .*table\.jsonl"),
     ):
         run_jobs([Job("a", f"{HERE}:bug")], LocalProcesses(1), tmp_path / "table.jsonl", {})
 

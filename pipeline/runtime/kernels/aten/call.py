@@ -62,7 +62,7 @@ def read(attrs: Attrs) -> Words:
     """The call of a kernel of the kind Aten.
 
     Raises:
-        SourceMistake: torch does not know the operator.
+        SourceError: torch does not know the operator.
         Unsupported: it writes to its arguments.
     """
     operator = pure_operator(attrs["op"])
@@ -86,7 +86,7 @@ def pure_operator(kind: str) -> torch._ops.OpOverload:
     """The operator of this name, if it makes values and writes none.
 
     Raises:
-        SourceMistake: torch does not know the operator.
+        SourceError: torch does not know the operator.
         Unsupported: it writes to its arguments.
     """
     operator = operator_of(kind)

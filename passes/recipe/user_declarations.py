@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
-from passes.errors import PassError, PolicyMistake
-from passes.names import nearest
+from passes.errors import PassError, PolicyError
+from passes.suggest import nearest
 
 __all__ = ["GROUP", "code_digest", "guarded", "installed", "is_reference", "load"]
 
@@ -40,7 +40,7 @@ def load(reference: str) -> Any:
     A file is run anew each time, as a module of its own; its folder is importable meanwhile, as for a script.
 
     Raises:
-        PolicyMistake: there is no such file, module, name or entry point, with the nearest; or loading it raises.
+        PolicyError: there is no such file, module, name or entry point, with the nearest; or loading it raises.
     """
     if not is_reference(reference):
         entry = installed()[reference]
@@ -50,7 +50,7 @@ def load(reference: str) -> Any:
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         hint = nearest(name, known) or f"; it has: {', '.join(known[:8]) or 'nothing to call'}"
-        raise PolicyMistake(f"the pass {reference}: no {name!r} there{hint}")
+        raise PolicyError(f"the pass {reference}: no {name!r} there{hint}")
     return getattr(module, name)
 
 
@@ -59,7 +59,7 @@ def code_digest(names: Iterable[str]) -> str:
     them, and the releases of their packages. Names of other passes do not count.
 
     Raises:
-        PolicyMistake: as for `load`.
+        PolicyError: as for `load`.
     """
     digest = hashlib.blake2b(digest_size=16)
     entries = installed()
@@ -76,10 +76,10 @@ def code_digest(names: Iterable[str]) -> str:
 
 
 def guarded(make: Callable[[], Made], title: str) -> Made:
-    """What `make` returns; whatever the user's code raises becomes a PolicyMistake with its place.
+    """What `make` returns; whatever the user's code raises becomes a PolicyError with its place.
 
     Raises:
-        PolicyMistake: `title`, the error, and the line that raised it.
+        PolicyError: `title`, the error, and the line that raised it.
     """
     try:
         return make()
@@ -89,7 +89,7 @@ def guarded(make: Callable[[], Made], title: str) -> Made:
         frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith("<frozen")]
         place = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         said = str(error).strip().splitlines() or [""]
-        raise PolicyMistake(f"{title} {type(error).__name__}: {said[0]}{place}") from error
+        raise PolicyError(f"{title} {type(error).__name__}: {said[0]}{place}") from error
 
 
 def _module(place: str, reference: str) -> ModuleType:
@@ -98,7 +98,7 @@ def _module(place: str, reference: str) -> ModuleType:
     path = Path(place)
     if not path.is_file():
         beside = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise PolicyMistake(
+        raise PolicyError(
             f"the pass {reference}: no file {place!r}{nearest(path.name, beside)}; in a configuration, relative paths "
             "are relative to its folder"
         )

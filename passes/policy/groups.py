@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Final
 
-from passes.audited.quarantine import QUARANTINE, quarantined
+from passes.advisories.quarantine import QUARANTINE, quarantined
 
 __all__ = ["ALL_GROUPS", "GROUPS", "groups_of", "in_group"]
 

@@ -11,10 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from passes.base import Workbench
-from passes.isolate import Worker
 from passes.load import memory_budget, seconds_to_run
 from passes.model.weights import DetachedModel
+from passes.step import Workbench
+from passes.worker.client import Worker
 
 __all__ = ["limit_runs", "memory_limit", "open_bench"]
 

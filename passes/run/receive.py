@@ -8,10 +8,10 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import GraphProto
 
-from passes.base import Step, Workbench
-from passes.errors import ModelMistake, PassError, StepFailed
+from passes.errors import ModelError, PassError, StepFailed
 from passes.model.bodies import bodies_of
 from passes.model.weights import DetachedModel
+from passes.step import Step, Workbench
 
 __all__ = ["apply_step", "keep_ir_version"]
 
@@ -26,7 +26,7 @@ def apply_step(step: Step, model: DetachedModel, bench: Workbench) -> DetachedMo
         made = step.apply(model, bench)
         if made is not model:
             _refuse_unreadable(made)
-    except (ModelMistake, DecodeError) as error:  # not the user's model is broken: this step's result is
+    except (ModelError, DecodeError) as error:  # not the user's model is broken: this step's result is
         raise StepFailed(f"made a model that cannot be read: {error}") from error
     except PassError:
         raise

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import IO, Any, Final, Self, TypeVar
 
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
-from passes.own_names import FILE as OWN_NAMES
-from passes.platforms import kill, run_on, start_process, was_killed
+from passes.worker.own_names import FILE as OWN_NAMES
+from passes.worker.platforms import kill, run_on, start_process, was_killed
 
 __all__ = ["STOP", "Worker", "ask_again"]
 
@@ -29,7 +29,7 @@ STOP: Final = None
 
 Answer = TypeVar("Answer")
 
-WORKER: Final = f"{__package__}.worker"
+WORKER: Final = f"{__package__}.server"
 """What the process runs: under the name that this package has here, since objects of its classes come and go."""
 
 LAST_WORDS = 400

@@ -8,31 +8,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from passes.audited.quarantine import check_quarantine, is_quarantine
-from passes.base import Composite, Early, Step, Workbench
-from passes.catalog import pass_names
-from passes.destroys import DESTROYS
-from passes.errors import PolicyMistake
-from passes.external import onnxoptimizer
-from passes.groups import ALL_GROUPS, GROUPS, in_group
-from passes.names import nearest
-from passes.steps import OWN_STEPS
+from passes.advisories.quarantine import check_quarantine, is_quarantine
+from passes.errors import PolicyError
+from passes.policy.groups import ALL_GROUPS, GROUPS, in_group
+from passes.policy.known_effects import DESTROYS
 from passes.structures import SELECTORS, STRUCTURES, structure_of
+from passes.suggest import nearest
 
-__all__ = ["Policy", "Skip", "check_lists", "check_names", "unknown_structure", "with_skips"]
+__all__ = ["Policy", "Skip", "check_lists", "unknown_structure"]
 
 
 def check_lists(**arguments: object) -> None:
     """Refuse a single value where a list is expected: the letters of a text would count as its entries.
 
     Raises:
-        PolicyMistake: naming the argument, and the value as a list.
+        PolicyError: naming the argument, and the value as a list.
     """
     for name, value in arguments.items():
         if value is None or isinstance(value, str | bytes | int | float | Mapping):
             shown = json.dumps(value) if isinstance(value, str) else repr(value)
             instead = "[]" if value is None else f"[{shown}]"
-            raise PolicyMistake(f"{name} is {shown}, expected a list: {name}={instead}")
+            raise PolicyError(f"{name} is {shown}, expected a list: {name}={instead}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,7 @@ class Policy:
             used: those that run, each step of a recipe say: `unsafe` has to know them.
 
         Raises:
-            PolicyMistake: an unknown pass or structure, with the nearest name; or `unsafe` without an audit of the
+            PolicyError: an unknown pass or structure, with the nearest name; or `unsafe` without an audit of the
                 installed releases.
         """
         for entry in self.skip:
@@ -96,46 +92,13 @@ class Policy:
             if entry in GROUPS or any(Policy((entry,)).skips(name) for name in names):
                 continue
             known = (*ALL_GROUPS, *names, *(name.rpartition("/")[2] for name in names))
-            raise PolicyMistake(
+            raise PolicyError(
                 f"skip: no pass named {entry!r}{nearest(entry, known)} "
                 "(`onnxline passes` lists what this installation has)"
             )
         for kind in self.kept():
             if structure_of(kind) is None:
-                raise PolicyMistake(f"keep: {unknown_structure(kind)}")
-
-
-def check_names(steps: Sequence[Step], policy: Policy, bench: Workbench) -> None:
-    """Refuse every name and option that nothing here has, before a model is opened.
-
-    A library is asked only for what onnxline does not know itself, since its import takes a second.
-
-    Raises:
-        PolicyMistake: an unknown pass, structure or option, with the nearest; or a value of the wrong type.
-    """
-    used = [step.name for step in steps]
-    Policy(keep=policy.keep).check((), ())
-    for step in steps:
-        if isinstance(step, Composite):
-            step.check(bench)
-    try:
-        policy.check((*onnxoptimizer.available(), *OWN_STEPS, *used), used)
-    except PolicyMistake:
-        policy.check(pass_names(steps, bench), used)
-
-
-def with_skips(step: Step, policy: Policy, bench: Workbench) -> Step:
-    """The step with the policy's skips told to it, if it runs other passes than its own.
-
-    Raises:
-        PolicyMistake: options that the installed release does not take.
-    """
-    if isinstance(step, Early):  # what is skipped, since it never ends say, is not tried in advance either
-        return step.looking_past([name for name in step.ahead if policy.skips(name)])
-    if not isinstance(step, Composite):
-        return step
-    step.check(bench)
-    return step.without([name for name in step.inner(bench) if policy.skips(f"{step.name}/{name}")])
+                raise PolicyError(f"keep: {unknown_structure(kind)}")
 
 
 def unknown_structure(kind: str) -> str:

@@ -6,19 +6,19 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, get_type_hints
 
-from passes.base import Repeat, Step
-from passes.defaults import DEFAULT_RECIPE
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from passes.external import onnxoptimizer
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxruntime_fusions import OnnxRuntimeFusions
 from passes.external.onnxscript import OnnxScriptOptimizer
 from passes.external.onnxsim import OnnxSim
 from passes.external.onnxslim import OnnxSlim
-from passes.names import nearest
-from passes.plugins import user_step
-from passes.steps import OWN_STEPS
-from passes.userland import installed, is_reference
+from passes.recipe.defaults import DEFAULT_RECIPE
+from passes.recipe.steps import OWN_STEPS
+from passes.recipe.user_declarations import installed, is_reference
+from passes.recipe.user_passes import user_step
+from passes.step import Repeat, Step
+from passes.suggest import nearest
 
 __all__ = ["DEFAULT_RECIPE", "RecipeItem", "names_of", "steps_of"]
 
@@ -38,7 +38,7 @@ def steps_of(recipe: Sequence[RecipeItem]) -> tuple[Step | Repeat, ...]:
     `sequence: {steps: […], repeat: until-stable}` gives it to several together.
 
     Raises:
-        PolicyMistake: no such pass (naming the nearest), or an option that the pass does not take.
+        PolicyError: no such pass (naming the nearest), or an option that the pass does not take.
     """
     found: list[Step | Repeat] = []
     for item in recipe:
@@ -56,7 +56,7 @@ def _steps(name: str, options: Mapping[str, Any]) -> tuple[Step, ...]:
     if name == SEQUENCE:
         inner = steps_of(_inner_items(options))
         if any(isinstance(step, Repeat) for step in inner):
-            raise PolicyMistake(f"{SEQUENCE}: found repeat inside of another one; expected it around all the steps")
+            raise PolicyError(f"{SEQUENCE}: found repeat inside of another one; expected it around all the steps")
         return tuple(step for step in inner if not isinstance(step, Repeat))
     return (_step(name, options),)
 
@@ -64,7 +64,7 @@ def _steps(name: str, options: Mapping[str, Any]) -> tuple[Step, ...]:
 def _inner_items(options: Mapping[str, Any]) -> Sequence[RecipeItem]:
     steps = options.get("steps")
     if set(options) != {"steps"} or not isinstance(steps, list | tuple) or not steps:
-        raise PolicyMistake(
+        raise PolicyError(
             f"{SEQUENCE}: found {dict(options)!r}, expected steps: a list, as in "
             "{sequence: {steps: [eliminate_identity, onnxsim], repeat: until-stable}}"
         )
@@ -76,7 +76,7 @@ def _repeats(name: str, options: Mapping[str, Any]) -> bool:
     if "repeat" not in options:
         return False
     if options["repeat"] != UNTIL_STABLE:
-        raise PolicyMistake(f"{name}: repeat is {options['repeat']!r}; expected {UNTIL_STABLE!r}")
+        raise PolicyError(f"{name}: repeat is {options['repeat']!r}; expected {UNTIL_STABLE!r}")
     return True
 
 
@@ -102,7 +102,7 @@ def _step(name: str, options: Mapping[str, Any]) -> Step:
     others = installed()
     if is_reference(name) or name in others:
         return user_step(name, options)
-    raise PolicyMistake(
+    raise PolicyError(
         f"no pass named {name!r}{nearest(name, ('default', SEQUENCE, *OWN_STEPS, *available, *others))} "
         "(`onnxline passes` lists what this installation has)"
     )
@@ -113,11 +113,11 @@ def _own_step(name: str, options: Mapping[str, Any]) -> Step:
     for option in options:
         if option not in takes:
             hint = nearest(option, takes) or f"; it has: {', '.join(takes) or 'none'}"
-            raise PolicyMistake(f"pass {name!r} does not take these options: no option {option!r}{hint}")
+            raise PolicyError(f"pass {name!r} does not take these options: no option {option!r}{hint}")
     types = get_type_hints(OWN_STEPS[name])
     for option, value in options.items():
         if types[option] in EXPECTED and not _is_of(value, types[option]):
-            raise PolicyMistake(f"pass {name!r}: {option} is {value!r}; expected {EXPECTED[types[option]]}")
+            raise PolicyError(f"pass {name!r}: {option} is {value!r}; expected {EXPECTED[types[option]]}")
     return OWN_STEPS[name](**options)
 
 
@@ -137,14 +137,14 @@ def _name_and_options(item: RecipeItem) -> tuple[str, Mapping[str, Any]]:
     if isinstance(item, str):
         return item, {}
     if len(item) != 1:
-        raise PolicyMistake(f"a recipe step with options is a mapping of one name, found {sorted(item)}")
+        raise PolicyError(f"a recipe step with options is a mapping of one name, found {sorted(item)}")
     ((name, options),) = item.items()
     return name, options or {}
 
 
 def _refuse_options(name: str, options: Mapping[str, Any]) -> None:
     if options:
-        raise PolicyMistake(f"pass {name!r} takes no options, found {', '.join(sorted(options))}")
+        raise PolicyError(f"pass {name!r} takes no options, found {', '.join(sorted(options))}")
 
 
 _WITH_FREE_OPTIONS: Final[Mapping[str, Callable[[Mapping[str, Any]], Step]]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from passes.audited.known import known_table
-from passes.audited.table import Entry, Table, mark_of, round_trips
+from passes.advisories.known import known_table
+from passes.advisories.table import Entry, Table, mark_of, round_trips
 
 __all__ = ["News", "news"]
 

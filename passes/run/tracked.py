@@ -9,9 +9,9 @@ from typing import Final
 
 from onnx import ValueInfoProto
 
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from passes.model.weights import DetachedModel
-from passes.policy import Policy
+from passes.policy.policy import Policy
 from passes.structures import Found, Instance, Searches, structure_of
 from passes.structures.core_check import lost_cores
 from passes.structures.view import GraphView
@@ -111,7 +111,7 @@ def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) 
     policy's skips may mean.
 
     Raises:
-        PolicyMistake: a `keep` that matches nothing, with what is there instead.
+        PolicyError: a `keep` that matches nothing, with what is there instead.
     """
     kept = policy.kept()
     enforced = dict.fromkeys((*kept, *policy.watched(names)))
@@ -119,7 +119,7 @@ def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) 
     found = {kind: _find(kind, model, view) for kind in dict.fromkeys((*OBSERVED, *enforced))}
     for kind, required in kept.items():
         if required and not found[kind].instances:
-            raise PolicyMistake(
+            raise PolicyError(
                 f"keep: {kind} matches nothing in this model, which has {found[kind].instead}; "
                 f"write {kind + '?'!r} to keep it where it is"
             )
@@ -131,7 +131,7 @@ def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) 
 def _find(kind: str, model: DetachedModel, view: GraphView) -> Found:
     structure = structure_of(kind)
     if structure is None:
-        raise PolicyMistake(f"keep: no structure named {kind!r}")
+        raise PolicyError(f"keep: no structure named {kind!r}")
     return structure.search(view) if isinstance(structure, Searches) else structure.find(model)
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from passes.base import Step, Workbench
 from passes.errors import StepFailed
 from passes.model.cut import cut, types_of
 from passes.model.files import save
 from passes.model.weights import DetachedModel
-from passes.shorten import shortened
+from passes.run.bypass import shortened
+from passes.step import Step, Workbench
 
 __all__ = ["is_same_failure", "save_reproducer", "smallest"]
 

@@ -42,7 +42,7 @@ PREFIX = "_onnxline"
 PACKAGES = ("passes", "pipeline")
 
 FILE = os.path.realpath(__file__)
-ROOT = os.path.dirname(os.path.dirname(FILE))  # noqa: PTH120 - pathlib is slow to load
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(FILE)))  # noqa: PTH120 - pathlib is slow to load
 """The folder that our packages lie in."""
 
 

@@ -8,21 +8,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from passes.base import Composite, Early, Repeat, Step, Workbench, flat
 from passes.catalog import pass_names
-from passes.changes import op_changes
-from passes.collector import collector_paused
 from passes.errors import StepFailed
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
-from passes.policy import Policy, with_skips
+from passes.policy.policy import Policy
 from passes.proof.prove import Prover
 from passes.provenance import Carrier, name_weights
-from passes.reproduce import save_reproducer
-from passes.result import PassRow, PassRun, Status, StructureVerdict
-from passes.trial import Attempt, Trial
+from passes.run.apply_policy import with_skips
+from passes.run.changes import op_changes
+from passes.run.gc_pause import collector_paused
+from passes.run.reproduce import save_reproducer
+from passes.run.result import PassRow, PassRun, Status, StructureVerdict
+from passes.run.tracked import Watched, find_structures
+from passes.run.trial import Attempt, Trial
+from passes.step import Composite, Early, Repeat, Step, Workbench, flat
 from passes.versions import library_versions
-from passes.watch import Watched, find_structures
 
 __all__ = ["ChangeObserver", "Observer", "run_passes"]
 
@@ -52,7 +53,7 @@ def run_passes(
             is shown again, with `changed` false if its step does nothing any more.
 
     Raises:
-        PolicyMistake: an unknown name, or a `keep` that matches nothing in the model.
+        PolicyError: an unknown name, or a `keep` that matches nothing in the model.
     """
     blocks = [item if isinstance(item, Repeat) else Repeat((item,), limit=1) for item in recipe]
     steps = flat(recipe)

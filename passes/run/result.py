@@ -14,7 +14,7 @@ from passes.model.weights import DetachedModel, attach
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
 from passes.proof.prove import Power
-from passes.watch import Watched
+from passes.run.tracked import Watched
 
 __all__ = ["PassRow", "PassRun", "Status", "StructureVerdict"]
 
@@ -98,6 +98,6 @@ class PassRun:
         """The final model as one message, with its weights.
 
         Raises:
-            ModelMistake: it has more than 2 GiB; `save` it.
+            ModelError: it has more than 2 GiB; `save` it.
         """
         return attach(self.model)

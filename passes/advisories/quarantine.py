@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from passes.audited.known import own_tables, tables_in, unsafe_names
-from passes.audited.table import Table
-from passes.errors import PolicyMistake
+from passes.advisories.known import own_tables, tables_in, unsafe_names
+from passes.advisories.table import Table
+from passes.errors import PolicyError
 from passes.versions import library_versions
 
 __all__ = ["QUARANTINE", "check_quarantine", "is_quarantine", "quarantined", "quarantines"]
@@ -27,7 +27,7 @@ def quarantined(entry: str) -> frozenset[str]:
     """The full names of the passes that `entry` leaves out of this installation; empty for another entry.
 
     Raises:
-        PolicyMistake, ModelMistake: there is no table in the folder, or one that cannot be read.
+        PolicyError, ModelError: there is no table in the folder, or one that cannot be read.
     """
     return _quarantined(entry, _stamps(_folder(entry))) if is_quarantine(entry) else frozenset()
 
@@ -45,14 +45,14 @@ def check_quarantine(entry: str, used: Iterable[str], installed: Mapping[str, st
         installed: library → version; by default what is installed here.
 
     Raises:
-        PolicyMistake: no table of the installed release speaks of a pass, with the releases of which some do.
+        PolicyError: no table of the installed release speaks of a pass, with the releases of which some do.
     """
     tables, installed = _tables(entry), library_versions() if installed is None else installed
     for name in used:
         speaking = [one for one in tables if one.speaks_of(name) and one.distribution in installed]
         if speaking and all(installed[one.distribution] != one.version for one in speaking):
             library, known = speaking[0].distribution, ", ".join(one.version for one in speaking)
-            raise PolicyMistake(
+            raise PolicyError(
                 f"skip: {entry} goes by audits, and of {name} there is none for {library} {installed[library]}, only "
                 f"for {known}; run `onnxline audit --only {library} --out DIR`, review its table, and write "
                 f"{QUARANTINE}:DIR"
@@ -81,7 +81,7 @@ def _tables(entry: str) -> Sequence[Table]:
         return own_tables()
     found = tables_in(Path(folder))
     if not found:
-        raise PolicyMistake(f"{entry}: no table of an audit in {folder!r}; `onnxline audit --out DIR` writes them")
+        raise PolicyError(f"{entry}: no table of an audit in {folder!r}; `onnxline audit --out DIR` writes them")
     return (*found, *(_beyond(found, one) for one in own_tables()))
 
 

@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from passes.audited.finding import UNSAFE
-from passes.audited.table import Table, is_round_trip
-from passes.audited.text import TITLE, parse
-from passes.errors import ModelMistake
+from passes.advisories.finding import UNSAFE
+from passes.advisories.table import Table, is_round_trip
+from passes.advisories.text import TITLE, parse
+from passes.errors import ModelError
 
 __all__ = ["SHIPPED", "file_name", "known_table", "own_tables", "tables_in", "unsafe_names"]
 
@@ -35,7 +35,7 @@ def tables_in(folder: Path) -> tuple[Table, ...]:
     """Every table in `folder`, by file name: a text file whose first line says that it is one.
 
     Raises:
-        ModelMistake: one is of another format, was cut off or edited by half, or cannot be read.
+        ModelError: one is of another format, was cut off or edited by half, or cannot be read.
     """
     contents = ((file, _content(file)) for file in sorted(folder.glob("*.txt")) if file.is_file())
     return tuple(parse(_text(content, file), str(file)) for file, content in contents if content.startswith(HEAD))
@@ -45,7 +45,7 @@ def _content(file: Path) -> bytes:
     try:
         return file.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
-        raise ModelMistake(f"{file} cannot be read: {error.strerror}; expected a table of an audit") from error
+        raise ModelError(f"{file} cannot be read: {error.strerror}; expected a table of an audit") from error
 
 
 def _text(content: bytes, file: Path) -> str:
@@ -53,7 +53,7 @@ def _text(content: bytes, file: Path) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ModelMistake(f"{file}, line {line}: not UTF-8; take tables as `onnxline audit` writes them") from error
+        raise ModelError(f"{file}, line {line}: not UTF-8; take tables as `onnxline audit` writes them") from error
 
 
 def known_table(tables: Iterable[Table], library: str, version: str) -> Table | None:

@@ -1,7 +1,7 @@
-"""The other side of `passes.isolate`: receive a call, make it, send the result.
+"""The other side of `passes.worker.client`: receive a call, make it, send the result.
 
-Run as `python own_names.py passes.worker FD LIFELINE_FD MEMORY_BYTES MODULE…`; the modules are imported before the
-first call.
+Run as `python own_names.py passes.worker.server FD LIFELINE_FD MEMORY_BYTES MODULE…`; the modules are imported before
+the first call.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from passes.errors import PassError
-from passes.isolate import STOP
-from passes.platforms import connection_of, end_with, flush_native, limit_memory
+from passes.worker.client import STOP
+from passes.worker.platforms import connection_of, end_with, flush_native, limit_memory
 
 __all__ = ["serve"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
-from passes.isolate import Worker
 from passes.model.sharing import Spill
 from passes.model.weights import DetachedModel
+from passes.worker.client import Worker
 
 __all__ = ["MAX_TURNS", "Annotates", "Composite", "Early", "Narrows", "Repeat", "Step", "Workbench", "flat"]
 
@@ -20,7 +20,7 @@ MAX_TURNS: Final = 20
 @dataclass(frozen=True, slots=True)
 class Workbench:
     """Where a step may work: a worker process for native code, one for proofs, and a folder for files that do not
-    outlive the run. `passes.bench.open_bench` sets one up and clears it away."""
+    outlive the run. `passes.context.open_bench` sets one up and clears it away."""
 
     worker: Worker
     folder: Path
@@ -114,7 +114,7 @@ class Composite(Step, Protocol):
         """Refuse options that the installed release does not take.
 
         Raises:
-            PolicyMistake: naming the nearest option or pass.
+            PolicyError: naming the nearest option or pass.
         """
         ...
 

@@ -1,9 +1,9 @@
 """What audits of the libraries have found: data, kept as text that a person can review. `passes.audit` finds it."""
 
-from passes.audited.finding import KINDS, UNSAFE, Finding
-from passes.audited.known import known_table, own_tables, tables_in, unsafe_names
-from passes.audited.table import ROUND_TRIP, Entry, Table, table_of
-from passes.audited.text import parse, table_text
+from passes.advisories.finding import KINDS, UNSAFE, Finding
+from passes.advisories.known import known_table, own_tables, tables_in, unsafe_names
+from passes.advisories.table import ROUND_TRIP, Entry, Table, table_of
+from passes.advisories.text import parse, table_text
 
 __all__ = [
     "KINDS",

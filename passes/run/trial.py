@@ -8,9 +8,6 @@ from functools import cached_property
 
 from onnx import ValueInfoProto
 
-from passes.base import Annotates, Composite, Early, Narrows, Step, Workbench
-from passes.corner import corner_of
-from passes.destroys import DESTROYS, merging
 from passes.errors import InvalidResult, StepFailed
 from passes.external.onnxsim import STAGES
 from passes.model.annotations import annotations_of
@@ -18,14 +15,17 @@ from passes.model.canonical import canonical_digest
 from passes.model.signature import keep_signature
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
-from passes.narrow import culprits, doer
-from passes.pins import pin, unpin
+from passes.policy.known_effects import DESTROYS, merging
 from passes.proof.numbers import Errors
 from passes.proof.prove import Measurement, Prover
 from passes.provenance import Carrier
-from passes.receive import apply_step, keep_ir_version
-from passes.result import Status
-from passes.watch import Lost, Watched
+from passes.run.narrow import culprits, doer
+from passes.run.pin_probe import corner_of
+from passes.run.pins import pin, unpin
+from passes.run.receive import apply_step, keep_ir_version
+from passes.run.result import Status
+from passes.run.tracked import Lost, Watched
+from passes.step import Annotates, Composite, Early, Narrows, Step, Workbench
 
 __all__ = ["Attempt", "Narrowed", "Trial"]
 

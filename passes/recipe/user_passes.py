@@ -14,14 +14,14 @@ from typing import Any, ClassVar, Final, Literal
 
 import onnx
 
-from passes.base import Step, Workbench
-from passes.errors import PolicyMistake
+from passes.errors import PolicyError
 from passes.external.files import through_files
 from passes.external.written import write
 from passes.model.order import sort_nodes
 from passes.model.weights import DetachedModel
-from passes.names import nearest
-from passes.userland import guarded, installed, is_reference, load
+from passes.recipe.user_declarations import guarded, installed, is_reference, load
+from passes.step import Step, Workbench
+from passes.suggest import nearest
 
 __all__ = ["UserPass", "run_on_file", "run_on_structure", "user_step"]
 
@@ -50,8 +50,10 @@ class UserPass:
     def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
         what = {"reference": self.reference, "options": dict(self.options)}
         if self.reads == "values":
-            return through_files(model, bench, "passes.plugins:run_on_file", what)
-        result = bench.worker.call("passes.plugins:run_on_structure", model=model.proto.SerializeToString(), **what)
+            return through_files(model, bench, "passes.recipe.user_passes:run_on_file", what)
+        result = bench.worker.call(
+            "passes.recipe.user_passes:run_on_structure", model=model.proto.SerializeToString(), **what
+        )
         proto = onnx.load_from_string(result)
         sort_nodes(proto.graph)
         return model.with_proto(proto)
@@ -61,7 +63,7 @@ def user_step(reference: str, options: Mapping[str, Any]) -> Step:
     """The step that `reference` names, made with `options`.
 
     Raises:
-        PolicyMistake: there is nothing there (naming the nearest), loading it raises, it is no pass, or it does not
+        PolicyError: there is nothing there (naming the nearest), loading it raises, it is no pass, or it does not
             take these options.
     """
     made = _made(reference, options)
@@ -109,18 +111,18 @@ def _made(reference: str, options: Mapping[str, Any]) -> _Made:
         owner, left = guarded(lambda: found(**options), f"the pass {reference} cannot be made:"), {}
     apply = getattr(owner, "apply", owner)
     if not callable(apply):
-        raise PolicyMistake(
+        raise PolicyError(
             f"{reference} is of type {type(owner).__name__}; expected a function ModelProto → ModelProto, or a class "
             "with apply(model) that returns one"
         )
     reads = getattr(owner, "reads", "values")
     if reads not in READS:
-        raise PolicyMistake(f"the pass {reference} has reads = {reads!r}; expected one of {', '.join(READS)}")
+        raise PolicyError(f"the pass {reference} has reads = {reads!r}; expected one of {', '.join(READS)}")
     takes_bench = owner is not apply and _positional(apply) == 2
     if not takes_bench:
         _refuse_options(apply, (None,), left, reference)
     elif left or not all(isinstance(getattr(owner, field, None), str) for field in ("name", "source")):
-        raise PolicyMistake(f"{reference} is a step, as its apply takes a bench; expected a class with name and source")
+        raise PolicyError(f"{reference} is a step, as its apply takes a bench; expected a class with name and source")
     name = getattr(owner, "name", None)
     name = name if isinstance(name, str) and name else reference.rpartition(":")[2]
     return _Made(owner, lambda model: apply(model, **left), name, reads, takes_bench)
@@ -139,7 +141,7 @@ def _positional(function: Callable[..., Any]) -> int:
 
 
 def _refuse_options(function: Any, given: tuple[Any, ...], options: Mapping[str, Any], reference: str) -> None:
-    """Raises PolicyMistake when `function` cannot be called with `given` and `options`."""
+    """Raises PolicyError when `function` cannot be called with `given` and `options`."""
     signature = inspect.signature(function)
     try:
         signature.bind(*given, **options)
@@ -147,4 +149,4 @@ def _refuse_options(function: Any, given: tuple[Any, ...], options: Mapping[str,
         takes = [*signature.parameters][len(given) :]
         unknown = next((name for name in options if name not in takes), "")
         hint = nearest(unknown, takes) or f"; its options are: {', '.join(takes) or 'none'}"
-        raise PolicyMistake(f"the pass {reference} does not take these options: {error}{hint}") from error
+        raise PolicyError(f"the pass {reference} does not take these options: {error}{hint}") from error

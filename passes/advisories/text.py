@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Final
 
-from passes.audited.finding import KINDS
-from passes.audited.table import Entry, Table, entry_of
-from passes.errors import ModelMistake
+from passes.advisories.finding import KINDS
+from passes.advisories.table import Entry, Table, entry_of
+from passes.errors import ModelError
 
 __all__ = ["FORMAT_VERSION", "LISTED", "TITLE", "parse", "quoted", "table_text"]
 
@@ -82,18 +82,18 @@ def parse(text: str, place: str = "the text") -> Table:
     accept less, or call less unsafe, than it seems.
 
     Raises:
-        ModelMistake: it is no table of this format, or its parts do not fit together; with the line.
+        ModelError: it is no table of this format, or its parts do not fit together; with the line.
     """
     lines = text.splitlines()
     if lines[:1] != [FIRST_LINE]:
-        raise ModelMistake(
+        raise ModelError(
             f"{place}, line 1: {lines[:1]}, expected {FIRST_LINE!r}; write the table anew with this onnxline's audit"
         )
     table = _read(lines)
     wanted = table_text(table).splitlines()
     for number, (found, expected) in enumerate(zip_longest(lines, wanted, fillvalue="the end"), 1):
         if found != expected:
-            raise ModelMistake(
+            raise ModelError(
                 f"{place}, line {number}: {found!r} does not fit the rest of the table, which comes to {expected!r}: "
                 "it was cut off, or edited by half; take tables as `onnxline audit` writes them"
             )

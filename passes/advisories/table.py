@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from passes.audited.finding import Finding
+from passes.advisories.finding import Finding
 
 __all__ = ["ROUND_TRIP", "Entry", "Table", "entry_of", "is_round_trip", "mark_of", "round_trips", "table_of"]
 

@@ -26,7 +26,7 @@ def draw_array(identity: str, shape: Sequence[int], dtype: str, low: float, high
     high every element is low.
 
     Raises:
-        ModelMistake: more elements than are drawn in reasonable time and memory.
+        ModelError: more elements than are drawn in reasonable time and memory.
     """
     check_drawn(identity.rpartition(":")[2], shape)
     words = np.frombuffer(hashlib.sha256(identity.encode()).digest(), np.uint32)

@@ -1,0 +1,1 @@
+"""What must not happen to a model: passes to skip, structures to keep, and what passes are known to do."""

@@ -1,0 +1,1 @@
+"""One run of a recipe: pin, run a step, judge what it made, take it or go on without it."""
