@@ -89,6 +89,7 @@ def _beside_file(factory: Path) -> set[Path]:
     """`factory` and the loaded files of its folder and below. Folders are resolved once each: torch has 2,000 files."""
     files = {file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     folders = {os.path.dirname(file) for file in files}  # noqa: PTH120 - a Path each takes ten times as long
+    folders.discard("")  # torch.ops says "_ops.py", which is no file of the working directory
     beside = {folder for folder in folders if Path(folder).resolve().is_relative_to(factory.parent)}
     return {factory, *(Path(file) for file in files if os.path.dirname(file) in beside)}  # noqa: PTH120
 
@@ -107,6 +108,8 @@ def _with_imports(files: Iterable[Path]) -> set[Path]:
     reached, waiting = set(files), list(files)
     while waiting:
         file = waiting.pop()
+        if not file.is_file():  # within an archive
+            continue
         for name in _imported_names(file, getattr(sys.modules.get(names.get(file, "")), "__package__", None) or ""):
             path = paths.get(name)
             if path is not None and path not in reached and not _is_library(path):

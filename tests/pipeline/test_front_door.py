@@ -118,6 +118,22 @@ def test_a_model_by_itself(model: Path, onnxline, tmp_path: Path, monkeypatch) -
     assert "is the source itself" in said
 
 
+LINEAR = """
+import torch
+
+
+def make():
+    return torch.nn.Linear(4, 4), (torch.ones(2, 4),)
+"""
+
+
+def test_a_factory_in_the_working_directory(onnxline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "linear.py").write_text(LINEAR)
+    monkeypatch.chdir(tmp_path)
+    code, said = onnxline("run", "linear.py:make", "--recipe", "eliminate_identity", "--set", "runtime.backends=[]")
+    assert code == 0, said
+
+
 def test_options_replace_what_a_configuration_says(config_file, onnxline, tmp_path: Path) -> None:
     path = config_file(passes={"keep": ["gelu"], "recipe": ["onnxsim"]})
     code, said = onnxline("check", path, "--keep", "qkv,op:Softmax?", "--recipe", "nop,eliminate_identity")
