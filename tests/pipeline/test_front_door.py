@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -116,6 +117,10 @@ def test_a_model_by_itself(model: Path, onnxline, tmp_path: Path, monkeypatch) -
     code, said = onnxline("run", model, "-o", model)
     assert code == 2
     assert "is the source itself" in said
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    code, said = onnxline("run", model, "-o", "other.onnx")
+    assert code == 2
+    assert "-o other.onnx: the folder . cannot be written" in said
 
 
 LINEAR = """
@@ -198,12 +203,13 @@ def test_at_80_columns_no_name_is_cut() -> None:
         row("eliminate_identity", Status.TIMED_OUT, reason="ran past 60 s and was stopped"),
         row("fuse_qkv", Status.SKIPPED, reason="skip: fuse_qkv"),
         row("eliminate_deadend", Status.RAN),
+        replace(row("fuse_gelu", Status.CRASHED, reason="ended by SIGSEGV"), reproducer="fuse_gelu.onnx"),
     )
     verdicts = tuple(StructureVerdict("qkv", f"layer.{n}", "", n == 0, "onnxsim/fuse_qkv") for n in range(6))
     console = Console(file=StringIO(), force_terminal=True, width=80, color_system=None)
     screen = Screen(console, keep=["gelu"])
     screen.show(Optimized(rows, verdicts))
-    screen.show_passes()
+    screen.show_passes(Path("runs/a"))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     table = lines[: lines.index("2 steps had nothing to do, fuse_qkv was skipped (--verbose shows all)")]
     assert max(map(len, table)) <= 80
@@ -212,6 +218,7 @@ def test_at_80_columns_no_name_is_cut() -> None:
     assert "nop" not in text
     assert f"reverted: {long}: qkv encoder 0 is lost" in text.replace("\n", "")
     assert "timed out: eliminate_identity: ran past 60 s" in text
+    assert "brings it down: runs/a/reproducers/fuse_gelu.onnx" in text
     assert "lost: qkv layer.1, layer.2, layer.3 and 2 more, by onnxsim/fuse_qkv" in text
     assert "run again with --keep gelu,qkv" in text
 
