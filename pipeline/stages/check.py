@@ -10,10 +10,11 @@ from passes.bench import open_bench
 from passes.policy import Policy, check_names
 from passes.recipe import steps_of
 from passes.versions import library_versions
-from pipeline.config import RunConfig, locate, split_factory
+from pipeline.config import ExportConfig, RunConfig, locate, split_factory
+from pipeline.errors import ConfigMistake
 from pipeline.workspace import Workspace, key_of
 
-__all__ = ["check_settings", "default_folder", "remember_settings"]
+__all__ = ["check_settings", "default_folder", "refuse_export_keys", "remember_settings"]
 
 STAGE = "settings"
 
@@ -32,12 +33,26 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
         UserMistake, PolicyMistake: one of them does not, with the nearest that does.
     """
     _check_paths(config)
+    refuse_export_keys(config)
     steps = steps_of(config.passes.recipe)
     if not workspace.load(STAGE, _key(config), bool):
         policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
         with open_bench() as bench:
             check_names(flat(steps), policy, bench)
     return steps
+
+
+def refuse_export_keys(config: RunConfig) -> None:
+    """
+    Raises:
+        ConfigMistake: `export:` says something of an ONNX file, which is not exported.
+    """
+    if config.model.onnx is None:
+        return
+    default = ExportConfig()
+    for key in ("opset", "input_names", "output_names", "pieces"):
+        if getattr(config.export, key) != getattr(default, key):
+            raise ConfigMistake(f"export.{key}: an ONNX file is not exported and stays as it is; leave this key out")
 
 
 def remember_settings(config: RunConfig, workspace: Workspace) -> None:

@@ -15,12 +15,12 @@ from pathlib import Path
 import passes
 from passes.model.weights import read_model
 from passes.proof.structure import STRUCTURE
-from pipeline.config import ExportConfig, ModelConfig, RunConfig, locate, split_factory
-from pipeline.errors import ConfigMistake
+from pipeline.config import ModelConfig, RunConfig, locate, split_factory
 from pipeline.export.dynamic_shapes import with_dynamic_shapes
 from pipeline.export.load import load_source
 from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source, TorchSource, with_names
+from pipeline.stages.check import refuse_export_keys
 
 __all__ = ["code_of", "fingerprint", "open_source"]
 
@@ -32,17 +32,9 @@ def open_source(config: RunConfig) -> Source:
         SourceMistake: the model, its checkpoint or its inputs cannot be made or read.
         ConfigMistake: `export:` says something of an ONNX file, which is not exported.
     """
-    if config.model.onnx is not None:
-        _refuse_export_keys(config.export)
+    refuse_export_keys(config)
     source = load_source(with_dynamic_shapes(config.model, config.export), weightless=config.weightless)
     return with_names(source, config.export) if isinstance(source, TorchSource) else source
-
-
-def _refuse_export_keys(export: ExportConfig) -> None:
-    default = ExportConfig()
-    for key in ("opset", "input_names", "output_names", "pieces"):
-        if getattr(export, key) != getattr(default, key):
-            raise ConfigMistake(f"export.{key}: an ONNX file is not exported and stays as it is; leave this key out")
 
 
 def fingerprint(source: Source, config: RunConfig) -> str:

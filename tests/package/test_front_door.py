@@ -167,6 +167,7 @@ def test_a_live_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "settings: found passes.strict, which was given as an argument too; leave one of them out",
         ),
         ({"model": "m.onnx", "keep": "qkv"}, 'keep is "qkv", expected a list: keep=["qkv"]'),
+        ({"model": "m.onnx", "keep": ["qkv", 3]}, "keep holds 3, expected names"),
         ({"model": "m.onnx", "sizes": 8}, "sizes is 8, expected a list: sizes=[8]"),
         ({"model": Attention(), "recipe": "default"}, 'recipe is "default", expected a list: recipe=["default"]'),
     ],

@@ -176,6 +176,10 @@ def test_a_mistake_leaves_a_good_report(model: Path, onnxline, tmp_path: Path) -
     out = tmp_path / "out"
     assert onnxline("run", model, "--out", out, "--recipe", "eliminate_identity")[0] == 0
     before = {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "log.txt"}
+    assert onnxline("run", model, "--out", out, "--set", "export.opset=18")[0] == 2
+    assert onnxline("check", model, "--set", "export.opset=18")[0] == 2
+    after = {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "log.txt"}
+    assert before == after
     code, said = onnxline("run", model, "--out", out, "--keep", "gelu")  # that there is none, only the model says
     assert code == 2, said
     assert "keep: gelu matches nothing" in said
