@@ -75,3 +75,7 @@ def _check_paths(config: RunConfig) -> None:
     for path in paths:
         if path is not None:
             locate(path)
+    if config.verify.inputs:
+        from pipeline.verify.user_inputs import input_files
+
+        input_files(config.verify.inputs)

@@ -84,6 +84,7 @@ def test_mistakes_and_optimize_need_no_torch_and_no_wide_terminal(model: Path, t
         ["run", str(model), "--keep", "qvk"],
         ["run", str(model), "--set", "passes.kep=[]"],
         ["check", str(model), "--recipe", "nop,onnxsmi"],
+        ["check", str(model), "--set", "verify.inputs=no*.npz"],
         ["optimize", str(model), "-o", out, "--recipe", "eliminate_identity,eliminate_deadend"],
     ]
     program = WITHOUT_TORCH.format(commands=commands)
@@ -100,12 +101,13 @@ def test_mistakes_and_optimize_need_no_torch_and_no_wide_terminal(model: Path, t
         "no file 'none.py'",
         "no structure named 'qvk'; did you mean 'qkv'?",
         "unknown key 'kep' in passes; did you mean 'keep'?",
+        "verify.inputs: no file matches",
         "no pass named 'onnxsmi'; did you mean 'onnxsim'?",
         "eliminate_identity  ran",
     ):
         assert words in text
     codes = [line.split()[-1] for line in text.splitlines() if line.startswith("exit code")]
-    assert codes == ["2"] * 5 + ["0"], text
+    assert codes == ["2"] * 6 + ["0"], text
     assert ops(Path(out)) == ["Neg"]
 
 
