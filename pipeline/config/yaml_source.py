@@ -55,7 +55,7 @@ def read_yaml(path: Path) -> Document:
         raise ConfigMistake(f"{path}: no such file; expected a YAML configuration") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigMistake(f"{path}: cannot be read: {reason}") from None
+        raise ConfigMistake(f"{path}: cannot be read: {reason}; expected a YAML configuration") from None
     reader = _Reader(str(path))
     data = reader.read(text)
     if not isinstance(data, dict):
