@@ -18,6 +18,7 @@ from rich.text import Text
 from passes.run.result import PassRow, Status, StructureVerdict
 from pipeline import events
 from pipeline.log import line_of
+from pipeline.workspace import REPRODUCERS
 
 if TYPE_CHECKING:
     from pipeline.report import BackendReport
@@ -99,8 +100,8 @@ class Screen:
         """One line, which the terminal may wrap and nobody cuts."""
         self._console.print(Text(text, style) if isinstance(text, str) else text, soft_wrap=True)
 
-    def show_passes(self) -> None:
-        """What the passes did and what became of the structures, as far as the run came."""
+    def show_passes(self, folder: Path | None = None) -> None:
+        """What the passes did and what became of the structures, as far as the run in `folder` came."""
         if self._optimized is None:
             return
         rows, structures = self._optimized.passes, self._optimized.structures
@@ -115,14 +116,14 @@ class Screen:
         for row in rows:
             if row.status.counts_as_reverted:
                 self.line(f"{row.status.replace('_', ' ')}: {row.name}: {row.reason}", STYLES[row.status])
-                if row.reproducer:
-                    self.line(f"  the smallest model that brings it down: {row.reproducer}")
+                if row.reproducer and folder is not None:
+                    self.line(f"  the smallest model that brings it down: {folder / REPRODUCERS / row.reproducer}")
         for line in _lost_lines(structures, self._keep):
             self.line(line, "red")
 
     def conclude(self, result: RunResult) -> None:
         """What the passes did, how the final model runs, and where the files are."""
-        self.show_passes()
+        self.show_passes(result.folder)
         if result.optimize.sensitivity.margin < float("inf"):
             self.line(
                 f"proof: a zeroed weight of a kept structure moves the values there by at least "
@@ -139,7 +140,7 @@ class Screen:
 
     def show_failure(self, folder: Path, since: float) -> None:
         """What is known of a run that failed, and the files in its folder that were written `since` it began."""
-        self.show_passes()
+        self.show_passes(folder)
         with contextlib.suppress(OSError):  # the folder itself may be what is wrong
             files = sorted(file for file in folder.glob("[!.]*") if file.is_file() and file.stat().st_mtime >= since)
             if files:

@@ -25,9 +25,12 @@ from passes.model.files import replace_when_done
 from passes.worker.platforms import lock
 from pipeline.errors import UsageError
 
-__all__ = ["Workspace", "disk_errors", "key_of", "make_folder", "stamp"]
+__all__ = ["REPRODUCERS", "Workspace", "disk_errors", "key_of", "make_folder", "stamp"]
 
 Record = TypeVar("Record")
+
+REPRODUCERS: Final = "reproducers"
+"""The folder of the smallest models that bring a step down."""
 
 DISK_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,8 @@ __all__ = ["Policy", "Skip", "check_lists", "unknown_structure"]
 
 
 def check_lists(**arguments: object) -> None:
-    """Refuse a single value where a list is expected: the letters of a text would count as its entries.
+    """Refuse a single value where a list is expected: the letters of a text would count as its entries. What is kept
+    or skipped has to be a name.
 
     Raises:
         PolicyError: naming the argument, and the value as a list.
@@ -29,6 +30,10 @@ def check_lists(**arguments: object) -> None:
             shown = json.dumps(value) if isinstance(value, str) else repr(value)
             instead = "[]" if value is None else f"[{shown}]"
             raise PolicyError(f"{name} is {shown}, expected a list: {name}={instead}")
+        if name in ("keep", "skip") and isinstance(value, Collection):
+            odd = [entry for entry in value if not isinstance(entry, str)]
+            if odd:
+                raise PolicyError(f"{name} holds {odd[0]!r}, expected names")
 
 
 @dataclass(frozen=True, slots=True)

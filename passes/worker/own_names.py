@@ -6,7 +6,8 @@ Only the standard library is used, since this file is also loaded by path, befor
 - `claim_names()` is for a process that is ours: `passes` and `pipeline` are then our packages;
 - `add_private_names()` is for a process that is a script's: `_onnxline.passes` is our package there, and `passes` is
   whatever the script would get without us;
-- `choose_prefix()` is for `import onnxline` and the command: private names only where the public ones are taken.
+- `choose_prefix()` is for `import onnxline` and the command: private names only where the public ones are taken, or a
+  file in the command's working directory has them.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ __all__ = [
     "add_private_names",
     "choose_prefix",
     "claim_names",
+    "find_rivals",
     "taken_names",
 ]
 
@@ -142,7 +144,8 @@ def add_private_names(*, claims: bool = False) -> None:
 
 def choose_prefix() -> str:
     """Return what our code is imported under in this process: `_onnxline.` or, where our names are free, nothing."""
-    if PREFIX in sys.modules or taken_names():
+    is_command = os.path.basename(next(iter(sys.argv), "")) == "onnxline"  # noqa: PTH119
+    if PREFIX in sys.modules or taken_names() or (is_command and find_rivals("")):
         add_private_names()
         return f"{PREFIX}."
     for name in PACKAGES:  # they stay ours, whatever a script puts on `sys.path` later
@@ -153,6 +156,12 @@ def choose_prefix() -> str:
 def taken_names() -> list[str]:
     """Those of our names that are somebody else's module in this process."""
     return [name for name in PACKAGES if not _is_at_root(_find_spec(name))]
+
+
+def find_rivals(folder: str) -> list[str]:
+    """The files in `folder` that have our names and are not ours; code beside them means these."""
+    specs = (importlib.machinery.PathFinder.find_spec(name, [folder]) for name in PACKAGES)
+    return [spec.origin for spec in specs if spec is not None and spec.origin and not _is_at_root(spec)]
 
 
 def _find_spec(name: str) -> importlib.machinery.ModuleSpec | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,6 +95,8 @@ def check_output(path: Path, source: Path | None = None) -> None:
         above = above.parent
     if not above.is_dir():
         raise UsageError(f"-o {path}: {above} is a file; expected a folder")
+    if not os.access(above, os.W_OK):
+        raise UsageError(f"-o {path}: the folder {above} cannot be written")
 
 
 def describe_settings(config: RunConfig, steps: Sequence[Step | Repeat], folder: Path) -> str:

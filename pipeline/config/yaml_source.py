@@ -55,7 +55,7 @@ def read_yaml(path: Path) -> Document:
         raise ConfigError(f"{path}: no such file; expected a YAML configuration") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+        raise ConfigError(f"{path}: cannot be read: {reason}; expected a YAML configuration") from None
     reader = _Reader(str(path))
     data = reader.read(text)
     if not isinstance(data, dict):

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import passes
+from passes.worker.own_names import find_rivals
 from pipeline.config import split_factory
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.blame import first_line, innermost_line
@@ -56,8 +58,21 @@ def call_user_code(call: Callable[[], T], title: str, own: str) -> T:
     except OnnxlineError:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        line = innermost_line(error, _folder_of(own))
-        raise SourceError(f"{title} {first_line(error)}" + (f"\n  at {line}" if line else "")) from error
+        folder = _folder_of(own)
+        line = innermost_line(error, folder)
+        place = f"\n  at {line}" if line else ""
+        raise SourceError(f"{title} {first_line(error)}{place}{_clash_in(folder)}") from error
+
+
+def _clash_in(folder: str) -> str:
+    """That a file beside the user's has a name of ours, which his code does not get under it; empty where it does."""
+    rivals = find_rivals(folder) if folder and sys.modules.get("passes") is passes else []
+    if not rivals:
+        return ""
+    return (
+        f"\n  {rivals[0]} is not found here, since onnxline has a package of that name; rename it, or run onnxline in "
+        "its folder"
+    )
 
 
 def _folder_of(text: str) -> str:

@@ -11,10 +11,11 @@ from passes.recipe.recipe import steps_of
 from passes.run.apply_policy import check_names
 from passes.step import Repeat, Step, flat
 from passes.versions import library_versions
-from pipeline.config import RunConfig, locate, split_factory
+from pipeline.config import ExportConfig, RunConfig, locate, split_factory
+from pipeline.errors import ConfigError
 from pipeline.workspace import Workspace, key_of
 
-__all__ = ["check_settings", "default_folder", "remember_settings"]
+__all__ = ["check_settings", "default_folder", "refuse_export_keys", "remember_settings"]
 
 STAGE = "settings"
 
@@ -33,12 +34,26 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
         UsageError, PolicyError: one of them does not, with the nearest that does.
     """
     _check_paths(config)
+    refuse_export_keys(config)
     steps = steps_of(config.passes.recipe)
     if not workspace.load(STAGE, _key(config), bool):
         policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
         with open_bench() as bench:
             check_names(flat(steps), policy, bench)
     return steps
+
+
+def refuse_export_keys(config: RunConfig) -> None:
+    """
+    Raises:
+        ConfigError: `export:` says something of an ONNX file, which is not exported.
+    """
+    if config.model.onnx is None:
+        return
+    default = ExportConfig()
+    for key in ("opset", "input_names", "output_names", "pieces"):
+        if getattr(config.export, key) != getattr(default, key):
+            raise ConfigError(f"export.{key}: an ONNX file is not exported and stays as it is; leave this key out")
 
 
 def remember_settings(config: RunConfig, workspace: Workspace) -> None:
@@ -61,3 +76,7 @@ def _check_paths(config: RunConfig) -> None:
     for path in paths:
         if path is not None:
             locate(path)
+    if config.verify.inputs:
+        from pipeline.verify.user_inputs import input_files
+
+        input_files(config.verify.inputs)

@@ -46,11 +46,9 @@ from pipeline.report import DIFFS, SOURCE, Mark, OptimizeReport, Pictures, diff_
 from pipeline.stages.pictures import Broken, take_pictures
 from pipeline.stages.referred import final_path, link_to, not_compared, prover_of, shards_folder, unread
 from pipeline.verify.references import References
-from pipeline.workspace import Workspace, stamp
+from pipeline.workspace import REPRODUCERS, Workspace, stamp
 
 __all__ = ["optimize", "refuse_reverts", "still_there"]
-
-REPRODUCERS = "reproducers"
 
 MOST_LAYERS: Final = 64
 """Layers that are compared for `report.html`, in one run of each model; `onnxline diff --layers` compares all."""

@@ -15,12 +15,12 @@ from pathlib import Path
 import passes
 from passes.model.weights import read_model
 from passes.proof.structure import STRUCTURE
-from pipeline.config import ExportConfig, ModelConfig, RunConfig, locate, split_factory
-from pipeline.errors import ConfigError
+from pipeline.config import ModelConfig, RunConfig, locate, split_factory
 from pipeline.export.dynamic_shapes import with_dynamic_shapes
 from pipeline.export.load import load_source
 from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source, TorchSource, with_names
+from pipeline.stages.check import refuse_export_keys
 
 __all__ = ["code_of", "fingerprint", "open_source"]
 
@@ -32,17 +32,9 @@ def open_source(config: RunConfig) -> Source:
         SourceError: the model, its checkpoint or its inputs cannot be made or read.
         ConfigError: `export:` says something of an ONNX file, which is not exported.
     """
-    if config.model.onnx is not None:
-        _refuse_export_keys(config.export)
+    refuse_export_keys(config)
     source = load_source(with_dynamic_shapes(config.model, config.export), weightless=config.weightless)
     return with_names(source, config.export) if isinstance(source, TorchSource) else source
-
-
-def _refuse_export_keys(export: ExportConfig) -> None:
-    default = ExportConfig()
-    for key in ("opset", "input_names", "output_names", "pieces"):
-        if getattr(export, key) != getattr(default, key):
-            raise ConfigError(f"export.{key}: an ONNX file is not exported and stays as it is; leave this key out")
 
 
 def fingerprint(source: Source, config: RunConfig) -> str:
@@ -89,6 +81,7 @@ def _beside_file(factory: Path) -> set[Path]:
     """`factory` and the loaded files of its folder and below. Folders are resolved once each: torch has 2,000 files."""
     files = {file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
     folders = {os.path.dirname(file) for file in files}  # noqa: PTH120 - a Path each takes ten times as long
+    folders.discard("")  # torch.ops says "_ops.py", which is no file of the working directory
     beside = {folder for folder in folders if Path(folder).resolve().is_relative_to(factory.parent)}
     return {factory, *(Path(file) for file in files if os.path.dirname(file) in beside)}  # noqa: PTH120
 
@@ -107,6 +100,8 @@ def _with_imports(files: Iterable[Path]) -> set[Path]:
     reached, waiting = set(files), list(files)
     while waiting:
         file = waiting.pop()
+        if not file.is_file():  # within an archive
+            continue
         for name in _imported_names(file, getattr(sys.modules.get(names.get(file, "")), "__package__", None) or ""):
             path = paths.get(name)
             if path is not None and path not in reached and not _is_library(path):

@@ -108,11 +108,13 @@ def _read_npz(file: Path) -> Mapping[str, Any]:
                 raise SourceError(f"{KEY}: {file} holds one array without a name; expected numpy.savez(file, name=…)")
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        if "allow_pickle" in str(error):
+        is_archive = zipfile.is_zipfile(file)
+        if is_archive and "allow_pickle" in str(error):
             raise SourceError(
                 f"{KEY}: {file} holds Python objects, and unpickling them is refused; expected arrays of numbers"
             ) from error
-        raise SourceError(f"{KEY}: {file} is no whole .npz file ({error}); write it again with numpy.savez") from error
+        why = error if is_archive else "no zip archive"
+        raise SourceError(f"{KEY}: {file} is no whole .npz file ({why}); write it again with numpy.savez") from error
 
 
 def _loaded_samples(text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

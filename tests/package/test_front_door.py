@@ -76,6 +76,31 @@ def test_the_command_in_a_folder_with_files_of_our_names(tmp_path: Path) -> None
     assert '"title": "RunConfig"' in done.stdout, done.stderr
 
 
+FACTORY = """
+import torch
+from passes import MINE
+
+def make():
+    return torch.nn.Linear(4, 4), (torch.ones(2, 4),)
+"""
+
+
+def test_a_factory_beside_files_of_our_names(tmp_path: Path) -> None:
+    put_files(tmp_path, "passes.py")
+    (tmp_path / "factory.py").write_text(FACTORY)
+    command = str(Path(sys.executable).with_name("onnxline"))
+    options = ("--recipe", "eliminate_identity", "--set", "runtime.backends=[]", "--out", str(tmp_path / "out"))
+    done = python(tmp_path, command, "run", "factory.py:make", *options)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "elsewhere").mkdir()
+    done = python(tmp_path / "elsewhere", command, "run", "../factory.py:make", *options)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        f"  {tmp_path}/passes.py is not found here, since onnxline has a package of that name; rename it, or run "
+        "onnxline in its folder"
+    )
+
+
 def test_our_pipeline_with_the_passes_of_somebody_else_is_one_sentence(tmp_path: Path) -> None:
     put_files(tmp_path, "passes.py")
     done = python(tmp_path, sys.executable, "-c", "from pipeline import RunConfig")
@@ -142,6 +167,7 @@ def test_a_live_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "settings: found passes.strict, which was given as an argument too; leave one of them out",
         ),
         ({"model": "m.onnx", "keep": "qkv"}, 'keep is "qkv", expected a list: keep=["qkv"]'),
+        ({"model": "m.onnx", "keep": ["qkv", 3]}, "keep holds 3, expected names"),
         ({"model": "m.onnx", "sizes": 8}, "sizes is 8, expected a list: sizes=[8]"),
         ({"model": Attention(), "recipe": "default"}, 'recipe is "default", expected a list: recipe=["default"]'),
     ],

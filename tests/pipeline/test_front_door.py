@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -83,6 +84,7 @@ def test_mistakes_and_optimize_need_no_torch_and_no_wide_terminal(model: Path, t
         ["run", str(model), "--keep", "qvk"],
         ["run", str(model), "--set", "passes.kep=[]"],
         ["check", str(model), "--recipe", "nop,onnxsmi"],
+        ["check", str(model), "--set", "verify.inputs=no*.npz"],
         ["optimize", str(model), "-o", out, "--recipe", "eliminate_identity,eliminate_deadend"],
     ]
     program = WITHOUT_TORCH.format(commands=commands)
@@ -99,12 +101,13 @@ def test_mistakes_and_optimize_need_no_torch_and_no_wide_terminal(model: Path, t
         "no file 'none.py'",
         "no structure named 'qvk'; did you mean 'qkv'?",
         "unknown key 'kep' in passes; did you mean 'keep'?",
+        "verify.inputs: no file matches",
         "no pass named 'onnxsmi'; did you mean 'onnxsim'?",
         "eliminate_identity  ran",
     ):
         assert words in text
     codes = [line.split()[-1] for line in text.splitlines() if line.startswith("exit code")]
-    assert codes == ["2"] * 5 + ["0"], text
+    assert codes == ["2"] * 6 + ["0"], text
     assert ops(Path(out)) == ["Neg"]
 
 
@@ -116,6 +119,26 @@ def test_a_model_by_itself(model: Path, onnxline, tmp_path: Path, monkeypatch) -
     code, said = onnxline("run", model, "-o", model)
     assert code == 2
     assert "is the source itself" in said
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    code, said = onnxline("run", model, "-o", "other.onnx")
+    assert code == 2
+    assert "-o other.onnx: the folder . cannot be written" in said
+
+
+LINEAR = """
+import torch
+
+
+def make():
+    return torch.nn.Linear(4, 4), (torch.ones(2, 4),)
+"""
+
+
+def test_a_factory_in_the_working_directory(onnxline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "linear.py").write_text(LINEAR)
+    monkeypatch.chdir(tmp_path)
+    code, said = onnxline("run", "linear.py:make", "--recipe", "eliminate_identity", "--set", "runtime.backends=[]")
+    assert code == 0, said
 
 
 def test_options_replace_what_a_configuration_says(config_file, onnxline, tmp_path: Path) -> None:
@@ -155,6 +178,10 @@ def test_a_mistake_leaves_a_good_report(model: Path, onnxline, tmp_path: Path) -
     out = tmp_path / "out"
     assert onnxline("run", model, "--out", out, "--recipe", "eliminate_identity")[0] == 0
     before = {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "log.txt"}
+    assert onnxline("run", model, "--out", out, "--set", "export.opset=18")[0] == 2
+    assert onnxline("check", model, "--set", "export.opset=18")[0] == 2
+    after = {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "log.txt"}
+    assert before == after
     code, said = onnxline("run", model, "--out", out, "--keep", "gelu")  # that there is none, only the model says
     assert code == 2, said
     assert "keep: gelu matches nothing" in said
@@ -182,12 +209,13 @@ def test_at_80_columns_no_name_is_cut() -> None:
         row("eliminate_identity", Status.TIMED_OUT, reason="ran past 60 s and was stopped"),
         row("fuse_qkv", Status.SKIPPED, reason="skip: fuse_qkv"),
         row("eliminate_deadend", Status.RAN),
+        replace(row("fuse_gelu", Status.CRASHED, reason="ended by SIGSEGV"), reproducer="fuse_gelu.onnx"),
     )
     verdicts = tuple(StructureVerdict("qkv", f"layer.{n}", "", n == 0, "onnxsim/fuse_qkv") for n in range(6))
     console = Console(file=StringIO(), force_terminal=True, width=80, color_system=None)
     screen = Screen(console, keep=["gelu"])
     screen.show(Optimized(rows, verdicts))
-    screen.show_passes()
+    screen.show_passes(Path("runs/a"))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     table = lines[: lines.index("2 steps had nothing to do, fuse_qkv was skipped (--verbose shows all)")]
     assert max(map(len, table)) <= 80
@@ -196,6 +224,7 @@ def test_at_80_columns_no_name_is_cut() -> None:
     assert "nop" not in text
     assert f"reverted: {long}: qkv encoder 0 is lost" in text.replace("\n", "")
     assert "timed out: eliminate_identity: ran past 60 s" in text
+    assert "brings it down: runs/a/reproducers/fuse_gelu.onnx" in text
     assert "lost: qkv layer.1, layer.2, layer.3 and 2 more, by onnxsim/fuse_qkv" in text
     assert "run again with --keep gelu,qkv" in text
 

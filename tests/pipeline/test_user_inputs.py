@@ -95,8 +95,9 @@ def test_arrays_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, Any
     ("inputs", "message"),
     [
         ("none.npz", "no file '{}/none.npz'; relative paths are relative to the configuration file"),
-        ("*.npz", "no file matches '{}/*.npz'"),
+        ("no*.npz", "no file matches '{}/no*.npz'"),
         ("broken.npz", "broken.npz is no whole .npz file"),
+        ("text.npz", "text.npz is no whole .npz file (no zip archive); write it again"),
         (".", "is a folder; expected files that numpy.savez wrote"),
         ("own.py", "is no .npz file"),
         ("own.py:lod", "no function 'lod' there; did you mean 'load'?"),
@@ -110,6 +111,7 @@ def test_arrays_that_do_not_fit_are_named(tmp_path: Path, changes: dict[str, Any
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, inputs: str, message: str) -> None:
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 half of it")
+    (tmp_path / "text.npz").write_text("no numbers")
     (tmp_path / "own.py").write_text(
         "import numpy as np\n"
         "def load(): raise ValueError('no data')\n"
