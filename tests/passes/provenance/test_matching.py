@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from passes.provenance import marks_of
-from tests.passes.carried import carried, replaced
+from passes.provenance import annotations_of
 from tests.passes.models import matrix, model_of
+from tests.passes.provenance.carried import carried, replaced
 
 WEIGHTS = {"w": matrix(8, 8, 0), "b": matrix(2, 8, 1)}
 
@@ -128,4 +128,4 @@ def test_who_survives(case: str) -> None:
     stored = {"w": matrix(8, 8, 0), "v": matrix(8, 8, 2), "wide": matrix(8, 16, 3)}
     frame = "g (float[8, 8] x) => (float[8, 8] y) {{ {} }}"
     result = carried(model_of(frame.format(before), **stored), model_of(frame.format(after), **stored))
-    assert [None if marks_of(node).author else node.name for node in result.graph.node] == expected
+    assert [None if annotations_of(node).author else node.name for node in result.graph.node] == expected

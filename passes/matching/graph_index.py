@@ -14,7 +14,7 @@ from passes.model.bodies import bodies_of
 from passes.model.canonical import GraphReading, NodeReading, Reading
 from passes.model.weights import DetachedModel
 
-__all__ = ["ABSENT", "TELLING", "Item", "Meanings", "Wiring", "wire"]
+__all__ = ["ABSENT", "TELLING", "GraphIndex", "Item", "NodeMeanings", "index_graph"]
 
 ABSENT: Final = -1
 """The value id of an optional input that is not given."""
@@ -22,7 +22,7 @@ ABSENT: Final = -1
 TELLING: Final = 16
 """Elements from which on a tensor is a weight; smaller ones are shapes, axes and scalars, which many nodes share."""
 
-Meanings = dict[Hashable, int]
+NodeMeanings = dict[Hashable, int]
 """Numbers for what things compute. Two wirings that share one can be compared: equal numbers mean equal results."""
 
 
@@ -38,13 +38,13 @@ class Item(NamedTuple):
     meaning: int
 
 
-class Wiring:
+class GraphIndex:
     """All nodes of a model, inner ones before the node that holds them, with who makes and who reads each value.
 
     Names are looked up once, where they are visible: two branches may use one name for two values.
     """
 
-    def __init__(self, meanings: Meanings) -> None:
+    def __init__(self, meanings: NodeMeanings) -> None:
         self.items: list[Item] = []
         self.names: list[str] = []
         """Value id → its name."""
@@ -99,15 +99,15 @@ class Wiring:
             self.weights.add(value)
 
 
-def wire(
-    model: DetachedModel, reading: Reading, meanings: Meanings, called: Mapping[str, str] = MappingProxyType({})
-) -> Wiring:
+def index_graph(
+    model: DetachedModel, reading: Reading, meanings: NodeMeanings, called: Mapping[str, str] = MappingProxyType({})
+) -> GraphIndex:
     """Index `model`; what its nodes and values mean is numbered in `meanings`, and goes by what they compute from.
 
     `reading` is that of the model, whose names and metadata may have changed since; `called` says what an input is
     called in another model that it is to be compared with, where that is another name.
     """
-    wiring = Wiring(meanings)
+    wiring = GraphIndex(meanings)
     walk = _Walk(wiring, called)
     values = walk.graph(model.proto.graph, reading.graph, {}, None)
     wiring.outputs = {info.name: value for info, value in zip(model.proto.graph.output, values, strict=True)}
@@ -118,7 +118,7 @@ def wire(
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    wiring: Wiring
+    wiring: GraphIndex
     called: Mapping[str, str]
 
     def graph(

@@ -9,9 +9,18 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto
 
-from passes.provenance import AUTHOR_KEY, CHANGED_KEY, COUNT_KEY, REPLACED_KEY, marks_of, place_of
-from tests.passes.carried import CLASSES_KEY, SCOPES_KEY, authors, carried, every_node, modules, node_of, told
+from passes.provenance import AUTHOR_KEY, CHANGED_KEY, COUNT_KEY, REPLACED_KEY, annotations_of, module_path_of
 from tests.passes.models import matrix, model_of
+from tests.passes.provenance.carried import (
+    CLASSES_KEY,
+    SCOPES_KEY,
+    authors,
+    carried,
+    every_node,
+    modules,
+    node_of,
+    told,
+)
 
 CHAIN = """
 g (float[2, 4] x) => (float[2, 4] y) {
@@ -57,9 +66,9 @@ def linear(**paths: str) -> ModelProto:
 def test_a_made_node_names_its_pass_and_what_it_stands_for() -> None:
     result = carried(linear(), model_of(FUSED, **WEIGHTS), "fuse_linear")
     gemm = result.graph.node[1]
-    marks = marks_of(gemm)
+    marks = annotations_of(gemm)
     assert (marks.author, marks.replaced, marks.count) == ("fuse_linear", ("product", "sum"), 2)
-    place = place_of(gemm)
+    place = module_path_of(gemm)
     assert place is not None
     assert place.paths == ("", "block", "block.linear")
     assert place.classes == ("Net", "Block", "Linear")
@@ -104,8 +113,8 @@ def test_a_merged_projection_lies_in_the_attention() -> None:
     )
     result = carried(before, after, "fuse_qkv")
     product, split = result.graph.node[1:3]
-    assert [marks_of(node).replaced for node in (product, split)] == [("q", "k", "v")] * 2
-    assert [place_of(node).paths[-1] for node in (product, split)] == ["attn", "attn"]  # type: ignore[union-attr]
+    assert [annotations_of(node).replaced for node in (product, split)] == [("q", "k", "v")] * 2
+    assert [module_path_of(node).paths[-1] for node in (product, split)] == ["attn", "attn"]  # type: ignore[union-attr]
     assert modules(result)["out"] == "attn.out"
 
 
@@ -123,15 +132,15 @@ def test_a_node_between_others_lies_with_its_neighbours() -> None:
     )
     result = carried(linear(), after, "insert_casts")
     casts = [node for node in result.graph.node if node.op_type == "Cast"]
-    assert [marks_of(node) for node in casts] == [passes_marks("insert_casts")] * 2
-    assert [place_of(node).paths[-1] for node in casts] == ["block", "block"]  # type: ignore[union-attr]
+    assert [annotations_of(node) for node in casts] == [passes_marks("insert_casts")] * 2
+    assert [module_path_of(node).paths[-1] for node in casts] == ["block", "block"]  # type: ignore[union-attr]
     assert modules(result)["tanh"] == "block.gate"
 
 
 def passes_marks(author: str) -> Any:
     node = NodeProto()
     node.metadata_props.add(key=AUTHOR_KEY, value=author)
-    return marks_of(node)
+    return annotations_of(node)
 
 
 def test_what_a_tool_copied_counts_more_than_neighbours() -> None:
@@ -146,7 +155,7 @@ def test_with_nothing_known_around_it_a_made_node_lies_in_the_model() -> None:
     after = model_of("g (float[2, 4] x) => (float[2, 4] y) { a = Relu (x) y = Softsign (a) }")
     before.graph.node[0].output[0], before.graph.node[1].input[0] = "z", "x"
     after.graph.node[0].output[0], after.graph.node[1].input[0] = "z", "x"
-    place = place_of(carried(before, after).graph.node[1])
+    place = module_path_of(carried(before, after).graph.node[1])
     assert place is not None
     assert (place.paths, place.classes) == (("",), ("Net",))
 
@@ -167,8 +176,8 @@ def test_nodes_of_local_functions_are_carried_too() -> None:
     before.functions[0].node[0].metadata_props.add(key=SCOPES_KEY, value="['', 'deep', 'tanh']")
     after.functions[0].node[0].name = ""
     inner, last = carried(before, after).functions[0].node
-    assert (inner.name, place_of(inner).paths[-1]) == ("inner", "deep")  # type: ignore[union-attr]
-    assert marks_of(last).author == "some_pass"
+    assert (inner.name, module_path_of(inner).paths[-1]) == ("inner", "deep")  # type: ignore[union-attr]
+    assert annotations_of(last).author == "some_pass"
 
 
 def test_without_torch_metadata_authors_are_known_and_modules_are_not() -> None:
@@ -191,7 +200,7 @@ def test_an_author_stays_until_another_pass_replaces_the_node() -> None:
         "g (float[2, 8] x) => (float[2, 8] y) { a = Relu (x) f = FusedGemm (a, w, b) y = Identity (f) }", **WEIGHTS
     )
     third = carried(second, apart, "fuse_tanh")
-    marks = marks_of(third.graph.node[1])
+    marks = annotations_of(third.graph.node[1])
     assert (marks.author, marks.replaced) == ("fuse_tanh", ("product", "sum", "tanh")), "named by the source's nodes"
 
 
@@ -203,7 +212,7 @@ def test_of_many_replaced_nodes_the_first_are_named() -> None:
     known = {entry.key: entry.value for entry in node.metadata_props}
     assert json.loads(known[REPLACED_KEY]) == [f"n{i}" for i in range(8)]
     assert known[COUNT_KEY] == "12"
-    assert marks_of(node).count == 12
+    assert annotations_of(node).count == 12
 
 
 def test_a_pass_that_changes_a_node_in_place_is_written_on_it() -> None:
@@ -212,11 +221,11 @@ def test_a_pass_that_changes_a_node_in_place_is_written_on_it() -> None:
     after = model_of(text.format("[0, 1, 2]"))
     result = carried(before, after, "turn_back")
     turn, end = result.graph.node
-    assert (marks_of(turn).author, marks_of(turn).changed) == ("", ("turn_back",))
+    assert (annotations_of(turn).author, annotations_of(turn).changed) == ("", ("turn_back",))
     assert modules(result)["turn"] == "head"
     assert CHANGED_KEY not in {entry.key for entry in end.metadata_props}
     again = carried(result, model_of(text.format("[1, 0, 2]")), "turn_again")
-    assert marks_of(again.graph.node[0]).changed == ("turn_back", "turn_again")
+    assert annotations_of(again.graph.node[0]).changed == ("turn_back", "turn_again")
 
 
 def test_a_name_that_a_tool_gave_to_another_node_goes_back() -> None:
@@ -234,7 +243,7 @@ def test_a_name_that_a_tool_gave_to_another_node_goes_back() -> None:
     )
     result = carried(before, after, "negate_twice")
     assert [node.name for node in result.graph.node] == ["first", "second_2", "Tanh_0", "second", "third"]
-    assert [marks_of(node).author for node in result.graph.node] == ["", "negate_twice", "negate_twice", "", ""]
+    assert [annotations_of(node).author for node in result.graph.node] == ["", "negate_twice", "negate_twice", "", ""]
     assert modules(result)["third"] == "head"
 
 
@@ -262,7 +271,7 @@ def test_nodes_inside_of_branches_are_carried_too() -> None:
         node.name = ""
     result = carried(before, after, "soften")
     assert modules(result) == {"gate": "gate", "if": "", "up": "up", "": "down.mid", "down": "down"}
-    assert marks_of(node_of(result, "")).replaced == ("mid",)
+    assert annotations_of(node_of(result, "")).replaced == ("mid",)
 
 
 def test_a_branch_that_takes_the_place_of_its_if() -> None:
@@ -281,4 +290,4 @@ def test_metadata_of_somebody_else_does_no_harm() -> None:
         del node.metadata_props[:3]
     result = carried(before, model_of(FUSED, **WEIGHTS), "fuse_linear")
     assert authors(result)[""] == "fuse_linear"
-    assert marks_of(result.graph.node[1]).replaced == ()
+    assert annotations_of(result.graph.node[1]).replaced == ()

@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 import passes
 from passes.model.canonical import canonical_digest
-from passes.provenance import carry, form_of, marks_of, name_weights
+from passes.provenance import annotations_of, carry, form_of, name_weights
 from passes.step import Workbench
 from tests.passes.models import detached, matrix, model_of, vector
 
@@ -41,7 +41,7 @@ def named(before: ModelProto, after: ModelProto) -> ModelProto:
 
 def stored(model: ModelProto) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Initializer → its form, and the weights that it was made of."""
-    return {one.name: (form_of(one), marks_of(one).replaced) for one in model.graph.initializer}
+    return {one.name: (form_of(one), annotations_of(one).replaced) for one in model.graph.initializer}
 
 
 def test_a_transpose_that_is_folded(bench: Workbench) -> None:
@@ -49,7 +49,7 @@ def test_a_transpose_that_is_folded(bench: Workbench) -> None:
     run = passes.optimize(model, ["fold_constants"], bench=bench)
     (tensor,) = run.model.proto.graph.initializer
     assert stored(run.model.proto) == {"l.weight_transposed": ("transposed", ("l.weight",))}
-    assert marks_of(tensor).author == "fold_constants"
+    assert annotations_of(tensor).author == "fold_constants"
     assert list(run.model.proto.graph.node[0].input) == ["x", "l.weight_transposed"]
     (weight,) = passes.why_weights(run.model, "l.weight_transposed")
     assert (weight.sources, weight.form, weight.made_by) == (("l.weight",), "transposed", "fold_constants")
@@ -168,7 +168,7 @@ def test_marks_that_a_tool_drops_come_back_and_names_that_say_enough_stay() -> N
     dropped.CopyFrom(first.proto)
     del dropped.graph.initializer[0].metadata_props[:]
     again = carry(first, first.with_proto(dropped), "another_pass")
-    assert marks_of(again.proto.graph.initializer[0]).author == "some_pass"
+    assert annotations_of(again.proto.graph.initializer[0]).author == "some_pass"
     whole = name_weights(source, again)
     assert list(stored(whole.proto)) == ["l.weight_transposed"]
     assert name_weights(whole, whole) is whole

@@ -11,10 +11,10 @@ from onnx import ModelProto, numpy_helper
 
 import passes
 from passes.model.weights import attach
-from passes.provenance import marks_of, place_of
+from passes.provenance import annotations_of, module_path_of
 from passes.step import Workbench
-from tests.passes.carried import carried, modules, replaced, told
 from tests.passes.models import matrix, model_of
+from tests.passes.provenance.carried import carried, modules, replaced, told
 
 ALBERT = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "embedding_size": 8}
 CONFIG = {**ALBERT, "num_hidden_layers": 3, "vocab_size": 20, "max_position_embeddings": 16}
@@ -56,11 +56,11 @@ def test_a_product_lies_in_the_module_that_owns_its_weight(albert: Path, name: s
     for node in result.graph.node:
         for weight in (stored[name] for name in node.input if name in stored):
             if node.op_type in ("Gemm", "MatMul") and weight.ndim == 2:
-                place = place_of(node)
+                place = module_path_of(node)
                 assert place is not None
                 assert f"{place.paths[-1]}.weight" == owners[weight.tobytes()], node.name
                 judged += 1
-                made += bool(marks_of(node).author)
+                made += bool(annotations_of(node).author)
     assert judged == 20, "six products in each of three calls, one before them and one behind"
     assert made >= 6 or name != "onnxslim"
 

@@ -1,18 +1,19 @@
-"""A diff in words, for a person: short where many entries say the same."""
+"""A diff in words, for a person, and as plain data, for JSON."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
-from passes.diff.found import Diff, NodeLabel, Replacement
-from passes.diff.layers import LayerErrors
-from passes.diff.numbers import Numbers
+from passes.diff.numbers import LayerErrors, Numbers
+from passes.diff.types import Diff, NodeLabel, Replacement
 from passes.proof.numbers import Errors
 
-__all__ = ["diff_text", "layers_text", "numbers_text", "summary"]
+__all__ = ["diff_as_data", "diff_text", "layers_as_data", "layers_text", "numbers_as_data", "numbers_text", "summary"]
+
 
 MOST: Final = 20
 """Entries of one kind that are written out."""
@@ -51,7 +52,7 @@ def _lines(diff: Diff, names: bool, most: int | None) -> Iterator[str]:
     yield summary(diff)
     yield from _section("model", diff.header, most)
     if diff.replaced:
-        replaced = diff.replaced if most is None else _grouped(diff.replaced)
+        replaced = diff.replaced if most is None else _group_removed(diff.replaced)
         yield from _section(f"nodes: {_ops(diff.removed, diff.added)}", replaced, most)
     yield from _section("attributes", diff.attributes, most)
     yield from _section("inputs of nodes", diff.rewired, most)
@@ -61,7 +62,7 @@ def _lines(diff: Diff, names: bool, most: int | None) -> Iterator[str]:
         yield from _section("renamed, which is no difference", diff.renamed, most)
 
 
-def _grouped(replaced: Sequence[Replacement]) -> list[Replacement]:
+def _group_removed(replaced: Sequence[Replacement]) -> list[Replacement]:
     """Nodes that went without a trace as one entry for each operator, behind what came or was replaced."""
     told, gone = [], dict[str, list[NodeLabel]]()
     for one in replaced:
@@ -156,3 +157,30 @@ def _distance(errors: Errors) -> str:
         return "equal in every bit"
     told = f"max error {errors.max_abs:.3g}, relative {errors.max_rel:.3g}, SQNR {errors.sqnr_db:.1f} dB"
     return told if errors.ok else f"{told}; {errors.why}"
+
+
+def diff_as_data(diff: Diff) -> dict[str, Any]:
+    """The fields of `Diff`, with `different` and the one line `summary`."""
+    return {"different": not diff.is_empty, "summary": summary(diff), **dataclasses.asdict(diff)}
+
+
+def numbers_as_data(numbers: Numbers | None, why: str = "") -> dict[str, Any]:
+    """`outputs` by name and `values` in order; `why_no_numbers` says why there are none."""
+    if numbers is None:
+        return {"why_no_numbers": why}
+    values = [{"before": one.before, "after": one.after, "errors": _errors(one.errors)} for one in numbers.values]
+    outputs = {name: _errors(one) for name, one in numbers.outputs.items()}
+    return {"outputs": outputs, "values": values, "draws": numbers.draws, "not_run": numbers.not_run}
+
+
+def layers_as_data(layers: Sequence[LayerErrors]) -> list[dict[str, Any]]:
+    """The fields of `LayerErrors`, in order."""
+    return [{**dataclasses.asdict(one), "errors": _errors(one.errors)} for one in layers]
+
+
+def _errors(errors: Errors) -> dict[str, Any]:
+    """JSON has no infinity and no NaN; the words stand for them."""
+    return {
+        name: value if not isinstance(value, float) or math.isfinite(value) else str(value).replace("inf", "Infinity")
+        for name, value in dataclasses.asdict(errors).items()
+    }

@@ -1,15 +1,19 @@
-"""What onnxline itself writes on a node or a stored tensor: who made it, of what, and who changed it since."""
+"""What onnxline itself writes on a node or a stored tensor: who made it, of what, and who changed it since.
+
+`Descendants` reads it: the nodes of a later model that stand where nodes of the source stood.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from onnx import NodeProto, TensorProto
 
-from passes.provenance.places import metadata_of
+from passes.provenance.module_path import metadata_of
 
 __all__ = [
     "AUTHOR_KEY",
@@ -17,11 +21,14 @@ __all__ = [
     "COUNT_KEY",
     "REPLACED_KEY",
     "SHOWN",
-    "Marks",
-    "joined",
-    "marks_of",
-    "write_marks",
+    "Descendants",
+    "NodeAnnotations",
+    "annotations_of",
+    "join_annotations",
+    "known_as",
+    "write_annotations",
 ]
+
 
 AUTHOR_KEY: Final = "onnxline.pass"
 """The pass that made the node. A node that comes from the source has none."""
@@ -40,7 +47,7 @@ SHOWN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class NodeAnnotations:
     """`author` is empty for a node of the source; `count` is that of the nodes of which `replaced` names the first."""
 
     author: str = ""
@@ -48,16 +55,16 @@ class Marks:
     count: int = 0
     changed: tuple[str, ...] = ()
 
-    def changed_by(self, author: str) -> Marks:
+    def changed_by(self, author: str) -> NodeAnnotations:
         return self if author in self.changed else replace(self, changed=(*self.changed, author))
 
 
-def marks_of(node: NodeProto | TensorProto) -> Marks:
+def annotations_of(node: NodeProto | TensorProto) -> NodeAnnotations:
     """The marks of a node, or of a stored tensor, whose sources are initializers."""
     known = metadata_of(node)
     replaced = _names(known.get(REPLACED_KEY, "[]"))
     count = known.get(COUNT_KEY, "")
-    return Marks(
+    return NodeAnnotations(
         known.get(AUTHOR_KEY, ""),
         replaced,
         max(len(replaced), int(count) if count.isdecimal() else 0),
@@ -65,7 +72,7 @@ def marks_of(node: NodeProto | TensorProto) -> Marks:
     )
 
 
-def write_marks(node: NodeProto | TensorProto, marks: Marks) -> None:
+def write_annotations(node: NodeProto | TensorProto, marks: NodeAnnotations) -> None:
     """Put `marks` in the place of those that `node` has."""
     lists = {REPLACED_KEY: marks.replaced, CHANGED_KEY: marks.changed}
     told = {AUTHOR_KEY: marks.author, COUNT_KEY: str(marks.count) if marks.count > len(marks.replaced) else ""}
@@ -78,16 +85,15 @@ def write_marks(node: NodeProto | TensorProto, marks: Marks) -> None:
             node.metadata_props.add(key=key, value=value)
 
 
-def joined(author: str, replaced: Iterable[NodeProto]) -> Marks:
+def join_annotations(author: str, replaced: Iterable[NodeProto]) -> NodeAnnotations:
     """The marks of what `author` makes of `replaced`. What an earlier pass made is named by what that stood for."""
     names: dict[str, None] = {}
     unnamed = 0
     for node in replaced:
-        marks = marks_of(node)
-        own = next((name for name in (node.name, *node.output) if name), "")
-        names |= dict.fromkeys(marks.replaced if marks.author else [own])
+        marks = annotations_of(node)
+        names |= dict.fromkeys(marks.replaced if marks.author else [known_as(node)])
         unnamed += marks.count - len(marks.replaced)
-    return Marks(author, tuple(names)[:SHOWN], len(names) + unnamed)
+    return NodeAnnotations(author, tuple(names)[:SHOWN], len(names) + unnamed)
 
 
 def _names(written: str) -> tuple[str, ...]:
@@ -97,3 +103,31 @@ def _names(written: str) -> tuple[str, ...]:
     except ValueError:
         return ()
     return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def known_as(node: NodeProto) -> str:
+    """The name by which marks speak of a node: its own, or its first output's."""
+    return next((name for name in (node.name, *node.output) if name), "")
+
+
+class Descendants:
+    """The nodes of a later model, by the names of the source's nodes that they stand for; their marks are read once."""
+
+    def __init__(self, nodes: Sequence[NodeProto]) -> None:
+        self._nodes = nodes
+        self._places: dict[str, list[int]] = defaultdict(list)
+        for place, node in enumerate(nodes):
+            for name in _stands_for(node):
+                self._places[name].append(place)
+
+    def of(self, sources: Iterable[NodeProto]) -> list[NodeProto]:
+        """The nodes, in order, that are one of `sources` or made of some of them, by whatever passes lie between."""
+        names = {known_as(node) for node in sources}
+        return [
+            self._nodes[place] for place in sorted({place for name in names for place in self._places.get(name, ())})
+        ]
+
+
+def _stands_for(node: NodeProto) -> set[str]:
+    marks = annotations_of(node)
+    return set(marks.replaced) if marks.author else {known_as(node)}

@@ -19,7 +19,7 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
-__all__ = ["Place", "common", "metadata_of", "place_of", "write_place"]
+__all__ = ["ModulePath", "common", "metadata_of", "module_path_of", "write_module_path"]
 
 SCOPES_KEY: Final = "pkg.torch.onnx.name_scopes"
 CLASSES_KEY: Final = "pkg.torch.onnx.class_hierarchy"
@@ -31,7 +31,7 @@ NO_MODULE: Final = "_empty_nn_module_stack"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModulePath:
     """The modules that a node lies in, from the root inwards, with their classes, and the frames that led there.
 
     A path is dotted and whole ('encoder.layer.0'); the root's is empty. No paths: torch computed it outside of any
@@ -47,7 +47,7 @@ def metadata_of(node: NodeProto | TensorProto) -> dict[str, str]:
     return {entry.key: entry.value for entry in node.metadata_props}
 
 
-def place_of(node: NodeProto) -> Place | None:
+def module_path_of(node: NodeProto) -> ModulePath | None:
     """None where nothing is known of a torch module."""
     known = metadata_of(node)
     if SCOPES_KEY not in known:
@@ -55,21 +55,21 @@ def place_of(node: NodeProto) -> Place | None:
     paths, classes = _texts(known[SCOPES_KEY])[:-1], _texts(known.get(CLASSES_KEY, "[]"))[:-1]
     if any(path.startswith(NO_MODULE) for path in paths):
         paths, classes = (), ()
-    return Place(paths, classes, _frames(known.get(STACK_KEY, "")))
+    return ModulePath(paths, classes, _frames(known.get(STACK_KEY, "")))
 
 
-def common(places: Iterable[Place]) -> Place | None:
+def common(places: Iterable[ModulePath]) -> ModulePath | None:
     """The innermost module that holds all of `places`; those outside of any module do not count."""
     inside = [place for place in places if place.paths]
     if not inside:
         return None
     paths = _common([place.paths for place in inside])
-    return Place(
+    return ModulePath(
         paths, _common([place.classes for place in inside])[: len(paths)], _common([place.frames for place in inside])
     )
 
 
-def write_place(node: NodeProto, place: Place, author: str) -> None:
+def write_module_path(node: NodeProto, place: ModulePath, author: str) -> None:
     """Say that `node`, which the pass `author` made, lies at `place`; replaces what it says of that."""
     told = {
         NAMESPACE_KEY: "/".join(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
-from passes.provenance.same import Same, is_namesake
-from passes.provenance.weight_readers import PRODUCTS, find_weight_readers
-from passes.provenance.wiring import ABSENT, Item
+from passes.matching.graph_index import ABSENT, Item
+from passes.matching.node_matching import NodeMatching, is_namesake
 
-__all__ = ["Replaced", "replacements"]
+__all__ = ["PRODUCTS", "Replaced", "find_weight_readers", "replacements"]
+
 
 ASKS_FOR_SHAPE: Final = frozenset({"Shape", "Size"})
 """What is computed from a shape lies beside the way of the data, and often in another module."""
@@ -30,7 +31,7 @@ class Replaced:
     around: tuple[int, ...]
 
 
-def replacements(same: Same) -> list[Replaced]:
+def replacements(same: NodeMatching) -> list[Replaced]:
     """What the unmatched nodes after the pass replace; each of them is in one entry.
 
     Claims a node that replaces nothing but its namesake: that is no new one.
@@ -50,7 +51,7 @@ def replacements(same: Same) -> list[Replaced]:
     return [replace(one, lost=tuple(filter(same.lost, one.lost))) for one in news]
 
 
-def _is_namesake_alone(same: Same, found: Replaced) -> bool:
+def _is_namesake_alone(same: NodeMatching, found: Replaced) -> bool:
     if len(found.news) != 1 or len(found.lost) != 1:
         return False
     [new], [old] = found.news, found.lost
@@ -60,7 +61,7 @@ def _is_namesake_alone(same: Same, found: Replaced) -> bool:
     return True
 
 
-def _clumps(same: Same) -> list[set[int]]:
+def _clumps(same: NodeMatching) -> list[set[int]]:
     """The new nodes, each set of them linked by values that are as new."""
     clumps: list[set[int]] = []
     seen: set[int] = set()
@@ -71,7 +72,7 @@ def _clumps(same: Same) -> list[set[int]]:
     return clumps
 
 
-def _replaced_by(same: Same, share: set[int]) -> Replaced:
+def _replaced_by(same: NodeMatching, share: set[int]) -> Replaced:
     items = same.before.items
     entries = _entries(same, share)
     exits = {_without_identities(same, value) for value in _exits(same, share)}
@@ -84,7 +85,7 @@ def _replaced_by(same: Same, share: set[int]) -> Replaced:
     return Replaced(frozenset(share), tuple(sorted(back & forth or back)), tuple(sorted(around)))
 
 
-def _products_among(same: Same, found: Replaced) -> list[Replaced]:
+def _products_among(same: NodeMatching, found: Replaced) -> list[Replaced]:
     """Those of the new nodes that are products of weights, each with the lost nodes that had to do with these alone.
 
     The other new nodes of its clump stand for what lies before and behind it: a Reshape for the Reshape in front.
@@ -101,7 +102,7 @@ def _products_among(same: Same, found: Replaced) -> list[Replaced]:
     return products
 
 
-def _feeds_constant(same: Same, old: int, readers: set[int]) -> bool:
+def _feeds_constant(same: NodeMatching, old: int, readers: set[int]) -> bool:
     """Whether a node makes a constant that one of `readers` needs, such as a transposed weight."""
     before = same.before
     front = [value for value in before.items[old].makes if value in before.constants]
@@ -113,7 +114,7 @@ def _feeds_constant(same: Same, old: int, readers: set[int]) -> bool:
     return False
 
 
-def _without_identities(same: Same, old_value: int) -> int:
+def _without_identities(same: NodeMatching, old_value: int) -> int:
     """The value before the lost nodes that only passed it on: nothing has to stand for them."""
     maker = same.before.makers[old_value]
     while maker >= 0 and same.lost(maker):
@@ -125,14 +126,14 @@ def _without_identities(same: Same, old_value: int) -> int:
     return old_value
 
 
-def _entries(same: Same, share: set[int]) -> set[int]:
+def _entries(same: NodeMatching, share: set[int]) -> set[int]:
     """The old values that new nodes read, if need be through others."""
     places = _through_new(same, share, lambda item: _behind(same, item))
     read = (value for place in places for value in same.after.items[place].needs if value != ABSENT)
     return {same.value_of[value] for value in read if same.value_of[value] >= 0}
 
 
-def _exits(same: Same, share: set[int]) -> set[int]:
+def _exits(same: NodeMatching, share: set[int]) -> set[int]:
     """The old values in whose place new nodes put something, if need be through others."""
     after = same.after
     places = _through_new(same, share, lambda item: _ahead(same, item))
@@ -145,19 +146,19 @@ def _exits(same: Same, share: set[int]) -> set[int]:
     return found
 
 
-def _behind(same: Same, item: Item) -> list[int]:
+def _behind(same: NodeMatching, item: Item) -> list[int]:
     """What makes the unknown values that a node reads."""
     makers = (same.after.makers[value] for value in item.needs if value != ABSENT and same.value_of[value] < 0)
     return [maker for maker in makers if maker >= 0]
 
 
-def _ahead(same: Same, item: Item) -> list[int]:
+def _ahead(same: NodeMatching, item: Item) -> list[int]:
     """What reads the unknown values that a node makes."""
     unknown = (value for value in item.makes if value != ABSENT and same.value_of[value] < 0)
     return [user for value in unknown for user, _ in same.after.users[value]]
 
 
-def _through_new(same: Same, start: set[int], onwards: Callable[[Item], Iterable[int]]) -> set[int]:
+def _through_new(same: NodeMatching, start: set[int], onwards: Callable[[Item], Iterable[int]]) -> set[int]:
     seen, front = set(start), list(start)
     while front:
         for place in onwards(same.after.items[front.pop()]):
@@ -184,12 +185,63 @@ def _reach(
     return seen
 
 
-def _lost_maker(same: Same, value: int) -> list[int]:
+def _lost_maker(same: NodeMatching, value: int) -> list[int]:
     maker = same.before.makers[value]
     return [maker] if maker >= 0 and same.lost(maker) else []
 
 
-def _lost_readers(same: Same, value: int) -> list[int]:
+def _lost_readers(same: NodeMatching, value: int) -> list[int]:
     """But for those that only ask for its shape."""
     readers = [user for user, _ in same.before.users[value] if same.lost(user)]
     return [user for user in readers if same.before.items[user].op[1] not in ASKS_FOR_SHAPE]
+
+
+PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+"""Ops that may take in a bias, and as a rule nothing else. What another op takes in, its weights do not tell."""
+
+
+def find_weight_readers(same: NodeMatching, item: Item, among: AbstractSet[int] | None = None) -> set[int]:
+    """The lost nodes that read the weights of `item`, a node after the pass; empty where it is not certain which.
+
+    A weight tells that if one node reads it, under any of its names: layers may share it, and a pass makes one of
+    equal ones, such as biases of zeros. Of the readers of the others it is the one beside those that are certain.
+    Only nodes `among` these come into question, if it is given.
+    """
+    weights = (same.value_of[value] for value in item.needs if value in same.after.weights)
+    readings = [_readers_of(same, value) for value in weights if value >= 0]
+    if among is not None:
+        readings = [readers & among for readers in readings]
+    certain = {old for readers in readings if len(readers) == 1 for old in readers}
+    found = set(certain)
+    for readers in readings:
+        beside = {old for old in readers if old in certain or any(_is_beside(same, old, one) for one in certain)}
+        if len(beside) != 1:
+            return set()
+        found |= beside
+    return found if all(map(same.lost, found)) else set()
+
+
+def _readers_of(same: NodeMatching, old_value: int) -> set[int]:
+    """The nodes that put a weight to use, by whatever name; a node that makes another constant of it is passed by."""
+    before = same.before
+    found: set[int] = set()
+    seen: set[int] = set()
+    front = [old_value]
+    while front:
+        for value in same.equals(front.pop()):
+            if value in seen:
+                continue
+            seen.add(value)
+            for user, _ in before.users[value]:
+                made = [one for one in before.items[user].makes if one != ABSENT]
+                if all(one in before.constants for one in made):
+                    front.extend(made)
+                else:
+                    found.add(user)
+    return found
+
+
+def _is_beside(same: NodeMatching, old: int, other: int) -> bool:
+    """Whether one of the two nodes reads what the other one makes."""
+    one, two = same.before.items[old], same.before.items[other]
+    return not set(one.makes).isdisjoint(two.needs) or not set(two.makes).isdisjoint(one.needs)

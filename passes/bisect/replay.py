@@ -13,7 +13,7 @@ from passes.model.signature import keep_signature
 from passes.model.weights import DetachedModel
 from passes.step import Narrows, Repeat, Step, Workbench
 
-__all__ = ["Made", "Observer", "Part", "Runs", "Stretch", "joined", "route"]
+__all__ = ["Made", "Observer", "Part", "Runs", "Stretch", "join_blocks", "route"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def route(blocks: Sequence[Repeat], source: DetachedModel, runs: Runs, *, togeth
         for turn in range(1, block.limit + 1):
             begun = model
             for part in _parts(block.steps, place, together=together):
-                runs.observer("running the recipe", _called(part.steps), part.place, total)
+                runs.observer("running the recipe", _label_of(part.steps), part.place, total)
                 made = runs.run(part.steps, model)
                 yield Stretch(part, turn, model, made)
                 model = made.model
@@ -90,11 +90,11 @@ def route(blocks: Sequence[Repeat], source: DetachedModel, runs: Runs, *, togeth
         place += len(block.steps)
 
 
-def _called(steps: Sequence[Step]) -> str:
+def _label_of(steps: Sequence[Step]) -> str:
     return steps[0].name if len(steps) == 1 else f"{steps[0].name} … {steps[-1].name}"
 
 
-def joined(recipe: Sequence[Step | Repeat]) -> tuple[Repeat, ...]:
+def join_blocks(recipe: Sequence[Step | Repeat]) -> tuple[Repeat, ...]:
     """The recipe in blocks, with all that stands beside each other and runs once as one of them."""
     blocks = [item if isinstance(item, Repeat) else Repeat((item,), 1) for item in recipe]
     found: list[Repeat] = []
@@ -105,11 +105,9 @@ def joined(recipe: Sequence[Step | Repeat]) -> tuple[Repeat, ...]:
 
 
 def _parts(steps: Sequence[Step], place: int, *, together: bool) -> Iterator[Part]:
-    run: list[Step] = []
-    for index, step in enumerate(steps):
-        if run and not (together and isinstance(step, OnnxOptimizerPass) and isinstance(run[-1], OnnxOptimizerPass)):
-            yield Part(tuple(run), place + index - len(run))
-            run = []
-        run.append(step)
-    if run:
-        yield Part(tuple(run), place + len(steps) - len(run))
+    def key(entry: tuple[int, Step]) -> int:
+        return -1 if together and isinstance(entry[1], OnnxOptimizerPass) else entry[0]
+
+    for _, group in groupby(enumerate(steps), key):
+        entries = list(group)
+        yield Part(tuple(step for _, step in entries), place + entries[0][0])

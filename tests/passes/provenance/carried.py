@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from onnx import GraphProto, ModelProto, NodeProto
 
-from passes.provenance import carry, marks_of, place_of
+from passes.provenance import annotations_of, carry, module_path_of
 from tests.passes.models import detached
 
 SCOPES_KEY = "pkg.torch.onnx.name_scopes"
@@ -44,12 +44,12 @@ def carried(before: ModelProto, after: ModelProto, author: str = "some_pass") ->
 
 def modules(model: ModelProto) -> dict[str, str | None]:
     """Node name → path of its module, or None where nothing is known."""
-    places = {node.name: place_of(node) for node in every_node(model.graph)}
+    places = {node.name: module_path_of(node) for node in every_node(model.graph)}
     return {name: place.paths[-1] if place and place.paths else None for name, place in places.items()}
 
 
 def authors(model: ModelProto) -> dict[str, str]:
-    return {node.name: marks_of(node).author for node in every_node(model.graph)}
+    return {node.name: annotations_of(node).author for node in every_node(model.graph)}
 
 
 def node_of(model: ModelProto, name: str) -> NodeProto:
@@ -58,5 +58,5 @@ def node_of(model: ModelProto, name: str) -> NodeProto:
 
 def replaced(model: ModelProto) -> dict[str, tuple[str, ...]]:
     """First output → what the node stands for, of the nodes that a pass made."""
-    marked = ((node.output[0], marks_of(node)) for node in every_node(model.graph))
+    marked = ((node.output[0], annotations_of(node)) for node in every_node(model.graph))
     return {name: marks.replaced for name, marks in marked if marks.author}

@@ -7,12 +7,11 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
 from typing import Final
 
-from passes.provenance.wiring import ABSENT, Item, Wiring
+from passes.matching.graph_index import ABSENT, GraphIndex, Item
 
 __all__ = [
     "COMMUTATIVE",
-    "Handle",
-    "Same",
+    "NodeMatching",
     "alone",
     "handle_of",
     "is_namesake",
@@ -20,15 +19,16 @@ __all__ = [
     "name_of",
     "reading_of",
     "result_of",
+    "share_name",
 ]
 
 COMMUTATIVE: Final = frozenset({"Add", "Mul", "And", "Or", "Xor", "Max", "Min", "Sum", "Mean", "Equal"})
 
 
-class Same:
+class NodeMatching:
     """What is known so far: for each node and value after the pass its counterpart before it, or -1."""
 
-    def __init__(self, before: Wiring, after: Wiring) -> None:
+    def __init__(self, before: GraphIndex, after: GraphIndex) -> None:
         self.before, self.after = before, after
         self.old_of = [-1] * len(after.items)
         self.new_of = [-1] * len(before.items)
@@ -119,7 +119,7 @@ def result_of(item: Item) -> str:
     return next((name for name in item.node.output if name), "")
 
 
-def handle_of(wiring: Wiring, place: int, handle: Handle) -> Hashable:
+def handle_of(wiring: GraphIndex, place: int, handle: Handle) -> Hashable:
     """The node's op and name, or None if it has no name."""
     name = handle(wiring.items[place])
     return (wiring.items[place].op, name) if name else None
@@ -140,7 +140,7 @@ def alone(places: Iterable[int], key_of: Callable[[int], Hashable]) -> dict[Hash
     return {key: places[0] for key, places in found.items() if len(places) == 1}
 
 
-def is_one_kind(same: Same, item: Item, old_item: Item) -> bool:
+def is_one_kind(same: NodeMatching, item: Item, old_item: Item) -> bool:
     """Of one op, and where both read weights, of one shape."""
     if item.op != old_item.op:
         return False
@@ -151,8 +151,12 @@ def is_one_kind(same: Same, item: Item, old_item: Item) -> bool:
     return all(after.shapes[one] == before.shapes[other] for one, other in told)
 
 
-def is_namesake(same: Same, new: int, old: int) -> bool:
+def is_namesake(same: NodeMatching, new: int, old: int) -> bool:
     """Whether two nodes of one kind have one name, or outputs of one name."""
     item, old_item = same.after.items[new], same.before.items[old]
-    named = any(handle(item) and handle(item) == handle(old_item) for handle in (name_of, result_of))
-    return named and is_one_kind(same, item, old_item)
+    return share_name(item, old_item) and is_one_kind(same, item, old_item)
+
+
+def share_name(item: Item, old_item: Item) -> bool:
+    """Whether two nodes, or their first outputs, have one name."""
+    return any(handle(item) == handle(old_item) != "" for handle in (name_of, result_of))

@@ -7,6 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
+from onnx import NodeProto
+
+from passes.provenance.module_path import module_path_of
+
 __all__ = [
     "AttributeChange",
     "Diff",
@@ -16,6 +20,7 @@ __all__ = [
     "NodeLabel",
     "Renaming",
     "Replacement",
+    "label_of",
 ]
 
 
@@ -50,17 +55,20 @@ class Replacement:
 
     def text(self, most: int = sys.maxsize) -> str:
         """In words, with at most so many nodes on each side."""
-        removed, added = _listed(self.removed, most), _listed((*self.added, *map(_stored, self.stored)), most)
+        removed, added = (
+            _join_entries(self.removed, most),
+            _join_entries((*self.added, *map(_label_stored, self.stored)), most),
+        )
         if not removed:
             return f"added {added}"
         return f"{removed} → {added}" if added else f"removed {removed}"
 
 
-def _stored(name: str) -> str:
+def _label_stored(name: str) -> str:
     return f"stored constant {name}"
 
 
-def _listed(entries: Sequence[object], most: int) -> str:
+def _join_entries(entries: Sequence[object], most: int) -> str:
     more = len(entries) - most
     return ", ".join(map(str, entries[:most])) + (f" and {more} more" if more > 0 else "")
 
@@ -188,3 +196,10 @@ class Diff:
         for field in fields(self):
             if field.name != "renamed":
                 yield from getattr(self, field.name)
+
+
+def label_of(node: NodeProto) -> NodeLabel:
+    place = module_path_of(node)
+    name = node.name or next((name for name in node.output if name), "")
+    op = f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+    return NodeLabel(op, name, place.paths[-1] if place is not None and place.paths else "")

@@ -16,7 +16,7 @@ import passes
 from passes import PassRun, Status
 from passes.model.weights import attach, read_model
 from passes.optimize import draw_feeds
-from passes.provenance import carry, marks_of, place_of
+from passes.provenance import annotations_of, carry, module_path_of
 from passes.step import Workbench
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
@@ -58,8 +58,8 @@ def test_every_node_of_the_final_model_answers(exported: Path, optimized: PassRu
     nodes = list(optimized.model.proto.graph.node)
     assert len(nodes) < len(source)
     for node in nodes:
-        assert place_of(node) is not None, f"{node.name} lies in no module"
-        marks = marks_of(node)
+        assert module_path_of(node) is not None, f"{node.name} lies in no module"
+        marks = annotations_of(node)
         assert marks.author in working if marks.author else node.name in source
         assert set(marks.changed) <= working
         assert set(marks.replaced) <= source
@@ -73,16 +73,16 @@ def test_survivors_keep_the_module_of_the_node_with_the_same_values(exported: Pa
     feeds = draw_feeds(before, 0)
     old_values, values = all_values(attach(before), feeds), all_values(attach(optimized.model), feeds)
     lone = 0
-    survivors = [node for node in optimized.model.proto.graph.node if not marks_of(node).author]
+    survivors = [node for node in optimized.model.proto.graph.node if not annotations_of(node).author]
     for node in survivors:
         twins = [
             old
             for old in before.proto.graph.node
             if old.op_type == node.op_type and alike(old_values[old.output[0]], values[node.output[0]])
         ]
-        assert place_of(node) in [place_of(old) for old in twins], node.name
+        assert module_path_of(node) in [module_path_of(old) for old in twins], node.name
         assert node.name in [old.name for old in twins]
-        lone += len({place_of(old) for old in twins}) == 1
+        lone += len({module_path_of(old) for old in twins}) == 1
     assert lone > len(survivors) / 2, "the values tell most nodes apart"
 
 
@@ -165,13 +165,13 @@ def test_whatever_the_nodes_are_called(exported: Path, disturb: Callable[..., No
             node.input[:] = ["changed" if name == first else name for name in node.input]
         after.graph.node.insert(0, helper.make_node("Abs", [first], ["changed"]))
     result = carry(before, before.with_proto(after), "some_pass").proto.graph.node
-    made = [node for node in result if marks_of(node).author]
+    made = [node for node in result if annotations_of(node).author]
     assert [node.op_type for node in made] == ["Abs"] * with_change
-    found = [(node.op_type, paths_of(node)) for node in result if not marks_of(node).author]
+    found = [(node.op_type, paths_of(node)) for node in result if not annotations_of(node).author]
     assert found == known
 
 
 def paths_of(node: NodeProto) -> tuple[str, ...]:
-    place = place_of(node)
+    place = module_path_of(node)
     assert place is not None
     return place.paths
