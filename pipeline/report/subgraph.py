@@ -9,7 +9,7 @@ from onnx import NodeProto, TensorProto
 
 from passes.provenance import annotations_of, known_as
 from passes.structures import Instance
-from passes.structures.extent import is_data
+from passes.structures.subgraph import is_data
 from passes.structures.view import GraphView
 from pipeline.report.pictures import Box, BoxKind, Drawing, Wire
 

@@ -12,7 +12,7 @@ from passes.provenance import Descendants
 from passes.run.result import PassRow, PassRun, Status
 from passes.step import Step, Workbench
 from passes.structures import Instance
-from passes.structures.extent import between, extent_of
+from passes.structures.subgraph import between, extent_of
 from passes.structures.view import GraphView
 from passes.unkept import without_keep
 from pipeline.report import Drawing, Pictures, StructurePicture

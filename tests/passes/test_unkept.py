@@ -10,7 +10,7 @@ from passes.recipe.recipe import steps_of
 from passes.run.apply_policy import with_skips
 from passes.step import Workbench, flat
 from passes.structures import structure_of
-from passes.structures.extent import between, extent_of
+from passes.structures.subgraph import between, extent_of
 from passes.structures.view import GraphView
 from passes.unkept import part_of, without_keep
 from tests.passes.models import attention, detached, model_of

@@ -1,12 +1,14 @@
-"""Which products of a model read which stored weight: as it is stored, laid out anew, or computed from constants.
+"""Are the projections still apart? Judged by weights alone: names may change, matrices may not.
 
-For the checkers. Shares no code with the finders.
+Shares no code with the finder: it does not know what attention looks like. It looks for a product node of its own for
+each kept matrix, and counts them, since layers may share a matrix. A product may read its matrix as it is stored, laid
+out anew, or computed from constants.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Final
@@ -23,9 +25,30 @@ from passes.model.inlined import with_functions_inlined
 from passes.model.reads import live_nodes
 from passes.model.rounding import sums_of
 from passes.model.weights import DetachedModel
-from passes.structures.base import KeptWeight
+from passes.structures.types import Instance, KeptWeight
 
-__all__ = ["ProductOperands", "computed_constant", "constants_of"]
+__all__ = ["computed_constant", "constants_of", "lost_projections"]
+
+
+def lost_projections(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
+    """Instance name → why it is lost. An instance stands when each of its matrices has a product node of its own.
+
+    Layers may share a matrix. Where there are fewer products with it than instances, those instances stand whose own
+    value is still such a product.
+    """
+    products = ProductOperands(model)
+    needed = Counter(weight.digests for instance in instances for weight in instance.weights)
+    reasons: dict[str, str] = {}
+    for instance in instances:
+        values = {weight.role: pin.name for weight, pin in zip(instance.weights, instance.pins, strict=False)}
+        missing = []
+        for weight in instance.weights:
+            made = products.values_with(weight)
+            if len(made) < needed[weight.digests] and values.get(weight.role) not in made:
+                missing.append(f"{weight.role} ({weight.name})")
+        if missing:
+            reasons[instance.name] = f"no separate product with the matrix of {', '.join(missing)}"
+    return reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +86,7 @@ class ProductOperands:
         found = {value for digest in weight.digests for value in self._stored[digest]}
         if not found:
             found = {value for digest in weight.digests for value in self._computed[digest]}
-        return found or set(self._rounded(weight))
+        return found or set(self._rounded_products(weight))
 
     @cached_property
     def _stored(self) -> dict[str, set[str]]:
@@ -90,7 +113,7 @@ class ProductOperands:
         """The numbers of each operand that is constant, and None of others."""
         return [self._values_of(one) for one in self._operands]
 
-    def _rounded(self, weight: KeptWeight) -> Iterator[str]:
+    def _rounded_products(self, weight: KeptWeight) -> Iterator[str]:
         """The products with the numbers of `weight`, where they were computed and may be rounded otherwise."""
         for one, values in zip(self._operands, self._values if weight.rounded else [], strict=False):
             if values is None or weight.rounded is None or values.size != weight.rounded.size:
@@ -193,4 +216,4 @@ PRODUCTS: Final[Mapping[str, tuple[int, ...]]] = {
 }
 """Op → where its operands stand among its inputs."""
 
-LAYOUT_OPS: Final = ("Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Cast")
+LAYOUT_OPS: Final = ("Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten", "Cast")

@@ -8,7 +8,7 @@ from typing import Final
 
 from onnx import NodeProto
 
-from passes.structures.base import Boundary, CoreNode, Instance
+from passes.structures.types import Boundary, CoreNode, Instance
 from passes.structures.view import LAYOUT_OPS, GraphView, op_of
 
 __all__ = ["between", "extent_of", "is_data"]
@@ -27,7 +27,7 @@ def extent_of(instance: Instance, view: GraphView) -> list[NodeProto]:
     ways of the pins meet: of Q, K and V the attention.
     """
     if instance.boundary is not None:
-        return _sorted(_inside(instance.boundary, view), view)
+        return _sort(_inside(instance.boundary, view), view)
     pinned = [one.name for one in (*instance.pins, *instance.loose_pins, *instance.wide_pins)]
     seeds = [view.producers[name] for name in pinned if name in view.producers]
     if instance.core is not None:
@@ -45,13 +45,13 @@ def is_data(node: NodeProto, view: GraphView) -> bool:
 def between(nodes: Iterable[NodeProto], view: GraphView, hops: int = GAP) -> list[NodeProto]:
     """`nodes`, and the data nodes on ways of at most `hops` nodes from one of them to another, in graph order."""
     chosen = {_id(node): node for node in nodes if is_data(node, view)}
-    ahead = _reached(chosen.values(), lambda node: _readers(node, view), hops)
-    behind = _reached(chosen.values(), lambda node: _makers(node, view), hops)
+    ahead = _reach(chosen.values(), lambda node: _readers(node, view), hops)
+    behind = _reach(chosen.values(), lambda node: _makers(node, view), hops)
     linked = {key: node for key, node in ahead.items() if key in behind and is_data(node, view)}
-    return _sorted((chosen | linked).values(), view)
+    return _sort((chosen | linked).values(), view)
 
 
-def _sorted(nodes: Iterable[NodeProto], view: GraphView) -> list[NodeProto]:
+def _sort(nodes: Iterable[NodeProto], view: GraphView) -> list[NodeProto]:
     places = {view.position[name] for node in nodes if (name := _id(node))}
     return [view.nodes[place] for place in sorted(places)]
 
@@ -77,7 +77,7 @@ def _core(core: CoreNode, node: NodeProto | None, view: GraphView) -> list[NodeP
         return []
     found = [node]
     for read in core.reads:
-        back = _reached([node], lambda one: _makers(one, view), HOPS).values()
+        back = _reach([node], lambda one: _makers(one, view), HOPS).values()
         nearest = next((one for one in back if one is not node and op_of(one) in read.ops), None)
         found += _core(read, nearest, view)
     return found
@@ -87,15 +87,15 @@ def _meeting(starts: list[NodeProto], view: GraphView) -> list[NodeProto]:
     """The first node that depends on all of `starts`, with the layout behind it; none if it is far away."""
     if len(starts) < 2:
         return []
-    reached = [set(_reached([start], lambda one: _readers(one, view), HOPS)) for start in starts]
+    reached = [set(_reach([start], lambda one: _readers(one, view), HOPS)) for start in starts]
     common = set.intersection(*reached)
-    found = _sorted((view.producers[name] for name in common if name), view)[:1]
+    found = _sort((view.producers[name] for name in common if name), view)[:1]
     while found and (behind := _only_reader(found[-1], view)) is not None and behind.op_type in LAYOUT_OPS:
         found.append(behind)
     return found
 
 
-def _reached(
+def _reach(
     start: Iterable[NodeProto], step: Callable[[NodeProto], Iterable[NodeProto]], hops: int
 ) -> dict[str, NodeProto]:
     """The nodes at most `hops` steps from `start`, nearest first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -12,24 +12,22 @@ import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from passes.model.digests import digest_of
-from passes.model.weights import DetachedModel
-from passes.structures.base import Core, CoreNode, Found, Instance, KeptWeight
-from passes.structures.core_check import CAST_TO, FAR_HOPS, MOST_COMPUTED, CoreIndex, lost_cores
 from passes.structures.matrices import matrix_of, matrix_values
-from passes.structures.view import GraphView, constant_of, module_of, op_of
+from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, Core, CoreNode, Found, Instance, KeptWeight
+from passes.structures.view import LAYOUT_OPS, PASSING_OPS, GraphView, attribute_of, constant_of, module_of, op_of
 
-__all__ = ["PRODUCTS", "ShapedStructure", "Sketch", "instances_of", "pins_at", "unique_names"]
+__all__ = ["PRODUCTS", "Candidate", "find_by_shape", "find_fused", "instances_of", "pins_at"]
 
 PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "com.microsoft.FusedMatMul"})
 """Ops that may stand for one another, as long as the matrix is the same: optimizers turn MatMul and Add into Gemm."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sketch:
+class Candidate:
     """One structure as a finder sees it.
 
     `nodes` make it what it is, the `last` of them makes its value. `pins` names values to hold visible. `computed` is
-    how many inputs of `last` have to be computed. `far` allows other nodes between the core nodes.
+    how many inputs of `last` have to be computed. `allow_gaps`: other nodes may lie between the core nodes.
     """
 
     last: NodeProto
@@ -37,64 +35,54 @@ class Sketch:
     pins: tuple[str, ...]
     name: str = ""
     computed: int = 0
-    far: bool = False
+    allow_gaps: bool = False
 
     @property
     def value(self) -> str:
         return next(name for name in self.last.output if name)
 
 
-@dataclass(frozen=True, slots=True)
-class ShapedStructure:
-    """A kind of structure that `sketches` finds; the checker judges its core."""
-
-    kind: str
-    what: str
-    sketches: Callable[[GraphView], Iterable[Sketch]]
-    related: tuple[str, ...] = ()
-    """Ops that tell what a model has instead."""
-
-    def find(self, model: DetachedModel) -> Found:
-        return self.search(GraphView(model))
-
-    def search(self, view: GraphView) -> Found:
-        instances = instances_of(self.kind, self.sketches(view), view)
-        return Found(instances, "" if instances else self._instead(view))
-
-    def lost(self, instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
-        return {name: why for (_, name), why in lost_cores(instances, model).items()}
-
-    def _instead(self, view: GraphView) -> str:
-        ops = {op: len(nodes) for op, nodes in view.by_op.items()}
-        there = {op: ops[op] for op in self.related if op in ops} or dict(Counter(ops).most_common(5))
-        return f"no {self.what}, but " + ", ".join(f"{count} {op}" for op, count in there.items())
+def find_fused(view: GraphView, ops: Iterable[str], inputs: int = 1) -> Iterator[Candidate]:
+    """Each node of one of `ops`, which are the whole structure, with its first `inputs` and its output as pins."""
+    for op in ops:
+        for node in view.by_op.get(op, ()):
+            yield Candidate(node, (node,), (*filter(None, node.input[:inputs]), node.output[0]))
 
 
-def instances_of(kind: str, sketches: Iterable[Sketch], view: GraphView) -> tuple[Instance, ...]:
-    """Instances of all sketches, one for each value, but those that compute a constant: to fold one is no loss."""
-    by_value = {sketch.value: sketch for sketch in sketches if sketch.value not in view.folded}
+def find_by_shape(
+    view: GraphView, kind: str, what: str, candidates: Iterable[Candidate], related: Sequence[str]
+) -> Found:
+    """The `candidates` as instances of `kind`; or that there is no `what`, but ops that are `related`."""
+    instances = instances_of(kind, candidates, view)
+    ops = {op: len(nodes) for op, nodes in view.by_op.items()}
+    there = {op: ops[op] for op in related if op in ops} or dict(Counter(ops).most_common(5))
+    instead = f"no {what}, but " + ", ".join(f"{count} {op}" for op, count in there.items())
+    return Found(instances, "" if instances else instead)
+
+
+def instances_of(kind: str, candidates: Iterable[Candidate], view: GraphView) -> tuple[Instance, ...]:
+    """Instances of all candidates, one for each value, but those that compute a constant: to fold one is no loss."""
+    by_value = {candidate.value: candidate for candidate in candidates if candidate.value not in view.folded}
     kept = list(by_value.values())
     if not kept:
         return ()
-    modules = [module_of(list(sketch.nodes)) for sketch in kept]
-    names = unique_names([sketch.name or module or kind for sketch, module in zip(kept, modules, strict=True)])
-    builder, index = _Builder(view), CoreIndex(view.model)
-    cores = [builder.core(sketch) for sketch in kept]
-    copies = {core: len(index.values_of(core)) for core in set(cores)}
+    modules = [module_of(list(candidate.nodes)) for candidate in kept]
+    names = _unique_names([candidate.name or module or kind for candidate, module in zip(kept, modules, strict=True)])
+    builder = _Builder(view)
     return tuple(
         Instance(
             kind,
             name,
             module,
-            builder.weights(sketch),
-            pins_at(sketch.pins, view),
-            core=Core(core, sketch.value, copies[core]),
+            builder.weights(candidate),
+            pins_at(candidate.pins, view),
+            core=Core(builder.core(candidate), candidate.value),
         )
-        for sketch, core, name, module in zip(kept, cores, names, modules, strict=True)
+        for candidate, name, module in zip(kept, names, modules, strict=True)
     )
 
 
-def unique_names(names: Sequence[str]) -> list[str]:
+def _unique_names(names: Sequence[str]) -> list[str]:
     """The same names, the second and later of the same with a number behind: `layers.0`, `layers.0 #2`."""
     count: Counter[str] = Counter()
     unique = []
@@ -115,23 +103,23 @@ class _Builder:
         self._view = view
         self._digests: dict[tuple[str, bool], frozenset[str]] = {}
 
-    def core(self, sketch: Sketch) -> CoreNode:
-        members = {node.output[0]: node for node in sketch.nodes}
-        return replace(self._core(sketch.last, members, sketch.far), computed=sketch.computed)
+    def core(self, candidate: Candidate) -> CoreNode:
+        members = {node.output[0]: node for node in candidate.nodes}
+        return replace(self._core(candidate.last, members, candidate.allow_gaps), computed=candidate.computed)
 
-    def weights(self, sketch: Sketch) -> tuple[KeptWeight, ...]:
-        return tuple(self._kept_weights(sketch.nodes))
+    def weights(self, candidate: Candidate) -> tuple[KeptWeight, ...]:
+        return tuple(self._kept_weights(candidate.nodes))
 
-    def _core(self, node: NodeProto, members: Mapping[str, NodeProto], far: bool) -> CoreNode:
+    def _core(self, node: NodeProto, members: Mapping[str, NodeProto], allow_gaps: bool) -> CoreNode:
         op = op_of(node)
         weights = [self._digests_of(name, op) for name in node.input if name]
-        reads = self._far_members(node, members) if far else self._near_members(node, members)
+        reads = self._far_members(node, members) if allow_gaps else self._near_members(node, members)
         return CoreNode(
             PRODUCTS if op in PRODUCTS and any(weights) and len(members) > 1 else frozenset({op}),
             frozenset(_attributes(node)),
             tuple(digests for digests in weights if digests),
-            tuple(dict.fromkeys(self._core(one, members, far) for one in reads)),
-            far=far,
+            tuple(dict.fromkeys(self._core(one, members, allow_gaps) for one in reads)),
+            allow_gaps=allow_gaps,
         )
 
     def _near_members(self, node: NodeProto, members: Mapping[str, NodeProto]) -> list[NodeProto]:
@@ -147,7 +135,7 @@ class _Builder:
 
     def _far_members(self, node: NodeProto, members: Mapping[str, NodeProto]) -> list[NodeProto]:
         seen, reached, front = {node.output[0]}, [], [node]
-        for _ in range(FAR_HOPS):
+        for _ in range(MOST_HOPS):
             makers = [self._view.producers.get(name) for each in front for name in each.input]
             front = []
             for maker in makers:
@@ -180,12 +168,12 @@ class _Builder:
             maker = view.producers.get(name)
         tensor = view.initializers.get(name) if maker is None else constant_of(maker)
         if tensor is None and whole in view.folded:
-            yield from self._computed(whole)
+            yield from self._computed_digest(whole)
             return
         ops = {node.op_type for node in way}
-        if tensor is None or not _is_weight(tensor) or ops - ARRANGING:
+        if tensor is None or not _is_weight(tensor) or ops - LAYOUT_OPS:
             return
-        casts = [one.i for node in way if node.op_type == "Cast" for one in node.attribute if one.name == "to"]
+        casts = [attribute_of(node, "to") for node in way if node.op_type == "Cast"]
         yield view.model.digest(tensor) + "".join(f"{CAST_TO}{dtype}" for dtype in casts)
         if view.model.is_unread(tensor):
             if may_turn and len(tensor.dims) == 2:
@@ -193,12 +181,12 @@ class _Builder:
         elif "Cast" in ops or ("Transpose" in ops and not may_turn):
             array = view.model.array(tensor)
             for node in way:
-                array = _moved(node, array)
+                array = _rearrange(node, array)
             yield digest_of(array)
         elif may_turn and len(tensor.dims) == 2 and min(tensor.dims) > 1:
             yield view.model.turned_digest(tensor, (1, 0))
 
-    def _computed(self, name: str) -> Iterator[str]:
+    def _computed_digest(self, name: str) -> Iterator[str]:
         """The digest of a small constant that is computed, as it will be stored once it is folded: `1 + w`."""
         matrix = matrix_of(self._view, name)
         if matrix is None or not _is_weight(matrix.stored):
@@ -209,13 +197,12 @@ class _Builder:
                 yield digest_of(values)
 
 
-def _moved(node: NodeProto, array: np.ndarray) -> np.ndarray:
+def _rearrange(node: NodeProto, array: np.ndarray) -> np.ndarray:
     """`array` behind `node`; a new shape leaves it as it is, since the bytes are all that counts."""
-    settings = {one.name: helper.get_attribute_value(one) for one in node.attribute}
-    if node.op_type == "Transpose" and len(settings.get("perm", array.shape)) == array.ndim:
-        return array.transpose(settings.get("perm"))
+    if node.op_type == "Transpose" and len(attribute_of(node, "perm", array.shape)) == array.ndim:
+        return array.transpose(attribute_of(node, "perm"))
     if node.op_type == "Cast":
-        return array.astype(helper.tensor_dtype_to_np_dtype(settings["to"]))
+        return array.astype(helper.tensor_dtype_to_np_dtype(attribute_of(node, "to")))
     return array
 
 
@@ -226,10 +213,9 @@ def _is_weight(tensor: TensorProto) -> bool:
 
 def _attributes(node: NodeProto) -> Iterator[tuple[str, object]]:
     """Those attributes that say what is computed and that no optimizer writes in another way."""
-    told = {one.name: helper.get_attribute_value(one) for one in node.attribute}
     for name, (default, ops) in TELLING.items():
         if op_of(node) in ops:
-            yield name, told.get(name, default)
+            yield name, attribute_of(node, name, default)
 
 
 NORMS: Final = frozenset({f"{name}Normalization" for name in ("Layer", "RMS", "Batch", "Instance", "Group")})
@@ -241,7 +227,5 @@ TELLING: Final[Mapping[str, tuple[object, frozenset[str]]]] = {
 }
 """Attribute → what it is when a node does not say it, and the ops that have it."""
 
-ARRANGING: Final = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
-"""What only re-arranges a weight, or changes its type."""
-
-LAYOUT: Final = ARRANGING | {"CastLike", "Expand", "Dropout"}
+LAYOUT: Final = PASSING_OPS | {"Expand"}
+"""What may stand between two core nodes."""

@@ -1,18 +1,18 @@
-"""What a structure is: something with a meaning in the graph, found by shape and judged by an independent checker."""
+"""What is known of a structure, as data: all that finders and checkers share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final
 
 import onnx
 
 from passes.model.rounding import Sums
-from passes.model.weights import DetachedModel
-from passes.structures.view import GraphView
 
 __all__ = [
+    "CAST_TO",
+    "MOST_COMPUTED",
+    "MOST_HOPS",
     "Boundary",
     "Core",
     "CoreNode",
@@ -20,8 +20,6 @@ __all__ = [
     "Found",
     "Instance",
     "KeptWeight",
-    "Searches",
-    "Structure",
     "Wiring",
 ]
 
@@ -53,21 +51,21 @@ class CoreNode:
     """The core nodes that it is computed from, through nothing but layout."""
     computed: int = 0
     """How many of its inputs have to be computed and not constant."""
-    far: bool = False
-    """`reads` may be some nodes away: a scale, a mask or a bias in between is none of the structure's business."""
+    allow_gaps: bool = False
+    """`reads` may be `MOST_HOPS` nodes away: a scale, a mask or a bias between them is not the structure's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
     """What of an instance has to stand.
 
-    `value` is what the last core node makes. `copies` counts the nodes of the exported model that look like `last`:
-    at least one for each instance with such a core, and others may look alike by chance.
+    `value` is what the last core node makes. `copies`, which the checker fills in, counts the nodes of the exported
+    model that look like `last`: one for each instance with such a core, and others may look alike by chance.
     """
 
     last: CoreNode
     value: str
-    copies: int
+    copies: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +80,13 @@ class Crossing:
 class Boundary:
     """Where a part of the graph begins and ends.
 
-    `sources` are the graph inputs that `outputs` were computed from without passing through `inputs`.
+    `sources`, which the checker fills in, are the graph inputs that `outputs` were computed from without passing
+    through `inputs`.
     """
 
     inputs: tuple[Crossing, ...]
     outputs: tuple[Crossing, ...]
-    sources: frozenset[str]
+    sources: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +118,7 @@ class Instance:
     """Values further on still, for a step that can leave out what is known to break this kind of structure."""
     core: Core | None = None
     wiring: Wiring | None = None
+    """Filled in by the checker."""
     boundary: Boundary | None = None
 
 
@@ -130,22 +130,11 @@ class Found:
     instead: str = ""
 
 
-class Structure(Protocol):
-    """A kind of structure that can be kept or watched."""
+MOST_HOPS: Final = 10
+"""How many nodes may lie between two core nodes that allow gaps."""
 
-    def find(self, model: DetachedModel) -> Found:
-        """Every instance in the exported model."""
-        ...
+MOST_COMPUTED: Final = 2**16
+"""Numbers of a tensor that a constant is computed from, for its digest to be that of the numbers: scales and biases."""
 
-    def lost(self, instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
-        """Name → reason of each instance that `model` has no more. Shares no code with `find`."""
-        ...
-
-
-@runtime_checkable
-class Searches(Structure, Protocol):
-    """A structure that finds its instances in an index that others use too."""
-
-    def search(self, view: GraphView) -> Found:
-        """`find` in the exported model that `view` indexes."""
-        ...
+CAST_TO: Final = ">"
+"""Stands in a digest before the ONNX dtype that the tensor is cast to."""
