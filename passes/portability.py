@@ -15,7 +15,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from passes.model.bodies import every_node
-from passes.provenance import place_of
+from passes.provenance import module_path_of
 
 __all__ = ["find_obstacles"]
 
@@ -56,7 +56,7 @@ def find_obstacles(model: onnx.ModelProto) -> tuple[str, ...]:
 def _sentence(obstacle: Obstacle, nodes: Sequence[NodeProto]) -> str:
     names = [f"{node.domain}::{node.op_type}" if node.domain not in ONNX_DOMAINS else node.op_type for node in nodes]
     counted = ", ".join(f"{count} {name}" for name, count in sorted(Counter(names).items()))
-    places = (place_of(node) for node in nodes)
+    places = (module_path_of(node) for node in nodes)
     modules = list(dict.fromkeys(place.paths[-1] for place in places if place and place.paths and place.paths[-1]))
     more = f" and {len(modules) - MOST_MODULES} more" if len(modules) > MOST_MODULES else ""
     where = f" (in {', '.join(modules[:MOST_MODULES])}{more})" if modules else ""

@@ -19,7 +19,7 @@ from passes.run.narrow import culprits
 from passes.run.tracked import Watched
 from passes.step import Composite, Step, Workbench
 from passes.structures import Instance
-from passes.structures.extent import extent_of
+from passes.structures.subgraph import extent_of
 from passes.structures.view import GraphView
 
 __all__ = ["Unkept", "part_of", "without_keep"]

@@ -18,7 +18,7 @@ from passes.errors import PolicyError
 from passes.load import load_model
 from passes.model.spelled import spelled_shape
 from passes.model.weights import DetachedModel
-from passes.provenance import Place, form_of, known_as, marks_of, place_of
+from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of
 
 __all__ = ["MODEL_FILE", "Origin", "WeightOrigin", "file_of", "why", "why_weights"]
 
@@ -152,7 +152,7 @@ class _Nodes:
             which = _listed(readers)
             return f"{name!r} is an input of the model and no node makes it; ask for a node that reads it: {which}"
         entries = (*(one for one, _ in self._all), *self.stored)
-        made = [(known_as(one) if isinstance(one, NodeProto) else one.name, marks_of(one)) for one in entries]
+        made = [(known_as(one) if isinstance(one, NodeProto) else one.name, annotations_of(one)) for one in entries]
         heirs = [(marks.author, heir) for heir, marks in made if name in marks.replaced]
         if heirs:
             return f"{name!r} is gone: {heirs[0][0]} made {_listed((heir for _, heir in heirs), 'and')} in its place"
@@ -171,9 +171,9 @@ class _Nodes:
         return what + (f"; did you mean {_listed(map(repr, close))}?" if close else f" among {len(self._all)} nodes")
 
     def origin(self, node: NodeProto, within: tuple[str, ...]) -> Origin:
-        place, marks = place_of(node), marks_of(node)
+        place, marks = module_path_of(node), annotations_of(node)
         if place is not None and not place.paths:  # outside of any module: the model's own
-            place = Place(("",), self._root_classes, place.frames)
+            place = ModulePath(("",), self._root_classes, place.frames)
         return Origin(
             op=f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type,
             name=node.name,
@@ -190,7 +190,7 @@ class _Nodes:
         )
 
     def weight_origin(self, tensor: TensorProto) -> WeightOrigin:
-        marks = marks_of(tensor)
+        marks = annotations_of(tensor)
         return WeightOrigin(
             name=tensor.name,
             type=spelled_shape(tensor),
@@ -203,7 +203,7 @@ class _Nodes:
 
     @cached_property
     def _root_classes(self) -> tuple[str, ...]:
-        places = (place_of(node) for node, _ in self._all)
+        places = (module_path_of(node) for node, _ in self._all)
         return next((place.classes[:1] for place in places if place is not None and place.classes), ())
 
 
@@ -227,7 +227,7 @@ def _handles(node: NodeProto) -> tuple[str, ...]:
 
 def _paths(node: NodeProto) -> tuple[str, ...]:
     """The torch modules that a node lies in; without the model itself, which holds them all."""
-    place = place_of(node)
+    place = module_path_of(node)
     return tuple(path for path in place.paths if path) if place is not None else ()
 
 

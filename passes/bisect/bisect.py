@@ -8,14 +8,13 @@ from dataclasses import replace
 from typing import Final
 
 from passes.bisect.faults import Fault
-from passes.bisect.found import Culprit, Finding, Smallest
-from passes.bisect.inner import Inner, find_inner
-from passes.bisect.route import Made, Observer, Runs, joined
-from passes.bisect.search import Guilty, find_guilty
+from passes.bisect.replay import Made, Observer, Runs, join_blocks
+from passes.bisect.result import Culprit, Finding, Smallest
+from passes.bisect.search import Guilty, Inner, find_guilty, find_inner
 from passes.bisect.smallest import find_smallest
 from passes.catalog import pass_names
 from passes.diff import compare_matched, match_models
-from passes.diff.labels import label_of
+from passes.diff.types import label_of
 from passes.model.reads import live_nodes
 from passes.model.validity import what_is_invalid
 from passes.model.weights import DetachedModel
@@ -53,18 +52,18 @@ def bisect(
     """
     check_lists(recipe=recipe, skip=skip)
     begun, runs = time.perf_counter(), Runs(bench, observer)
-    blocks = _without(joined(recipe), Policy(tuple(skip), watch=False), bench)
+    blocks = _without(join_blocks(recipe), Policy(tuple(skip), watch=False), bench)
     steps = sum(len(block.steps) for block in blocks)
     found = find_guilty(blocks, source, fault, runs)
     if not isinstance(found, Guilty):
         seconds = time.perf_counter() - begun
-        return Finding(fault.told, steps, None, None, fault.absent, runs.count, seconds, found.failed)
+        return Finding(fault.description, steps, None, None, fault.not_found_message, runs.count, seconds, found.failed)
     inner = find_inner(found, fault, runs)
     culprit = _culprit(found, inner, fault, _repeats(blocks, found.place))
     count, named = runs.count, time.perf_counter()
     smallest = _smallest(found, inner, source, fault, runs, budget_s) if budget_s > 0 else None
     notes = tuple(note for note in (found.note, _growing(culprit), _invalid(source, found)) if note)
-    return Finding(fault.told, steps, culprit, smallest, "", count, named - begun, found.failed, notes)
+    return Finding(fault.description, steps, culprit, smallest, "", count, named - begun, found.failed, notes)
 
 
 def _without(blocks: Sequence[Repeat], policy: Policy, bench: Workbench) -> list[Repeat]:
@@ -98,7 +97,7 @@ def _culprit(guilty: Guilty, inner: Inner, fault: Fault, repeats: bool) -> Culpr
         repeats=repeats,
         why=sighting.why,
         lost=sighting.lost,
-        error_before=fault.measured(guilty.before),
+        error_before=fault.measure(guilty.before),
         error_after=sighting.error,
     )
 
@@ -124,11 +123,11 @@ def _smallest(
     shown = find_smallest(guilty, inner, source, fault, runs, budget_s)
     if shown is None:
         return None
-    found = _described(shown.model, shown.made, fault)
+    found = _describe_smallest(shown.model, shown.made, fault)
     return replace(found, runs=runs.count - counted, seconds=time.perf_counter() - begun)
 
 
-def _described(model: DetachedModel, made: Made, fault: Fault) -> Smallest:
+def _describe_smallest(model: DetachedModel, made: Made, fault: Fault) -> Smallest:
     """The nodes that came and went at the place of the fault; in a model that is small, there are no others."""
     if made.failure is not None:
         return Smallest(model, tuple(label_of(node) for node in model.proto.graph.node))

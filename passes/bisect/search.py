@@ -1,4 +1,4 @@
-"""Where a fault shows first: between the parts of a recipe, and by halves inside of one."""
+"""Where a fault shows first: between the parts of a recipe, by halves inside of one, and inside of a composite step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from passes.bisect.faults import Fault, Sighting
-from passes.bisect.route import Made, Runs, Stretch, route
+from passes.bisect.replay import Made, Runs, Stretch, route
+from passes.errors import StepTimedOut
+from passes.external.onnxsim import STAGES
+from passes.model.canonical import canonical_digest
 from passes.model.weights import DetachedModel
-from passes.step import Repeat, Step
+from passes.policy.known_effects import DESTROYS
+from passes.run.narrow import culprits, doer
+from passes.step import Composite, Repeat, Step
 
-__all__ = ["Guilty", "Nothing", "find_guilty"]
+__all__ = ["Guilty", "Inner", "Nothing", "find_guilty", "find_inner"]
+
 
 HIDDEN: Final = (
     "with neighbouring passes in one call nothing is wrong after them; one at a time they show it: "
@@ -72,9 +78,9 @@ def _first(
     each_alone = True
     for stretch in route(blocks, source, runs, together=together):
         each_alone &= len(stretch.part.steps) == 1
-        sighting = _seen(fault, stretch.before, stretch.made)
+        sighting = _observe(fault, stretch.before, stretch.made)
         if sighting is not None:
-            return _halved(stretch, sighting, fault, runs, tuple(failed))
+            return _halve(stretch, sighting, fault, runs, tuple(failed))
         if stretch.made.failure is not None:
             step, *others = stretch.part.steps
             if others:
@@ -83,7 +89,7 @@ def _first(
     return Nothing(tuple(failed), each_alone)
 
 
-def _halved(stretch: Stretch, sighting: Sighting, fault: Fault, runs: Runs, failed: tuple[str, ...]) -> Guilty:
+def _halve(stretch: Stretch, sighting: Sighting, fault: Fault, runs: Runs, failed: tuple[str, ...]) -> Guilty:
     """The single step of a stretch that shows the fault. What came before the stretch does not.
 
     Raises:
@@ -95,7 +101,7 @@ def _halved(stretch: Stretch, sighting: Sighting, fault: Fault, runs: Runs, fail
         middle = (low + high) // 2
         runs.observer("halving a call of several passes", steps[low].name, len(steps) - (high - low), len(steps))
         attempt = runs.run(steps[low:middle], before)
-        seen = _seen(fault, before, attempt)
+        seen = _observe(fault, before, attempt)
         if seen is not None:
             high, since, made, sighting = middle, low, attempt, seen
         elif attempt.failure is not None:
@@ -104,12 +110,53 @@ def _halved(stretch: Stretch, sighting: Sighting, fault: Fault, runs: Runs, fail
             low, before = middle, attempt.model
     if since != low:  # it has been seen in a longer call only
         made = runs.run(steps[low:high], before)
-        alone = _seen(fault, before, made)
+        alone = _observe(fault, before, made)
         if alone is None:
             raise _Unclear
         sighting = alone
     return Guilty(steps[low], stretch.part.place + low, stretch.turn, before, made, sighting, failed)
 
 
-def _seen(fault: Fault, before: DetachedModel, made: Made) -> Sighting | None:
-    return None if made.model is before and made.failure is None else fault.seen(made)
+def _observe(fault: Fault, before: DetachedModel, made: Made) -> Sighting | None:
+    return None if made.model is before and made.failure is None else fault.observe(made)
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """`doer` has done it; `others` would, were it left out. Empty if the step cannot be narrowed."""
+
+    doer: str = ""
+    others: tuple[str, ...] = ()
+
+
+def find_inner(guilty: Guilty, fault: Fault, runs: Runs) -> Inner:
+    """Ask by running the step without some of its passes; known suspects are tried first."""
+    step = guilty.step
+    # To wait for many more time limits would cost more than the name is worth.
+    if not isinstance(step, Composite) or isinstance(guilty.made.failure, StepTimedOut):
+        return Inner()
+    tried: dict[tuple[str, ...], Made] = {}
+
+    def without(names: tuple[str, ...]) -> Made:
+        key = tuple(sorted(names))
+        if key not in tried:
+            runs.observer(f"looking inside of {step.name}", f"without {', '.join(names)}", 0, 0)
+            tried[key] = runs.run([step.without(names)], guilty.before)
+        return tried[key]
+
+    def is_good(names: tuple[str, ...]) -> bool:
+        made = without(names)
+        return made.failure is None and fault.observe(made) is None
+
+    def does_the_same(names: tuple[str, ...]) -> bool:
+        made = without(names)
+        if made.failure or guilty.made.failure:
+            return made.failure is not None and guilty.made.failure is not None
+        return canonical_digest(made.model) == canonical_digest(guilty.made.model)
+
+    suspects = [name for name, destroyed in DESTROYS.items() if set(fault.kinds) & set(destroyed)]
+    found = culprits(step.inner(runs.bench), suspects or list(STAGES), is_good)
+    if found is None:
+        return Inner()
+    one = doer(found, does_the_same)
+    return Inner(one, tuple(name for name in found if name != one))

@@ -1,25 +1,29 @@
-"""The smallest model on which a step still shows the fault."""
+"""The smallest model on which a step still shows the fault, begun around the place of the fault."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from passes.bisect.faults import Fault
-from passes.bisect.inner import Inner
-from passes.bisect.near import begin_near
-from passes.bisect.route import Made, Runs
-from passes.bisect.search import Guilty
+from passes.bisect.replay import Made, Runs
+from passes.bisect.search import Guilty, Inner
 from passes.errors import StepFailed
 from passes.external.onnxsim import STAGES
+from passes.model.cut import cut, types_of
+from passes.model.reads import reads_of
 from passes.model.weights import DetachedModel
 from passes.provenance import carry
 from passes.rewrites.fold_constants import FoldConstants
 from passes.run.reproduce import smallest
 from passes.step import Composite, Step
+from passes.structures.view import GraphView
 
-__all__ = ["Shown", "find_smallest"]
+__all__ = ["Shown", "begin_near", "find_smallest"]
 
 
 def find_smallest(
@@ -35,7 +39,7 @@ def find_smallest(
     alone = fault.of_one_step(guilty.before, guilty.made)
     deadline = time.monotonic() + budget_s
     place = alone.place(whole, guilty.made)
-    focused = _focused(guilty.step, inner, runs)
+    focused = _focus(guilty.step, inner, runs)
     if focused is not None:
         quick, proof = _Search(focused, alone, runs, deadline, budget_s), _Search(guilty.step, alone, runs, math.inf)
         begun = begin_near(whole, place, quick.shows)
@@ -89,13 +93,13 @@ class _Search:
         smallest_so_far = part if self.last is None else self.last.model
         left = f"{len(smallest_so_far.proto.graph.node)} nodes left"
         self.runs.observer("making the model smaller", left, spent, self.budget_s)
-        if time.monotonic() > self.deadline or not self.fault.shown(part, run):
+        if time.monotonic() > self.deadline or not self.fault.reproduces(part, run):
             return False
         self.last = Shown(part, tried[-1])
         return True
 
 
-def _focused(step: Step, inner: Inner, runs: Runs) -> Step | None:
+def _focus(step: Step, inner: Inner, runs: Runs) -> Step | None:
     """The step with no other passes inside than the one at fault, beside its fixed stages; None if it has none."""
     if not isinstance(step, Composite) or not inner.doer:
         return None
@@ -109,3 +113,51 @@ def _as_named(source: DetachedModel, made: DetachedModel) -> DetachedModel:
     copy = type(made.proto)()
     copy.CopyFrom(made.proto)
     return carry(source, made.with_proto(copy), "earlier passes")
+
+
+HOPS: Final = range(2, 13)
+"""How many nodes away from the place the parts to try end. Most are refused without a run, as they lack something."""
+
+
+def begin_near(
+    model: DetachedModel, values: Collection[str], shows: Callable[[DetachedModel], bool]
+) -> DetachedModel | None:
+    """A part of `model` around where `values` are made on which `shows` holds; None if that is only the whole of it."""
+    types = types_of(model.proto) if values else {}
+    for chosen in _around(model, values):
+        if len(chosen) == len(model.proto.graph.node):
+            break
+        part = cut(model, [model.proto.graph.node[place] for place in sorted(chosen)], types)
+        if part is not None and shows(part):
+            return part
+    return model if shows(model) else None
+
+
+def _around(model: DetachedModel, values: Collection[str]) -> Iterator[set[int]]:
+    """The places of the nodes around those that make `values`, further and further, with the constants that they read.
+
+    No way leads through what is computed from constants alone: many parts of a model share that.
+    """
+    view = GraphView(model)
+    nodes = list(model.proto.graph.node)
+    folded = {place for place, node in enumerate(nodes) if view.folded.issuperset(node.output)}
+    makers = {name: place for place, node in enumerate(nodes) for name in node.output}
+    before = [{makers[name] for name in reads_of(node) if name in makers} for node in nodes]
+    neighbours: dict[int, set[int]] = defaultdict(set)
+    for place in set(range(len(nodes))) - folded:
+        for maker in before[place] - folded:
+            neighbours[place].add(maker)
+            neighbours[maker].add(place)
+    chosen = {makers[name] for name in values if name in makers}
+    for hop in range(1, HOPS[-1] + 1 if chosen else 0):
+        chosen = chosen.union(*(neighbours[place] for place in chosen))
+        if hop in HOPS:
+            yield _with_constants(chosen, before, folded)
+
+
+def _with_constants(chosen: set[int], before: Sequence[set[int]], folded: set[int]) -> set[int]:
+    whole, front = set(chosen), set(chosen)
+    while front:
+        front = set().union(*(before[place] & folded for place in front)) - whole
+        whole |= front
+    return whole

@@ -1,29 +1,34 @@
 """How two models differ: by structure, whatever their nodes are called, and by numbers.
 
-found.py          what differs, as data
-matched.py        which nodes and values are the same
-compare.py        all of it together: attributes.py and inputs.py of a node, initializers.py, renamed.py,
-                  header.py and whole.py of the model
-numbers.py        how far outputs, and values between, are apart
-layers.py         how far values are apart where a layer ends
-text.py           in words             data.py     for JSON
+types.py            what differs, as data
+model_matching.py   which nodes and values are the same
+compare.py          all of it together, node by node
+initializers.py     the stored tensors; model_level.py, the model itself
+numbers.py          how far outputs, values between, and values where a layer ends are apart
+formats.py          in words, and for JSON
 """
 
 from __future__ import annotations
 
 from passes.diff.compare import compare_matched, compare_models
-from passes.diff.data import diff_as_data, layers_as_data, numbers_as_data
-from passes.diff.found import Diff
-from passes.diff.layers import LayerErrors, compare_layers
-from passes.diff.matched import Matched, match_models
-from passes.diff.numbers import DrawnInputs, Numbers, compare_numbers, draw_inputs
-from passes.diff.text import diff_text, layers_text, numbers_text, summary
+from passes.diff.formats import (
+    diff_as_data,
+    diff_text,
+    layers_as_data,
+    layers_text,
+    numbers_as_data,
+    numbers_text,
+    summary,
+)
+from passes.diff.model_matching import ModelMatching, match_models
+from passes.diff.numbers import DrawnInputs, LayerErrors, Numbers, compare_layers, compare_numbers, draw_inputs
+from passes.diff.types import Diff
 
 __all__ = [
     "Diff",
     "DrawnInputs",
     "LayerErrors",
-    "Matched",
+    "ModelMatching",
     "Numbers",
     "compare_layers",
     "compare_matched",

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
-from passes.diff.attributes import attribute_changes
-from passes.diff.found import Diff, Replacement
-from passes.diff.header import header_changes
+from onnx import AttributeProto, NodeProto
+
 from passes.diff.initializers import Stored, initializer_changes
-from passes.diff.inputs import input_changes
-from passes.diff.labels import label_of
-from passes.diff.matched import Matched, match_models
-from passes.diff.renamed import renamings
-from passes.diff.whole import function_changes, output_changes, sharing_changes
+from passes.diff.model_level import function_changes, header_changes, output_changes, renamings, sharing_changes
+from passes.diff.model_matching import ModelMatching, match_models
+from passes.diff.types import AttributeChange, Diff, InputChange, Replacement, label_of
+from passes.matching.graph_index import ABSENT, GraphIndex, Item
 from passes.model.canonical import Reading
+from passes.model.spelled import spelled_attribute
 from passes.model.weights import DetachedModel
 
 __all__ = ["compare_matched", "compare_models"]
@@ -31,7 +32,7 @@ def compare_models(
     return compare_matched(match_models(before, after, readings))
 
 
-def compare_matched(matched: Matched) -> Diff:
+def compare_matched(matched: ModelMatching) -> Diff:
     """`compare_models`, of models that have been matched."""
     attributes, rewired = [], []
     stored: list[Stored] = []
@@ -53,7 +54,7 @@ def compare_matched(matched: Matched) -> Diff:
     return found if not found.is_empty else replace(found, shared=tuple(sharing_changes(matched)))
 
 
-def _replacements(matched: Matched, stored: Sequence[Stored]) -> Iterator[Replacement]:
+def _replacements(matched: ModelMatching, stored: Sequence[Stored]) -> Iterator[Replacement]:
     before, after = matched.same.before, matched.same.after
     names: dict[int, dict[str, None]] = {}
     """Node that computed a constant → the initializers that hold it now."""
@@ -66,3 +67,95 @@ def _replacements(matched: Matched, stored: Sequence[Stored]) -> Iterator[Replac
             tuple(label_of(after.items[new].node) for new in news),
             tuple(name for old in olds for name in names.get(old, ())),
         )
+
+
+def attribute_changes(matched: ModelMatching, item: Item, old_item: Item) -> Iterator[AttributeChange]:
+    """What `item` of the second model says otherwise than `old_item`, which it is."""
+    if item.settings != old_item.settings:
+        yield from _attribute_changes(matched, item, old_item)
+    yield from _output_count(item, old_item)
+
+
+def _attribute_changes(matched: ModelMatching, item: Item, old_item: Item) -> Iterator[AttributeChange]:
+    old, new = _attributes(old_item.node), _attributes(item.node)
+    for name in dict.fromkeys((*old, *new)):
+        if name in old and name in new and _is_same(matched, old[name], new[name]):
+            continue
+        before, after = (spelled_attribute(one[name]) if name in one else "" for one in (old, new))
+        if before == after:  # too long to be written out
+            before, after = (f"{before} #{_digest(one[name])}" for one in (old, new))
+        yield AttributeChange(label_of(item.node), name, before, after)
+
+
+def _digest(attribute: AttributeProto) -> str:
+    return hashlib.blake2b(attribute.SerializeToString(deterministic=True), digest_size=3).hexdigest()
+
+
+def _output_count(item: Item, old_item: Item) -> Iterator[AttributeChange]:
+    """Optional outputs that a node makes or not; on them may depend what it computes, as of Split."""
+    old, new = ([bool(name) for name in one.node.output] for one in (old_item, item))
+    if old != new:
+        yield AttributeChange(label_of(item.node), "outputs", str(sum(old)), str(sum(new)))
+
+
+def _attributes(node: NodeProto) -> Mapping[str, AttributeProto]:
+    return {attribute.name: attribute for attribute in node.attribute}
+
+
+def _is_same(matched: ModelMatching, old: AttributeProto, new: AttributeProto) -> bool:
+    if old.type != new.type:
+        return False
+    if old.type in (AttributeProto.TENSOR, AttributeProto.TENSORS) and not old.ref_attr_name:
+        told = [
+            [(list(tensor.dims), tensor.data_type, model.digest(tensor)) for tensor in (one.tensors or [one.t])]
+            for one, model in ((old, matched.before), (new, matched.after))
+        ]
+        return told[0] == told[1]
+    if old.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):  # its nodes are among the others
+        return len(old.graphs) == len(new.graphs)
+    bare = []
+    for one in (old, new):
+        copy = AttributeProto()
+        copy.CopyFrom(one)
+        copy.ClearField("doc_string")
+        bare.append(copy.SerializeToString(deterministic=True))
+    return bare[0] == bare[1]
+
+
+def input_changes(matched: ModelMatching, item: Item, old_item: Item) -> tuple[list[InputChange], list[Stored]]:
+    """The places where a node reads something else; as pairs of ids, stored tensors that have other values there, and
+    constants that one model stores and the other computes."""
+    same = matched.same
+    changed, stored = [], []
+    for position, (old, new) in enumerate(zip_longest(old_item.needs, item.needs, fillvalue=ABSENT)):
+        if old in same.before.shapes and new in same.after.shapes:
+            meaning, old_meaning = same.after.value_meanings[new], same.before.value_meanings[old]
+            if meaning == old_meaning:
+                continue
+            if meaning not in matched.old_meanings or same.after.names[new] == same.before.names[old]:
+                stored.append((old, new))
+                continue
+        elif _is_stored_and_computed(matched, old, new):
+            stored.append((old, new))
+            continue
+        elif (new != ABSENT and old != ABSENT and matched.is_same_value(old, new)) or new == old == ABSENT:
+            continue
+        before, after = _name(same.before, old), _name(same.after, new)
+        inner = position - max(len(item.node.input), len(old_item.node.input))
+        what = f"input {position}" if inner < 0 else f"result {inner} of its bodies"
+        changed.append(InputChange(label_of(item.node), position, before, after, what))
+    return changed, stored
+
+
+def _is_stored_and_computed(matched: ModelMatching, old: int, new: int) -> bool:
+    """Whether one of two constants is stored, and a node that has no counterpart computes the other."""
+    same = matched.same
+    if ABSENT in (old, new) or (old in same.before.shapes) == (new in same.after.shapes):
+        return False
+    if new in same.after.shapes:
+        return old in same.before.constants and same.lost(same.before.makers[old])
+    return new in same.after.constants and same.old_of[same.after.makers[new]] < 0
+
+
+def _name(wiring: GraphIndex, value: int) -> str:
+    return "" if value == ABSENT else wiring.names[value]

@@ -11,13 +11,12 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
-from passes.diff.found import InitializerChange
-from passes.diff.labels import label_of
-from passes.diff.matched import Matched
+from passes.diff.model_matching import ModelMatching
+from passes.diff.types import InitializerChange, label_of
+from passes.matching.graph_index import GraphIndex
 from passes.model.spelled import spelled_shape
 from passes.model.weights import DetachedModel
-from passes.provenance import form_of, marks_of
-from passes.provenance.wiring import Wiring
+from passes.provenance import annotations_of, form_of
 
 __all__ = ["Stored", "initializer_changes"]
 
@@ -26,16 +25,12 @@ Stored = tuple[int, int]
 constant that one model stores and the other computes."""
 
 
-def initializer_changes(matched: Matched, changed: Sequence[Stored]) -> Iterator[InitializerChange]:
+def initializer_changes(matched: ModelMatching, changed: Sequence[Stored]) -> Iterator[InitializerChange]:
     """What is changed, with how far; what has another form; what came, and what went. Copies count, names do not."""
     before, after = matched.same.before, matched.same.after
     gone, come = _surplus(before, after), _surplus(after, before)
     changed = list(dict.fromkeys(changed))
-    pairs = [pair for pair in changed if pair[0] in before.tensors and pair[1] in after.tensors]
-    # What no matched node reads is known again by its name, if that is the only one of it.
-    names, other_names = ({wiring.names[one]: one for one in ids} for wiring, ids in ((before, gone), (after, come)))
-    told = {old for old, _ in pairs} | {new for _, new in pairs}
-    pairs += [(old, other_names[name]) for name, old in names.items() if name in other_names and old not in told]
+    pairs = _pairs(before, after, gone, come, changed)
     reshaped = _forms(matched, come, gone, {new: old for old, new in pairs})
     pairs = [pair for pair in pairs if pair[1] not in reshaped]
     for old, new in sorted(pairs, key=lambda pair: after.names[pair[1]]):
@@ -46,30 +41,46 @@ def initializer_changes(matched: Matched, changed: Sequence[Stored]) -> Iterator
         types = dict.fromkeys(spelled_shape(before.tensors[old]) for old in olds)
         was = tuple(before.names[old] for old in olds)
         yield InitializerChange(after.names[new], ", ".join(types), spelled_shape(after.tensors[new]), form, was)
-    paired = {old for old, _ in pairs} | {old for _, olds in reshaped.values() for old in olds}
+    told = {old for old, _ in pairs} | {old for _, olds in reshaped.values() for old in olds}
+    yield from _removals(before, after, [old for old in gone if old not in told], changed)
+    told = {new for _, new in pairs} | reshaped.keys()
+    makers = {new: _maker(before, old) for old, new in changed if old not in before.tensors}
+    for new in (new for new in come if new not in told):
+        shape = spelled_shape(after.tensors[new])
+        yield InitializerChange(after.names[new], "", shape, computed_by=makers.get(new, ""))
+
+
+def _pairs(
+    before: GraphIndex, after: GraphIndex, gone: Sequence[int], come: Sequence[int], changed: Sequence[Stored]
+) -> list[Stored]:
+    """Tensors that changed: what matched nodes read in one place, else what has a name that no other has."""
+    pairs = [pair for pair in changed if pair[0] in before.tensors and pair[1] in after.tensors]
+    told = {old for old, _ in pairs} | {new for _, new in pairs}
+    names = {before.names[old]: old for old in gone}
+    other_names = {after.names[new]: new for new in come}
+    named = [(old, other_names[name]) for name, old in names.items() if name in other_names and old not in told]
+    return [*pairs, *named]
+
+
+def _removals(
+    before: GraphIndex, after: GraphIndex, gone: Sequence[int], changed: Sequence[Stored]
+) -> Iterator[InitializerChange]:
     makers = {old: _maker(after, new) for old, new in changed if new not in after.tensors}
     equals = {after.value_meanings[new]: after.names[new] for new in after.tensors}
     for old in gone:
-        if old not in paired:
-            equal = equals.get(before.value_meanings[old], "")
-            what = f"equal to {equal}, which is read in its place" if equal else ""
-            maker = makers.get(old, "")
-            yield InitializerChange(before.names[old], spelled_shape(before.tensors[old]), "", what, computed_by=maker)
-    paired = {new for _, new in pairs} | reshaped.keys()
-    makers = {new: _maker(before, old) for old, new in changed if old not in before.tensors}
-    for new in come:
-        if new not in paired:
-            maker = makers.get(new, "")
-            yield InitializerChange(after.names[new], "", spelled_shape(after.tensors[new]), computed_by=maker)
+        equal = equals.get(before.value_meanings[old], "")
+        what = f"equal to {equal}, which is read in its place" if equal else ""
+        shape = spelled_shape(before.tensors[old])
+        yield InitializerChange(before.names[old], shape, "", what, computed_by=makers.get(old, ""))
 
 
-def _maker(wiring: Wiring, value: int) -> str:
+def _maker(wiring: GraphIndex, value: int) -> str:
     maker = wiring.makers[value]
     return "" if maker < 0 else str(label_of(wiring.items[maker].node))
 
 
 def _forms(
-    matched: Matched, come: Sequence[int], gone: Sequence[int], paired: Mapping[int, int]
+    matched: ModelMatching, come: Sequence[int], gone: Sequence[int], paired: Mapping[int, int]
 ) -> dict[int, tuple[str, tuple[int, ...]]]:
     """New tensors that hold weights of the first model in another form, as (form, the weights).
 
@@ -90,7 +101,7 @@ def _forms(
             form = _Contents(matched.before, {old: before.tensors[old]}).form_of(tensor, digest)
         else:
             form = contents.form_of(tensor, digest)
-        sources = tuple(by_name[name] for name in marks_of(tensor).replaced if name in by_name)
+        sources = tuple(by_name[name] for name in annotations_of(tensor).replaced if name in by_name)
         if form is not None:
             found[new] = form
         elif sources and new not in paired and form_of(tensor) in ("cast", "merged", "folded"):
@@ -115,10 +126,10 @@ class _Contents:
     def form_of(self, other: TensorProto, digest: str) -> tuple[str, tuple[int, ...]] | None:
         """Which tensor `other`, of this digest, holds in another form; None if it holds none."""
         size = (other.data_type, math.prod(other.dims))
-        place = self._find("as they are", size, digest, lambda: self._untouched(size))
+        place = self._find("as they are", size, digest, lambda: self._stored_digests(size))
         if place is not None and self._by_size[size][place].dims != other.dims:
             return "reshaped", (place,)
-        place = self._find("turned", (other.data_type, *other.dims), digest, lambda: self._turned(other))
+        place = self._find("turned", (other.data_type, *other.dims), digest, lambda: self._turned_digests(other))
         return None if place is None else ("transposed", (place,))
 
     def _find(
@@ -131,10 +142,10 @@ class _Contents:
                 known.setdefault(one, place)
         return self._known[how, key].get(digest)
 
-    def _untouched(self, size: tuple[int, int]) -> Iterator[tuple[str, int]]:
+    def _stored_digests(self, size: tuple[int, int]) -> Iterator[tuple[str, int]]:
         return ((self._model.digest(one), place) for place, one in self._by_size[size].items())
 
-    def _turned(self, other: TensorProto) -> Iterator[tuple[str, int]]:
+    def _turned_digests(self, other: TensorProto) -> Iterator[tuple[str, int]]:
         """The digests of all tensors that have the dims of `other` when their axes are in another order."""
         for place, tensor in self._by_dims[other.data_type, *sorted(other.dims)].items():
             count = len(tensor.dims)
@@ -147,7 +158,7 @@ MOST_AXES: Final = 4
 """Axes up to which all orders of them are tried."""
 
 
-def _surplus(one: Wiring, other: Wiring) -> list[int]:
+def _surplus(one: GraphIndex, other: GraphIndex) -> list[int]:
     """The initializers of `one` that `other` has not, or has fewer copies of."""
     there = Counter(other.value_meanings[value] for value in other.tensors)
     namesakes = {(other.names[value], other.value_meanings[value]) for value in other.tensors}
@@ -162,7 +173,7 @@ def _surplus(one: Wiring, other: Wiring) -> list[int]:
     return found
 
 
-def _distance(matched: Matched, before: TensorProto, after: TensorProto) -> str:
+def _distance(matched: ModelMatching, before: TensorProto, after: TensorProto) -> str:
     if spelled_shape(before) != spelled_shape(after):
         return ""
     if before.data_type == TensorProto.STRING:

@@ -1,29 +1,45 @@
-"""How far apart two models are in what they compute: each output, and each value that both of them make."""
+"""How far apart two models are in what they compute: each output, each value that both make, and each layer."""
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
 from onnx import ModelProto, TensorProto
 
-from passes.diff.distances import Distance, Pair
-from passes.diff.matched import Matched
-from passes.diff.signature import same_outputs
+from passes.diff.model_matching import ModelMatching, same_outputs
+from passes.diff.types import label_of
 from passes.errors import ModelError, StepFailed
-from passes.model.sharing import portable
+from passes.matching.graph_index import ABSENT
+from passes.model.sharing import Portable, portable
 from passes.model.weights import DetachedModel
 from passes.optimize import plan_draws
 from passes.proof.draw_choice import choose_in_worker
-from passes.proof.numbers import Errors
-from passes.proof.precision import computed_types
+from passes.proof.numbers import DRAWN, Errors, compare
+from passes.proof.precision import Precisions, computed_types
 from passes.proof.prove import worst_errors
-from passes.provenance.wiring import ABSENT
+from passes.provenance.module_path import ModulePath, module_path_of
 from passes.step import Workbench
 
-__all__ = ["DrawnInputs", "Numbers", "ValueErrors", "compare_numbers", "draw_inputs", "measure_pairs"]
+__all__ = [
+    "Distance",
+    "DrawnInputs",
+    "LayerErrors",
+    "Numbers",
+    "Pair",
+    "ValueErrors",
+    "compare_layers",
+    "compare_numbers",
+    "distances",
+    "draw_inputs",
+    "measure_pairs",
+]
+
 
 AT_ONCE: Final = 64
 """Inner values that are compared in one run, which holds them all."""
@@ -68,7 +84,7 @@ class DrawnInputs:
     feeds: Mapping[str, np.ndarray]
 
 
-def draw_inputs(matched: Matched, bench: Workbench, most: int | None = None) -> list[DrawnInputs]:
+def draw_inputs(matched: ModelMatching, bench: Workbench, most: int | None = None) -> list[DrawnInputs]:
     """The draws of a proof (`passes.optimize.plan_draws`) on which the first model runs; `most` of them.
 
     A dim that only the second model fixes is drawn as it asks for.
@@ -82,7 +98,7 @@ def draw_inputs(matched: Matched, bench: Workbench, most: int | None = None) -> 
     return [DrawnInputs(one.draw.label, one.feeds) for one in chosen[:most]]
 
 
-def _with_fixed_dims(matched: Matched) -> ModelProto:
+def _with_fixed_dims(matched: ModelMatching) -> ModelProto:
     """The inputs of the first model, with the sizes that those of the second one have."""
     inputs = ModelProto()
     inputs.graph.input.extend(matched.before.proto.graph.input)
@@ -96,7 +112,7 @@ def _with_fixed_dims(matched: Matched) -> ModelProto:
 
 
 def compare_numbers(
-    matched: Matched, draws: Sequence[DrawnInputs], bench: Workbench, *, values: bool = False
+    matched: ModelMatching, draws: Sequence[DrawnInputs], bench: Workbench, *, values: bool = False
 ) -> Numbers:
     """Run both models on each of `draws` and compare their outputs; with `values` also what lies between.
 
@@ -116,7 +132,7 @@ def compare_numbers(
     if failed.keys() >= {one.label for one in draws}:
         raise StepFailed(f"the second model does not run: {next(iter(failed.values()))}")
     draws = [one for one in draws if one.label not in failed]
-    inner = measure_pairs(matched, list(_common(matched)), draws, bench)[0] if values else {}
+    inner = measure_pairs(matched, list(_common_values(matched)), draws, bench)[0] if values else {}
     return Numbers(
         {name: errors for (_, name), (_, errors) in found.items()},
         tuple(ValueErrors(*pair, errors) for pair, (_, errors) in inner.items()),
@@ -131,7 +147,7 @@ def _inputs(model: DetachedModel) -> set[str]:
 
 
 def measure_pairs(
-    matched: Matched,
+    matched: ModelMatching,
     pairs: Sequence[Pair],
     draws: Sequence[DrawnInputs],
     bench: Workbench,
@@ -175,9 +191,9 @@ def measure_pairs(
     return found, failed
 
 
-def _common(matched: Matched) -> Iterator[Pair]:
+def _common_values(matched: ModelMatching) -> Iterator[Pair]:
     """The values that matched nodes of the main graphs make, but for outputs."""
-    same, made = matched.same, [_inner(model) for model in (matched.before, matched.after)]
+    same, made = matched.same, [_inner_values(model) for model in (matched.before, matched.after)]
     for old, new in matched.pairs():
         for one, other in zip(same.before.items[old].makes, same.after.items[new].makes, strict=False):
             pair = (same.before.names[one], same.after.names[other])
@@ -185,9 +201,168 @@ def _common(matched: Matched) -> Iterator[Pair]:
                 yield pair
 
 
-def _inner(model: DetachedModel) -> set[str]:
-    made = {name for node in model.proto.graph.node for name in node.output}
-    return made - {info.name for info in model.proto.graph.output}
+def _inner_values(model: DetachedModel) -> set[str]:
+    return _main_values(model) - {info.name for info in model.proto.graph.output}
 
 
-DISTANCES: Final = "passes.diff.distances:distances"
+DISTANCES: Final = "passes.diff.numbers:distances"
+
+
+Pair = tuple[str, str]
+"""The name of a value in the first model, and in the second."""
+
+Distance = tuple[str, Errors]
+"""The element type of the first of two values, and how far the second is from it."""
+
+
+def distances(
+    before: Portable,
+    after: Portable,
+    pairs: Sequence[Pair],
+    draws: Sequence[Mapping[str, np.ndarray]],
+    computed_in: Precisions,
+    may_collapse: bool,
+) -> list[list[Distance | None] | str]:
+    """For each draw how far the second value of each pair is from the first, None for what is no tensor, or random; or
+    why the second model does not run on it.
+
+    Values are judged by the types that the first model computes them in.
+
+    Args:
+        may_collapse: take values as equal in shape if one has neighbouring dims of the other as one: 16×32 for 2×8×32.
+
+    Raises:
+        StepFailed: onnxruntime refuses one of the models, or stops on the first.
+    """
+    sessions = [
+        model.session(list(dict.fromkeys(names)))
+        for model, names in zip((before, after), zip(*pairs, strict=True), strict=True)
+    ]
+    found: list[list[Distance | None] | str] = []
+    for feeds in draws:
+        old = sessions[0].run(feeds)
+        try:
+            new = sessions[1].run(feeds)
+        except StepFailed as failure:
+            found.append(" ".join(str(failure).split()))
+            continue
+        values = ((one, old[one], new[other]) for one, other in pairs)
+        if may_collapse:
+            values = ((name, one, other.reshape(_expand_shape(other.shape, one.shape))) for name, one, other in values)
+        found.append([_compare_values(one, other, computed_in.get(name)) for name, one, other in values])
+    return found
+
+
+def _expand_shape(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+    """`wanted`, if it differs from `shape` in neighbouring dims that are one in either of them; else `shape`."""
+    ends, wanted_ends = (set(accumulate(dims, operator.mul)) for dims in (shape, wanted))
+    is_alike = math.prod(shape) == math.prod(wanted) and (ends <= wanted_ends or wanted_ends <= ends)
+    return wanted if is_alike else shape
+
+
+def _compare_values(before: np.ndarray, after: np.ndarray, computed_in: str | None) -> Distance | None:
+    if computed_in == DRAWN:
+        return None
+    is_text = all(isinstance(one, str) for array in (before, after) for one in array.ravel())
+    if object in (before.dtype, after.dtype) and not is_text:
+        return None
+    return str(before.dtype), compare(before, after, computed_in=computed_in)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerErrors:
+    """A value at which a layer ends, by its name in each model, and how far the second model is off there.
+
+    `layer` is the outermost torch module that the value leaves, or the outermost numbered one (`encoder.layer.0`)
+    if it leaves any; the node itself where the model knows of no modules.
+    """
+
+    layer: str
+    op: str
+    before: str
+    after: str
+    dtype: str
+    errors: Errors
+
+
+@dataclass(frozen=True, slots=True)
+class _Boundary:
+    layer: str
+    op: str
+    depth: int
+    """How many modules it lies in: the outermost layers have the lowest."""
+    pair: Pair
+
+
+def compare_layers(
+    matched: ModelMatching, draws: Sequence[DrawnInputs], bench: Workbench, *, most: int | None = None
+) -> tuple[LayerErrors, ...]:
+    """Run both models on `draws` and compare the floating values at which a layer of the first one ends.
+
+    A layer of which the second model has no such value is left out, and so is a value that has another shape there.
+
+    Args:
+        most: compare at most so many values, those of the outermost layers.
+
+    Raises:
+        StepFailed: onnxruntime refuses one of the models, or stops.
+    """
+    boundaries = list(_boundaries(matched))
+    if most is not None and len(boundaries) > most:
+        chosen = sorted(range(len(boundaries)), key=lambda place: (boundaries[place].depth, place))[:most]
+        boundaries = [boundaries[place] for place in sorted(chosen)]
+    found, _ = measure_pairs(matched, [one.pair for one in boundaries], draws, bench, may_collapse=True)
+    return tuple(
+        LayerErrors(one.layer, one.op, *one.pair, *found[one.pair])
+        for one in boundaries
+        if one.pair in found and "float" in found[one.pair][0] and not found[one.pair][1].why.startswith(UNLIKE)
+    )
+
+
+def _boundaries(matched: ModelMatching) -> Iterator[_Boundary]:
+    """In the order of the first model."""
+    same = matched.same
+    inner = [_main_values(model) for model in (matched.before, matched.after)]
+    counterparts = {
+        same.before.outputs[name]: new for name, new in same.after.outputs.items() if name in same.before.outputs
+    }
+    for new, old in enumerate(same.value_of):
+        if old >= 0 and same.after.names[new] in inner[1]:
+            counterparts.setdefault(old, new)
+    places = [module_path_of(item.node) for item in same.before.items]
+    by_module = any(place is not None and len(place.paths) > 1 for place in places)
+    for item, place in zip(same.before.items, places, strict=True):
+        for value in item.makes:
+            new = counterparts.get(value, ABSENT)
+            if value in same.before.constants or new == ABSENT or same.before.names[value] not in inner[0]:
+                continue
+            pair = (same.before.names[value], same.after.names[new])
+            if not by_module:
+                if not same.before.weights.isdisjoint(item.needs):
+                    yield _Boundary(str(label_of(item.node)), item.node.op_type, 0, pair)
+            elif place is not None and (depth := _depth_left(matched, value, place, places)):
+                yield _Boundary(place.paths[depth], item.node.op_type, depth, pair)
+
+
+def _depth_left(matched: ModelMatching, value: int, place: ModulePath, places: Sequence[ModulePath | None]) -> int:
+    """Which of the modules around a node, counted from the root, is the layer that `value` leaves; 0 for none."""
+    before = matched.same.before
+    if value in before.outputs.values():
+        left = list(range(1, len(place.paths)))
+    else:
+        readers = [reader.paths for user, _ in before.users[value] if (reader := places[user]) is not None]
+        left = [
+            depth
+            for depth, path in enumerate(place.paths[1:], start=1)
+            if any(path not in reader for reader in readers)
+        ]
+    numbered = (depth for depth in left if place.paths[depth].rpartition(".")[2].isdecimal())
+    return next(numbered, left[0] if left else 0)
+
+
+def _main_values(model: DetachedModel) -> set[str]:
+    return {name for node in model.proto.graph.node for name in node.output}
+
+
+UNLIKE: Final = ("shape ", "dtype ")
+"""How a complaint begins about values that do not correspond."""

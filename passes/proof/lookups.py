@@ -14,7 +14,7 @@ from passes.model.bodies import bodies_of
 from passes.model.canonical import RANDOM_OPS
 from passes.model.reads import live_nodes, reads_of
 from passes.model.weights import DetachedModel
-from passes.structures.products import Side, product_of
+from passes.structures.axes import Side, product_of
 from passes.structures.view import GraphView
 
 __all__ = ["OPS", "Lookup", "constant_values", "find_lookups", "rows_by_input", "values_of_inputs"]

@@ -22,7 +22,7 @@ from passes.proof.gauges import Gauges, Readings
 from passes.proof.lookups import Lookup, find_lookups, values_of_inputs
 from passes.proof.pieces import NEW, tensor_of
 from passes.proof.table_match import Cover, Match
-from passes.structures.operand_check import computed_constant
+from passes.structures.projection_check import computed_constant
 
 __all__ = ["Table", "TableCheck", "TablesPart", "tables_of"]
 

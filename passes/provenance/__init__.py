@@ -1,23 +1,25 @@
 """Carry what is known of a node (torch module, source line, name, author) across a pass that drops it.
 
-wiring.py     a model as one flat list of nodes and values, with subgraphs and functions
-same.py       which node after the pass is which one from before it
-weight_readers.py  which lost nodes put the weights of a made product to use
-replaced.py   what a node that the pass made stands for
-places.py     where in the torch module a node lies: read, joined and written in the exporter's own keys
-marks.py      what onnxline writes beside that: author, replaced nodes, later changes
+carry.py           all of it together, on the matching of `passes.matching`
+module_path.py     where in the torch module a node lies: read, joined and written in the exporter's own keys
+annotations.py     what onnxline writes beside that: author, replaced nodes, later changes; and who descends from whom
 weight_origins.py  which of the source's weights a stored tensor was made of, and its name
-names.py      node names given back
-heirs.py      what stands in a later model for nodes of the source
-carry.py      all of it together
 """
 
 from __future__ import annotations
 
+from passes.provenance.annotations import (
+    AUTHOR_KEY,
+    CHANGED_KEY,
+    COUNT_KEY,
+    REPLACED_KEY,
+    Descendants,
+    NodeAnnotations,
+    annotations_of,
+    known_as,
+)
 from passes.provenance.carry import Carrier, carry
-from passes.provenance.heirs import Heirs, known_as
-from passes.provenance.marks import AUTHOR_KEY, CHANGED_KEY, COUNT_KEY, REPLACED_KEY, Marks, marks_of
-from passes.provenance.places import Place, place_of
+from passes.provenance.module_path import ModulePath, module_path_of
 from passes.provenance.weight_origins import form_of, name_weights
 
 __all__ = [
@@ -26,13 +28,13 @@ __all__ = [
     "COUNT_KEY",
     "REPLACED_KEY",
     "Carrier",
-    "Heirs",
-    "Marks",
-    "Place",
+    "Descendants",
+    "ModulePath",
+    "NodeAnnotations",
+    "annotations_of",
     "carry",
     "form_of",
     "known_as",
-    "marks_of",
+    "module_path_of",
     "name_weights",
-    "place_of",
 ]

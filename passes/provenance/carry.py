@@ -1,4 +1,4 @@
-"""The whole of it: match, give back, and mark what is new."""
+"""Carry what is known of nodes across a pass: match, give back, and mark what is new."""
 
 from __future__ import annotations
 
@@ -8,37 +8,49 @@ from typing import Final
 
 from onnx import ModelProto, NodeProto
 
+from passes.matching.graph_index import ABSENT, GraphIndex, NodeMeanings, index_graph
+from passes.matching.match import match
+from passes.matching.node_matching import NodeMatching
+from passes.matching.replacements import Replaced, replacements
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
-from passes.provenance.marks import joined, marks_of, write_marks
-from passes.provenance.match import match
-from passes.provenance.names import restore_names
-from passes.provenance.places import Place, common, place_of, write_place
-from passes.provenance.replaced import Replaced, replacements
-from passes.provenance.same import Same
-from passes.provenance.weight_origins import trace_weights
-from passes.provenance.wiring import ABSENT, Meanings, Wiring, wire
+from passes.provenance.annotations import annotations_of, join_annotations, write_annotations
+from passes.provenance.module_path import ModulePath, common, module_path_of, write_module_path
+from passes.provenance.weight_origins import free_name, trace_weights
 
-__all__ = ["Carrier", "carry"]
+__all__ = ["Carrier", "carry", "restore_names"]
 
 
 class Carrier:
     """Carries along the passes of one run, in which what comes out of one pass goes into the next."""
 
     def __init__(self) -> None:
-        self._meanings: Meanings = {}
-        self._wirings: list[tuple[ModelProto, Wiring]] = []
+        self._meanings: NodeMeanings = {}
+        self._indices: list[tuple[ModelProto, GraphIndex]] = []
 
     def carry(self, before: Subject, after: Subject, author: str) -> None:
         """`passes.provenance.carry`. Changes the graph of `after`."""
-        _carry(self._wired(before), before.model, self._wired(after), after.model, author)
+        same = match(self._index_of(before), self._index_of(after))
+        replaced = replacements(same)
+        news = _mark_new(same, author, replaced)
+        trace_weights(same, (before.model, after.model), author, replaced)
+        survivors = [(new, old) for new, old in enumerate(same.old_of) if old >= 0]
+        for new, old in survivors:
+            _give_back(same, new, old)
+            if _is_changed(same, new, old):
+                node = same.after.items[new].node
+                write_annotations(node, annotations_of(node).changed_by(author))
+                same.after.told.pop(new, None)
+        named = [(same.after.items[new].node, same.before.items[old].node.name) for new, old in survivors]
+        restore_names(named, [same.after.items[new].node for new in sorted(news)])
+        _carry_model(before.model, after.model)
 
-    def _wired(self, subject: Subject) -> Wiring:
+    def _index_of(self, subject: Subject) -> GraphIndex:
         """A model is known again by identity."""
-        found = next((one for proto, one in self._wirings if proto is subject.model.proto), None)
+        found = next((index for proto, index in self._indices if proto is subject.model.proto), None)
         if found is None:
-            found = wire(subject.model, subject.reading, self._meanings)
-            self._wirings = [*self._wirings, (subject.model.proto, found)][-REMEMBERED:]
+            found = index_graph(subject.model, subject.reading, self._meanings)
+            self._indices = [*self._indices, (subject.model.proto, found)][-REMEMBERED:]
         return found
 
 
@@ -55,50 +67,35 @@ def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedM
     return after
 
 
-def _carry(wired: Wiring, before: DetachedModel, wired_after: Wiring, after: DetachedModel, author: str) -> None:
-    same = match(wired, wired_after)
-    replaced = replacements(same)
-    news = _mark_new(same, author, replaced)
-    trace_weights(same, (before, after), author, replaced)
-    survivors = [(new, old) for new, old in enumerate(same.old_of) if old >= 0]
-    for new, old in survivors:
-        _give_back(same, new, old)
-        if _is_changed(same, new, old):
-            node = same.after.items[new].node
-            write_marks(node, marks_of(node).changed_by(author))
-            wired_after.told.pop(new, None)
-    named = [(same.after.items[new].node, same.before.items[old].node.name) for new, old in survivors]
-    restore_names(named, [same.after.items[new].node for new in sorted(news)])
-    _carry_model(before, after)
-
-
-def _mark_new(same: Same, author: str, found: Sequence[Replaced]) -> set[int]:
+def _mark_new(same: NodeMatching, author: str, found: Sequence[Replaced]) -> set[int]:
     """Mark the nodes that the pass made; returns which they are."""
     root = _root(same) if found else None
     for one in found:
         replaced = [same.before.items[old].node for old in one.lost]
         around = [same.before.items[old].node for old in one.around]
-        inside, beside, marks = _common(replaced), _common(around), joined(author, replaced)
+        inside, beside, marks = _common(replaced), _common(around), join_annotations(author, replaced)
         for node in (same.after.items[new].node for new in one.news):
             # What a tool has copied from one of the nodes says less than all of them.
             place = inside or _common([node]) or beside or root
-            write_marks(node, marks)
+            write_annotations(node, marks)
             if place is not None:
-                write_place(node, place, author)
+                write_module_path(node, place, author)
     return {new for one in found for new in one.news}
 
 
-def _common(nodes: Iterable[NodeProto]) -> Place | None:
-    return common(place for place in map(place_of, nodes) if place is not None)
+def _common(nodes: Iterable[NodeProto]) -> ModulePath | None:
+    return common(place for place in map(module_path_of, nodes) if place is not None)
 
 
-def _root(same: Same) -> Place | None:
+def _root(same: NodeMatching) -> ModulePath | None:
     """The model itself; None if nothing is known of torch."""
-    places = (place_of(item.node) for item in same.before.items)
-    return next((Place(one.paths[:1], one.classes[:1], ()) for one in places if one is not None and one.paths), None)
+    places = (module_path_of(item.node) for item in same.before.items)
+    return next(
+        (ModulePath(one.paths[:1], one.classes[:1], ()) for one in places if one is not None and one.paths), None
+    )
 
 
-def _give_back(same: Same, new: int, old: int) -> None:
+def _give_back(same: NodeMatching, new: int, old: int) -> None:
     node, known = same.after.items[new].node, same.before.items[old].node
     if node.metadata_props or node.doc_string:
         has = {entry.key for entry in node.metadata_props}
@@ -114,7 +111,7 @@ def _give_back(same: Same, new: int, old: int) -> None:
     same.after.told[new] = told
 
 
-def _is_changed(same: Same, new: int, old: int) -> bool:
+def _is_changed(same: NodeMatching, new: int, old: int) -> bool:
     """Whether the node was given other attributes, another number of inputs, or other constants."""
     item, old_item = same.after.items[new], same.before.items[old]
     if item.meaning == old_item.meaning:
@@ -123,7 +120,7 @@ def _is_changed(same: Same, new: int, old: int) -> bool:
     return item.settings != old_item.settings or any(_is_other(same, one, other) for one, other in pairs)
 
 
-def _is_other(same: Same, value: int, old_value: int) -> bool:
+def _is_other(same: NodeMatching, value: int, old_value: int) -> bool:
     if ABSENT in (value, old_value):
         return value != old_value
     if value not in same.after.shapes or old_value not in same.before.shapes:
@@ -139,4 +136,24 @@ def _carry_model(before: DetachedModel, after: DetachedModel) -> None:
 
 
 REMEMBERED: Final = 4
-"""Models whose wiring is held: the one that stands, and what was made of it with one and with the other pins."""
+"""Models whose index is held: the one that stands, and what was made of it with one and with the other pins."""
+
+
+def restore_names(survivors: Iterable[tuple[NodeProto, str]], made: Iterable[NodeProto]) -> None:
+    """Rename nodes in place. A survivor, given with its name from before, has it back; a new node makes way for it.
+
+    No name appears twice unless it did before. Nodes without a name stay so.
+    """
+    survivors, made = list(survivors), list(made)
+    taken: set[str] = set()
+    late = []
+    for node, name in survivors:
+        if name:
+            node.name = name
+            taken.add(name)
+        else:
+            late.append(node)
+    for node in (*late, *made):
+        if node.name:
+            node.name = free_name(node.name, taken)
+            taken.add(node.name)

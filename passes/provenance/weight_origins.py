@@ -7,23 +7,21 @@ nobody knows the weight again. So the tensor says what it is, and `name_weights`
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import onnx
 from onnx import GraphProto, TensorProto
 
+from passes.matching.graph_index import ABSENT, TELLING, GraphIndex
+from passes.matching.node_matching import COMMUTATIVE, NodeMatching
+from passes.matching.replacements import PRODUCTS, Replaced
 from passes.model.bodies import bodies_of, every_graph
 from passes.model.weights import DetachedModel
-from passes.provenance.marks import SHOWN, Marks, marks_of, write_marks
-from passes.provenance.names import free_name
-from passes.provenance.replaced import Replaced
-from passes.provenance.same import COMMUTATIVE, Same
-from passes.provenance.weight_readers import PRODUCTS
-from passes.provenance.wiring import ABSENT, TELLING, Wiring
+from passes.provenance.annotations import SHOWN, NodeAnnotations, annotations_of, write_annotations
 
-__all__ = ["FORM_KEY", "form_of", "name_weights", "trace_weights"]
+__all__ = ["FORM_KEY", "form_of", "free_name", "name_weights", "trace_weights"]
 
 FORM_KEY: Final = "onnxline.form"
 """What was done to the weights that a stored tensor was made of: one of `FORMS`; none where it is the weight itself."""
@@ -63,13 +61,13 @@ class _Chain:
 
 
 def trace_weights(
-    same: Same, models: tuple[DetachedModel, DetachedModel], author: str, replaced: Iterable[Replaced]
+    same: NodeMatching, models: tuple[DetachedModel, DetachedModel], author: str, replaced: Iterable[Replaced]
 ) -> None:
     """Write on each initializer after a step what it was made of; what is known of those that stayed is given back."""
     lost_by = {new: one.lost for one in replaced for new in one.news}
     chains: dict[int, _Chain] | None = None
     for value, tensor in same.after.tensors.items():
-        old = _unchanged(same, value)
+        old = _find_unchanged(same, value)
         if old is not None:
             _give_back(tensor, old)
         elif _is_weight(tensor):
@@ -85,7 +83,7 @@ def _is_weight(tensor: TensorProto) -> bool:
     return size >= TELLING or (size > 1 and tensor.data_type not in INTEGERS)
 
 
-def _unchanged(same: Same, value: int) -> TensorProto | None:
+def _find_unchanged(same: NodeMatching, value: int) -> TensorProto | None:
     """The stored tensor from before the step that holds the same; its namesake, if several do."""
     if same.value_of[value] < 0:
         return None
@@ -103,11 +101,13 @@ def _unchanged(same: Same, value: int) -> TensorProto | None:
 def _give_back(tensor: TensorProto, old: TensorProto) -> None:
     known = {entry.key for entry in tensor.metadata_props}
     tensor.metadata_props.extend(entry for entry in old.metadata_props if entry.key not in known)
-    if tensor.name != old.name and marks_of(tensor) == Marks() and _is_weight(old):
-        write_marks(tensor, Marks(replaced=(old.name,), count=1))
+    if tensor.name != old.name and annotations_of(tensor) == NodeAnnotations() and _is_weight(old):
+        write_annotations(tensor, NodeAnnotations(replaced=(old.name,), count=1))
 
 
-def _sources_of(same: Same, value: int, lost_by: Mapping[int, tuple[int, ...]], chains: Mapping[int, _Chain]) -> _Chain:
+def _sources_of(
+    same: NodeMatching, value: int, lost_by: Mapping[int, tuple[int, ...]], chains: Mapping[int, _Chain]
+) -> _Chain:
     """What stood in the place of a new tensor: what its readers read there, else what lost nodes around them read."""
     before, beside = same.before, []
     known = same.value_of[value]
@@ -132,7 +132,7 @@ def _sources_of(same: Same, value: int, lost_by: Mapping[int, tuple[int, ...]], 
     return _Chain(tuple({tensor.name: tensor for tensor in weights}.values()))
 
 
-def _opposite(same: Same, user: int, old: int, position: int) -> list[int]:
+def _opposite(same: NodeMatching, user: int, old: int, position: int) -> list[int]:
     """The constants that a node read before where it reads a new tensor now."""
     item, needs = same.after.items[user], same.before.items[old].needs
     if item.op[1] in COMMUTATIVE:
@@ -143,7 +143,7 @@ def _opposite(same: Same, user: int, old: int, position: int) -> list[int]:
     return [need for need in places if need != ABSENT and need in same.before.constants]
 
 
-def _lost_beside(same: Same, old: int) -> list[int]:
+def _lost_beside(same: NodeMatching, old: int) -> list[int]:
     """The lost nodes that read what a node made, or made what it read."""
     before = same.before
     item = before.items[old]
@@ -152,7 +152,7 @@ def _lost_beside(same: Same, old: int) -> list[int]:
     return [one for one in (*readers, *makers) if one >= 0 and same.lost(one)]
 
 
-def _chains(before: Wiring) -> dict[int, _Chain]:
+def _chains(before: GraphIndex) -> dict[int, _Chain]:
     """Value → the weights that it is computed from, in the order in which they are read; of constants alone."""
     chains = {value: _Chain((tensor,)) for value, tensor in before.tensors.items() if _is_weight(tensor)}
     for item in before.items:
@@ -178,7 +178,7 @@ def _mark(tensor: TensorProto, sources: _Chain, models: tuple[DetachedModel, Det
         names |= dict.fromkeys(_names_of(weight))
         forms.append(form_of(weight))
     is_back = forms == ["transposed", "transposed"] and len(tensor.dims) == 2
-    write_marks(tensor, Marks(author, tuple(names)[:SHOWN], len(names)))
+    write_annotations(tensor, NodeAnnotations(author, tuple(names)[:SHOWN], len(names)))
     kept = [entry for entry in tensor.metadata_props if entry.key != FORM_KEY]
     del tensor.metadata_props[:]
     tensor.metadata_props.extend(kept)
@@ -188,7 +188,7 @@ def _mark(tensor: TensorProto, sources: _Chain, models: tuple[DetachedModel, Det
 
 def _names_of(tensor: TensorProto) -> tuple[str, ...]:
     """The source's initializers that a tensor was made of: itself, if it is one of them."""
-    marks = marks_of(tensor)
+    marks = annotations_of(tensor)
     return marks.replaced or (() if marks.author else (tensor.name,))
 
 
@@ -247,7 +247,7 @@ def name_weights(source: DetachedModel, model: DetachedModel) -> DetachedModel:
     taken = signature | {name for inner in every_graph(graph) for name in _names_in(inner)}
     renamed: dict[str, str] = {}
     for tensor in graph.initializer:
-        sources = marks_of(tensor).replaced
+        sources = annotations_of(tensor).replaced
         if sources and tensor.name not in sources and tensor.name not in settled:
             renamed[tensor.name] = free_name(_name_for(sources, form_of(tensor)), taken)
             taken.add(renamed[tensor.name])
@@ -292,3 +292,12 @@ def _rename(graph: GraphProto, names: dict[str, str]) -> None:
                 _rename(body, {old: new for old, new in names.items() if old not in own})
     for info in graph.output:  # of a body: it may return a value from outside
         info.name = names.get(info.name, info.name)
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """`name`, or where it is taken the first of `name_2`, `name_3`, … that is free."""
+    candidate, number = name, 1
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate

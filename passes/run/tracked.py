@@ -12,7 +12,7 @@ from onnx import ValueInfoProto
 from passes.errors import PolicyError
 from passes.model.weights import DetachedModel
 from passes.policy.policy import Policy
-from passes.structures import Found, Instance, Searches, structure_of
+from passes.structures import Found, Instance, structure_of
 from passes.structures.core_check import lost_cores
 from passes.structures.view import GraphView
 
@@ -116,7 +116,7 @@ def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) 
     kept = policy.kept()
     enforced = dict.fromkeys((*kept, *policy.watched(names)))
     view = GraphView(model)
-    found = {kind: _find(kind, model, view) for kind in dict.fromkeys((*OBSERVED, *enforced))}
+    found = {kind: _find(kind, view) for kind in dict.fromkeys((*OBSERVED, *enforced))}
     for kind, required in kept.items():
         if required and not found[kind].instances:
             raise PolicyError(
@@ -128,11 +128,11 @@ def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) 
     return Watched(instances, frozenset(enforced), frozenset(kept), partly)
 
 
-def _find(kind: str, model: DetachedModel, view: GraphView) -> Found:
+def _find(kind: str, view: GraphView) -> Found:
     structure = structure_of(kind)
     if structure is None:
         raise PolicyError(f"keep: no structure named {kind!r}")
-    return structure.search(view) if isinstance(structure, Searches) else structure.find(model)
+    return structure.search(view)
 
 
 OBSERVED: Final = ("qkv",)

@@ -1,47 +1,231 @@
-"""Attention: softmax(Q·Kᵀ)·V spelled out, or one op."""
+"""Where attention is, by its shape or as one operator: softmax(Q·Kᵀ)·V, other weightings, and linear attention.
+
+A softmax may be spelled with Exp (Reformer). In linear attention nothing is between the two products, which may then
+stand in either order: (Q·Kᵀ)·V is Q·(Kᵀ·V).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from onnx import NodeProto
 
-from passes.structures.sketch import Sketch
-from passes.structures.view import GraphView
+from passes.structures.axes import Product, Side, inputs_with_axis, is_join, product_of
+from passes.structures.candidates import Candidate, find_fused
+from passes.structures.projection import Operand, projections_behind
+from passes.structures.view import GraphView, op_of
 
-__all__ = ["attentions"]
+__all__ = ["Operands", "attention_operands", "attentions"]
 
 
-def attentions(view: GraphView) -> Iterator[Sketch]:
-    for op in ATTENTION_OPS:
-        for node in view.by_op.get(op, ()):
-            yield Sketch(node, (node,), (*(name for name in node.input[:3] if name), node.output[0]))
+def attentions(view: GraphView) -> Iterator[Candidate]:
+    yield from find_fused(view, FUSED_OPS, inputs=3)
     for softmax in view.by_op.get("Softmax", ()):
-        scores = next((up for up in view.upstream(softmax.input[0], BEFORE) if _joins(view, up)), None)
-        context = next((down for down, _ in view.downstream(softmax.output[0], AFTER) if _joins(view, down)), None)
+        scores = next((up for up in view.upstream(softmax.input[0], BEFORE) if _is_joint(view, up)), None)
+        context = next((down for down, _ in view.downstream(softmax.output[0], AFTER) if _is_joint(view, down)), None)
         if scores is not None and context is not None:
             pins = (scores.output[0], softmax.output[0], context.output[0])
-            yield Sketch(context, (scores, softmax, context), pins, far=True)
+            yield Candidate(context, (scores, softmax, context), pins, allow_gaps=True)
 
 
-def _joins(view: GraphView, node: NodeProto) -> bool:
+def _is_joint(view: GraphView, node: NodeProto) -> bool:
     """A product of two computed values. One with a constant is a projection, or mixes heads."""
     operands = [name for name in node.input if name]
     return node.op_type in ("MatMul", "Einsum") and len(operands) == 2 and not view.folded.intersection(operands)
 
 
-ATTENTION_OPS: Final = (
+FUSED_OPS: Final = (
     "Attention",
     *(f"com.microsoft.{name}" for name in ("Attention", "MultiHeadAttention", "GroupQueryAttention")),
 )
 
-_LAYOUT = ("Cast", "CastLike", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Expand", "Slice", "Concat")
 
-BEFORE: Final = frozenset(
-    {*_LAYOUT, *("Add", "Sub", "Mul", "Div", "Where", "Min", "Max", "Clip", "Tanh", "MatMul", "Pad")}
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The values that enter attention as Q, K and V."""
+
+    query: Operand
+    key: Operand
+    value: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class _Joint:
+    """The operand of one product that comes from another: `axis` of `inner` is summed over by `outer`."""
+
+    inner: Product
+    axis: int | None
+    outer: Product
+    side: Side
+
+    @property
+    def far(self) -> Side:
+        """The operand of `inner` at the other end."""
+        return 0 if self.near else 1
+
+    @property
+    def near(self) -> Side:
+        """The operand of `inner` that has the axis which `outer` sums over; the right one if that is not known."""
+        sides = self.inner.sources(self.axis)
+        return sides[0][0] if len(sides) == 1 else 1
+
+    @property
+    def last(self) -> Side:
+        """The operand of `outer` that does not come from `inner`."""
+        return 0 if self.side else 1
+
+    def as_scores(self) -> Operands:
+        """`inner` is Q·Kᵀ: K is the operand with the places that V is summed over."""
+        return Operands(
+            _summed_operand(self.inner, self.far),
+            _summed_operand(self.inner, self.near),
+            _passed_on(self.outer, self.last),
+        )
+
+    def as_context(self) -> Operands:
+        """`inner` is Kᵀ·V: K is the operand with the features that Q is summed over."""
+        return Operands(
+            _summed_operand(self.outer, self.last), _passed_on(self.inner, self.near), _passed_on(self.inner, self.far)
+        )
+
+
+def attention_operands(view: GraphView) -> Iterator[tuple[Operands, ...]]:
+    """For each attention in this graph itself, in order, the ways to read it.
+
+    There are several where scores are a sum: content with content, and content with relative positions.
+    """
+    found: list[tuple[int, tuple[Operands, ...]]] = []
+    taken: set[str] = set()
+    own = {node.output[0] for node in view.own if node.output}
+    for node in view.own:
+        if op_of(node) in ATTENTION_OPS and len(node.input) >= 3 and all(node.input[:3]):
+            features = (Operand(name, -1) for name in node.input[:3])
+            found.append((view.position[node.output[0]], (Operands(*features),)))
+        elif node.op_type in WEIGHTINGS:
+            joints = list(_find_weighted(view, node))
+            taken.update(value for one in joints for value in (one.inner.value, one.outer.value))
+            readings = tuple(dict.fromkeys(one.as_scores() for one in joints))
+            if readings:
+                found.append((view.position[node.output[0]], readings))
+    for product in _joins(view):
+        if product.value in own and product.value not in taken:
+            read = (_linear(view, joint) for joint in _behind(view, product, taken))
+            readings = tuple(one for one in read if one is not None)
+            if readings:
+                found.append((view.position[product.value], readings))
+    for _, readings in sorted(found, key=lambda one: one[0]):
+        yield readings
+
+
+def _find_weighted(view: GraphView, node: NodeProto) -> Iterator[_Joint]:
+    """The products before a weighting, each with one behind it that reads what it weighs."""
+    before, after = (BEFORE, AFTER) if node.op_type in SOFTMAXES else (BEFORE - MIXERS, AFTER - MIXERS)
+
+    def ends(one: NodeProto) -> bool:
+        product = product_of(view, one)
+        return product is not None and is_join(view, product)
+
+    inner = {one.output[0] for one in view.upstream(node.input[0], before, until=ends) if ends(one)}
+    if not inner:
+        return
+    through = before | after | WEIGHTINGS
+    for reader, weights in view.downstream(node.output[0], after, until=ends):
+        outer = product_of(view, reader)
+        if outer is not None and is_join(view, outer):
+            side: Side = 0 if outer.operands[0] == weights else 1
+            for product, axis in _trace(view, weights, outer.contracted(side), through):
+                if product.value in inner:
+                    yield _Joint(product, axis, outer, side)
+
+
+def _joins(view: GraphView) -> list[Product]:
+    products = (product_of(view, node) for node in view.own)
+    return [one for one in products if one is not None and is_join(view, one)]
+
+
+def _behind(view: GraphView, outer: Product, taken: set[str]) -> Iterator[_Joint]:
+    """The products that an operand of `outer` is but for a scale, a mask or a norm."""
+    for side in _SIDES:
+        for inner, axis in _trace(view, outer.operands[side], outer.contracted(side), BETWEEN):
+            if inner.value not in taken:
+                yield _Joint(inner, axis, outer, side)
+
+
+def _trace(
+    view: GraphView, name: str, axis: int | None, through: frozenset[str]
+) -> Iterator[tuple[Product, int | None]]:
+    """The products of two computed values that `name` is made from, each with the axis that its `axis` is there."""
+    seen: set[str] = set()
+    front = [(name, axis)]
+    while front:
+        value, axis = front.pop(0)
+        node = view.producers.get(value)
+        if node is None or node.output[0] in seen or value in view.folded:
+            continue
+        seen.add(node.output[0])
+        product = product_of(view, node)
+        if product is not None and is_join(view, product):
+            yield product, axis
+        elif product is not None and node.op_type in through:  # heads are mixed
+            front.extend((product.operands[side], at) for side, at in product.sources(axis))
+            front.extend((one, None) for one in product.operands)
+        elif node.op_type in through:
+            front.extend(inputs_with_axis(view, node, axis))
+
+
+def _linear(view: GraphView, joint: _Joint) -> Operands | None:
+    """Reads two products with nothing between them, by where the axis comes from that the inner one sums over.
+
+    One of features is made by a projection: Q·Kᵀ. One of places is as old as the data: Kᵀ·V.
+    """
+    scores, context = joint.as_scores(), joint.as_context()
+    if all(projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (scores.query, scores.key)):
+        return scores
+    if all(
+        projections_behind(view, Operand(one.name, one.feature, one.feature)) for one in (context.key, context.value)
+    ):
+        return context
+    return None
+
+
+def _summed_operand(product: Product, side: Side) -> Operand:
+    return Operand(product.operands[side], product.contracted(side), product.free(side))
+
+
+def _passed_on(product: Product, side: Side) -> Operand:
+    return Operand(product.operands[side], product.free(side), product.contracted(side))
+
+
+_SIDES: Final[tuple[Side, Side]] = (0, 1)
+
+ATTENTION_OPS: Final = frozenset({"Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention"})
+"""Operators whose first three inputs are Q, K and V."""
+
+SOFTMAXES: Final = frozenset({"Softmax", "Exp", "QLinearSoftmax"})
+
+WEIGHTINGS: Final = SOFTMAXES | {"Sigmoid", "HardSigmoid", "Relu", "LeakyRelu", "Softplus", "Elu", "Hardmax"}
+"""What makes weights of scores."""
+
+BETWEEN: Final = frozenset(
+    {
+        *("Cast", "CastLike", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Expand", "Flatten"),
+        *("Add", "Sub", "Mul", "Div", "Where", "Dropout", "Split", "Trilu", "QuantizeLinear", "DequantizeLinear"),
+    }
 )
-"""What may stand between Q·Kᵀ and the softmax: scale, mask, bias, soft cap, sinks, heads that are mixed."""
+"""What may stand between the two products of linear attention: a scale, a mask, a decay, the sum over all keys."""
 
-AFTER: Final = frozenset({*_LAYOUT, *("Mul", "Div", "Where", "Dropout", "MatMul", "Add")})
+MIXERS: Final = frozenset({"MatMul", "Einsum"})
+"""Products with weights that mix heads, as talking heads do."""
+
+BEFORE: Final = (
+    BETWEEN
+    | MIXERS
+    | {*("Min", "Max", "Clip", "Tanh", "LogSoftmax", "Concat", "Slice", "Pad", "Gather", "GatherElements")}
+    | {"ScatterND", "ScatterElements"}
+)
+"""What may stand between Q·Kᵀ and the softmax: scale, mask, bias, soft cap, sinks, talking heads, windows."""
+
+AFTER: Final = BETWEEN | MIXERS | {"Slice", "Pad", "Concat", "Pow"}
 """What may stand between the softmax and its product with V."""

@@ -1,25 +1,140 @@
-"""Follow one axis of a value back through the nodes that make it: which axis of which input was it?"""
+"""Which axis of which input an axis of a value was: through products of two operands, and through other nodes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from math import prod
-from typing import Final
+from typing import Final, Literal
 
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
-from passes.structures.view import GraphView
+from passes.structures.view import GraphView, attribute_of, carried_inputs, op_of
 
-__all__ = ["carried_inputs", "inputs_with_axis"]
+__all__ = [
+    "Product",
+    "Side",
+    "axes_of",
+    "inputs_with_axis",
+    "is_join",
+    "product_of",
+]
+
+
+Side = Literal[0, 1]
+"""The left or the right operand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """`node` multiplies two operands; each axis has a letter, as in Einsum.
+
+    Axes that a term does not list stand before its letters, and are the same in all terms. Axes are counted from the
+    end: -1 is the last.
+    """
+
+    node: NodeProto
+    operands: tuple[str, str]
+    terms: tuple[str, str]
+    out: str
+
+    @property
+    def value(self) -> str:
+        return self.node.output[0]
+
+    def contracted(self, side: Side) -> int | None:
+        """The axis of an operand that is summed over."""
+        both = [letter for letter in self.terms[0] if letter in self.terms[1] and letter not in self.out]
+        return _place(self.terms[side], both[-1]) if both else None
+
+    def free(self, side: Side) -> int | None:
+        """The axis of an operand that the result has from it alone, the last of several."""
+        other = self.terms[1 - side]
+        alone = [letter for letter in self.terms[side] if letter not in other and letter in self.out]
+        return _place(self.terms[side], alone[-1]) if alone else None
+
+    def sources(self, axis: int | None) -> tuple[tuple[Side, int | None], ...]:
+        """The operands that have the `axis` of the result, each with the axis that it is there; all if it is not known.
+
+        An axis of both operands is one of the stacked matrices that are multiplied pairwise.
+        """
+        if axis is None:
+            return ((0, None), (1, None))
+        if -axis > len(self.out):
+            return ((0, axis), (1, axis))
+        letter = self.out[axis]
+        found: list[tuple[Side, int | None]] = []
+        for side in SIDES:
+            if letter in self.terms[side]:
+                found.append((side, _place(self.terms[side], letter)))
+        return tuple(found)
+
+
+def product_of(view: GraphView, node: NodeProto) -> Product | None:
+    """`node` as a product of two operands; None if it is something else, or sums over the axes of more of them."""
+    places = OPERAND_PLACES.get(op_of(node))
+    if places is None or len(node.input) <= max(places):
+        return None
+    operands = (node.input[places[0]], node.input[places[1]])
+    if not all(operands):
+        return None
+    if node.op_type == "Einsum":
+        return _einsum(node)
+    if "Conv" in node.op_type:
+        dims = view.dims(operands[1])
+        if dims is None or not 3 <= len(dims) <= 5:
+            return None
+        places_out = "xyz"[: len(dims) - 2]
+        return Product(node, operands, (f"bc{places_out}", f"oc{'uvw'[: len(places_out)]}"), f"bo{places_out}")
+    left = "km" if attribute_of(node, "transA") else "mk"
+    right = "nk" if attribute_of(node, "transB") else "kn"
+    return Product(node, operands, (left, "nkz" if node.op_type == "MatMulNBits" else right), "mn")
+
+
+def is_join(view: GraphView, product: Product) -> bool:
+    """Whether both operands are computed. A product with a constant is a projection, or mixes heads."""
+    return view.folded.isdisjoint(product.operands)
+
+
+def _einsum(node: NodeProto) -> Product | None:
+    """The two operands of an Einsum that share an axis which is summed over; others are factors (linear attention)."""
+    sides, arrow, out = re.sub(r"\s", "", attribute_of(node, "equation").decode()).partition("->")
+    if not arrow:
+        letters = sides.replace(".", "").replace(",", "")
+        out = "".join(sorted(letter for letter in letters if letters.count(letter) == 1))
+    # Letters before an ellipsis stand at places that are not known, and are none of a product of heads.
+    *terms, result = (term.rpartition("...")[2] for term in (*sides.split(","), out))
+    pairs = [
+        (one, other)
+        for one, other in combinations(range(len(terms)), 2)
+        if len(terms) == 2 or set(terms[one]).intersection(terms[other]).difference(result)
+    ]
+    if len(pairs) != 1 or len(terms) != len(node.input):
+        return None
+    (one, other) = pairs[0]
+    return Product(node, (node.input[one], node.input[other]), (terms[one], terms[other]), result)
+
+
+def _place(term: str, letter: str) -> int:
+    return term.rindex(letter) - len(term)
+
+
+SIDES: Final[tuple[Side, Side]] = (0, 1)
+
+OPERAND_PLACES: Final[Mapping[str, tuple[int, int]]] = {
+    **dict.fromkeys(("MatMul", "Gemm", "Einsum", "Conv", "MatMulInteger", "ConvInteger"), (0, 1)),
+    **dict.fromkeys(("QLinearMatMul", "QLinearConv"), (0, 3)),
+    **dict.fromkeys((f"com.microsoft.{name}" for name in ("FusedMatMul", "FusedGemm", "FusedConv")), (0, 1)),
+    **dict.fromkeys((f"com.microsoft.{name}" for name in ("MatMulIntegerToFloat", "DynamicQuantizeMatMul")), (0, 1)),
+    **dict.fromkeys(("com.microsoft.MatMulNBits", "com.microsoft.TransposeMatMul"), (0, 1)),
+    "com.microsoft.QGemm": (0, 3),
+}
+"""Op → the places of its two operands among its inputs."""
+
 
 Dims = Sequence[int | str]
-
-
-def carried_inputs(node: NodeProto) -> list[str]:
-    """The inputs that carry data on, without those that only say how: shapes, indices, conditions, scales."""
-    places = CARRIED.get(node.op_type)
-    names = node.input if places is None else [node.input[at] for at in places if at < len(node.input)]
-    return [name for name in names if name]
 
 
 def inputs_with_axis(view: GraphView, node: NodeProto, axis: int | None) -> Iterator[tuple[str, int | None]]:
@@ -33,7 +148,7 @@ def inputs_with_axis(view: GraphView, node: NodeProto, axis: int | None) -> Iter
 
 
 def _through_transpose(view: GraphView, node: NodeProto, name: str, axis: int) -> int | None:
-    perm = _setting(node, "perm")
+    perm = attribute_of(node, "perm")
     dims = view.dims(name)
     rank = len(perm) if perm else len(dims) if dims is not None else None
     if rank is None or -axis > rank:
@@ -44,7 +159,7 @@ def _through_transpose(view: GraphView, node: NodeProto, name: str, axis: int) -
 
 def _through_squeeze(view: GraphView, node: NodeProto, name: str, axis: int) -> int | None:
     before, after = view.dims(name), view.dims(node.output[0])
-    axes = _axes(view, node)
+    axes = axes_of(view, node)
     if before is None or after is None:
         return axis if axes and all(-axis < -one for one in axes if one < 0) and min(axes) < 0 else None
     inserted = node.op_type == "Unsqueeze"
@@ -60,10 +175,10 @@ def _through_squeeze(view: GraphView, node: NodeProto, name: str, axis: int) -> 
 
 def _through_reshape(view: GraphView, node: NodeProto, name: str, axis: int) -> int | None:
     before, after = view.dims(name), view.dims(node.output[0])
-    return _aligned(before, after, axis) if before is not None and after is not None else None
+    return _align(before, after, axis) if before is not None and after is not None else None
 
 
-def _aligned(before: Dims, after: Dims, axis: int) -> int | None:
+def _align(before: Dims, after: Dims, axis: int) -> int | None:
     """The axis of `before` that an `axis` of `after` is, or is a part of; the last of several that it is made of."""
     most = min(len(before), len(after))
     front = next((at for at in range(most) if before[at] != after[at] or before[at] == ""), most)
@@ -104,8 +219,8 @@ def _through_gather(view: GraphView, node: NodeProto, name: str, axis: int) -> i
     """A Gather puts the axes of its indices in the place of the one that it gathers along."""
     data, indices, after = view.dims(name), view.dims(node.input[1]), view.dims(node.output[0])
     if data is None or indices is None or after is None:
-        return axis if (_setting(node, "axis") or 0) == 0 else None
-    along = (_setting(node, "axis") or 0) % len(data)
+        return axis if (attribute_of(node, "axis") or 0) == 0 else None
+    along = (attribute_of(node, "axis") or 0) % len(data)
     at = len(after) + axis
     if at < along:
         return at - len(data)
@@ -118,28 +233,14 @@ def _same_rank(view: GraphView, node: NodeProto, name: str, axis: int) -> int | 
     return axis if dims is None or -axis <= len(dims) else None
 
 
-def _axes(view: GraphView, node: NodeProto) -> list[int]:
-    given = _setting(node, "axes")
+def axes_of(view: GraphView, node: NodeProto) -> list[int]:
+    """What the attribute or the input `axes` of a node says; empty where it says nothing."""
+    given = attribute_of(node, "axes")
     if given:
-        return given
+        return list(given)
     numbers = view.numbers(node.input[1]) if len(node.input) > 1 and node.input[1] else None
     return [] if numbers is None else [int(number) for number in numbers]
 
-
-def _setting(node: NodeProto, name: str):
-    return next((helper.get_attribute_value(one) for one in node.attribute if one.name == name), None)
-
-
-CARRIED: Final[Mapping[str, tuple[int, ...]]] = {
-    **dict.fromkeys(("CastLike", "Reshape", "Expand", "Slice", "Gather", "Tile", "Squeeze", "Unsqueeze"), (0,)),
-    **dict.fromkeys(("Split", "SplitToSequence", "SequenceAt", "GatherElements", "GatherND", "Pad", "Clip"), (0,)),
-    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "Dropout", "RotaryEmbedding", "PRelu", "Trilu"), (0,)),
-    **dict.fromkeys((f"{name}Normalization" for name in ("Batch", "Layer", "RMS", "SimplifiedLayer")), (0,)),
-    **dict.fromkeys((f"{name}Normalization" for name in ("Group", "Instance", "Lp")), (0,)),
-    **dict.fromkeys(("ScatterElements", "ScatterND"), (0, 2)),
-    "Where": (1, 2),
-}
-"""Op → the places of the inputs that carry data, where these are not all of them."""
 
 RULES: Final[Mapping[str, Callable[[GraphView, NodeProto, str, int], int | None]]] = {
     "Transpose": _through_transpose,

@@ -5,19 +5,32 @@ Shares no code with the finder of modules: it walks back from where the part end
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from onnx import NodeProto
 
 from passes.model.reads import SIZES, live_nodes, reads_of
 from passes.model.weights import DetachedModel
-from passes.structures.base import Crossing, Instance
+from passes.structures.types import Boundary, Instance
 
-__all__ = ["lost_boundaries", "sources_of"]
+__all__ = ["lost_boundaries", "with_sources"]
 
 
-def lost_boundaries(instances: Sequence[Instance], model: DetachedModel) -> dict[tuple[str, str], str]:
-    """(kind, name) → why it is lost, of the `instances` that have a boundary.
+def with_sources(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
+    """`instances` of the exported `model`, each with the graph inputs that its part is computed from past its own."""
+    makers = {name: node for node in model.proto.graph.node for name in node.output}
+    given = {info.name for info in model.proto.graph.input}
+    return tuple(
+        replace(one, boundary=replace(one.boundary, sources=frozenset(_sources(one.boundary, makers, given))))
+        if one.boundary
+        else one
+        for one in instances
+    )
+
+
+def lost_boundaries(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
+    """Name → why it is lost, of the `instances` that have a boundary.
 
     A boundary stands when its values are still there, as they were computed or as they were read, and what lies between
     them is computed from nothing further back.
@@ -32,25 +45,18 @@ def lost_boundaries(instances: Sequence[Instance], model: DetachedModel) -> dict
             continue
         crossings = (*one.boundary.inputs, *one.boundary.outputs)
         missing = [each.value for each in crossings if each.value not in there and not there.issuperset(each.read_as)]
-        past = _sources(one.boundary.outputs, one.boundary.inputs, makers, given) - one.boundary.sources
+        past = _sources(one.boundary, makers, given) - one.boundary.sources
         if missing:
-            reasons[one.kind, one.name] = f"its boundary value {missing[0]!r} is computed no more"
+            reasons[one.name] = f"its boundary value {missing[0]!r} is computed no more"
         elif past:
-            reasons[one.kind, one.name] = f"computed from {min(past)!r} past its boundary"
+            reasons[one.name] = f"computed from {min(past)!r} past its boundary"
     return reasons
 
 
-def sources_of(outputs: Iterable[Crossing], inputs: Iterable[Crossing], model: DetachedModel) -> set[str]:
-    """The graph inputs that `outputs` are computed from without passing through `inputs`."""
-    makers = {name: node for node in model.proto.graph.node for name in node.output}
-    return _sources(outputs, inputs, makers, {info.name for info in model.proto.graph.input})
-
-
-def _sources(
-    outputs: Iterable[Crossing], inputs: Iterable[Crossing], makers: Mapping[str, NodeProto], given: set[str]
-) -> set[str]:
-    seen = {name for one in inputs for name in (one.value, *one.read_as)}
-    front = [name for one in outputs for name in ((one.value,) if one.value in makers else one.read_as)]
+def _sources(boundary: Boundary, makers: Mapping[str, NodeProto], given: set[str]) -> set[str]:
+    """The graph inputs that its outputs are computed from without passing through its inputs."""
+    seen = {name for one in boundary.inputs for name in (one.value, *one.read_as)}
+    front = [name for one in boundary.outputs for name in ((one.value,) if one.value in makers else one.read_as)]
     sources: set[str] = set()
     while front:
         name = front.pop()

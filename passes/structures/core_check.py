@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
@@ -18,13 +19,21 @@ from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 from passes.model.digests import digest_of
 from passes.model.reads import live_nodes
 from passes.model.weights import DetachedModel
-from passes.structures.base import Core, CoreNode, Instance
-from passes.structures.operand_check import computed_constant, constants_of
+from passes.structures.projection_check import computed_constant, constants_of
+from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, Core, CoreNode, Instance
 
-__all__ = ["CAST_TO", "FAR_HOPS", "MOST_COMPUTED", "CoreIndex", "lost_cores"]
+__all__ = ["lost_cores", "with_copies"]
 
-FAR_HOPS: Final = 10
-"""How many nodes may lie between two core nodes that are `far`."""
+
+def with_copies(instances: Sequence[Instance], model: DetachedModel) -> tuple[Instance, ...]:
+    """`instances` of the exported `model`, each with how many nodes there look like its last core node."""
+    if not instances:
+        return ()
+    index = CoreIndex(model)
+    copies = {core: len(index.values_of(core)) for core in {one.core.last for one in instances if one.core}}
+    return tuple(
+        replace(one, core=replace(one.core, copies=copies[one.core.last])) if one.core else one for one in instances
+    )
 
 
 def lost_cores(instances: Sequence[Instance], model: DetachedModel) -> dict[tuple[str, str], str]:
@@ -116,18 +125,18 @@ class CoreIndex:
         return True
 
     def _reads(self, core: CoreNode, wanted: CoreNode, index: int) -> bool:
-        if core.far:
+        if core.allow_gaps:
             before = self._upstream(index)
             return any(self._matches(wanted, up) for op in wanted.ops for up in before.get(op, ()))
         makers = (self._makers.get(self._behind(name)) for name in self._inputs[index])
         return any(maker is not None and self._matches(wanted, maker) for maker in makers)
 
     def _upstream(self, index: int) -> dict[str, list[int]]:
-        """The nodes at most `FAR_HOPS` before a node, by op, nearest first; and none behind a product of two values."""
+        """The nodes at most `MOST_HOPS` before a node, by op, nearest first; none behind a product of two values."""
         if index not in self._before:
             seen, front = {index}, [index]
             found: dict[str, list[int]] = defaultdict(list)
-            for _ in range(FAR_HOPS):
+            for _ in range(MOST_HOPS):
                 front = list({maker for each in front for maker in self._makers_of[each]} - seen)
                 seen.update(front)
                 for maker in front:
@@ -234,14 +243,8 @@ def _op(node: NodeProto) -> str:
 BARRIERS: Final = frozenset({"MatMul", "Einsum", "Gemm", "Softmax"})
 """Ops behind which a core node is not looked for, unless they read weights."""
 
-MOST_COMPUTED: Final = 2**16
-"""Numbers of a tensor that a constant is computed from, for it to be computed here too: scales and biases."""
-
 LARGE: Final = "constant"
 """Stands for the digest of a constant whose numbers are not looked at."""
-
-CAST_TO: Final = ">"
-"""Stands in a digest before the ONNX dtype that the tensor is cast to."""
 
 ARRANGING: Final = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
 """What may stand between a stored weight and its reader. A cast changes its bits, so it is part of the digest."""

@@ -36,7 +36,7 @@ class Matrix:
 
 def matrix_of(view: GraphView, name: str) -> Matrix | None:
     """The matrix that `name` is; None if it is computed from data, or from no stored tensor."""
-    plain = _plain(view, name)
+    plain = _plain_tensor(view, name)
     if plain is not None:
         return Matrix(name, plain, True, (plain,))
     if name not in view.folded:
@@ -54,16 +54,16 @@ def matrix_values(view: GraphView, matrix: Matrix) -> np.ndarray | None:
     nodes = _past(view, matrix.value)
     if not nodes:
         return view.model.array(view.initializers[matrix.value])
+    names = dict.fromkeys(name for node in nodes for name in node.input)
+    if not view.folded.issuperset(names):  # the sizes of a computed value are read, or its type
+        return None
     part = onnx.ModelProto(ir_version=view.model.proto.ir_version, opset_import=view.model.proto.opset_import)
     part.graph.name = "matrix"
     part.graph.node.extend(nodes)
     part.graph.output.append(onnx.ValueInfoProto(name=matrix.value))
-    for name in dict.fromkeys(name for node in nodes for name in node.input if name in view.initializers):
-        part.graph.initializer.append(_whole(view, view.initializers[name]))
-    for name in dict.fromkeys(name for node in nodes for name in node.input):
-        if name and name not in view.folded:  # only its sizes are read, or its type
-            part.graph.input.append(view.types[name])
-            return None
+    part.graph.initializer.extend(
+        _with_data(view, view.initializers[name]) for name in names if name in view.initializers
+    )
     try:
         (values,) = ReferenceEvaluator(part).run(None, {})
     except Exception:  # an operator that the evaluator lacks; then a matrix is known by how it is computed alone
@@ -92,19 +92,13 @@ def is_rotation(view: GraphView, matrix: Matrix) -> bool:
     return bool(np.all(np.abs(product - factor * np.eye(rows.shape[-1])) <= NEARLY * factor))
 
 
-def _plain(view: GraphView, name: str) -> TensorProto | None:
+def _plain_tensor(view: GraphView, name: str) -> TensorProto | None:
     while name not in view.initializers:
         node = view.producers.get(name)
         if node is None:
             return None
-        constant = constant_of(node)
-        if constant is not None:
-            named = TensorProto()
-            named.CopyFrom(constant)
-            named.name = name
-            return named
         if node.op_type not in LAYOUT_OPS:
-            return None
+            return _named_constant(node)
         name = node.input[0]
     return view.initializers[name]
 
@@ -130,15 +124,23 @@ def _leaves(view: GraphView, nodes: list[NodeProto], name: str) -> Iterator[Tens
         if value in view.initializers:
             yield view.initializers[value]
     for node in nodes:
-        constant = constant_of(node)
+        constant = _named_constant(node)
         if constant is not None:
-            named = TensorProto()
-            named.CopyFrom(constant)
-            named.name = node.output[0]
-            yield named
+            yield constant
 
 
-def _whole(view: GraphView, tensor: TensorProto) -> TensorProto:
+def _named_constant(node: NodeProto) -> TensorProto | None:
+    """The tensor of a Constant node, called as its value."""
+    constant = constant_of(node)
+    if constant is None:
+        return None
+    named = TensorProto()
+    named.CopyFrom(constant)
+    named.name = node.output[0]
+    return named
+
+
+def _with_data(view: GraphView, tensor: TensorProto) -> TensorProto:
     """A tensor with its data, which may be detached."""
     return (
         tensor if view.model.weight(tensor) is None else numpy_helper.from_array(view.model.array(tensor), tensor.name)

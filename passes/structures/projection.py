@@ -9,9 +9,8 @@ from typing import Final, Literal
 
 from onnx import NodeProto, TensorProto
 
-from passes.structures.axes import inputs_with_axis
+from passes.structures.axes import Product, Side, inputs_with_axis, product_of
 from passes.structures.matrices import Matrix, is_rotation, matrix_digest, matrix_of
-from passes.structures.products import Product, Side, product_of
 from passes.structures.view import GraphView
 
 __all__ = ["Operand", "Projection", "computed_from", "projections_behind", "without_shared_rotation"]
@@ -71,9 +70,9 @@ def projections_behind(view: GraphView, operand: Operand) -> list[Projection]:
     no projection, but a hidden state, and nothing is found.
     """
     for axis in dict.fromkeys((operand.feature, operand.other)):
-        found = _reached(view, operand.name, axis, HEAD_OPS)
+        found = _reach(view, operand.name, axis, HEAD_OPS)
         if _is_chain(view, found):
-            found = _reached(view, operand.name, axis, HEAD_OPS - NORM_OPS)
+            found = _reach(view, operand.name, axis, HEAD_OPS - NORM_OPS)
         if found:
             return found
     return []
@@ -89,7 +88,7 @@ def without_shared_rotation(
     shared = _digests(view, ones) & _digests(view, others)
     if not shared or {one.value for one in ones} & {one.value for one in others}:
         return ones, others
-    passed = [list(_passed(view, side, shared)) for side in (ones, others)]
+    passed = [list(_behind_shared(view, side, shared)) for side in (ones, others)]
     known = [{one.value for one in side} for side in passed]
     return (ones, others) if not all(known) or known[0] & known[1] else (passed[0], passed[1])
 
@@ -113,16 +112,16 @@ def _digests(view: GraphView, projections: Iterable[Projection]) -> set[str]:
     return {matrix_digest(view, one.matrix) for one in projections}
 
 
-def _passed(view: GraphView, projections: Iterable[Projection], shared: set[str]) -> Iterator[Projection]:
+def _behind_shared(view: GraphView, projections: Iterable[Projection], shared: set[str]) -> Iterator[Projection]:
     found: dict[str, Projection] = {}
     for one in projections:
         is_shared = matrix_digest(view, one.matrix) in shared
-        behind = _reached(view, one.data, one.contracted.feature, HEAD_OPS) if is_shared else [one]
+        behind = _reach(view, one.data, one.contracted.feature, HEAD_OPS) if is_shared else [one]
         found.update((each.value, each) for each in behind or [one])
     yield from found.values()
 
 
-def _reached(view: GraphView, name: str, axis: int | None, through: frozenset[str]) -> list[Projection]:
+def _reach(view: GraphView, name: str, axis: int | None, through: frozenset[str]) -> list[Projection]:
     """The projections that make the `axis` of `name`; one that turns heads does not count, but what it turns."""
     found: dict[str, Projection] = {}
     seen: set[tuple[str, int | None]] = set()
@@ -160,7 +159,7 @@ def _turned_heads(view: GraphView, projection: Projection) -> list[Projection]:
     if not is_rotation(view, projection.matrix):
         return []
     data = projection.contracted
-    behind = _reached(view, data.name, data.feature, HEAD_OPS)
+    behind = _reach(view, data.name, data.feature, HEAD_OPS)
     return behind if behind and all(_columns(view, one) > size[-1] for one in behind) else []
 
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import ClassVar, Final
+from functools import partial
+from itertools import permutations, product
 
-from passes.model.canonical import meanings_of
+import numpy as np
+from onnx import TensorProto, helper
+
+from passes.model.canonical import Meanings, meanings_of
+from passes.model.digests import digest_of
 from passes.model.inlined import with_functions_inlined
-from passes.model.weights import DetachedModel
-from passes.structures.attention_shape import Operands, attention_operands
-from passes.structures.base import Found, Instance, KeptWeight
-from passes.structures.kept_weight import kept_weight
+from passes.model.rounding import Sums, sums_of
+from passes.structures.attention import Operands, attention_operands
+from passes.structures.matrices import Matrix, matrix_values
 from passes.structures.projection import Projection, computed_from, projections_behind, without_shared_rotation
-from passes.structures.qkv_check import lost_projections
-from passes.structures.view import GraphView, module_of
-from passes.structures.wiring_check import bypassed_projections, with_wiring
+from passes.structures.types import Found, Instance, KeptWeight
+from passes.structures.view import PASSING_OPS, GraphView, attribute_of, module_of
 
-__all__ = ["SeparateQKV"]
+__all__ = ["find_separate_qkv"]
+
 
 Triple = tuple[Projection, Projection, Projection]
 
@@ -37,29 +40,20 @@ class Merged:
         return f"{weight.name} ({'×'.join(str(dim) for dim in weight.dims)})"
 
 
-class SeparateQKV:
+def find_separate_qkv(view: GraphView) -> Found:
     """Three projections with a weight of their own each, feeding one attention (MHA, GQA, MQA, cross-attention)."""
-
-    kind: ClassVar[str] = "qkv"
-    what: ClassVar[str] = "separate Q, K and V projections"
-
-    def find(self, model: DetachedModel) -> Found:
-        made = frozenset(name for node in model.proto.graph.node for name in node.output)
-        instances: list[Instance] = []
-        merged: list[Merged] = []
-        others = 0
-        whole = GraphView(with_functions_inlined(model))
-        for view in (whole, *whole.inner_views()):
-            seen = _seen(view)
-            instances += _instances(view, seen.triples, made)
-            merged += seen.merged
-            others += seen.others
-        named = [replace(one, name=one.name or f"attention {at}") for at, one in enumerate(instances)]
-        return Found(with_wiring(named, model), _instead(named, merged, others))
-
-    def lost(self, instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
-        lost = lost_projections(instances, model)
-        return lost | bypassed_projections(instances, model, lost)
+    inlined = with_functions_inlined(view.model)
+    whole = view if inlined is view.model else GraphView(inlined)
+    instances: list[Instance] = []
+    merged: list[Merged] = []
+    others = 0
+    for each in (whole, *whole.inner_views()):
+        seen = _search(each)
+        instances += _instances(each, seen.triples, view.producers.keys())
+        merged += seen.merged
+        others += seen.others
+    named = tuple(replace(one, name=one.name or f"attention {at}") for at, one in enumerate(instances))
+    return Found(named, _instead(named, merged, others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,7 @@ class Seen:
     others: int
 
 
-def _seen(view: GraphView) -> Seen:
+def _search(view: GraphView) -> Seen:
     triples: list[Triple] = []
     merged: list[Merged] = []
     others = 0
@@ -109,7 +103,7 @@ def _read(view: GraphView, readings: Sequence[Operands]) -> Triple | Merged | No
             if len(set(values)) < 3:
                 merged = merged or Merged(key if values.count(key.value) > 1 else query, len(set(values)) == 1)
             elif not _in_turn(view, (query, key, value)):
-                sources = [_source(view, one.data) for one in (query, key, value)]
+                sources = [view.behind(one.data, PASSING_OPS) for one in (query, key, value)]
                 agreement = 2 * (sources[1] == sources[2]) + (sources[0] in sources[1:])
                 triples.append((agreement, (query, key, value)))
     return max(triples, key=lambda one: one[0])[1] if triples else merged
@@ -120,23 +114,16 @@ def _in_turn(view: GraphView, triple: Triple) -> bool:
     return any(computed_from(view, a.node, b.node) for a in triple for b in triple if a is not b)
 
 
-def _source(view: GraphView, name: str) -> str:
-    """The value that `name` is but for its layout and its type."""
-    node = view.producers.get(name)
-    while node is not None and node.op_type in LAYOUT_OPS:
-        name = node.input[0]
-        node = view.producers.get(name)
-    return name
-
-
-def _instances(view: GraphView, triples: Sequence[Triple], made: frozenset[str]) -> list[Instance]:
+def _instances(view: GraphView, triples: Sequence[Triple], made: Set[str]) -> list[Instance]:
     """`made` are the values of the model's own graph that a pin can hold."""
     computed = any(not one.matrix.is_plain for triple in triples for one in triple)
     meanings = meanings_of(view.model) if computed else None
     # Matrices are hashed in each layout that they may be left in, which leaves the interpreter free.
     with ThreadPoolExecutor() as pool:
         weights = list(
-            pool.map(lambda role, one: kept_weight(view, role, one, meanings), *zip(*_with_roles(triples), strict=True))
+            pool.map(
+                lambda role, one: _kept_weight(view, role, one, meanings), *zip(*_with_roles(triples), strict=True)
+            )
         )
     return [
         _instance(view, triple, _told_apart(weights[3 * at : 3 * at + 3]), made) for at, triple in enumerate(triples)
@@ -153,7 +140,7 @@ def _told_apart(weights: Sequence[KeptWeight]) -> tuple[KeptWeight, ...]:
     return tuple(replace(one, digests=frozenset(each for each in one.digests if count[each] == 1)) for one in weights)
 
 
-def _instance(view: GraphView, triple: Triple, weights: tuple[KeptWeight, ...], made: frozenset[str]) -> Instance:
+def _instance(view: GraphView, triple: Triple, weights: tuple[KeptWeight, ...], made: Set[str]) -> Instance:
     module = module_of([projection.node for projection in triple])
     outputs = [projection.value for projection in triple]
     sums = [_behind_bias(view, name) for name in outputs]
@@ -190,7 +177,7 @@ def _instead(apart: Sequence[Instance], merged: Sequence[Merged], others: int) -
         return said or "no attention (no softmax between two matrix products)"
     if not said:
         return ""
-    names = _listed([one.name for one in apart])
+    names = _join_names([one.name for one in apart])
     return f"{_count(len(apart), 'attention block')} with separate Q, K and V ({names}), and {said}"
 
 
@@ -198,7 +185,7 @@ def _without_triple(merged: Sequence[Merged], others: int) -> str:
     said = []
     if merged:
         which = "Q, K and V" if all(one.whole for one in merged) else "Q, K and V, or two of them,"
-        names = _listed([str(one) for one in merged])
+        names = _join_names([str(one) for one in merged])
         said.append(
             f"{_count(len(merged), 'attention block')} whose {which} are one matrix in the source already: {names}"
         )
@@ -211,10 +198,65 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
 
 
-LAYOUT_OPS: Final = frozenset(
-    {"Identity", "Cast", "CastLike", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten"}
-)
+def _kept_weight(view: GraphView, role: str, projection: Projection, meanings: Meanings | None) -> KeptWeight:
+    """The matrix of `projection` in that `role`; `meanings` are those of the exported model, if they are needed.
+
+    A matrix that is computed from stored tensors may be folded into one, by whoever computes in another order. So it
+    is known by its numbers to rounding too.
+    """
+    matrix = projection.matrix
+    if matrix.is_plain:
+        return _with_scale(role, projection, frozenset(_plain_digests(view, matrix)), None)
+    values = matrix_values(view, matrix)
+    digests = set() if values is None else {digest_of(values), *map(digest_of, _transposes(values))}
+    if meanings is not None and matrix.value in meanings.values:
+        digests.add(meanings.values[matrix.value])
+    if _is_quantized(view, matrix):  # it may be multiplied as it is stored, and scaled afterwards
+        digests.add(view.model.digest(matrix.stored))
+        digests.update(view.model.turned_digest(matrix.stored, axes) for axes in _turns(matrix.stored))
+    return _with_scale(role, projection, frozenset(digests), None if values is None else sums_of(values))
+
+
+def _with_scale(role: str, projection: Projection, digests: frozenset[str], rounded: Sums | None) -> KeptWeight:
+    scale = attribute_of(projection.node, "alpha", 1.0)
+    if scale != 1.0:
+        digests = frozenset(f"{digest}*{scale}" for digest in digests)
+    return KeptWeight(role, projection.weight.name, digests, rounded)
+
+
+def _is_quantized(view: GraphView, matrix: Matrix) -> bool:
+    """Whether it is stored in whole numbers, and nothing is cut out of them."""
+    dims = view.dims(matrix.value)
+    whole = matrix.stored.data_type in (TensorProto.INT8, TensorProto.UINT8)
+    return whole and dims is not None and sorted(map(str, dims)) == sorted(map(str, matrix.stored.dims))
+
+
+def _plain_digests(view: GraphView, matrix: Matrix) -> Iterator[str]:
+    """Of the matrix in each type and layout that an optimizer may leave it in."""
+    stored = matrix.stored
+    yield view.model.digest(stored)
+    if view.model.is_unread(stored):  # what it would be in another type cannot be said without a look at it
+        yield from map(partial(view.model.turned_digest, stored), _turns(stored))
+        return
+    array = view.model.array(stored)
+    yield from map(digest_of, _transposes(array))
+    info = view.types.get(matrix.value)
+    if info is not None and info.type.tensor_type.elem_type not in (0, stored.data_type):
+        cast = array.astype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
+        yield from map(digest_of, (cast, *_transposes(cast)))
+
+
+def _turns(stored: TensorProto) -> Iterator[tuple[int, ...]]:
+    """The other orders of its axes."""
+    rank = len(stored.dims)
+    yield from (axes for axes in permutations(range(rank)) if rank <= 3 and axes != tuple(range(rank)))
+
+
+def _transposes(array: np.ndarray) -> list[np.ndarray]:
+    if array.ndim == 3:
+        return [array.transpose(axes) for axes in permutations(range(3)) if axes != (0, 1, 2)]
+    return [array.reshape(array.shape[0], -1).T]

@@ -8,13 +8,13 @@ from typing import Final
 from onnx import NodeProto
 
 from passes.model.reads import reads_of
-from passes.structures.sketch import PRODUCTS, Sketch
+from passes.structures.candidates import PRODUCTS, Candidate
 from passes.structures.view import GraphView, op_of
 
 __all__ = ["residuals"]
 
 
-def residuals(view: GraphView) -> Iterator[Sketch]:
+def residuals(view: GraphView) -> Iterator[Candidate]:
     """Sums of two branches, of which one is the value that the other starts from, or a mere projection of it.
 
     A mask, or a position that is added in every layer, comes before its later sums too. But it is not what the layers
@@ -30,7 +30,7 @@ def residuals(view: GraphView) -> Iterator[Sketch]:
             if start is None or any(past.is_on_the_way(start, inner, branch, begin) for inner, begin in begun.items()):
                 continue
             begun[node.output[0]] = start
-            yield Sketch(node, (node,), (*(view.source(name) for name in node.input), node.output[0]), computed=2)
+            yield Candidate(node, (node,), (*(view.source(name) for name in node.input), node.output[0]), computed=2)
             break
 
 

@@ -1,68 +1,122 @@
-"""`op:Softmax` and `node:layer0_*`: every node of an op, or of a name, is a structure of its own."""
+"""Structures that are chosen by name: nodes by op or name (`op:Softmax`, `node:layer0_*`), and torch modules.
+
+Once found, a name does not count any more: the checkers look for nodes of the same op with the same weights, and for
+the values at which a module begins and ends.
+"""
 
 from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto, ValueInfoProto
 
-from passes.model.weights import DetachedModel
-from passes.structures.base import Found, Instance
-from passes.structures.core_check import lost_cores
-from passes.structures.sketch import Sketch, instances_of
-from passes.structures.view import GraphView, op_of
+from passes.structures.candidates import Candidate, instances_of, pins_at
+from passes.structures.types import Boundary, Crossing, Found, Instance
+from passes.structures.view import PASSING_OPS, GraphView, modules_of
 from passes.suggest import nearest
 
-__all__ = ["ChosenNodes", "name_of", "op_of"]
+__all__ = ["find_modules", "find_nodes", "name_of"]
 
 SHOWN: Final = 6
+"""Names of what is there instead that are written out."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenNodes:
-    """The nodes whose `label` matches the glob `pattern`. Once found, neither counts any more: the checker looks for
-    nodes of the same op with the same weights."""
-
-    kind: str
-    pattern: str
-    label: Callable[[NodeProto], str]
-
-    @property
-    def what(self) -> str:
-        return f"nodes that match {self.kind}"
-
-    def find(self, model: DetachedModel) -> Found:
-        return self.search(GraphView(model))
-
-    def search(self, view: GraphView) -> Found:
-        chosen = [node for node in view.nodes if self._matches(self.label(node))]
-        instances = instances_of(self.kind, map(_alone, chosen), view)
-        return Found(instances, "" if instances else self._instead(view, len(chosen)))
-
-    def lost(self, instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
-        return {name: why for (_, name), why in lost_cores(instances, model).items()}
-
-    def _matches(self, label: str) -> bool:
-        return bool(label) and fnmatch.fnmatchcase(label, self.pattern)
-
-    def _instead(self, view: GraphView, constants: int) -> str:
-        if constants:
-            return f"{constants} of them, but all compute a constant, which may be folded"
-        labels = Counter(label for node in view.nodes if (label := self.label(node)))
-        if not labels:
-            return "nodes without names"
-        there = ", ".join(f"{count} {label}" if count > 1 else label for label, count in labels.most_common(SHOWN))
-        return f"{there}{' …' if len(labels) > SHOWN else ''}{nearest(self.pattern, labels)}"
+def find_nodes(view: GraphView, kind: str, pattern: str, label: Callable[[NodeProto], str]) -> Found:
+    """The nodes whose `label` matches the glob `pattern`, each as a structure by itself."""
+    chosen = [node for node in view.nodes if label(node) and fnmatch.fnmatchcase(label(node), pattern)]
+    alone = (Candidate(node, (node,), (*node.input, *node.output), name=node.name or node.output[0]) for node in chosen)
+    instances = instances_of(kind, alone, view)
+    if instances:
+        return Found(instances)
+    if chosen:
+        return Found((), f"{len(chosen)} of them, but all compute a constant, which may be folded")
+    labels = Counter(name for node in view.nodes if (name := label(node)))
+    there = ", ".join(f"{count} {name}" if count > 1 else name for name, count in labels.most_common(SHOWN))
+    more = " …" if len(labels) > SHOWN else ""
+    return Found((), f"{there}{more}{nearest(pattern, labels)}" if labels else "nodes without names")
 
 
 def name_of(node: NodeProto) -> str:
     return node.name
 
 
-def _alone(node: NodeProto) -> Sketch:
-    """A node as a structure by itself."""
-    return Sketch(node, (node,), (*node.input, *node.output), name=node.name or node.output[0])
+def find_modules(view: GraphView, kind: str, pattern: str) -> Found:
+    """The torch modules whose path matches the glob `pattern`, by the paths that the exporter wrote down.
+
+    What crosses a module's boundary stays a value, so no fusion reaches across. Inside, and among mere layout, passes
+    may work.
+    """
+    inside: dict[str, list[NodeProto]] = {}
+    for node in view.nodes:
+        for path in modules_of(node):
+            inside.setdefault(path, []).append(node)
+    instances = []
+    for path, nodes in inside.items():
+        boundary = _boundary_of(view, nodes) if fnmatch.fnmatchcase(path, pattern) else None
+        if boundary is not None:
+            pins, loose = _pins(view, boundary)
+            instances.append(Instance(kind, path, path, (), pins, loose, boundary=boundary))
+    return Found(tuple(instances), "" if instances else _other_modules(list(inside), pattern))
+
+
+def _other_modules(paths: list[str], pattern: str) -> str:
+    if not paths:
+        return "no torch module paths (torch's exporter writes them with dynamo=True, as pkg.torch.onnx.name_scopes)"
+    if any(fnmatch.fnmatchcase(path, pattern) for path in paths):
+        return "such a module, but it computes nothing from data"
+    shown = [path for path in paths if "." not in path] or paths
+    return f"the modules {', '.join(shown[:SHOWN])}{' …' if len(paths) > SHOWN else ''}{nearest(pattern, paths)}"
+
+
+def _boundary_of(view: GraphView, nodes: list[NodeProto]) -> Boundary | None:
+    """Where the part of the graph that `nodes` are begins and ends; None if it computes nothing but constants."""
+    made = {name for node in nodes for name in node.output}
+    origins = {view.behind(name, PASSING_OPS) for node in nodes for name in node.input if name not in made}
+    # Passes may merge layout across a boundary, so what goes in is taken from before it was rearranged.
+    outputs = _crossings(view, (name for node in nodes for name in node.output), made, inwards=False)
+    inputs = _crossings(view, sorted(origins - made), made, inwards=True)
+    if not outputs:
+        return None
+    return Boundary(inputs, outputs)
+
+
+def _crossings(view: GraphView, values: Iterable[str], made: set[str], *, inwards: bool) -> tuple[Crossing, ...]:
+    """Those of `values` that are data, can be pinned, and are read on the other side, by a node that computes."""
+    crossings = []
+    for name in values:
+        node = view.producers.get(name)
+        is_layout = node is not None and node.op_type in PASSING_OPS
+        if name in view.folded or is_layout or view.dims(name) is None or _is_size(view, name):
+            continue
+        read_as = [read for read, is_inside in _reads(view, name, made) if is_inside == inwards]
+        if read_as:
+            crossings.append(Crossing(name, tuple(dict.fromkeys(read_as))))
+    return tuple(crossings)
+
+
+def _reads(view: GraphView, name: str, made: set[str]) -> Iterator[tuple[str, bool]]:
+    """The values as which `name` is read behind layout, each with whether a node that `made` the part reads it."""
+    if any(name == info.name for info in view.model.proto.graph.output):
+        yield name, False
+    for reader in view.consumers.get(name, []):
+        if reader.op_type in PASSING_OPS and reader.input[0] == name:
+            yield from _reads(view, reader.output[0], made)
+        else:
+            yield name, not made.isdisjoint(reader.output)
+
+
+def _pins(view: GraphView, boundary: Boundary) -> tuple[tuple[ValueInfoProto, ...], tuple[ValueInfoProto, ...]]:
+    """What to hold visible: each value as it is computed or, once that is gone, as it is read."""
+    pairs = [(one.value, read) for one in (*boundary.inputs, *boundary.outputs) for read in one.read_as]
+    known = [pair for pair in pairs if len(pins_at(pair, view)) == len(set(pair))]
+    return tuple(view.types[value] for value, _ in known), tuple(view.types[read] for _, read in known)
+
+
+def _is_size(view: GraphView, name: str) -> bool:
+    """Whole numbers of rank 0 or 1 are sizes and places, which passes compute in other ways."""
+    dims, info = view.dims(name), view.types.get(name)
+    whole = info is not None and info.type.tensor_type.elem_type in (TensorProto.INT64, TensorProto.INT32)
+    return whole and dims is not None and len(dims) < 2

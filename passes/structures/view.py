@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
+from itertools import takewhile
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -15,17 +17,36 @@ from passes.model.bodies import bodies_of
 from passes.model.canonical import RANDOM_OPS
 from passes.model.weights import DetachedModel
 
-__all__ = ["LAYOUT_OPS", "GraphView", "constant_of", "module_of", "modules_of", "op_of"]
+__all__ = [
+    "LAYOUT_OPS",
+    "PASSING_OPS",
+    "GraphView",
+    "attribute_of",
+    "carried_inputs",
+    "constant_of",
+    "module_of",
+    "modules_of",
+    "op_of",
+]
 
-FIRST_INPUT_OPS = frozenset(
-    {"CastLike", "Reshape", "Expand", "Slice", "Gather", "Tile", "Squeeze", "Unsqueeze", "Split", "SplitToSequence"}
-)
-"""Ops whose further inputs say how, and carry no data: torch casts K's scale like Q."""
+CARRIED: Final[Mapping[str, tuple[int, ...]]] = {
+    **dict.fromkeys(("CastLike", "Reshape", "Expand", "Slice", "Gather", "Tile", "Squeeze", "Unsqueeze"), (0,)),
+    **dict.fromkeys(("Split", "SplitToSequence", "SequenceAt", "GatherElements", "GatherND", "Pad", "Clip"), (0,)),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear", "Dropout", "RotaryEmbedding", "PRelu", "Trilu"), (0,)),
+    **dict.fromkeys((f"{name}Normalization" for name in ("Batch", "Layer", "RMS", "SimplifiedLayer")), (0,)),
+    **dict.fromkeys((f"{name}Normalization" for name in ("Group", "Instance", "Lp")), (0,)),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), (0, 2)),
+    "Where": (1, 2),
+}
+"""Op → the places of the inputs that carry data, where these are not all of them."""
 
-LAYOUT_OPS = frozenset({"Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Cast"})
+LAYOUT_OPS = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast"})
+"""Ops that only re-arrange their first input, or change its type."""
 
 SAME_OPS = frozenset({"Identity", "Cast", "CastLike", "Dropout"})
 """Ops whose first output is their first input, as far as a finder is concerned."""
+
+PASSING_OPS = LAYOUT_OPS | SAME_OPS
 
 Stop = Callable[[NodeProto], bool]
 """Says of a node that a walk ends there."""
@@ -119,12 +140,7 @@ class GraphView:
 
     def weight_behind(self, name: str) -> TensorProto | None:
         """The initializer that `name` is, or is a mere re-layout of; None if it is computed."""
-        while name not in self.initializers:
-            node = self.producers.get(name)
-            if node is None or node.op_type not in LAYOUT_OPS:
-                return None
-            name = node.input[0]
-        return self.initializers[name]
+        return self.initializers.get(self.behind(name, LAYOUT_OPS))
 
     def is_constant(self, name: str) -> bool:
         node = self.producers.get(name)
@@ -132,11 +148,19 @@ class GraphView:
 
     def source(self, name: str) -> str:
         """The value that `name` is but for its type: seen through Identity, Cast and Dropout."""
+        return self.behind(name, SAME_OPS)
+
+    def behind(self, name: str, ops: Collection[str]) -> str:
+        """The value that `name` is made of by nothing but nodes of a type in `ops`, along their first inputs."""
         node = self.producers.get(name)
-        while node is not None and node.op_type in SAME_OPS and node.output[0] == name:
+        while node is not None and node.op_type in ops and node.output[0] == name:
             name = node.input[0]
             node = self.producers.get(name)
         return name
+
+    def other_operand(self, node: NodeProto, name: str) -> str:
+        """The operand of a binary `node` that is not `name`."""
+        return node.input[0] if self.source(node.input[1]) == name else node.input[1]
 
     def maker(self, name: str, *ops: str) -> NodeProto | None:
         """The node behind `name`, if it is one of `ops` of the default domain."""
@@ -155,11 +179,8 @@ class GraphView:
 
     def numbers(self, name: str) -> np.ndarray | None:
         """The values of a small constant, seen through layout and casts; None if it is computed or large."""
-        name = self.source(name)
+        name = self.behind(name, PASSING_OPS)
         node = self.producers.get(name)
-        while node is not None and node.op_type in LAYOUT_OPS:
-            name = self.source(node.input[0])
-            node = self.producers.get(name)
         tensor = self.initializers.get(name) if node is None else constant_of(node)
         if tensor is None or np.prod(tensor.dims, dtype=np.int64) > 16:
             return None
@@ -193,8 +214,7 @@ class GraphView:
                 seen.add(node.output[0])
                 yield node
                 if node.op_type in through and not until(node):
-                    carried = node.input[:1] if node.op_type in FIRST_INPUT_OPS else node.input
-                    front.extend(value for value in carried if value)
+                    front.extend(carried_inputs(node))
 
     def downstream(
         self, name: str, through: frozenset[str], until: Stop = lambda _: False
@@ -219,6 +239,18 @@ def op_of(node: NodeProto) -> str:
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
+def carried_inputs(node: NodeProto) -> list[str]:
+    """The inputs that carry data on, without those that only say how: shapes, indices, conditions, scales."""
+    places = CARRIED.get(node.op_type)
+    names = node.input if places is None else [node.input[at] for at in places if at < len(node.input)]
+    return [name for name in names if name]
+
+
+def attribute_of(node: NodeProto, name: str, default: Any = None) -> Any:
+    """The value of an attribute; `default` where the node does not say it."""
+    return next((onnx.helper.get_attribute_value(one) for one in node.attribute if one.name == name), default)
+
+
 def constant_of(node: NodeProto) -> TensorProto | None:
     """The tensor that a Constant node holds; None for another node, and for a Constant of strings or sparse data."""
     if op_of(node) != "Constant":
@@ -233,18 +265,11 @@ def constant_of(node: NodeProto) -> TensorProto | None:
     return None
 
 
-def module_of(nodes: list[onnx.NodeProto]) -> str:
+def module_of(nodes: list[NodeProto]) -> str:
     """The innermost torch module that holds all of `nodes`, from the exporter's metadata; empty if it is not known."""
-    paths = [path for path in map(_module_path, nodes) if path is not None]
-    if not paths or len(paths) < len(nodes):
-        return ""
-    parts = [path.split(".") for path in paths]
-    common = []
-    for column in zip(*parts, strict=False):
-        if len(set(column)) > 1:
-            break
-        common.append(column[0])
-    return ".".join(common)
+    parts = [(modules_of(node) or ("",))[-1].split(".") for node in nodes]
+    alike = takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
+    return ".".join(column[0] for column in alike)
 
 
 def modules_of(node: NodeProto) -> tuple[str, ...]:
@@ -254,11 +279,3 @@ def modules_of(node: NodeProto) -> tuple[str, ...]:
             # The last scope is the call itself, the ones before are modules from the root inwards.
             return tuple(path for path in ast.literal_eval(entry.value)[:-1] if path)
     return ()
-
-
-def _module_path(node: NodeProto) -> str | None:
-    for entry in node.metadata_props:
-        if entry.key == SCOPES_KEY:
-            scopes = ast.literal_eval(entry.value)
-            return scopes[-2] if len(scopes) > 1 else ""
-    return None

@@ -22,7 +22,7 @@ from passes.model.bodies import bodies_of, every_node
 from passes.model.canonical import RANDOM_OPS
 from passes.model.reads import SIZES, live_nodes, reads_of
 from passes.model.weights import DetachedModel
-from passes.structures.base import Instance, Wiring
+from passes.structures.types import Instance, Wiring
 
 __all__ = ["bypassed_projections", "with_wiring"]
 
@@ -98,7 +98,7 @@ class _Joins:
             else:
                 self._near.update(dict.fromkeys(node.output, near))
         self._kept = self.mask_of(kept)
-        self._company = self._counted()
+        self._company = self._count_company()
 
     def mask_of(self, digests: Iterable[str]) -> int:
         """The bits of the matrices with these digests; those that nothing is multiplied with have none."""
@@ -112,7 +112,7 @@ class _Joins:
         bits = {self._bits[digest] for digest in digests if digest in self._bits}
         return tuple(others for bit in bits for others in self._company.get(bit, ()))
 
-    def _counted(self) -> dict[int, list[int]]:
+    def _count_company(self) -> dict[int, list[int]]:
         """By the bit of a kept matrix, for each operand that it comes to how many others do."""
         company: dict[int, list[int]] = defaultdict(list)
         for operand in self._operands:

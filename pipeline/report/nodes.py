@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import NodeProto
 
-from passes.provenance import known_as, marks_of, place_of
+from passes.provenance import annotations_of, known_as, module_path_of
 from passes.structures.view import GraphView
 from pipeline.report.pictures import NodeRow
 from pipeline.report.subgraph import op_label, shape_text
@@ -20,10 +20,10 @@ def node_rows(view: GraphView) -> tuple[NodeRow, ...]:
 
 def _row(node: NodeProto, view: GraphView) -> NodeRow:
     shapes = tuple(_typed(view, name) for name in node.output if name)
-    place = place_of(node)
+    place = module_path_of(node)
     module = None if place is None else place.paths[-1] if place.paths else ""
     inputs, outputs = tuple(filter(None, node.input)), tuple(filter(None, node.output))
-    return NodeRow(known_as(node), op_label(node), shapes, module, marks_of(node).author, inputs, outputs)
+    return NodeRow(known_as(node), op_label(node), shapes, module, annotations_of(node).author, inputs, outputs)
 
 
 def value_types(view: GraphView) -> dict[str, str]:

@@ -7,9 +7,9 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto
 
-from passes.provenance import known_as, marks_of
+from passes.provenance import annotations_of, known_as
 from passes.structures import Instance
-from passes.structures.extent import is_data
+from passes.structures.subgraph import is_data
 from passes.structures.view import GraphView
 from pipeline.report.pictures import Box, BoxKind, Drawing, Wire
 
@@ -79,7 +79,7 @@ class _Sketch:
         told = ", ".join(dict.fromkeys(filter(None, map(self._weight_shape, node.input))))
         detail = told or (self._result(node) if node.op_type in LAYOUT else "")
         role = next(filter(None, roles), "")
-        return Box(BoxKind.NODE, op_label(node), detail, role, marks_of(node).author, known_as(node))
+        return Box(BoxKind.NODE, op_label(node), detail, role, annotations_of(node).author, known_as(node))
 
     def _result(self, node: NodeProto) -> str:
         """`→ 1×197×768`, or `→ 3 × 1×197×768` of a Split into as many."""

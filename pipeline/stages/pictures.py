@@ -8,11 +8,11 @@ from typing import Final
 
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
-from passes.provenance import Heirs
+from passes.provenance import Descendants
 from passes.run.result import PassRow, PassRun, Status
 from passes.step import Step, Workbench
 from passes.structures import Instance
-from passes.structures.extent import between, extent_of
+from passes.structures.subgraph import between, extent_of
 from passes.structures.view import GraphView
 from passes.unkept import without_keep
 from pipeline.report import Drawing, Pictures, StructurePicture
@@ -70,7 +70,7 @@ class _Album:
     final: GraphView
     broken: Mapping[str, tuple[str, DetachedModel]]
     views: dict[int, GraphView] = field(default_factory=dict)
-    heirs: dict[int, Heirs] = field(default_factory=dict)
+    heirs: dict[int, Descendants] = field(default_factory=dict)
     """By the id of a view in this album."""
 
     def picture(self, instance: Instance) -> StructurePicture:
@@ -103,6 +103,6 @@ class _Album:
     def _later(self, instance: Instance, view: GraphView) -> Drawing | None:
         """What stands for `instance` in a later model; None if nothing does."""
         if id(view) not in self.heirs:
-            self.heirs[id(view)] = Heirs(view.nodes)
+            self.heirs[id(view)] = Descendants(view.nodes)
         heirs = self.heirs[id(view)].of(extent_of(instance, self.source))
         return draw(between(heirs, view), view, instance) if heirs else None

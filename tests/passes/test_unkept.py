@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from passes.policy.policy import Policy
-from passes.provenance import Heirs
+from passes.provenance import Descendants
 from passes.recipe.recipe import steps_of
 from passes.run.apply_policy import with_skips
 from passes.step import Workbench, flat
 from passes.structures import structure_of
-from passes.structures.extent import between, extent_of
+from passes.structures.subgraph import between, extent_of
 from passes.structures.view import GraphView
 from passes.unkept import part_of, without_keep
 from tests.passes.models import attention, detached, model_of
@@ -27,7 +27,9 @@ def unkept(bench: Workbench, kind: str, recipe: list[str], skip: tuple[str, ...]
     if found is None:
         return None
     after = GraphView(found.model)
-    return found.broken_by, [node.op_type for node in between(Heirs(after.nodes).of(extent_of(instance, view)), after)]
+    return found.broken_by, [
+        node.op_type for node in between(Descendants(after.nodes).of(extent_of(instance, view)), after)
+    ]
 
 
 @pytest.mark.parametrize(

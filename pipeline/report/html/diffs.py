@@ -10,7 +10,7 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from passes.diff.found import Diff, NodeLabel, Replacement
+from passes.diff.types import Diff, NodeLabel, Replacement
 
 __all__ = ["Entry", "PassDiff", "Section", "read_diff"]
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import ClassVar, Self
-
 import onnx
 
 from passes.bisect import bisect
-from passes.bisect.faults import Run, Sighting
-from passes.bisect.route import Made, Runs, joined, route
+from passes.bisect.faults import Fault, Run, Sighting
+from passes.bisect.replay import Made, Runs, join_blocks, route
 from passes.bisect.search import HIDDEN
 from passes.external.onnxoptimizer import OnnxOptimizerPasses, default_set
 from passes.model.canonical import canonical_digest
@@ -20,29 +16,18 @@ from passes.step import Workbench
 from tests.passes.models import biased_attention, detached, model_of
 
 
-@dataclass(frozen=True)
-class CastWithoutIdentity:
+class CastWithoutIdentity(Fault):
     """A model with a Cast has an Identity, too: broken by who removes Identities, and repaired by who removes Casts."""
 
-    kinds: ClassVar[tuple[str, ...]] = ()
-    absent: str = "nothing"
-    told: str = "a Cast without an Identity"
+    description = "a Cast without an Identity"
+    not_found_message = "nothing"
 
-    def seen(self, made: Made) -> Sighting | None:
+    def observe(self, made: Made) -> Sighting | None:
         ops = {node.op_type for node in made.model.proto.graph.node}
         return Sighting("a Cast is alone") if "Cast" in ops and "Identity" not in ops else None
 
-    def measured(self, model: DetachedModel) -> float | None:
-        return None
-
-    def of_one_step(self, before: DetachedModel, made: Made) -> Self:
-        return self
-
-    def place(self, before: DetachedModel, made: Made) -> Collection[str]:
-        return ()
-
-    def shown(self, part: DetachedModel, run: Run) -> bool:
-        return self.seen(Made(part)) is None and self.seen(run(part)) is not None
+    def reproduces(self, part: DetachedModel, run: Run) -> bool:
+        return self.observe(Made(part)) is None and self.observe(run(part)) is not None
 
 
 TEXT = "g (float[4] x) => (float[4] y) { a = Relu (x) b = Identity (a) c = Cast <to = 1> (b) y = Neg (c) }"
@@ -84,7 +69,7 @@ def test_passes_in_one_call_make_what_they_make_one_at_a_time(bench: Workbench) 
     runs = Runs(bench)
     ends = []
     for together in (True, False):
-        *_, last = route(joined(steps_of(["default"])), source, runs, together=together)
+        *_, last = route(join_blocks(steps_of(["default"])), source, runs, together=together)
         ends.append(canonical_digest(last.made.model))
     assert ends[0] == ends[1] != canonical_digest(source)
     assert runs.count == 1 + len(default_set())

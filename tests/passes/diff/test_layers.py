@@ -9,8 +9,8 @@ import onnx
 
 from passes.diff import compare_layers, compare_numbers, draw_inputs, layers_as_data, layers_text, match_models
 from passes.step import Workbench
-from tests.passes.carried import told
 from tests.passes.models import detached, matrix, model_of
+from tests.passes.provenance.carried import told
 
 BLOCKS = """
 g (float[N, 8] x) => (float[N, 8] y) {{

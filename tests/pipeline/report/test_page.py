@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from passes.diff import diff_as_data
-from passes.diff.found import AttributeChange, Diff, NodeLabel, Replacement
+from passes.diff.types import AttributeChange, Diff, NodeLabel, Replacement
 from passes.proof.numbers import DRAWN
 from passes.run.result import Status, StructureVerdict
 from pipeline.report import SOURCE, Mark, NodeRow, Pictures, diff_folder

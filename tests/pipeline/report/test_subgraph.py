@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from passes.structures import structure_of
-from passes.structures.extent import extent_of
+from passes.structures.subgraph import extent_of
 from passes.structures.view import GraphView
 from pipeline.report import BoxKind, Drawing
 from pipeline.report.nodes import node_rows

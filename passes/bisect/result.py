@@ -1,0 +1,185 @@
+"""What a bisection has found: as data, in words, and for JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from passes.diff.types import NodeLabel
+from passes.model.weights import DetachedModel
+
+__all__ = ["Culprit", "Finding", "Smallest", "finding_as_data", "finding_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The pass at fault.
+
+    `inner` is the pass inside of a composite step that did it; those in `others` do it too, once that one is left out.
+    `place` counts the recipe's steps from 1, `turn` those of a repeat. `lost` are the structures that went at this
+    step. The errors are those of the whole model, before and after the step, if numbers were looked for.
+    """
+
+    step: str
+    source: str
+    inner: str
+    others: tuple[str, ...]
+    place: int
+    turn: int
+    repeats: bool
+    why: str
+    lost: tuple[str, ...] = ()
+    error_before: float | None = None
+    error_after: float | None = None
+
+    @property
+    def name(self) -> str:
+        """As a skip list writes it."""
+        return f"{self.step}/{self.inner}" if self.inner else self.step
+
+
+@dataclass(frozen=True, slots=True)
+class Smallest:
+    """The smallest model, with the nodes that the step takes out of it and puts into it. For a step that breaks down
+    `removed` are all its nodes. `seconds` and `runs` are what it took to make it small."""
+
+    model: DetachedModel
+    removed: tuple[NodeLabel, ...] = ()
+    added: tuple[NodeLabel, ...] = ()
+    changed: tuple[str, ...] = ()
+    """What is otherwise of the nodes that stay: attributes, inputs, stored tensors."""
+    elsewhere: int = 0
+    """Other places at which nodes came or went."""
+    runs: int = 0
+    seconds: float = 0.0
+
+    @property
+    def nodes(self) -> int:
+        return len(self.model.proto.graph.node)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked for, and what was found; without a culprit `nothing` says what is right.
+
+    `runs` counts the pass runs that it took to name the culprit, each one call of a library; `failed` are steps that
+    were left out since they do not run; `notes` say where the answer is less than plain.
+    """
+
+    fault: str
+    steps: int
+    culprit: Culprit | None
+    smallest: Smallest | None
+    nothing: str
+    runs: int
+    seconds: float
+    failed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+MOST: Final = 12
+"""Nodes that are written out."""
+
+MOST_FAILED: Final = 3
+"""Failed steps that are written out."""
+
+
+def finding_text(finding: Finding, file: str = "") -> str:
+    """Some lines; `file` is where the smallest model was written."""
+    return "\n".join(_lines(finding, file)) + "\n"
+
+
+def _lines(finding: Finding, file: str) -> Iterator[str]:
+    culprit = finding.culprit
+    took = f"{_count(finding.runs, 'pass run')}, {finding.seconds:.1f} s"
+    if culprit is None:
+        ran = finding.steps - len(finding.failed)
+        of_all = f" of {finding.steps}" if finding.failed else ""
+        yield f"{finding.nothing}, after {_count(ran, 'step')}{of_all} ({took})"
+    else:
+        yield f"{culprit.name} ({culprit.source}), {_place_text(culprit, finding.steps)}"
+        yield f"  {culprit.why}"
+        if len(culprit.lost) > 1:
+            yield f"  and {len(culprit.lost) - 1} more: {_join_names(culprit.lost[1:])}"
+        if culprit.others:
+            yield f"  without it the same is done by {', '.join(culprit.others)}"
+        if finding.smallest is not None:
+            yield from _fault(finding.smallest)
+        yield f"found in {took}"
+    yield from (f"note: {note}" for note in finding.notes)
+    yield from (f"left out, since it fails: {failed}" for failed in finding.failed[:MOST_FAILED])
+    if len(finding.failed) > MOST_FAILED:
+        yield f"and {len(finding.failed) - MOST_FAILED} more that fail; --crash looks for the first of them"
+    if culprit is not None:
+        yield from _file(finding.smallest, file)
+        names = [culprit.name, *(f"{culprit.step}/{name}" for name in culprit.others)]
+        yield f"what comes next without it: add {' '.join(f'--skip {name}' for name in names)}"
+
+
+def _place_text(culprit: Culprit, steps: int) -> str:
+    turn = f", turn {culprit.turn} of a repeat" if culprit.repeats else ""
+    return f"step {culprit.place} of {steps}{turn}"
+
+
+def _fault(smallest: Smallest) -> Iterator[str]:
+    yield "nodes at fault"
+    for sign, entries in (("-", smallest.removed), ("+", smallest.added), ("~", smallest.changed)):
+        yield from (f"  {sign} {entry}" for entry in entries[:MOST])
+        if len(entries) > MOST:
+            yield f"  {sign} and {len(entries) - MOST} more"
+    if smallest.elsewhere:
+        yield f"  and at {_count(smallest.elsewhere, 'other place')} of it"
+
+
+def _file(smallest: Smallest | None, file: str) -> Iterator[str]:
+    if smallest is None:
+        yield "no smaller model: the step does not show it by itself on what it was given, or there was no time"
+    elif file:
+        took = f"{_count(smallest.runs, 'more run')}, {smallest.seconds:.1f} s"
+        yield f"smallest model: {file}, {_count(smallest.nodes, 'node')} ({took})"
+
+
+def _join_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+def finding_as_data(finding: Finding, file: str = "") -> dict[str, Any]:
+    """The fields of `Finding`; of the smallest model its `file` and the number of its `nodes`. No number is infinite:
+    the word stands for it."""
+    culprit = None
+    if finding.culprit is not None:
+        culprit = {"name": finding.culprit.name, **dataclasses.asdict(finding.culprit)}
+        for key in ("error_before", "error_after"):
+            culprit[key] = _number(culprit[key])
+    return {
+        "fault": finding.fault,
+        "found": culprit is not None,
+        "culprit": culprit,
+        "smallest": None if finding.smallest is None else _smallest_as_data(finding.smallest, file),
+        **{key: getattr(finding, key) for key in ("steps", "nothing", "runs", "seconds", "failed", "notes")},
+    }
+
+
+def _smallest_as_data(smallest: Smallest, file: str) -> dict[str, Any]:
+    removed, added = ([dataclasses.asdict(node) for node in nodes] for nodes in (smallest.removed, smallest.added))
+    return {
+        "file": file,
+        "nodes": smallest.nodes,
+        "removed": removed,
+        "added": added,
+        "changed": smallest.changed,
+        "elsewhere": smallest.elsewhere,
+        "runs": smallest.runs,
+        "seconds": smallest.seconds,
+    }
+
+
+def _number(value: float | None) -> float | str | None:
+    return "Infinity" if value is not None and math.isinf(value) else value

@@ -1,0 +1,186 @@
+"""A diff in words, for a person, and as plain data, for JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from passes.diff.numbers import LayerErrors, Numbers
+from passes.diff.types import Diff, NodeLabel, Replacement
+from passes.proof.numbers import Errors
+
+__all__ = ["diff_as_data", "diff_text", "layers_as_data", "layers_text", "numbers_as_data", "numbers_text", "summary"]
+
+
+MOST: Final = 20
+"""Entries of one kind that are written out."""
+
+MOST_NODES: Final = 6
+"""Nodes on one side of an entry that are written out."""
+
+LONGEST: Final = 240
+"""Characters of one line."""
+
+
+def summary(diff: Diff) -> str:
+    """One line: `12 removed, 1 added, 3 rewired`."""
+    counts = {
+        "removed": len(diff.removed),
+        "added": len(diff.added),
+        "with other attributes": len({one.node for one in diff.attributes}),
+        "rewired": len({one.node for one in diff.rewired}),
+        "of the stored tensors": len(diff.initializers),
+        "of the model itself": len(diff.header),
+        "equal values rewired": len(diff.shared),
+    }
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "no difference"
+
+
+def diff_text(diff: Diff, *, names: bool = False, most: int | None = MOST) -> str:
+    """Sections with an entry a line, `most` of each; with `names` also what was only renamed.
+
+    Args:
+        most: None for all entries, uncut.
+    """
+    return "\n".join(_lines(diff, names, most)) + "\n"
+
+
+def _lines(diff: Diff, names: bool, most: int | None) -> Iterator[str]:
+    yield summary(diff)
+    yield from _section("model", diff.header, most)
+    if diff.replaced:
+        replaced = diff.replaced if most is None else _group_removed(diff.replaced)
+        yield from _section(f"nodes: {_ops(diff.removed, diff.added)}", replaced, most)
+    yield from _section("attributes", diff.attributes, most)
+    yield from _section("inputs of nodes", diff.rewired, most)
+    yield from _section("initializers", diff.initializers, most)
+    yield from _section("which of equal values is read", diff.shared, most)
+    if names:
+        yield from _section("renamed, which is no difference", diff.renamed, most)
+
+
+def _group_removed(replaced: Sequence[Replacement]) -> list[Replacement]:
+    """Nodes that went without a trace as one entry for each operator, behind what came or was replaced."""
+    told, gone = [], dict[str, list[NodeLabel]]()
+    for one in replaced:
+        if one.added or one.stored:
+            told.append(one)
+        else:
+            for node in one.removed:
+                gone.setdefault(node.op, []).append(node)
+    return [*told, *(Replacement(tuple(nodes), ()) for nodes in gone.values())]
+
+
+def _ops(removed: Sequence[NodeLabel], added: Sequence[NodeLabel]) -> str:
+    """`Identity -25, Gemm +1`."""
+    counts = Counter(node.op for node in added)
+    counts.subtract(node.op for node in removed)
+    told = [f"{op} {count:+d}" for op, count in sorted(counts.items()) if count]
+    return ", ".join(told) or "as many of each operator"
+
+
+def _section(title: str, entries: Sequence[object], most: int | None) -> Iterator[str]:
+    if not entries:
+        return
+    yield ""
+    yield title
+    for entry in entries[:most]:
+        yield f"  {_entry(entry, is_cut=most is not None)}"
+    if most is not None and len(entries) > most:
+        yield f"  and {len(entries) - most} more"
+
+
+def _entry(entry: object, *, is_cut: bool) -> str:
+    if not is_cut:
+        return str(entry)
+    text = entry.text(MOST_NODES) if isinstance(entry, Replacement) else str(entry)
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]} … {len(text) - 2 * half} characters … {text[-half:]}"
+
+
+def numbers_text(numbers: Numbers | None, why: str = "", *, most: int | None = MOST, title: str = "numbers") -> str:
+    """How far outputs are apart, and the inner values that are; empty if nothing was run."""
+    if numbers is None:
+        return f"\nno numbers: {why}\n" if why else ""
+    lines = ["", title, *(f"  output {name}: {_distance(errors)}" for name, errors in numbers.outputs.items())]
+    if numbers.values:
+        apart = [one for one in numbers.values if one.errors.max_abs or not one.errors.ok]
+        lines.append(
+            f"  of {len(numbers.values)} values between, {len(numbers.values) - len(apart)} are equal in every bit"
+        )
+        lines.extend(f"  {one.after}: {_distance(one.errors)}" for one in apart[:most])
+        if most is not None and len(apart) > most:
+            lines.append(f"  and {len(apart) - most} more")
+        if numbers.first_apart is not None:
+            lines.append(f"  the first out of tolerance is {numbers.first_apart.after}")
+    lines.extend(f"  {one}" for one in numbers.not_run)
+    if numbers.draws:
+        lines.append(f"  the worst of {'; '.join(numbers.draws)}")
+    return "\n".join(lines) + "\n"
+
+
+def layers_text(layers: Sequence[LayerErrors], *, most: int | None = MOST) -> str:
+    """A table of the layers, in order; where it is cut, those with the largest errors stay."""
+    if not layers:
+        return "\nlayers\n  the models have no value in common at which a layer ends\n"
+    shown = range(len(layers))
+    if most is not None and len(layers) > most:
+        shown = sorted(sorted(shown, key=lambda place: layers[place].errors.sqnr_db)[:most])
+    rows = [("layer", "op", "dtype", "max abs error", "SQNR"), *(_layer_row(layers[place]) for place in shown)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            text.ljust(width) if place < RIGHT else text.rjust(width) for place, (text, width) in enumerate(cells)
+        )
+        for cells in (zip(row, widths, strict=True) for row in rows)
+    ]
+    more = [f"  and {len(layers) - len(shown)} more, with smaller errors"] if len(layers) > len(shown) else []
+    return "\n".join(["", "layers", *(f"  {line.rstrip()}" for line in lines), *more]) + "\n"
+
+
+def _layer_row(one: LayerErrors) -> tuple[str, ...]:
+    sqnr = "equal" if one.errors.sqnr_db == math.inf else f"{one.errors.sqnr_db:.1f} dB"
+    return one.layer or one.before, one.op, one.dtype, f"{one.errors.max_abs:.3g}", sqnr
+
+
+RIGHT: Final = 3
+"""Columns from here on hold numbers."""
+
+
+def _distance(errors: Errors) -> str:
+    if errors.ok and not errors.max_abs:
+        return "equal in every bit"
+    told = f"max error {errors.max_abs:.3g}, relative {errors.max_rel:.3g}, SQNR {errors.sqnr_db:.1f} dB"
+    return told if errors.ok else f"{told}; {errors.why}"
+
+
+def diff_as_data(diff: Diff) -> dict[str, Any]:
+    """The fields of `Diff`, with `different` and the one line `summary`."""
+    return {"different": not diff.is_empty, "summary": summary(diff), **dataclasses.asdict(diff)}
+
+
+def numbers_as_data(numbers: Numbers | None, why: str = "") -> dict[str, Any]:
+    """`outputs` by name and `values` in order; `why_no_numbers` says why there are none."""
+    if numbers is None:
+        return {"why_no_numbers": why}
+    values = [{"before": one.before, "after": one.after, "errors": _errors(one.errors)} for one in numbers.values]
+    outputs = {name: _errors(one) for name, one in numbers.outputs.items()}
+    return {"outputs": outputs, "values": values, "draws": numbers.draws, "not_run": numbers.not_run}
+
+
+def layers_as_data(layers: Sequence[LayerErrors]) -> list[dict[str, Any]]:
+    """The fields of `LayerErrors`, in order."""
+    return [{**dataclasses.asdict(one), "errors": _errors(one.errors)} for one in layers]
+
+
+def _errors(errors: Errors) -> dict[str, Any]:
+    """JSON has no infinity and no NaN; the words stand for them."""
+    return {
+        name: value if not isinstance(value, float) or math.isfinite(value) else str(value).replace("inf", "Infinity")
+        for name, value in dataclasses.asdict(errors).items()
+    }

@@ -1,0 +1,124 @@
+"""Model-level differences: opsets, inputs, outputs, functions, names, and which of equal values is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from onnx import ModelProto, ValueInfoProto
+
+from passes.diff.model_matching import ModelMatching
+from passes.diff.types import HeaderChange, Renaming, label_of
+from passes.matching.graph_index import ABSENT, GraphIndex
+from passes.model.canonical import function_digests
+from passes.model.spelled import spelled_type
+
+__all__ = ["function_changes", "header_changes", "output_changes", "renamings", "sharing_changes"]
+
+
+def function_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
+    """The models' own functions that came, went, or compute something else."""
+    old, new = (
+        function_digests(model, reading)
+        for model, reading in zip((matched.before, matched.after), matched.readings, strict=True)
+    )
+    for name in dict.fromkeys((*old, *new)):
+        if old.get(name) != new.get(name):
+            told = [f"({one[name][:SHOWN]})" if name in one else "" for one in (old, new)]
+            yield HeaderChange(f"function {name}", *told)
+
+
+def output_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
+    """Outputs, by name, that another node makes."""
+    same = matched.same
+    for name, old in same.before.outputs.items():
+        new = same.after.outputs.get(name)
+        if new is not None and not matched.is_same_value(old, new):
+            yield HeaderChange(f"what output {name} is", _maker(same.before, old), _maker(same.after, new))
+
+
+def _maker(wiring: GraphIndex, value: int) -> str:
+    maker = wiring.makers[value]
+    if maker < 0:
+        return wiring.names[value]
+    item = wiring.items[maker]
+    return f"{label_of(item.node)}" + (f", output {item.makes.index(value)}" if len(item.makes) > 1 else "")
+
+
+def sharing_changes(matched: ModelMatching) -> Iterator[HeaderChange]:
+    """What is left to tell of models that are the same node by node: which of several equal values is read."""
+    first, second = matched.readings
+    if first.canonical == second.canonical:
+        return
+    reads = [_reads(wiring) for wiring in (matched.same.before, matched.same.after)]
+    told = [meaning for meaning in reads[0] if meaning in reads[1] and reads[0][meaning][1] != reads[1][meaning][1]]
+    for meaning in told:
+        counts = [", ".join(map(str, one[meaning][1])) for one in reads]
+        yield HeaderChange(f"how often values equal to that of {reads[0][meaning][0]} are read", *counts)
+    if not told:
+        yield HeaderChange("digest", f"({first.canonical[:SHOWN]})", f"({second.canonical[:SHOWN]})")
+
+
+def _reads(wiring: GraphIndex) -> dict[int, tuple[str, list[int]]]:
+    """Meaning → the first value that has it, and how often each of them is read."""
+    found: dict[int, tuple[str, list[int]]] = {}
+    outputs = Counter(wiring.outputs.values())
+    for value, meaning in enumerate(wiring.value_meanings):
+        found.setdefault(meaning, (wiring.names[value], []))[1].append(len(wiring.users[value]) + outputs[value])
+    return {meaning: (name, sorted(counts, reverse=True)) for meaning, (name, counts) in found.items()}
+
+
+SHOWN: Final = 8
+"""Digits of a digest."""
+
+
+def header_changes(before: ModelProto, after: ModelProto) -> Iterator[HeaderChange]:
+    """Inputs and outputs are compared by name, since that is how callers find them, and by their order."""
+    for said in (_versions, _inputs, _outputs):
+        old, new = said(before), said(after)
+        for what in dict.fromkeys((*old, *new)):
+            follows = what.startswith("order") and old.keys() != new.keys()
+            if old.get(what) != new.get(what) and not follows:
+                yield HeaderChange(what, old.get(what, ""), new.get(what, ""))
+
+
+def _versions(model: ModelProto) -> Mapping[str, str]:
+    opsets = {f"opset {entry.domain or 'ai.onnx'}": str(entry.version) for entry in model.opset_import}
+    return {"IR version": str(model.ir_version), **opsets}
+
+
+def _inputs(model: ModelProto) -> Mapping[str, str]:
+    stored = {tensor.name for tensor in model.graph.initializer}
+    found = _signature("input", [info for info in model.graph.input if info.name not in stored])
+    optional = [info for info in model.graph.input if info.name in stored]
+    return {**found, **{f"input {info.name}": f"{spelled_type(info)}, has a default" for info in optional}}
+
+
+def _outputs(model: ModelProto) -> Mapping[str, str]:
+    return _signature("output", list(model.graph.output))
+
+
+def _signature(what: str, infos: list[ValueInfoProto]) -> Mapping[str, str]:
+    types = {f"{what} {info.name}": spelled_type(info) for info in infos}
+    return {**types, f"order of {what}s": ", ".join(info.name for info in infos)}
+
+
+def renamings(matched: ModelMatching) -> Iterator[Renaming]:
+    before, after = matched.same.before, matched.same.after
+    for old, new in matched.pairs():
+        item, old_item = after.items[new], before.items[old]
+        if item.node.name != old_item.node.name:
+            yield Renaming("node", old_item.node.name, item.node.name)
+        for one, other in zip(item.makes, old_item.makes, strict=False):
+            if ABSENT not in (one, other) and after.names[one] != before.names[other]:
+                yield Renaming("value", before.names[other], after.names[one])
+        for one, other in zip(item.needs, old_item.needs, strict=False):
+            if _is_initializer(after, one) and _is_initializer(before, other):
+                is_same = after.value_meanings[one] == before.value_meanings[other]
+                if is_same and after.names[one] != before.names[other]:
+                    yield Renaming("initializer", before.names[other], after.names[one])
+
+
+def _is_initializer(wiring: GraphIndex, value: int) -> bool:
+    return value in wiring.shapes and wiring.makers[value] < 0

@@ -1,0 +1,144 @@
+"""Which nodes, values, inputs and outputs of two models are the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from onnx import GraphProto, ValueInfoProto
+
+from passes.matching.graph_index import ABSENT, NodeMeanings, index_graph
+from passes.matching.match import match
+from passes.matching.node_matching import NodeMatching, is_one_kind, share_name
+from passes.matching.replacements import replacements
+from passes.model.canonical import Reading, read
+from passes.model.spelled import spelled_type
+from passes.model.weights import DetachedModel
+
+__all__ = ["ModelMatching", "match_models", "same_outputs"]
+
+
+@dataclass(frozen=True)
+class ModelMatching:
+    """Two models, and for their nodes and values the counterparts.
+
+    `groups` are the nodes without one, as (places in the model before, places in the one after): nodes that stand in
+    the place of others are in one group.
+    """
+
+    before: DetachedModel
+    after: DetachedModel
+    readings: tuple[Reading, Reading]
+    inputs: Mapping[str, str]
+    """Input of the model after → the input of the model before that it is."""
+    same: NodeMatching
+    groups: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+    @cached_property
+    def old_meanings(self) -> frozenset[int]:
+        """What there is in the model before."""
+        return frozenset(self.same.before.value_meanings)
+
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """Places of the nodes that are in both, as (before, after), in the order of the second model."""
+        return ((old, new) for new, old in enumerate(self.same.old_of) if old >= 0)
+
+    def is_same_value(self, old: int, new: int) -> bool:
+        """Whether both are one value, or follow from nodes that came or went: those are told themselves."""
+        same = self.same
+        known = same.known(new)
+        if same.before.makers[old] < 0 and same.after.makers[new] < 0:  # inputs, and what is stored
+            return same.before.value_meanings[old] == same.after.value_meanings[new]
+        if known >= 0:
+            return known == same.alike(old) or known in self._behind_lost(old)
+        maker = same.after.makers[new]
+        return maker >= 0 and same.old_of[maker] < 0
+
+    def _behind_lost(self, value: int) -> set[int]:
+        """What a value was computed from by nodes that are gone: with them gone, that stands in its place."""
+        same, found, front = self.same, set(), [value]
+        while front:
+            maker = same.before.makers[front.pop()]
+            if maker >= 0 and same.lost(maker):
+                needs = [
+                    one for one in same.before.items[maker].needs if one != ABSENT and same.alike(one) not in found
+                ]
+                found.update(map(same.alike, needs))
+                front.extend(needs)
+        return found
+
+
+def match_models(
+    before: DetachedModel, after: DetachedModel, readings: tuple[Reading, Reading] | None = None
+) -> ModelMatching:
+    """Match two models; `readings` are theirs, if they have been read already."""
+    first, second = readings or (read(before), read(after))
+    inputs = _pair_values(_fed_inputs(before.proto.graph), _fed_inputs(after.proto.graph))
+    meanings: NodeMeanings = {}
+    same = match(index_graph(before, first, meanings), index_graph(after, second, meanings, inputs))
+    groups = _groups(same)
+    for olds, news in groups:
+        _pair(same, olds, news)
+    left = [
+        (tuple(filter(same.lost, olds)), tuple(new for new in news if same.old_of[new] < 0)) for olds, news in groups
+    ]
+    return ModelMatching(before, after, (first, second), inputs, same, tuple(group for group in left if any(group)))
+
+
+def _groups(same: NodeMatching) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Unmatched nodes, those together of which the new ones stand for the same old ones."""
+    found = [(set(one.lost), set(one.news)) for one in replacements(same)]
+    merged: list[tuple[set[int], set[int]]] = []
+    for olds, news in found:
+        apart = []
+        for group in merged:
+            if group[0].isdisjoint(olds):
+                apart.append(group)
+            else:
+                olds, news = olds | group[0], news | group[1]
+        merged = [*apart, (olds, news)]
+    replaced = {old for olds, _ in merged for old in olds}
+    alone = [({old}, set()) for old in same.open_old() if old not in replaced]
+    groups = [(tuple(sorted(olds)), tuple(sorted(news))) for olds, news in (*merged, *alone)]
+    return sorted(groups, key=lambda group: (group[1] or group[0])[0])
+
+
+def _pair(same: NodeMatching, olds: tuple[int, ...], news: tuple[int, ...]) -> None:
+    """A node that stands for one of its own kind, or of its own operator and name, is that one, changed."""
+    kinds: dict[tuple[str, str], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for old in filter(same.lost, olds):
+        kinds[same.before.items[old].op][0].append(old)
+    for new in news:
+        if same.old_of[new] < 0:
+            kinds[same.after.items[new].op][1].append(new)
+    for those, these in kinds.values():
+        if len(those) == len(these) == 1 and _is_one(same, those[0], these[0]):
+            same.claim(these[0], those[0])
+
+
+def _is_one(same: NodeMatching, old: int, new: int) -> bool:
+    item, old_item = same.after.items[new], same.before.items[old]
+    return is_one_kind(same, item, old_item) or share_name(item, old_item)
+
+
+def _fed_inputs(graph: GraphProto) -> list[ValueInfoProto]:
+    """Without those that have a default."""
+    stored = {tensor.name for tensor in graph.initializer}
+    return [info for info in graph.input if info.name not in stored]
+
+
+def same_outputs(before: GraphProto, after: GraphProto) -> Mapping[str, str]:
+    """Output of `after` → output of `before`."""
+    return _pair_values(list(before.output), list(after.output))
+
+
+def _pair_values(olds: list[ValueInfoProto], news: list[ValueInfoProto]) -> dict[str, str]:
+    known = {info.name for info in olds} & {info.name for info in news}
+    old_rest, new_rest = ([info for info in infos if info.name not in known] for infos in (olds, news))
+    found = {info.name: info.name for info in news if info.name in known}
+    if len(old_rest) == len(new_rest):  # else nobody knows which one came, and which went
+        pairs = zip(old_rest, new_rest, strict=True)
+        found |= {new.name: old.name for old, new in pairs if spelled_type(old) == spelled_type(new)}
+    return found

@@ -1,0 +1,205 @@
+"""What differs between two models, as data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+from onnx import NodeProto
+
+from passes.provenance.module_path import module_path_of
+
+__all__ = [
+    "AttributeChange",
+    "Diff",
+    "HeaderChange",
+    "InitializerChange",
+    "InputChange",
+    "NodeLabel",
+    "Renaming",
+    "Replacement",
+    "label_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLabel:
+    """How a node is spoken of: by its name, or its first output where it has none.
+
+    `module` is the path of the torch module that it comes from; empty if none is known.
+    """
+
+    op: str
+    name: str
+    module: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.name}" + (f" ({self.module})" if self.module else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """Nodes of the second model that stand in the place of nodes of the first; on either side there may be none.
+
+    `stored` are initializers of the second model that hold what the removed nodes computed from constants.
+    """
+
+    removed: tuple[NodeLabel, ...]
+    added: tuple[NodeLabel, ...]
+    stored: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, most: int = sys.maxsize) -> str:
+        """In words, with at most so many nodes on each side."""
+        removed, added = (
+            _join_entries(self.removed, most),
+            _join_entries((*self.added, *map(_label_stored, self.stored)), most),
+        )
+        if not removed:
+            return f"added {added}"
+        return f"{removed} → {added}" if added else f"removed {removed}"
+
+
+def _label_stored(name: str) -> str:
+    return f"stored constant {name}"
+
+
+def _join_entries(entries: Sequence[object], most: int) -> str:
+    more = len(entries) - most
+    return ", ".join(map(str, entries[:most])) + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeChange:
+    """`before` or `after` is empty where the node does not say it."""
+
+    node: NodeLabel
+    attribute: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.attribute} {self.before or '(not given)'} → {self.after or '(not given)'}"
+
+
+@dataclass(frozen=True, slots=True)
+class InputChange:
+    """The node reads another value at `position`; the values are called as in their own models, empty for none.
+
+    Behind the inputs come what the bodies of If, Loop and Scan return; `what` says which it is.
+    """
+
+    node: NodeLabel
+    position: int
+    before: str
+    after: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.what} {self.before or '(none)'} → {self.after or '(none)'}"
+
+
+@dataclass(frozen=True, slots=True)
+class InitializerChange:
+    """A stored tensor: `before` or `after`, such as `float32[768,768]`, is empty where there is none.
+
+    `what` says how far two of one type are apart; or in which form the second model holds weights of the first, whose
+    names are `was`. `computed_by` is the node that makes the value in the other model.
+    """
+
+    name: str
+    before: str
+    after: str
+    what: str = ""
+    was: tuple[str, ...] = ()
+    computed_by: str = ""
+
+    def __str__(self) -> str:
+        if self.was:
+            more = f" and {len(self.was) - SHOWN} more" if len(self.was) > SHOWN else ""
+            return f"{', '.join(self.was[:SHOWN])}{more} {self.before}, {self.what} → {self.name} {self.after}"
+        if not self.before:
+            how = f"computed by {self.computed_by} → stored constant" if self.computed_by else "added"
+            return f"{how} {self.name} {self.after}"
+        if not self.after:
+            how = f"stored constant {self.name} {self.before} → computed by {self.computed_by}"
+            removed = f"removed {self.name} {self.before}" + (f", {self.what}" if self.what else "")
+            return how if self.computed_by else removed
+        return f"{self.name} {self.before}" + (f" → {self.after}" if self.before != self.after else f": {self.what}")
+
+
+SHOWN: Final = 6
+"""Names of merged weights that are written out."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderChange:
+    """What a model says of itself: its inputs, outputs, opsets and functions."""
+
+    what: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.before or '(none)'} → {self.after or '(none)'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """`kind` is node, value or initializer."""
+
+    kind: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.before} → {self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What the second model has otherwise than the first. Nodes are named as in the second, lost ones as in the first.
+
+    `renamed` is no difference: nodes are matched by what they compute.
+    """
+
+    replaced: tuple[Replacement, ...] = ()
+    attributes: tuple[AttributeChange, ...] = ()
+    rewired: tuple[InputChange, ...] = ()
+    initializers: tuple[InitializerChange, ...] = ()
+    header: tuple[HeaderChange, ...] = ()
+    shared: tuple[HeaderChange, ...] = ()
+    """Which of several equal values is read, where models are the same node by node."""
+    renamed: tuple[Renaming, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(getattr(self, field.name) for field in fields(self) if field.name != "renamed")
+
+    @property
+    def added(self) -> tuple[NodeLabel, ...]:
+        return tuple(node for one in self.replaced for node in one.added)
+
+    @property
+    def removed(self) -> tuple[NodeLabel, ...]:
+        return tuple(node for one in self.replaced for node in one.removed)
+
+    def __len__(self) -> int:
+        return len(list(self.entries()))
+
+    def entries(self) -> Iterator[object]:
+        """All differences, one by one."""
+        for field in fields(self):
+            if field.name != "renamed":
+                yield from getattr(self, field.name)
+
+
+def label_of(node: NodeProto) -> NodeLabel:
+    place = module_path_of(node)
+    name = node.name or next((name for name in node.output if name), "")
+    op = f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+    return NodeLabel(op, name, place.paths[-1] if place is not None and place.paths else "")

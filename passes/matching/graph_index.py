@@ -1,0 +1,180 @@
+"""A model as one flat list of nodes and values: subgraphs and functions lie in it beside what holds them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
+
+from passes.model.bodies import bodies_of
+from passes.model.canonical import GraphReading, NodeReading, Reading
+from passes.model.weights import DetachedModel
+
+__all__ = ["ABSENT", "TELLING", "GraphIndex", "Item", "NodeMeanings", "index_graph"]
+
+ABSENT: Final = -1
+"""The value id of an optional input that is not given."""
+
+TELLING: Final = 16
+"""Elements from which on a tensor is a weight; smaller ones are shapes, axes and scalars, which many nodes share."""
+
+NodeMeanings = dict[Hashable, int]
+"""Numbers for what things compute. Two wirings that share one can be compared: equal numbers mean equal results."""
+
+
+class Item(NamedTuple):
+    """One node. `needs` are the ids of its inputs, then of what its bodies return; `makes` those of its outputs."""
+
+    node: NodeProto
+    op: tuple[str, str]
+    settings: str
+    """A digest of its op and its attributes, but for the bodies of If, Loop and Scan."""
+    needs: tuple[int, ...]
+    makes: tuple[int, ...]
+    meaning: int
+
+
+class GraphIndex:
+    """All nodes of a model, inner ones before the node that holds them, with who makes and who reads each value.
+
+    Names are looked up once, where they are visible: two branches may use one name for two values.
+    """
+
+    def __init__(self, meanings: NodeMeanings) -> None:
+        self.items: list[Item] = []
+        self.names: list[str] = []
+        """Value id → its name."""
+        self.value_meanings: list[int] = []
+        self.makers: list[int] = []
+        """Value id → index of the item that makes it; -1 for inputs and initializers."""
+        self.users: list[list[tuple[int, int]]] = []
+        """Value id → (index of an item that needs it, position among its needs)."""
+        self.shapes: dict[int, tuple[int, ...]] = {}
+        """Value id → shape, of stored tensors."""
+        self.tensors: dict[int, TensorProto] = {}
+        """Value id → initializer."""
+        self.constants: set[int] = {ABSENT}
+        """Stored tensors, and what is computed from nothing else."""
+        self.weights: set[int] = set()
+        """Those of them that are large enough to tell one node from another."""
+        self.outputs: dict[str, int] = {}
+        self.told: dict[int, bytes] = {}
+        """Index of an item → the metadata and the doc string of its node, as far as they were carried to it: in bytes,
+        since most nodes survive many a pass, and to copy entry by entry takes longer than all else."""
+        self._meanings = meanings
+
+    def intern(self, what: Hashable) -> int:
+        return self._meanings.setdefault(what, len(self._meanings))
+
+    def value(self, name: str, meaning: Hashable) -> int:
+        self.names.append(name)
+        self.value_meanings.append(self.intern(meaning))
+        self.makers.append(-1)
+        self.users.append([])
+        return len(self.names) - 1
+
+    def add(self, item: Item) -> None:
+        index = len(self.items)
+        self.items.append(item)
+        if all(map(self.constants.__contains__, item.needs)):
+            self.constants.update(item.makes)
+            if not self.weights.isdisjoint(item.needs):
+                self.weights.update(item.makes)
+        for position, value in enumerate(item.needs):
+            if value != ABSENT:
+                self.users[value].append((index, position))
+        for place, value in enumerate(item.makes):
+            if value != ABSENT:
+                self.makers[value] = index
+                self.value_meanings[value] = self.intern((item.meaning, place))
+
+    def store(self, value: int, shape: tuple[int, ...]) -> None:
+        self.shapes[value] = shape
+        self.constants.add(value)
+        if math.prod(shape) >= TELLING:
+            self.weights.add(value)
+
+
+def index_graph(
+    model: DetachedModel, reading: Reading, meanings: NodeMeanings, called: Mapping[str, str] = MappingProxyType({})
+) -> GraphIndex:
+    """Index `model`; what its nodes and values mean is numbered in `meanings`, and goes by what they compute from.
+
+    `reading` is that of the model, whose names and metadata may have changed since; `called` says what an input is
+    called in another model that it is to be compared with, where that is another name.
+    """
+    wiring = GraphIndex(meanings)
+    walk = _Walk(wiring, called)
+    values = walk.graph(model.proto.graph, reading.graph, {}, None)
+    wiring.outputs = {info.name: value for info, value in zip(model.proto.graph.output, values, strict=True)}
+    for function, body in zip(model.proto.functions, reading.functions, strict=True):
+        walk.function(function, body)
+    return wiring
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    wiring: GraphIndex
+    called: Mapping[str, str]
+
+    def graph(
+        self, graph: GraphProto, reading: GraphReading, outer: dict[str, int], owner: Hashable
+    ) -> tuple[int, ...]:
+        """Add the nodes of `graph`; returns the ids of its outputs. `owner` says whose body it is."""
+        scope = dict(outer)
+        for index, info in enumerate(graph.input):
+            formal = ("input", self.called.get(info.name, info.name)) if owner is None else (owner, index)
+            scope[info.name] = self.wiring.value(info.name, formal)
+        tensors = {tensor.name: tensor for tensor in graph.initializer}
+        for name, digest in reading.stored:
+            scope[name] = self.wiring.value(name, digest)
+            if name in tensors:
+                self.wiring.store(scope[name], tuple(tensors[name].dims))
+                self.wiring.tensors[scope[name]] = tensors[name]
+        self._nodes(graph.node, reading.nodes, scope)
+        return tuple(self._read(info.name, scope) for info in graph.output)
+
+    def function(self, function: FunctionProto, reading: GraphReading) -> None:
+        key = (function.domain, function.name, getattr(function, "overload", ""))
+        scope = {name: self.wiring.value(name, (key, index)) for index, name in enumerate(function.input)}
+        self._nodes(function.node, reading.nodes, scope)
+
+    def _nodes(self, nodes: Iterable[NodeProto], readings: Sequence[NodeReading], scope: dict[str, int]) -> None:
+        for reading in readings:  # first, since a node may come before one that it reads
+            scope.update({name: self.wiring.value(name, ("made", name)) for name in reading.outputs if name})
+        for node, reading in zip(nodes, readings, strict=True):
+            self._node(node, reading, scope)
+
+    def _node(self, node: NodeProto, reading: NodeReading, scope: dict[str, int]) -> None:
+        wiring = self.wiring
+        meanings = wiring.value_meanings
+        needs = [self._read(name, scope) if name else ABSENT for name in reading.inputs]
+        makes = tuple([scope[name] if name else ABSENT for name in reading.outputs])
+        known = tuple([ABSENT if one == ABSENT else meanings[one] for one in needs])
+        meaning = wiring.intern((reading.says, reading.shape, known))
+        if reading.bodies:
+            bodies = [body for one in sorted(node.attribute, key=_name) for body in bodies_of(one)]
+            for index, (body, inner) in enumerate(zip(bodies, reading.bodies, strict=True)):
+                results = self.graph(body, inner, scope, (meaning, index))
+                needs.extend(results)
+            meaning = wiring.intern((meaning, tuple([meanings[one] for one in needs[len(known) :]])))
+        op = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
+        wiring.add(Item(node, op, reading.says, tuple(needs), makes, meaning))
+        if reading.is_identity:
+            meanings[makes[0]] = known[0]
+        elif reading.constant:
+            meanings[makes[0]] = wiring.intern(reading.constant)
+            wiring.store(makes[0], tuple(node.attribute[0].t.dims))
+
+    def _read(self, name: str, scope: dict[str, int]) -> int:
+        if name not in scope:  # an invalid model is for others to judge
+            scope[name] = self.wiring.value(name, ("missing", name))
+        return scope[name]
+
+
+def _name(attribute: AttributeProto) -> str:
+    return attribute.name

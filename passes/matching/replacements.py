@@ -1,0 +1,247 @@
+"""What a node that a pass made stands for: the lost nodes between what it reads and what its readers read before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Final
+
+from passes.matching.graph_index import ABSENT, Item
+from passes.matching.node_matching import NodeMatching, is_namesake
+
+__all__ = ["PRODUCTS", "Replaced", "find_weight_readers", "replacements"]
+
+
+ASKS_FOR_SHAPE: Final = frozenset({"Shape", "Size"})
+"""What is computed from a shape lies beside the way of the data, and often in another module."""
+
+
+CLUMP: Final = 64
+"""New nodes in one clump up to which each is asked for its own share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What some new nodes stand for, by place in the model before: the lost nodes, and those around them."""
+
+    news: frozenset[int]
+    lost: tuple[int, ...]
+    """Empty where the new nodes only came between."""
+    around: tuple[int, ...]
+
+
+def replacements(same: NodeMatching) -> list[Replaced]:
+    """What the unmatched nodes after the pass replace; each of them is in one entry.
+
+    Claims a node that replaces nothing but its namesake: that is no new one.
+    """
+    found: list[Replaced] = []
+    for clump in _clumps(same):
+        # In a large one a node's own share costs much to find, and would be nearly all of it.
+        shares = [clump] if len(clump) > CLUMP else [{new} for new in sorted(clump)]
+        for share in shares:
+            together = _replaced_by(same, share)
+            products = _products_among(same, together) if len(clump) > 1 else []
+            told = {new for one in products for new in one.news}
+            if share - told:
+                found.append(replace(together, news=together.news - told))
+            found.extend(products)
+    news = [one for one in found if not _is_namesake_alone(same, one)]
+    return [replace(one, lost=tuple(filter(same.lost, one.lost))) for one in news]
+
+
+def _is_namesake_alone(same: NodeMatching, found: Replaced) -> bool:
+    if len(found.news) != 1 or len(found.lost) != 1:
+        return False
+    [new], [old] = found.news, found.lost
+    if not same.lost(old) or not is_namesake(same, new, old):
+        return False
+    same.claim(new, old)
+    return True
+
+
+def _clumps(same: NodeMatching) -> list[set[int]]:
+    """The new nodes, each set of them linked by values that are as new."""
+    clumps: list[set[int]] = []
+    seen: set[int] = set()
+    for new in same.open_new():
+        if new not in seen:
+            clumps.append(_through_new(same, {new}, lambda item: [*_behind(same, item), *_ahead(same, item)]))
+            seen |= clumps[-1]
+    return clumps
+
+
+def _replaced_by(same: NodeMatching, share: set[int]) -> Replaced:
+    items = same.before.items
+    entries = _entries(same, share)
+    exits = {_without_identities(same, value) for value in _exits(same, share)}
+    ends = {equal for value in entries for equal in same.equals(value)}
+    back = _reach(exits - ends, ends, lambda value: _lost_maker(same, value), lambda old: items[old].needs)
+    forth = _reach(ends, exits, lambda value: _lost_readers(same, value), lambda old: items[old].makes)
+    makers = (same.before.makers[value] for value in entries)
+    readers = (user for value in exits for user, _ in same.before.users[value])
+    around = {old for old in (*makers, *readers) if old >= 0}
+    return Replaced(frozenset(share), tuple(sorted(back & forth or back)), tuple(sorted(around)))
+
+
+def _products_among(same: NodeMatching, found: Replaced) -> list[Replaced]:
+    """Those of the new nodes that are products of weights, each with the lost nodes that had to do with these alone.
+
+    The other new nodes of its clump stand for what lies before and behind it: a Reshape for the Reshape in front.
+    """
+    products = []
+    for new in sorted(found.news):
+        item = same.after.items[new]
+        if item.op[1] not in PRODUCTS:
+            continue
+        readers = find_weight_readers(same, item, among=set(found.lost))
+        if readers:
+            lost = [old for old in found.lost if old in readers or _feeds_constant(same, old, readers)]
+            products.append(Replaced(frozenset({new}), tuple(lost), found.around))
+    return products
+
+
+def _feeds_constant(same: NodeMatching, old: int, readers: set[int]) -> bool:
+    """Whether a node makes a constant that one of `readers` needs, such as a transposed weight."""
+    before = same.before
+    front = [value for value in before.items[old].makes if value in before.constants]
+    while front:
+        for user, _ in before.users[front.pop()]:
+            if user in readers:
+                return True
+            front.extend(value for value in before.items[user].makes if value in before.constants)
+    return False
+
+
+def _without_identities(same: NodeMatching, old_value: int) -> int:
+    """The value before the lost nodes that only passed it on: nothing has to stand for them."""
+    maker = same.before.makers[old_value]
+    while maker >= 0 and same.lost(maker):
+        passed = same.before.items[maker].needs
+        if not passed or passed[0] == ABSENT or same.alike(passed[0]) != same.alike(old_value):
+            break
+        old_value = passed[0]
+        maker = same.before.makers[old_value]
+    return old_value
+
+
+def _entries(same: NodeMatching, share: set[int]) -> set[int]:
+    """The old values that new nodes read, if need be through others."""
+    places = _through_new(same, share, lambda item: _behind(same, item))
+    read = (value for place in places for value in same.after.items[place].needs if value != ABSENT)
+    return {same.value_of[value] for value in read if same.value_of[value] >= 0}
+
+
+def _exits(same: NodeMatching, share: set[int]) -> set[int]:
+    """The old values in whose place new nodes put something, if need be through others."""
+    after = same.after
+    places = _through_new(same, share, lambda item: _ahead(same, item))
+    made = {value for place in places for value in after.items[place].makes if value != ABSENT}
+    found = {same.value_of[value] for value in made if same.value_of[value] >= 0}
+    for user, position in (pair for value in made if same.value_of[value] < 0 for pair in after.users[value]):
+        needs = same.before.items[same.old_of[user]].needs if same.old_of[user] >= 0 else ()
+        if len(needs) == len(after.items[user].needs) and needs[position] != ABSENT:
+            found.add(needs[position])
+    return found
+
+
+def _behind(same: NodeMatching, item: Item) -> list[int]:
+    """What makes the unknown values that a node reads."""
+    makers = (same.after.makers[value] for value in item.needs if value != ABSENT and same.value_of[value] < 0)
+    return [maker for maker in makers if maker >= 0]
+
+
+def _ahead(same: NodeMatching, item: Item) -> list[int]:
+    """What reads the unknown values that a node makes."""
+    unknown = (value for value in item.makes if value != ABSENT and same.value_of[value] < 0)
+    return [user for value in unknown for user, _ in same.after.users[value]]
+
+
+def _through_new(same: NodeMatching, start: set[int], onwards: Callable[[Item], Iterable[int]]) -> set[int]:
+    seen, front = set(start), list(start)
+    while front:
+        for place in onwards(same.after.items[front.pop()]):
+            if place not in seen and same.old_of[place] < 0:
+                seen.add(place)
+                front.append(place)
+    return seen
+
+
+def _reach(
+    start: Iterable[int],
+    stop: set[int],
+    nodes_at: Callable[[int], Iterable[int]],
+    values_at: Callable[[int], Iterable[int]],
+) -> set[int]:
+    """Nodes of the model before that are reached from the values `start` without passing a value in `stop`."""
+    seen: set[int] = set()
+    front = list(start)
+    while front:
+        for old in nodes_at(front.pop()):
+            if old not in seen:
+                seen.add(old)
+                front.extend(value for value in values_at(old) if value != ABSENT and value not in stop)
+    return seen
+
+
+def _lost_maker(same: NodeMatching, value: int) -> list[int]:
+    maker = same.before.makers[value]
+    return [maker] if maker >= 0 and same.lost(maker) else []
+
+
+def _lost_readers(same: NodeMatching, value: int) -> list[int]:
+    """But for those that only ask for its shape."""
+    readers = [user for user, _ in same.before.users[value] if same.lost(user)]
+    return [user for user in readers if same.before.items[user].op[1] not in ASKS_FOR_SHAPE]
+
+
+PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+"""Ops that may take in a bias, and as a rule nothing else. What another op takes in, its weights do not tell."""
+
+
+def find_weight_readers(same: NodeMatching, item: Item, among: AbstractSet[int] | None = None) -> set[int]:
+    """The lost nodes that read the weights of `item`, a node after the pass; empty where it is not certain which.
+
+    A weight tells that if one node reads it, under any of its names: layers may share it, and a pass makes one of
+    equal ones, such as biases of zeros. Of the readers of the others it is the one beside those that are certain.
+    Only nodes `among` these come into question, if it is given.
+    """
+    weights = (same.value_of[value] for value in item.needs if value in same.after.weights)
+    readings = [_readers_of(same, value) for value in weights if value >= 0]
+    if among is not None:
+        readings = [readers & among for readers in readings]
+    certain = {old for readers in readings if len(readers) == 1 for old in readers}
+    found = set(certain)
+    for readers in readings:
+        beside = {old for old in readers if old in certain or any(_is_beside(same, old, one) for one in certain)}
+        if len(beside) != 1:
+            return set()
+        found |= beside
+    return found if all(map(same.lost, found)) else set()
+
+
+def _readers_of(same: NodeMatching, old_value: int) -> set[int]:
+    """The nodes that put a weight to use, by whatever name; a node that makes another constant of it is passed by."""
+    before = same.before
+    found: set[int] = set()
+    seen: set[int] = set()
+    front = [old_value]
+    while front:
+        for value in same.equals(front.pop()):
+            if value in seen:
+                continue
+            seen.add(value)
+            for user, _ in before.users[value]:
+                made = [one for one in before.items[user].makes if one != ABSENT]
+                if all(one in before.constants for one in made):
+                    front.extend(made)
+                else:
+                    found.add(user)
+    return found
+
+
+def _is_beside(same: NodeMatching, old: int, other: int) -> bool:
+    """Whether one of the two nodes reads what the other one makes."""
+    one, two = same.before.items[old], same.before.items[other]
+    return not set(one.makes).isdisjoint(two.needs) or not set(two.makes).isdisjoint(one.needs)

@@ -1,0 +1,231 @@
+"""From what a finder has seen to instances: names, weights, pins, and the core that the checker will look for."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper
+
+from passes.model.digests import digest_of
+from passes.structures.matrices import matrix_of, matrix_values
+from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, Core, CoreNode, Found, Instance, KeptWeight
+from passes.structures.view import LAYOUT_OPS, PASSING_OPS, GraphView, attribute_of, constant_of, module_of, op_of
+
+__all__ = ["PRODUCTS", "Candidate", "find_by_shape", "find_fused", "instances_of", "pins_at"]
+
+PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Conv", "com.microsoft.FusedMatMul"})
+"""Ops that may stand for one another, as long as the matrix is the same: optimizers turn MatMul and Add into Gemm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One structure as a finder sees it.
+
+    `nodes` make it what it is, the `last` of them makes its value. `pins` names values to hold visible. `computed` is
+    how many inputs of `last` have to be computed. `allow_gaps`: other nodes may lie between the core nodes.
+    """
+
+    last: NodeProto
+    nodes: tuple[NodeProto, ...]
+    pins: tuple[str, ...]
+    name: str = ""
+    computed: int = 0
+    allow_gaps: bool = False
+
+    @property
+    def value(self) -> str:
+        return next(name for name in self.last.output if name)
+
+
+def find_fused(view: GraphView, ops: Iterable[str], inputs: int = 1) -> Iterator[Candidate]:
+    """Each node of one of `ops`, which are the whole structure, with its first `inputs` and its output as pins."""
+    for op in ops:
+        for node in view.by_op.get(op, ()):
+            yield Candidate(node, (node,), (*filter(None, node.input[:inputs]), node.output[0]))
+
+
+def find_by_shape(
+    view: GraphView, kind: str, what: str, candidates: Iterable[Candidate], related: Sequence[str]
+) -> Found:
+    """The `candidates` as instances of `kind`; or that there is no `what`, but ops that are `related`."""
+    instances = instances_of(kind, candidates, view)
+    ops = {op: len(nodes) for op, nodes in view.by_op.items()}
+    there = {op: ops[op] for op in related if op in ops} or dict(Counter(ops).most_common(5))
+    instead = f"no {what}, but " + ", ".join(f"{count} {op}" for op, count in there.items())
+    return Found(instances, "" if instances else instead)
+
+
+def instances_of(kind: str, candidates: Iterable[Candidate], view: GraphView) -> tuple[Instance, ...]:
+    """Instances of all candidates, one for each value, but those that compute a constant: to fold one is no loss."""
+    by_value = {candidate.value: candidate for candidate in candidates if candidate.value not in view.folded}
+    kept = list(by_value.values())
+    if not kept:
+        return ()
+    modules = [module_of(list(candidate.nodes)) for candidate in kept]
+    names = _unique_names([candidate.name or module or kind for candidate, module in zip(kept, modules, strict=True)])
+    builder = _Builder(view)
+    return tuple(
+        Instance(
+            kind,
+            name,
+            module,
+            builder.weights(candidate),
+            pins_at(candidate.pins, view),
+            core=Core(builder.core(candidate), candidate.value),
+        )
+        for candidate, name, module in zip(kept, names, modules, strict=True)
+    )
+
+
+def _unique_names(names: Sequence[str]) -> list[str]:
+    """The same names, the second and later of the same with a number behind: `layers.0`, `layers.0 #2`."""
+    count: Counter[str] = Counter()
+    unique = []
+    for name in names:
+        count[name] += 1
+        unique.append(name if count[name] == 1 else f"{name} #{count[name]}")
+    return unique
+
+
+def pins_at(names: Iterable[str], view: GraphView) -> tuple[ValueInfoProto, ...]:
+    """The types of those values that can be pinned: computed ones, whose type and rank are known."""
+    made = (name for name in dict.fromkeys(names) if name in view.producers and name not in view.folded)
+    return tuple(view.types[name] for name in made if view.dims(name) is not None)
+
+
+class _Builder:
+    def __init__(self, view: GraphView) -> None:
+        self._view = view
+        self._digests: dict[tuple[str, bool], frozenset[str]] = {}
+
+    def core(self, candidate: Candidate) -> CoreNode:
+        members = {node.output[0]: node for node in candidate.nodes}
+        return replace(self._core(candidate.last, members, candidate.allow_gaps), computed=candidate.computed)
+
+    def weights(self, candidate: Candidate) -> tuple[KeptWeight, ...]:
+        return tuple(self._kept_weights(candidate.nodes))
+
+    def _core(self, node: NodeProto, members: Mapping[str, NodeProto], allow_gaps: bool) -> CoreNode:
+        op = op_of(node)
+        weights = [self._digests_of(name, op) for name in node.input if name]
+        reads = self._far_members(node, members) if allow_gaps else self._near_members(node, members)
+        return CoreNode(
+            PRODUCTS if op in PRODUCTS and any(weights) and len(members) > 1 else frozenset({op}),
+            frozenset(_attributes(node)),
+            tuple(digests for digests in weights if digests),
+            tuple(dict.fromkeys(self._core(one, members, allow_gaps) for one in reads)),
+            allow_gaps=allow_gaps,
+        )
+
+    def _near_members(self, node: NodeProto, members: Mapping[str, NodeProto]) -> list[NodeProto]:
+        reached = (self._behind_layout(name, members) for name in node.input if name)
+        return [members[name] for name in reached if name in members]
+
+    def _behind_layout(self, name: str, members: Mapping[str, NodeProto]) -> str:
+        maker = self._view.producers.get(name)
+        while maker is not None and name not in members and maker.op_type in LAYOUT:
+            name = maker.input[0]
+            maker = self._view.producers.get(name)
+        return name
+
+    def _far_members(self, node: NodeProto, members: Mapping[str, NodeProto]) -> list[NodeProto]:
+        seen, reached, front = {node.output[0]}, [], [node]
+        for _ in range(MOST_HOPS):
+            makers = [self._view.producers.get(name) for each in front for name in each.input]
+            front = []
+            for maker in makers:
+                if maker is None or maker.output[0] in seen:
+                    continue
+                seen.add(maker.output[0])
+                (reached if maker.output[0] in members else front).append(maker)
+        return reached
+
+    def _kept_weights(self, nodes: Iterable[NodeProto]) -> Iterator[KeptWeight]:
+        for node in nodes:
+            for name in node.input:
+                tensor = self._view.weight_behind(name) if name else None
+                if tensor is not None and np.prod(tensor.dims, dtype=np.int64) > 1 and _is_weight(tensor):
+                    yield KeptWeight(node.op_type, tensor.name, self._digests_of(name, op_of(node)))
+
+    def _digests_of(self, name: str, op: str) -> frozenset[str]:
+        """The digests of the weight that `name` is: as it is stored, as it is read, and for a product transposed."""
+        key = (name, op in PRODUCTS)
+        if key not in self._digests:
+            self._digests[key] = frozenset(self._ways(*key))
+        return self._digests[key]
+
+    def _ways(self, name: str, may_turn: bool) -> Iterator[str]:
+        view, way, whole = self._view, [], name
+        maker = view.producers.get(name)
+        while maker is not None and maker.op_type in LAYOUT:
+            way.insert(0, maker)
+            name = maker.input[0]
+            maker = view.producers.get(name)
+        tensor = view.initializers.get(name) if maker is None else constant_of(maker)
+        if tensor is None and whole in view.folded:
+            yield from self._computed_digest(whole)
+            return
+        ops = {node.op_type for node in way}
+        if tensor is None or not _is_weight(tensor) or ops - LAYOUT_OPS:
+            return
+        casts = [attribute_of(node, "to") for node in way if node.op_type == "Cast"]
+        yield view.model.digest(tensor) + "".join(f"{CAST_TO}{dtype}" for dtype in casts)
+        if view.model.is_unread(tensor):
+            if may_turn and len(tensor.dims) == 2:
+                yield view.model.turned_digest(tensor, (1, 0))
+        elif "Cast" in ops or ("Transpose" in ops and not may_turn):
+            array = view.model.array(tensor)
+            for node in way:
+                array = _rearrange(node, array)
+            yield digest_of(array)
+        elif may_turn and len(tensor.dims) == 2 and min(tensor.dims) > 1:
+            yield view.model.turned_digest(tensor, (1, 0))
+
+    def _computed_digest(self, name: str) -> Iterator[str]:
+        """The digest of a small constant that is computed, as it will be stored once it is folded: `1 + w`."""
+        matrix = matrix_of(self._view, name)
+        if matrix is None or not _is_weight(matrix.stored):
+            return
+        if all(math.prod(tensor.dims) <= MOST_COMPUTED for tensor in matrix.tensors):
+            values = matrix_values(self._view, matrix)
+            if values is not None and values.size > 1:
+                yield digest_of(values)
+
+
+def _rearrange(node: NodeProto, array: np.ndarray) -> np.ndarray:
+    """`array` behind `node`; a new shape leaves it as it is, since the bytes are all that counts."""
+    if node.op_type == "Transpose" and len(attribute_of(node, "perm", array.shape)) == array.ndim:
+        return array.transpose(attribute_of(node, "perm"))
+    if node.op_type == "Cast":
+        return array.astype(helper.tensor_dtype_to_np_dtype(attribute_of(node, "to")))
+    return array
+
+
+def _is_weight(tensor: TensorProto) -> bool:
+    """Whole numbers of 32 or 64 bits are sizes, places and axes, which an optimizer may write in other ways."""
+    return tensor.data_type not in (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL, TensorProto.STRING)
+
+
+def _attributes(node: NodeProto) -> Iterator[tuple[str, object]]:
+    """Those attributes that say what is computed and that no optimizer writes in another way."""
+    for name, (default, ops) in TELLING.items():
+        if op_of(node) in ops:
+            yield name, attribute_of(node, name, default)
+
+
+NORMS: Final = frozenset({f"{name}Normalization" for name in ("Layer", "RMS", "Batch", "Instance", "Group")})
+
+TELLING: Final[Mapping[str, tuple[object, frozenset[str]]]] = {
+    "epsilon": (np.float32(1e-5).item(), NORMS),
+    "approximate": (b"none", frozenset({"Gelu"})),
+    "alpha": (1.0, PRODUCTS),
+}
+"""Attribute → what it is when a node does not say it, and the ops that have it."""
+
+LAYOUT: Final = PASSING_OPS | {"Expand"}
+"""What may stand between two core nodes."""

@@ -1,0 +1,119 @@
+"""The kinds of structure that a policy can keep: for each its finder, and the checker that judges what was found.
+
+Finders and checkers share data types alone (`types.py`); only this file knows both. What a checker needs to know of the
+exported model it measures there by itself, beside the finder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from passes.model.weights import DetachedModel
+from passes.structures.activations import gelus, swiglus
+from passes.structures.attention import attentions
+from passes.structures.boundary_check import lost_boundaries, with_sources
+from passes.structures.candidates import Candidate, find_by_shape
+from passes.structures.core_check import lost_cores, with_copies
+from passes.structures.embeddings import embeddings, rotary_embeddings
+from passes.structures.norms import batch_norms, layer_norms, rms_norms
+from passes.structures.projection_check import lost_projections
+from passes.structures.qkv import find_separate_qkv
+from passes.structures.residual import residuals
+from passes.structures.selectors import find_modules, find_nodes, name_of
+from passes.structures.types import Found, Instance
+from passes.structures.view import GraphView, op_of
+from passes.structures.wiring_check import bypassed_projections, with_wiring
+
+__all__ = ["SELECTORS", "STRUCTURES", "Structure", "structure_of"]
+
+Instances = Sequence[Instance]
+
+
+@dataclass(frozen=True, slots=True)
+class Checker:
+    """`measure` writes on instances what is true of the exported model; `lost` says by name why which are gone."""
+
+    measure: Callable[[Instances, DetachedModel], tuple[Instance, ...]]
+    lost: Callable[[Instances, DetachedModel], dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """A kind of structure that can be kept or watched."""
+
+    finder: Callable[[GraphView], Found]
+    checker: Checker
+
+    def find(self, model: DetachedModel) -> Found:
+        """Every instance in the exported model."""
+        return self.search(GraphView(model))
+
+    def search(self, view: GraphView) -> Found:
+        """`find` in the exported model that `view` indexes."""
+        found = self.finder(view)
+        return replace(found, instances=self.checker.measure(found.instances, view.model))
+
+    def lost(self, instances: Instances, model: DetachedModel) -> dict[str, str]:
+        """Name → reason of each instance that `model` has no more."""
+        return self.checker.lost(instances, model)
+
+
+def structure_of(entry: str) -> Structure | None:
+    """What an entry of `keep` means, its question mark taken off; None if it means nothing."""
+    prefix, colon, pattern = entry.partition(":")
+    if colon:
+        return SELECTORS[prefix](entry, pattern) if prefix in SELECTORS and pattern else None
+    return STRUCTURES.get(entry)
+
+
+def _lost_cores(instances: Instances, model: DetachedModel) -> dict[str, str]:
+    return {name: why for (_, name), why in lost_cores(instances, model).items()}
+
+
+def _lost_qkv(instances: Instances, model: DetachedModel) -> dict[str, str]:
+    lost = lost_projections(instances, model)
+    return lost | bypassed_projections(instances, model, lost)
+
+
+CORES: Final = Checker(with_copies, _lost_cores)
+
+
+def _by_shape(
+    kind: str, what: str, candidates: Callable[[GraphView], Iterable[Candidate]], *related: str
+) -> tuple[str, Structure]:
+    """`related` are the ops that tell what a model has instead."""
+    return kind, Structure(lambda view: find_by_shape(view, kind, what, candidates(view), related), CORES)
+
+
+_NORMS: Final = tuple(f"{name}Normalization" for name in ("Batch", "Layer", "RMS", "Instance", "Group"))
+_CURVES: Final = ("Gelu", "Erf", "Tanh", "Sigmoid", "Relu", "LeakyRelu", "HardSwish", "Mish", "Clip")
+
+STRUCTURES: Final[Mapping[str, Structure]] = {
+    "qkv": Structure(find_separate_qkv, Checker(with_wiring, _lost_qkv)),
+    **dict(
+        (
+            _by_shape("attention", "softmax between two products of computed values", attentions, "Softmax", "MatMul"),
+            _by_shape("batchnorm", "BatchNormalization", batch_norms, *_NORMS),
+            _by_shape("layernorm", "layer norm", layer_norms, *_NORMS, "ReduceMean", "Sqrt"),
+            _by_shape("rmsnorm", "RMS norm", rms_norms, *_NORMS, "ReduceMean", "Sqrt"),
+            _by_shape("gelu", "GELU", gelus, *_CURVES),
+            _by_shape("swiglu", "product of silu(x·W) and x·V", swiglus, *_CURVES),
+            _by_shape("embedding", "lookup of rows in a table of weights", embeddings, "Gather", "GatherND"),
+            _by_shape("rope", "rotary embedding", rotary_embeddings, "Cos", "Sin", "Neg", "Softmax"),
+            _by_shape(
+                "residual", "sum of a value and of what a sublayer makes of it", residuals, "Add", "Sum", "Concat"
+            ),
+        )
+    ),
+}
+
+SELECTORS: Final[Mapping[str, Callable[[str, str], Structure]]] = {
+    "op": lambda entry, pattern: Structure(lambda view: find_nodes(view, entry, pattern, op_of), CORES),
+    "node": lambda entry, pattern: Structure(lambda view: find_nodes(view, entry, pattern, name_of), CORES),
+    "module": lambda entry, pattern: Structure(
+        lambda view: find_modules(view, entry, pattern), Checker(with_sources, lost_boundaries)
+    ),
+}
+"""Prefix → what makes the structure of an entry such as `op:Softmax`."""

@@ -1,0 +1,219 @@
+"""Are the projections still apart? Judged by weights alone: names may change, matrices may not.
+
+Shares no code with the finder: it does not know what attention looks like. It looks for a product node of its own for
+each kept matrix, and counts them, since layers may share a matrix. A product may read its matrix as it is stored, laid
+out anew, or computed from constants.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Final
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from passes.model.bodies import bodies_of
+from passes.model.canonical import RANDOM_OPS, meanings_of
+from passes.model.digests import digest_of
+from passes.model.inlined import with_functions_inlined
+from passes.model.reads import live_nodes
+from passes.model.rounding import sums_of
+from passes.model.weights import DetachedModel
+from passes.structures.types import Instance, KeptWeight
+
+__all__ = ["computed_constant", "constants_of", "lost_projections"]
+
+
+def lost_projections(instances: Sequence[Instance], model: DetachedModel) -> dict[str, str]:
+    """Instance name → why it is lost. An instance stands when each of its matrices has a product node of its own.
+
+    Layers may share a matrix. Where there are fewer products with it than instances, those instances stand whose own
+    value is still such a product.
+    """
+    products = ProductOperands(model)
+    needed = Counter(weight.digests for instance in instances for weight in instance.weights)
+    reasons: dict[str, str] = {}
+    for instance in instances:
+        values = {weight.role: pin.name for weight, pin in zip(instance.weights, instance.pins, strict=False)}
+        missing = []
+        for weight in instance.weights:
+            made = products.values_with(weight)
+            if len(made) < needed[weight.digests] and values.get(weight.role) not in made:
+                missing.append(f"{weight.role} ({weight.name})")
+        if missing:
+            reasons[instance.name] = f"no separate product with the matrix of {', '.join(missing)}"
+    return reasons
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """A graph with all those around it: who makes a value, and what is stored. `path` is empty for the model's own."""
+
+    path: str
+    live: list[NodeProto]
+    makers: Mapping[str, NodeProto]
+    stored: Mapping[str, TensorProto]
+    constants: Callable[[], set[str]]
+    """What is stored or computed from that alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """An operand of the product that makes `value`; its digests end in `suffix`, which tells scaled products apart."""
+
+    scope: _Scope
+    value: str
+    name: str
+    suffix: str
+
+
+class ProductOperands:
+    """The operands of all products that some output depends on, also inside of If, Loop, Scan and of functions."""
+
+    def __init__(self, model: DetachedModel) -> None:
+        self._model = with_functions_inlined(model)
+        graph = self._model.proto.graph
+        self._operands = [one for scope in _scopes(graph, "", {}, {}) for one in _operands(scope)]
+
+    def values_with(self, weight: KeptWeight) -> set[str]:
+        """The values that are a product with the matrix of `weight` and nothing else."""
+        found = {value for digest in weight.digests for value in self._stored[digest]}
+        if not found:
+            found = {value for digest in weight.digests for value in self._computed[digest]}
+        return found or set(self._rounded_products(weight))
+
+    @cached_property
+    def _stored(self) -> dict[str, set[str]]:
+        """Digest of a stored tensor → the products that read it through nothing but layout."""
+        values: dict[str, set[str]] = defaultdict(set)
+        for one in self._operands:
+            tensor = _stored_behind(one)
+            if tensor is not None and len(tensor.dims) >= 2:
+                values[self._model.digest(tensor) + one.suffix].add(one.value)
+        return values
+
+    @cached_property
+    def _computed(self) -> dict[str, set[str]]:
+        """Digest of how a matrix is computed from constants → the products that read it."""
+        meanings = meanings_of(self._model).values
+        values: dict[str, set[str]] = defaultdict(set)
+        for one in self._operands:
+            if not one.scope.path and one.name in meanings and _stored_behind(one) is None:
+                values[meanings[one.name] + one.suffix].add(one.value)
+        return values
+
+    @cached_property
+    def _values(self) -> list[np.ndarray | None]:
+        """The numbers of each operand that is constant, and None of others."""
+        return [self._values_of(one) for one in self._operands]
+
+    def _rounded_products(self, weight: KeptWeight) -> Iterator[str]:
+        """The products with the numbers of `weight`, where they were computed and may be rounded otherwise."""
+        for one, values in zip(self._operands, self._values if weight.rounded else [], strict=False):
+            if values is None or weight.rounded is None or values.size != weight.rounded.size:
+                continue
+            if digest_of(values) + one.suffix in weight.digests or weight.rounded.is_close(sums_of(values)):
+                yield one.value
+
+    def _values_of(self, one: _Operand) -> np.ndarray | None:
+        if one.name not in one.scope.constants():
+            return None
+        return computed_constant(self._model, one.name, one.scope.makers, one.scope.stored)
+
+
+def computed_constant(
+    model: DetachedModel, name: str, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]
+) -> np.ndarray | None:
+    """The numbers of a value that depends on nothing but what is stored; None where they cannot be had."""
+    nodes = _past(name, makers)
+    names = dict.fromkeys((name, *(read for node in nodes for read in node.input)))
+    tensors = [stored[read] for read in names if read in stored]
+    if any(model.is_unread(tensor) for tensor in tensors):
+        return None
+    if not nodes:
+        return model.array(tensors[0])
+    part = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
+    part.graph.name = "constant"
+    part.graph.node.extend(nodes)
+    part.graph.output.append(onnx.ValueInfoProto(name=name))
+    part.graph.initializer.extend(numpy_helper.from_array(model.array(tensor), tensor.name) for tensor in tensors)
+    try:
+        (values,) = ReferenceEvaluator(part).run(None, {})
+    except Exception:  # an operator that the evaluator lacks: then the value is known by how it is computed alone
+        return None
+    return values if isinstance(values, np.ndarray) else None
+
+
+def _scopes(
+    graph: GraphProto, path: str, makers: Mapping[str, NodeProto], stored: Mapping[str, TensorProto]
+) -> Iterator[_Scope]:
+    live = live_nodes(graph, by_numbers=True)  # a product that nobody reads keeps nothing
+    makers = {**makers, **{name: node for node in graph.node for name in node.output}}
+    stored = {**stored, **{tensor.name: tensor for tensor in graph.initializer}}
+    yield _Scope(path, live, makers, stored, cache(lambda: constants_of(makers.values(), stored)))
+    for node in live:
+        for attribute in node.attribute:
+            for body in bodies_of(attribute):
+                yield from _scopes(body, f"{path}{node.output[0]}.{attribute.name}/", makers, stored)
+
+
+def _operands(scope: _Scope) -> Iterator[_Operand]:
+    for node in scope.live:
+        scale = next((one.f for one in node.attribute if one.name == "alpha"), 1.0)
+        for place in PRODUCTS.get(node.op_type, ()):
+            if place < len(node.input):
+                suffix = "" if scale == 1.0 else f"*{scale}"
+                yield _Operand(scope, scope.path + node.output[0], node.input[place], suffix)
+
+
+def _stored_behind(one: _Operand) -> TensorProto | None:
+    """The tensor that only is laid out anew, or given another type, to be the operand."""
+    name, makers = one.name, one.scope.makers
+    node = makers.get(name)
+    while node is not None and node.op_type in LAYOUT_OPS:
+        name = node.input[0]
+        node = makers.get(name)
+    if node is not None and node.op_type == "Constant":
+        return next((attribute.t for attribute in node.attribute if attribute.HasField("t")), None)
+    return one.scope.stored.get(name)
+
+
+def constants_of(nodes: Iterable[NodeProto], stored: Iterable[str]) -> set[str]:
+    """What is stored, or computed from that alone by `nodes`, which come in order."""
+    constants = {"", *stored}
+    for node in nodes:
+        has_body = any(bodies_of(attribute) for attribute in node.attribute)
+        if not has_body and node.op_type not in RANDOM_OPS and constants.issuperset(node.input):
+            constants.update(node.output)
+    return constants
+
+
+def _past(name: str, makers: Mapping[str, NodeProto]) -> list[NodeProto]:
+    """The nodes that compute a constant, in their order."""
+    order = {id(node): at for at, node in enumerate(makers.values())}
+    found: dict[int, NodeProto] = {}
+    front = [name]
+    while front:
+        node = makers.get(front.pop())
+        if node is not None and id(node) not in found:
+            found[id(node)] = node
+            front.extend(node.input)
+    return sorted(found.values(), key=lambda node: order[id(node)])
+
+
+PRODUCTS: Final[Mapping[str, tuple[int, ...]]] = {
+    **dict.fromkeys(("MatMul", "Gemm", "Conv", "FusedMatMul", "FusedGemm", "FusedConv"), (0, 1)),
+    "Einsum": (0, 1, 2),
+    **dict.fromkeys(("MatMulInteger", "ConvInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"), (0, 1)),
+    **dict.fromkeys(("QLinearMatMul", "QLinearConv", "QGemm"), (0, 3)),
+    "MatMulNBits": (1,),
+}
+"""Op → where its operands stand among its inputs."""
+
+LAYOUT_OPS: Final = ("Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten", "Cast")

@@ -1,0 +1,125 @@
+"""Which nodes of the exported model an instance of a structure is made of: for who wants to show it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from onnx import NodeProto
+
+from passes.structures.types import Boundary, CoreNode, Instance
+from passes.structures.view import LAYOUT_OPS, GraphView, op_of
+
+__all__ = ["between", "extent_of", "is_data"]
+
+HOPS: Final = 12
+"""How far apart two nodes of one structure may be."""
+
+GAP: Final = 4
+"""Nodes that may lie between two others for them to count as part of it."""
+
+
+def extent_of(instance: Instance, view: GraphView) -> list[NodeProto]:
+    """The nodes that compute with data, in graph order; what only makes a constant is left out.
+
+    With a core they are its nodes, with a boundary those inside. Else they are the nodes at the pins, down to where the
+    ways of the pins meet: of Q, K and V the attention.
+    """
+    if instance.boundary is not None:
+        return _sort(_inside(instance.boundary, view), view)
+    pinned = [one.name for one in (*instance.pins, *instance.loose_pins, *instance.wide_pins)]
+    seeds = [view.producers[name] for name in pinned if name in view.producers]
+    if instance.core is not None:
+        seeds += _core(instance.core.last, view.producers.get(instance.core.value), view)
+        return between(seeds, view)
+    starts = [view.producers[one.name] for one in instance.pins if one.name in view.producers]
+    return between([*seeds, *_meeting(starts, view)], view, HOPS)
+
+
+def is_data(node: NodeProto, view: GraphView) -> bool:
+    """Whether `node` computes with data, and not from constants alone."""
+    return not view.folded.issuperset(name for name in node.output if name)
+
+
+def between(nodes: Iterable[NodeProto], view: GraphView, hops: int = GAP) -> list[NodeProto]:
+    """`nodes`, and the data nodes on ways of at most `hops` nodes from one of them to another, in graph order."""
+    chosen = {_id(node): node for node in nodes if is_data(node, view)}
+    ahead = _reach(chosen.values(), lambda node: _readers(node, view), hops)
+    behind = _reach(chosen.values(), lambda node: _makers(node, view), hops)
+    linked = {key: node for key, node in ahead.items() if key in behind and is_data(node, view)}
+    return _sort((chosen | linked).values(), view)
+
+
+def _sort(nodes: Iterable[NodeProto], view: GraphView) -> list[NodeProto]:
+    places = {view.position[name] for node in nodes if (name := _id(node))}
+    return [view.nodes[place] for place in sorted(places)]
+
+
+def _inside(boundary: Boundary, view: GraphView) -> Iterator[NodeProto]:
+    """The data nodes that the outputs are computed from, as far back as the inputs."""
+    stops = {one.value for one in boundary.inputs}
+    front = deque(one.value for one in boundary.outputs)
+    seen = set(front)
+    while front:
+        node = view.producers.get(front.popleft())
+        if node is None or not is_data(node, view):
+            continue
+        yield node
+        news = [name for name in node.input if name and name not in stops and name not in seen]
+        seen.update(news)
+        front.extend(news)
+
+
+def _core(core: CoreNode, node: NodeProto | None, view: GraphView) -> list[NodeProto]:
+    """The nodes of `core`, of which `node` is the last."""
+    if node is None:
+        return []
+    found = [node]
+    for read in core.reads:
+        back = _reach([node], lambda one: _makers(one, view), HOPS).values()
+        nearest = next((one for one in back if one is not node and op_of(one) in read.ops), None)
+        found += _core(read, nearest, view)
+    return found
+
+
+def _meeting(starts: list[NodeProto], view: GraphView) -> list[NodeProto]:
+    """The first node that depends on all of `starts`, with the layout behind it; none if it is far away."""
+    if len(starts) < 2:
+        return []
+    reached = [set(_reach([start], lambda one: _readers(one, view), HOPS)) for start in starts]
+    common = set.intersection(*reached)
+    found = _sort((view.producers[name] for name in common if name), view)[:1]
+    while found and (behind := _only_reader(found[-1], view)) is not None and behind.op_type in LAYOUT_OPS:
+        found.append(behind)
+    return found
+
+
+def _reach(
+    start: Iterable[NodeProto], step: Callable[[NodeProto], Iterable[NodeProto]], hops: int
+) -> dict[str, NodeProto]:
+    """The nodes at most `hops` steps from `start`, nearest first."""
+    front = {_id(node): node for node in start}
+    seen = dict(front)
+    for _ in range(hops):
+        front = {_id(new): new for node in front.values() for new in step(node) if _id(new) not in seen}
+        seen |= front
+    return seen
+
+
+def _only_reader(node: NodeProto, view: GraphView) -> NodeProto | None:
+    readers = [one for one in _readers(node, view) if is_data(one, view)]
+    return readers[0] if len(readers) == 1 else None
+
+
+def _makers(node: NodeProto, view: GraphView) -> list[NodeProto]:
+    return [view.producers[name] for name in node.input if name in view.producers]
+
+
+def _readers(node: NodeProto, view: GraphView) -> list[NodeProto]:
+    return [reader for name in node.output for reader in view.consumers.get(name, [])]
+
+
+def _id(node: NodeProto) -> str:
+    """Values have one maker, so what a node makes first names it."""
+    return next((name for name in node.output if name), "")
