@@ -30,7 +30,7 @@ PATH = "PYTHONPATH"
 FOLDER = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120 - pathlib is slow to load
 """What is put in front of PYTHONPATH: Python imports `sitecustomize.py` from there."""
 
-OUR_PROGRAM = os.fsencode(os.path.join(os.path.dirname(os.path.dirname(FOLDER)), "own_names.py"))  # noqa: PTH118, PTH120
+OUR_PROGRAM = os.fsencode(os.path.join(os.path.dirname(os.path.dirname(FOLDER)), "worker", "own_names.py"))  # noqa: PTH118, PTH120
 """What our own processes run, in which nothing is guarded."""
 
 

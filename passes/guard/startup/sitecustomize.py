@@ -42,7 +42,7 @@ def begin() -> None:
 
 
 def _wait(launches: ModuleType) -> None:
-    own_names = _load("_onnxline.passes.own_names", f"{PASSES}/own_names.py")
+    own_names = _load("_onnxline.passes.worker.own_names", f"{PASSES}/worker/own_names.py")
     processes = _load(f"{STARTUP}.processes", f"{FOLDER}/processes.py")
     after_import = _load(f"{STARTUP}.after_import", f"{FOLDER}/after_import.py")
     # Taken now: a script may clear its environment before it imports an optimizer.
