@@ -20,8 +20,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Final
 
-from passes.guard.startup.launches import FOLDER, OUR_PROGRAM, VARIABLE
-from passes.guard.startup.processes import Image, is_registered, read_image
+from passes.guard.startup.hooks import FOLDER, OUR_PROGRAM, VARIABLE, Image, is_registered, read_image
 
 __all__ = ["ChildWatch", "adopt_orphans"]
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from passes.errors import ModelError, PolicyError, StepFailed
+from passes.guard.call_log import Returned
 from passes.guard.calls.base import Call, Plan
+from passes.guard.calls.steps import RecordedStep
 from passes.guard.proof import NotComparable, StructureOnly, numbers_prover
-from passes.guard.record import Returned
-from passes.guard.recorded import Recorded
-from passes.guard.settings import Demands
+from passes.guard.settings import CombinedPolicy
 from passes.model.canonical import canonical_digest
 from passes.model.weights import DetachedModel
 from passes.proof.prove import Prover
@@ -41,7 +41,7 @@ class Unguarded:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The model to return, and how it came about; see `passes.guard.record.GuardedCall` for the fields."""
+    """The model to return, and how it came about; see `passes.guard.call_log.GuardedCall` for the fields."""
 
     model: DetachedModel
     returned: Returned
@@ -53,7 +53,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
-def enforce(call: Call, demands: Demands, bench: Workbench) -> Outcome:
+def enforce(call: Call, demands: CombinedPolicy, bench: Workbench) -> Outcome:
     """Run `call` in the worker under what `demands` ask for.
 
     Raises:
@@ -78,14 +78,14 @@ class _Judge:
     """What holds for every attempt at one call."""
 
     call: Call
-    demands: Demands
+    demands: CombinedPolicy
     bench: Workbench
     watched: Watched
     prover: Prover
     notes: list[str]
 
     @classmethod
-    def of(cls, call: Call, demands: Demands, bench: Workbench) -> _Judge:
+    def of(cls, call: Call, demands: CombinedPolicy, bench: Workbench) -> _Judge:
         watched = find_structures(call.model, demands.policy(), ())
         notes: list[str] = []
         try:
@@ -177,7 +177,7 @@ def _signature(model: DetachedModel) -> list[list[str]]:
 
 def _with_what_it_wrote(before: DetachedModel, run: PassRun, plan: Plan) -> DetachedModel:
     """The run's model. Where no node changed, the step's own result: it may hold shapes that it has inferred."""
-    recorded = [step for step in plan.steps if isinstance(step, Recorded) and step.results]
+    recorded = [step for step in plan.steps if isinstance(step, RecordedStep) and step.results]
     if run.model is not before or not recorded or run.reverted:
         return run.model
     result = recorded[-1].results[0]

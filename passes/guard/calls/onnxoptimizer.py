@@ -5,28 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
 
 from passes.external.onnxoptimizer import available, default_set, passes_of
-from passes.guard.calls.arguments import bound
-from passes.guard.calls.base import LetThrough, Plan, Skips
-from passes.guard.calls.models import copied, opened, parsed, whole
+from passes.guard.calls.base import PassThrough, Plan, Skips, Target, bound, copied, opened, parsed, whole
 from passes.model.weights import DetachedModel
 from passes.step import Repeat, Workbench
 
-__all__ = [
-    "OnnxOptimizerCall",
-    "optimize",
-    "read_fixed_point",
-    "read_fixed_point_of_file",
-    "read_once",
-    "read_once_of_file",
-    "read_optimize",
-]
+__all__ = ["TARGETS", "OnnxOptimizerCall", "optimize"]
+
+NATIVE: Final = "onnxoptimizer.onnx_opt_cpp2py_export"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,40 +59,21 @@ def read_optimize(original: Callable[..., Any], args: Sequence[Any], kwargs: Map
     given = bound(original, args, kwargs)
     model, names = given["model"], given.get("passes")
     if not isinstance(model, onnx.ModelProto):
-        raise LetThrough(f"optimize does not take a model of type {type(model).__name__}")
+        raise PassThrough(f"optimize does not take a model of type {type(model).__name__}")
     if names is None:
         names = default_set()
     fixed_point = bool(given.get("fixed_point"))
-    return OnnxOptimizerCall(copied(model, lambda: model), _known(names, lambda: model), fixed_point, whole)
+    return OnnxOptimizerCall(
+        copied(model, lambda: model), _known(names, lambda: model), fixed_point, lambda made: whole(made)
+    )
 
 
-def read_once(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxOptimizerCall:
-    """Understand a call of the native `optimize(bytes, passes) -> bytes`."""
-    return _read_bytes(args, kwargs, fixed_point=False)
-
-
-def read_fixed_point(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxOptimizerCall:
-    """Understand a call of the native `optimize_fixedpoint(bytes, passes) -> bytes`."""
-    return _read_bytes(args, kwargs, fixed_point=True)
-
-
-def read_once_of_file(
-    original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+def read_bytes(
+    original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, fixed_point: bool
 ) -> OnnxOptimizerCall:
-    """Understand a call of the native `optimize_from_path(source, target, passes, data) -> None`."""
-    return _read_paths(args, kwargs, fixed_point=False)
-
-
-def read_fixed_point_of_file(
-    original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> OnnxOptimizerCall:
-    """Understand a call of the native `optimize_fixedpoint_from_path(source, target, passes, data) -> None`."""
-    return _read_paths(args, kwargs, fixed_point=True)
-
-
-def _read_bytes(args: Sequence[Any], kwargs: Mapping[str, Any], *, fixed_point: bool) -> OnnxOptimizerCall:
+    """Understand a call of the native `optimize` or `optimize_fixedpoint(bytes, passes) -> bytes`."""
     if len(args) != 2 or kwargs or not isinstance(args[0], bytes):
-        raise LetThrough("the native optimize takes the bytes of a model and a list of passes")
+        raise PassThrough("the native optimize takes the bytes of a model and a list of passes")
     given, names = args
     model = copied(parsed(given), lambda: given)
     return OnnxOptimizerCall(
@@ -107,9 +81,14 @@ def _read_bytes(args: Sequence[Any], kwargs: Mapping[str, Any], *, fixed_point: 
     )
 
 
-def _read_paths(args: Sequence[Any], kwargs: Mapping[str, Any], *, fixed_point: bool) -> OnnxOptimizerCall:
+def read_paths(
+    original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, fixed_point: bool
+) -> OnnxOptimizerCall:
+    """Understand a call of the native `optimize_from_path` or `optimize_fixedpoint_from_path`, from file to file."""
     if len(args) != 4 or kwargs or not all(isinstance(one, str) for one in (args[0], args[1], args[3])):
-        raise LetThrough("the native optimize takes two paths, a list of passes and the name of a file for the weights")
+        raise PassThrough(
+            "the native optimize takes two paths, a list of passes and the name of a file for the weights"
+        )
     source, target, names, data = args
 
     def write(made: DetachedModel) -> None:
@@ -128,7 +107,7 @@ def _known(names: object, instead: Callable[[], Any] | None) -> tuple[str, ...]:
     """
     known = available()
     if not isinstance(names, list | tuple) or any(name not in known for name in names):
-        raise LetThrough(f"not all of {names!r} are passes of this onnxoptimizer", instead)
+        raise PassThrough(f"not all of {names!r} are passes of this onnxoptimizer", instead)
     return tuple(names)
 
 
@@ -137,3 +116,17 @@ def optimize(model: bytes, names: list[str], fixed_point: bool) -> bytes:
     import onnxoptimizer
 
     return onnxoptimizer.optimize(onnx.load_from_string(model), names, fixed_point).SerializeToString()
+
+
+TARGETS: Final = (
+    Target("onnxoptimizer.optimize", "onnxoptimizer", "onnxoptimizer", "optimize", read_optimize),
+    *(
+        Target(f"{NATIVE}.{name}", "onnxoptimizer", NATIVE, name, partial(read, fixed_point=fixed), required=False)
+        for name, read, fixed in (
+            ("optimize", read_bytes, False),
+            ("optimize_fixedpoint", read_bytes, True),
+            ("optimize_from_path", read_paths, False),
+            ("optimize_fixedpoint_from_path", read_paths, True),
+        )
+    ),
+)

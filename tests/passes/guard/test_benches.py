@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from passes.errors import StepCrashed
-from passes.guard.benches import Benches
+from passes.guard.handle_call import WorkerPool
 from passes.step import Workbench
 
 
 @pytest.fixture
-def benches() -> Iterator[Benches]:
-    made = Benches()
+def benches() -> Iterator[WorkerPool]:
+    made = WorkerPool()
     yield made
     made.close()
 
@@ -22,7 +22,7 @@ def process(bench: Workbench) -> int:
     return bench.worker.call("os:getpid")
 
 
-def test_an_idle_worker_is_handed_out_again_and_only_with_its_own_limit(benches: Benches) -> None:
+def test_an_idle_worker_is_handed_out_again_and_only_with_its_own_limit(benches: WorkerPool) -> None:
     with benches.take(60.0) as bench:
         first = process(bench)
     with benches.take(60.0, 1.0) as bench:
@@ -34,7 +34,7 @@ def test_an_idle_worker_is_handed_out_again_and_only_with_its_own_limit(benches:
         assert process(bench) == limited
 
 
-def test_a_call_that_asks_for_too_much_memory_costs_that_call(benches: Benches) -> None:
+def test_a_call_that_asks_for_too_much_memory_costs_that_call(benches: WorkerPool) -> None:
     with benches.take(60.0) as bench:
         assert bench.worker.memory_bytes > 0, "there is a limit unless one asks for none"
     with benches.take(60.0, 1.0) as bench, pytest.raises(StepCrashed, match=r"the limit of 1\.0 GiB"):

@@ -13,7 +13,7 @@ import onnxoptimizer
 import pytest
 
 import passes
-from passes.guard.doors import close_door, is_door, open_door
+from passes.guard.patching import intercept, is_intercepted, restore
 from tests.passes.models import attention
 
 
@@ -35,15 +35,15 @@ def enclosed() -> Callable[..., Any]:
 def test_the_original_works_behind_the_door_and_the_function_is_the_same_again(function: Any, expected: object) -> None:
     code, signature, attributes = function.__code__, inspect.signature(function), dict(function.__dict__)
     calls: list[tuple[Any, ...]] = []
-    door = open_door("a key", function, lambda *call: calls.append(call))
+    door = intercept("a key", function, lambda *call: calls.append(call))
     try:
-        assert is_door(function) and not is_door(door.original)
+        assert is_intercepted(function) and not is_intercepted(door.original)
         assert door.original(1, c=4) == expected
         assert inspect.signature(function) == signature
         function(1, c=2)
         assert calls == [("a key", (1,), {"c": 2})]
     finally:
-        close_door(door)
+        restore(door)
     assert (function.__code__, function.__dict__) == (code, attributes)
     assert function(1, c=4) == expected
 
@@ -71,8 +71,8 @@ def test_what_is_no_python_function_is_replaced_wherever_a_module_holds_it(monke
     library.simplify = script.by_another_name = native  # type: ignore[attr-defined]
     for module in (library, script):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    door = open_door("a.key", native, print)
-    assert is_door(library.simplify) and is_door(script.by_another_name)
+    door = intercept("a.key", native, print)
+    assert is_intercepted(library.simplify) and is_intercepted(script.by_another_name)
     assert door.original is native
-    close_door(door)
+    restore(door)
     assert library.simplify is native and script.by_another_name is native

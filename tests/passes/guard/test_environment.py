@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from passes.guard.environment import Borrowed, guards_in, variables_of
-from passes.guard.settings import Settings
-from passes.guard.startup.launches import FOLDER, VARIABLE, add_guard
+from passes.guard.settings import Borrowed, Settings, guards_in, variables_of
+from passes.guard.startup.hooks import FOLDER, VARIABLE, add_guard
 
 ONE = Settings(keep=("qkv",), journal="/one")
 TWO = Settings(skip=("fuse_*",), watch=False, compare=False, timeout_s=3.0, quiet=True)

@@ -1,23 +1,44 @@
-"""Give the guard to each process that this one starts, by whatever function, and whatever environment it is given.
+"""What a guarded process hooks into: the programs that it starts, and the libraries that it imports.
 
-All ways of Python's standard library to start a program end in six native functions, which are replaced here. Only the
-standard library is used, and little of it: this runs at the start of every Python child of a guard.
+All ways of Python's standard library to start a program end in six native functions, which are replaced here, so that
+each program is given the guard, whatever environment a script makes for it. A guarded process also says that it is one.
+Only the standard library is used, and little of it: this runs at the start of every Python child of a guard.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import os
 import sys
 
 TYPE_CHECKING = False  # not typing's, which is slow to load
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import ModuleType
     from typing import Any
 
     Function = Callable[..., Any]
 
-__all__ = ["FOLDER", "LAUNCHES", "PROCESSES", "VARIABLE", "Launches", "add_guard", "replace_everywhere"]
+__all__ = [
+    "FOLDER",
+    "LAUNCHES",
+    "LIBRARIES",
+    "OUR_PROGRAM",
+    "PROCESSES",
+    "VARIABLE",
+    "AfterImport",
+    "Image",
+    "Launches",
+    "add_guard",
+    "is_registered",
+    "read_image",
+    "register",
+    "replace_everywhere",
+]
+
+LIBRARIES = ("onnxsim", "onnxoptimizer", "onnxslim")
+"""The libraries whose functions are intercepted."""
 
 VARIABLE = "ONNXLINE_GUARD"
 """The environment variable that tells a child what to guard, as JSON; see `passes.guard.settings`."""
@@ -148,3 +169,81 @@ def replace_everywhere(old: object, new: object) -> None:
 
 LAUNCHES = Launches()
 """One, since the functions are there once in a process."""
+
+
+class Image:
+    """A process between two `exec`: its number, when it began, and where its arguments lie in memory. A fork has the
+    place of its parent, a program that was just begun has another one, since the kernel chooses it by chance. Linux
+    only: this is read from /proc."""
+
+    def __init__(self, process: int, began: int, arguments: int, parent: int) -> None:
+        self.process = process
+        self.arguments = arguments
+        self.parent = parent
+        self.name = f"{process}-{began}-{arguments}"
+        """No other process has it, nor has this one after the next `exec`."""
+
+
+def read_image(process: int) -> Image | None:
+    """What runs as `process`; None where nothing runs, or where it is not told."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123 - pathlib is slow to load
+            words = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    if words[0] in (b"Z", b"X"):
+        return None
+    return Image(process, int(words[19]), int(words[45]), int(words[1]))
+
+
+def register(folders: Sequence[str]) -> None:
+    """Say in each of `folders` that this process has the guard. The folder is gone once the guard has ended."""
+    image = read_image(os.getpid())
+    for folder in folders:
+        if image is not None:
+            try:
+                os.close(os.open(f"{folder}/{image.name}", os.O_CREAT | os.O_WRONLY, 0o600))
+            except OSError:
+                continue
+
+
+def is_registered(image: Image, folder: str) -> bool:
+    return os.access(f"{folder}/{image.name}", os.F_OK)
+
+
+class AfterImport:
+    """A finder that finds nothing itself: it lets the others find, and calls `then(name)` once the module is loaded, or
+    loaded again. It waits for the modules `names` and all that is in them."""
+
+    only_waits = True
+    """Two of them would ask each other for ever."""
+
+    def __init__(self, names: Sequence[str], then: Callable[[str], object]) -> None:
+        self._names = frozenset(names)
+        self._then = then
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] not in self._names:
+            return None
+        for finder in list(sys.meta_path):
+            if getattr(finder, "only_waits", False) or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                self._follow(name, spec)
+                return spec
+        return None
+
+    def _follow(self, name: str, spec: importlib.machinery.ModuleSpec) -> None:
+        loader = spec.loader
+        load = getattr(loader, "exec_module", None)
+        if loader is None or load is None:
+            return
+
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            self._then(name)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader, which loads this module only

@@ -1,7 +1,7 @@
-"""Put a door in front of a function, wherever it has been imported to, and take it away again.
+"""Intercept a function, wherever it has been imported to, and restore it.
 
 To replace `onnxsim.simplify` in its module would miss everyone who wrote `from onnxsim import simplify` before. So the
-function object stays, and its `__code__` is swapped: every reference leads through the door. What is not a Python
+function object stays, and its `__code__` is swapped: every reference leads to us. What is not a Python
 function (a native one) is replaced in every module that holds it.
 """
 
@@ -14,29 +14,29 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, Final
 
-from passes.guard.startup.launches import replace_everywhere
+from passes.guard.startup.hooks import replace_everywhere
 
-__all__ = ["DOOR_FILE", "Door", "close_door", "is_door", "open_door"]
+__all__ = ["INTERCEPT_FILE", "Interception", "intercept", "is_intercepted", "restore"]
 
-DOOR_FILE: Final = "<onnxline guard>"
-"""The file name in the frame of a door."""
+INTERCEPT_FILE: Final = "<onnxline guard>"
+"""The file name in the frame of an intercepted function."""
 
-DOOR: Final = """
+TEMPLATE: Final = """
 def outside():
     {cells}
-    def door(*args, **kwargs):
+    def intercepted(*args, **kwargs):
         if 0: {names}
         dispatch = "dispatch"
         return dispatch({key!r}, args, kwargs)
-    return door
+    return intercepted
 """
 """A code object fits a function only if it has as many free variables, so it names some and reads none. The constant
 "dispatch" becomes the function: an import would be the script's, which may have a module of our name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """A function that is intercepted; `original` is the same function without the door."""
+class Interception:
+    """A function that is intercepted; `original` is the same function without us."""
 
     key: str
     original: Callable[..., Any]
@@ -46,10 +46,10 @@ class Door:
     replacement: object = None
     """What modules hold in place of a function that has no code."""
     signed: bool = False
-    """Whether the door had to be told the function's signature."""
+    """Whether the function's signature had to be written down."""
 
 
-def open_door(key: str, function: Callable[..., Any], dispatch: Callable[..., Any]) -> Door:
+def intercept(key: str, function: Callable[..., Any], dispatch: Callable[..., Any]) -> Interception:
     """From now on a call of `function` is a call of `dispatch(key, args, kwargs)`."""
     if not isinstance(function, FunctionType):
         replacement = FunctionType(_code(key, (), dispatch), {"__builtins__": builtins}, key)
@@ -57,7 +57,7 @@ def open_door(key: str, function: Callable[..., Any], dispatch: Callable[..., An
             if isinstance(getattr(function, name, None), str):
                 setattr(replacement, name, getattr(function, name))
         replace_everywhere(function, replacement)
-        return Door(key, function, function, None, replacement)
+        return Interception(key, function, function, None, replacement)
     own = function.__code__
     original = FunctionType(own, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     original.__kwdefaults__ = function.__kwdefaults__
@@ -66,29 +66,30 @@ def open_door(key: str, function: Callable[..., Any], dispatch: Callable[..., An
     if signed:
         function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # scripts may ask for it
     function.__code__ = _code(key, own.co_freevars, dispatch).replace(co_name=own.co_name, co_qualname=own.co_qualname)
-    return Door(key, original, function, own, signed=signed)
+    return Interception(key, original, function, own, signed=signed)
 
 
-def close_door(door: Door) -> None:
+def restore(interception: Interception) -> None:
     """The function is as it was."""
-    if door.code is None:
-        replace_everywhere(door.replacement, door.original)
+    if interception.code is None:
+        replace_everywhere(interception.replacement, interception.original)
         return
-    assert isinstance(door.function, FunctionType)
-    door.function.__code__ = door.code
-    if door.signed:
-        del door.function.__signature__  # type: ignore[attr-defined]
+    function = interception.function
+    assert isinstance(function, FunctionType)
+    function.__code__ = interception.code
+    if interception.signed:
+        del function.__signature__  # type: ignore[attr-defined]
 
 
-def is_door(function: object) -> bool:
-    """Whether a call of `function` goes through a door already."""
+def is_intercepted(function: object) -> bool:
+    """Whether `function` is intercepted already."""
     # Not isinstance: this looks at whatever modules hold, and some of that warns when its class is asked for.
-    return type(function) is FunctionType and function.__code__.co_filename == DOOR_FILE
+    return type(function) is FunctionType and function.__code__.co_filename == INTERCEPT_FILE
 
 
 def _code(key: str, free: tuple[str, ...], dispatch: Callable[..., Any]) -> CodeType:
-    text = DOOR.format(key=key, cells=" = ".join((*free, "None")), names=", ".join(free) or "None")
+    text = TEMPLATE.format(key=key, cells=" = ".join((*free, "None")), names=", ".join(free) or "None")
     names: dict[str, Any] = {}
-    exec(compile(text, DOOR_FILE, "exec"), names)
+    exec(compile(text, INTERCEPT_FILE, "exec"), names)
     code: CodeType = names["outside"]().__code__
     return code.replace(co_consts=tuple(dispatch if one == "dispatch" else one for one in code.co_consts))

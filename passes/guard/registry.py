@@ -1,4 +1,4 @@
-"""The guards that are in force in this process, and what a door does with a call.
+"""The guards that are in force in this process, and what an intercepted function does with a call.
 
 The only state of the package, and it has to be one: the functions of the optimizers are there once in a process, so a
 guard holds for all of its threads.
@@ -15,18 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
-from passes.guard.benches import Benches
-from passes.guard.doors import Door, close_door, is_door, open_door
-from passes.guard.environment import Borrowed, guards_in, variables_of
-from passes.guard.handling import handle
-from passes.guard.journal import warn
-from passes.guard.settings import Settings
-from passes.guard.startup.after_import import LIBRARIES, AfterImport
-from passes.guard.startup.launches import LAUNCHES
-from passes.guard.startup.processes import register
-from passes.guard.targets import TARGETS, Target
+from passes.guard.call_log import warn
+from passes.guard.calls import TARGETS, Target
+from passes.guard.handle_call import WorkerPool, handle
+from passes.guard.patching import Interception, intercept, is_intercepted, restore
+from passes.guard.settings import Borrowed, Settings, guards_in, variables_of
+from passes.guard.startup.hooks import LAUNCHES, LIBRARIES, AfterImport, register
 
-__all__ = ["enter", "inherit", "leave", "through"]
+__all__ = ["dispatch", "enter", "inherit", "leave"]
 
 Function = Callable[..., Any]
 
@@ -34,14 +30,14 @@ _WORKING: ContextVar[bool] = ContextVar("onnxline_guard_working", default=False)
 """Set while a call is being handled: what is called meanwhile is ours, and not intercepted."""
 
 
-def through(key: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a call of the function behind the door `key` returns."""
+def dispatch(key: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a call of the function that `key` names returns."""
     original, guards = _STATE.originals[key], _STATE.guards()
     if _WORKING.get() or not guards:
         return original(*args, **kwargs)
     token = _WORKING.set(True)
     try:
-        return handle(_BY_KEY[key], original, args, kwargs, guards, _STATE.benches)
+        return handle(_TARGETS[key], original, args, kwargs, guards, _STATE.workers)
     finally:
         _WORKING.reset(token)
 
@@ -89,28 +85,28 @@ class _State:
         self.inherited: tuple[Settings, ...] = ()
         self.entered: tuple[Settings, ...] = ()
         self.borrowed: Borrowed | None = None
-        self.benches = Benches()
-        self.doors: list[Door] = []
+        self.workers = WorkerPool()
+        self.interceptions: list[Interception] = []
         self.missing: set[str] = set()
         self.originals: dict[str, Function] = {}
-        """Outlives the doors: a thread may have passed one just before it was closed."""
+        """Outlives the interceptions: a thread may be in one just before it ends."""
         self._finder = AfterImport(LIBRARIES, self._loaded)
         if hasattr(os, "register_at_fork"):  # Windows has no fork
             os.register_at_fork(after_in_child=self._after_fork)
-        atexit.register(self.benches.close)
+        atexit.register(self.workers.close)
 
     def guards(self) -> tuple[Settings, ...]:
         return (*self.inherited, *self.entered)
 
     def open(self) -> None:
         """Watch for children, and for libraries that are imported from now on."""
-        self.benches.open()
+        self.workers.open()
         LAUNCHES.open(variables_of(self.guards()))
         if self._finder not in sys.meta_path:
             sys.meta_path.insert(0, self._finder)  # type: ignore[arg-type]
 
     def catch_up(self) -> None:
-        """Put doors in front of what is loaded. Not under the lock: a library may be being imported by another thread,
+        """Intercept what is loaded. Not under the lock: a library may be being imported by another thread,
         which then waits for the lock while we wait for the library."""
         for name in LIBRARIES:
             if name in sys.modules:
@@ -119,11 +115,11 @@ class _State:
     def close(self) -> None:
         sys.meta_path.remove(self._finder)  # type: ignore[arg-type]
         LAUNCHES.close()
-        for door in reversed(self.doors):
-            close_door(door)
-        self.doors.clear()
+        for interception in reversed(self.interceptions):
+            restore(interception)
+        self.interceptions.clear()
         self.missing.clear()
-        self.benches.close()
+        self.workers.close()
 
     def _loaded(self, name: str) -> None:
         """A library has been imported; or a module of it again, and that module's functions are new ones."""
@@ -141,15 +137,15 @@ class _State:
             if target.required and target.key not in self.missing:
                 self.missing.add(target.key)
                 warn(f"this {target.package} has no {target.key}, so no call of it is guarded", self.guards())
-        elif not is_door(function):
+        elif not is_intercepted(function):
             if target.required and not inspect.isfunction(function):
                 warn(f"{target.key} is native here; only what modules hold of it is guarded", self.guards())
-            self._put(target.key, function)
+            self._intercept(target.key, function)
 
-    def _put(self, key: str, function: Function) -> None:
-        door = open_door(key, function, through)
-        self.originals[key] = door.original
-        self.doors.append(door)
+    def _intercept(self, key: str, function: Function) -> None:
+        interception = intercept(key, function, dispatch)
+        self.originals[key] = interception.original
+        self.interceptions.append(interception)
 
     def _after_fork(self) -> None:
         self.lock = threading.RLock()
@@ -157,4 +153,4 @@ class _State:
 
 
 _STATE: Final = _State()
-_BY_KEY: Final = {target.key: target for target in TARGETS}
+_TARGETS: Final = {target.key: target for target in TARGETS}
