@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from passes.errors import PassError
-from pipeline.batch.configs import Planned
-from pipeline.batch.rows import Row, row_of, row_of_mistake
-from pipeline.batch.text import batch_text
-from pipeline.batch.work import REPORT, job_of
+from pipeline.batch.configs import REPORT, Planned, job_of
+from pipeline.batch.rows import Row, batch_text, row_of, row_of_mistake
 from pipeline.errors import OnnxlineError
-from pipeline.spread import Ended, Job, Outcome, Spread, run_jobs
+from pipeline.jobs import Ended, Job, Outcome, Spread, run_jobs
 from pipeline.versions import digest_of_file, own_code, versions
 from pipeline.workspace import Workspace, stamp
 

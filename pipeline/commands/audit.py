@@ -23,8 +23,8 @@ from pipeline.commands.audit_files import remove_stale, write_reproducer, write_
 from pipeline.commands.audit_text import audit_as_data, news_text, summary_text, unread_text
 from pipeline.commands.options import Json
 from pipeline.errors import InternalError, UsageError
-from pipeline.spread import Job, Spread, State, run_jobs, spread_over
-from pipeline.spread.screen import JobsScreen
+from pipeline.jobs import Job, Spread, State, run_jobs, spread_over
+from pipeline.jobs.console import JobsConsole
 from pipeline.versions import own_code, versions
 from pipeline.workspace import key_of, stamp
 
@@ -122,7 +122,7 @@ def _done(jobs: Sequence[Job], out: Path, spread: Spread, stamps: Mapping[str, s
     if not jobs:
         return []
     console = Console(stderr=True)
-    with JobsScreen(len(jobs), console, quiet=console.is_terminal) as screen:
+    with JobsConsole(len(jobs), console, quiet=console.is_terminal) as screen:
         outcomes = run_jobs(jobs, spread, out / "jobs.jsonl", stamps, screen.show)
     for outcome in outcomes:
         if outcome.status is not State.DONE:

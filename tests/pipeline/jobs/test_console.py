@@ -6,8 +6,8 @@ from io import StringIO
 
 from rich.console import Console
 
-from pipeline.spread import Ended, Outcome, State
-from pipeline.spread.screen import JobsScreen
+from pipeline.jobs import Ended, Outcome, State
+from pipeline.jobs.console import JobsConsole
 
 ENDED = (
     Ended(Outcome("known", State.DONE), 1, 3, known=True),
@@ -18,7 +18,7 @@ ENDED = (
 
 def shown(terminal: bool, quiet: bool = False) -> str:
     out = StringIO()
-    with JobsScreen(3, Console(file=out, force_terminal=terminal, width=80, color_system=None), quiet) as screen:
+    with JobsConsole(3, Console(file=out, force_terminal=terminal, width=80, color_system=None), quiet) as screen:
         for ended in ENDED:
             screen.show(ended)
     return out.getvalue()

@@ -19,8 +19,7 @@ import ray
 from ray import exceptions
 
 from pipeline.errors import InternalError, UsageError
-from pipeline.spread.job import Job, Outcome, State
-from pipeline.spread.perform import here, perform
+from pipeline.jobs.job import Job, Outcome, State, here, perform
 from pipeline.versions import own_code, versions
 
 __all__ = ["differences", "drive", "perform_alike"]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.spread import Job, LocalProcesses, Outcome, State
+from pipeline.jobs import Job, LocalProcesses, Outcome, State
 from tests.processes import still_running
 
-HERE = "tests.pipeline.spread.jobs"
+HERE = "tests.pipeline.jobs.jobs"
 
 
 def outcomes(*jobs: Job, count: int = 2, attempts: int = 3) -> dict[str, Outcome]:
@@ -83,9 +83,9 @@ def test_processes_end_when_nobody_waits_any_more() -> None:
 INTERRUPTED = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it starts in the background
-from pipeline.spread import Job, LocalProcesses
-jobs = [Job("quick", "tests.pipeline.spread.jobs:process"),
-        Job("slow", "tests.pipeline.spread.jobs:process", {"seconds": 60})]
+from pipeline.jobs import Job, LocalProcesses
+jobs = [Job("quick", "tests.pipeline.jobs.jobs:process"),
+        Job("slow", "tests.pipeline.jobs.jobs:process", {"seconds": 60})]
 for outcome in LocalProcesses(1).run(jobs):
     print(outcome.value, flush=True)
 """

@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.spread import Job, Outcome, State
-from pipeline.spread.table import Table
+from pipeline.jobs import Job, Outcome, State
+from pipeline.jobs.run import Table
 
 JOBS = st.builds(
     Job,

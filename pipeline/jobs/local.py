@@ -14,8 +14,7 @@ from passes.errors import StepCrashed, StepFailed
 from passes.worker.client import Worker
 from passes.worker.platforms import available_cores
 from pipeline.errors import InternalError
-from pipeline.spread.job import Job, Outcome, State
-from pipeline.spread.perform import here
+from pipeline.jobs.job import Job, Outcome, State, here
 
 __all__ = ["CORES_PER_JOB", "LocalProcesses"]
 
@@ -96,4 +95,4 @@ class _Turn:
         )
 
 
-PERFORM: Final = "pipeline.spread.perform:perform"
+PERFORM: Final = "pipeline.jobs.job:perform"

@@ -1,13 +1,21 @@
-"""A job, what came of it, and who can do many of them."""
+"""A job, what came of it, and who can do many of them; and how a job is done in the process that it is sent to."""
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
+import socket
+import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-__all__ = ["Job", "Outcome", "Spread", "State"]
+from pipeline.errors import InternalError
+
+__all__ = ["Job", "Outcome", "Spread", "State", "here", "perform"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +73,46 @@ class Spread(Protocol):
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         """The outcome of each job, as they end. What still runs is stopped when the iterator is closed."""
         ...
+
+
+def perform(key: str, call: str, arguments: Mapping[str, Any], attempts: int = 1) -> Outcome:
+    """Call `package.module:function`; an exception is an outcome too, but for those that end the process."""
+    begun = time.perf_counter()
+    try:
+        value, error = _called(call, arguments), None
+    except Exception as raised:
+        value, error = None, raised
+    return Outcome(
+        key=key,
+        status=State.FAILED if error else State.DONE,
+        value=value,
+        why=_sentence(error) if error else "",
+        trace="".join(traceback.format_exception(error)) if error and not _is_meant(error) else "",
+        exit_code=getattr(error, "exit_code", InternalError.exit_code) if error else 0,
+        seconds=time.perf_counter() - begun,
+        where=here(),
+        attempts=attempts,
+    )
+
+
+def here() -> str:
+    """This machine and this process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _called(call: str, arguments: Mapping[str, Any]) -> Any:
+    module, _, name = call.partition(":")
+    value = getattr(importlib.import_module(module), name)(**arguments)
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise InternalError(f"{call} returned what JSON cannot hold: {error}") from error
+
+
+def _is_meant(error: Exception) -> bool:
+    """Whether the error was raised on purpose, and its message is a sentence for the user."""
+    return hasattr(error, "exit_code")
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if _is_meant(error) else f"{type(error).__name__}: {error}"

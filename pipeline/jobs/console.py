@@ -8,13 +8,13 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pipeline.spread.job import State
-from pipeline.spread.run import Ended
+from pipeline.jobs.job import State
+from pipeline.jobs.run import Ended
 
-__all__ = ["JobsScreen", "line_of"]
+__all__ = ["JobsConsole", "line_of"]
 
 
-class JobsScreen:
+class JobsConsole:
     """Shows jobs as they end; `show` is an observer for `run_jobs`.
 
     Args:

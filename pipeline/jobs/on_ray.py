@@ -15,7 +15,7 @@ from typing import Final
 from passes.errors import StepCrashed, StepFailed
 from passes.worker.client import Worker
 from pipeline.errors import InternalError, UsageError
-from pipeline.spread.job import Job, Outcome
+from pipeline.jobs.job import Job, Outcome
 
 __all__ = ["RayCluster"]
 
@@ -84,4 +84,4 @@ NO_ANSWER: Final = (
     "and add machines with `ray start --address HOST:PORT`"
 )
 
-DRIVE: Final = "pipeline.spread.ray_driver:drive"
+DRIVE: Final = "pipeline.jobs.ray_driver:drive"

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from pipeline.errors import UsageError
-from pipeline.spread import Job, State, run_jobs, spread_over
-from pipeline.spread.on_ray import RayCluster
+from pipeline.jobs import Job, State, run_jobs, spread_over
+from pipeline.jobs.on_ray import RayCluster
 
 pytest.importorskip("ray", reason="ray is an extra: pip install 'onnxline[ray]'")
 
-HERE = "tests.pipeline.spread.jobs"
+HERE = "tests.pipeline.jobs.jobs"
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 
@@ -82,7 +82,7 @@ def test_a_cluster_that_is_not_there(address: str, tmp_path: Path, monkeypatch: 
 
 
 def test_a_node_says_what_it_has_otherwise() -> None:
-    from pipeline.spread.ray_driver import differences
+    from pipeline.jobs.ray_driver import differences
 
     ours = {"onnx": "1.23.2", "torch": "2.13.0"}
     assert differences(ours, dict(ours)) == ""

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import UsageError
-from pipeline.spread import Ended, Job, LocalProcesses, Outcome, State, run_jobs
-from pipeline.spread.table import Table
+from pipeline.jobs import Ended, Job, LocalProcesses, Outcome, State, run_jobs
+from pipeline.jobs.run import Table
 
-HERE = "tests.pipeline.spread.jobs"
+HERE = "tests.pipeline.jobs.jobs"
 
 
 def jobs_that_count(folder: Path, *names: str, seconds: float = 0.0) -> list[Job]:
@@ -82,8 +82,8 @@ def test_what_went_wrong_is_done_again(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from pipeline.spread import LocalProcesses, run_jobs
-from tests.pipeline.spread.test_run import jobs_that_count
+from pipeline.jobs import LocalProcesses, run_jobs
+from tests.pipeline.jobs.test_run import jobs_that_count
 jobs = jobs_that_count(Path(sys.argv[1], "calls"), *"abcdef", seconds=0.3)
 run_jobs(jobs, LocalProcesses(1), Path(sys.argv[1], "table.jsonl"), {}, lambda one: print(one.outcome.key, flush=True))
 """
