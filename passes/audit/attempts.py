@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import onnx
 
+from passes.audit.error_text import message_of
 from passes.audit.libraries import call
-from passes.audit.subject import Subject
-from passes.audit.words import words_of
+from passes.audit.target import AuditTarget
 from passes.model.canonical import canonical_digest
 from passes.model.weights import DetachedModel
 
@@ -46,7 +46,7 @@ def attempts(model: bytes, subjects: Sequence[Mapping[str, Any]], start: int) ->
     for place, data in enumerate(subjects):
         if place < start:
             continue
-        subject = Subject(**data)
+        subject = AuditTarget(**data)
         first = _called(subject, source, place)
         changed = not first.raised and digests.of(first.model) != meaning
         small = len(first.model) <= LARGEST
@@ -58,7 +58,7 @@ def attempts(model: bytes, subjects: Sequence[Mapping[str, Any]], start: int) ->
             yield Attempt(place, second.raised, changed=not same, again=True)
 
 
-def _called(subject: Subject, source: onnx.ModelProto, place: int) -> Attempt:
+def _called(subject: AuditTarget, source: onnx.ModelProto, place: int) -> Attempt:
     copy = onnx.ModelProto()
     copy.CopyFrom(source)
     try:
@@ -67,7 +67,7 @@ def _called(subject: Subject, source: onnx.ModelProto, place: int) -> Attempt:
     except MemoryError:
         raise
     except Exception as error:
-        return Attempt(place, raised=words_of(error))
+        return Attempt(place, raised=message_of(error))
 
 
 @dataclass(frozen=True, slots=True)

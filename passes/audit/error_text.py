@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["signal_in", "steady", "words_of"]
+__all__ = ["message_of", "signal_in", "steady"]
 
 LENGTH: Final = 110
 
@@ -23,7 +23,7 @@ CHANGING: Final = (
 """Pattern → what stands for it."""
 
 
-def words_of(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """The type of an error and the first line that says something, without what differs from model to model."""
     return steady(f"{type(error).__name__}: {error}")
 

@@ -9,20 +9,20 @@ from typing import Any, Final
 
 from passes.advisories import ROUND_TRIP
 from passes.catalog import catalog
-from passes.catalog.alone import alone
-from passes.catalog.entry import Entry
+from passes.catalog.demo import isolate_pass
+from passes.catalog.listing import Entry
 from passes.external import onnxoptimizer
 from passes.recipe.steps import OWN_STEPS
 from passes.step import Composite, Workbench
 
-__all__ = ["DEFAULT", "Subject", "subjects_of", "with_inner"]
+__all__ = ["DEFAULT", "AuditTarget", "targets_of", "with_inner"]
 
 DEFAULT: Final = "default"
 """onnxoptimizer's default set in its own order, as a recipe calls it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class AuditTarget:
     """`distribution` is what the library is installed as, `step` how a recipe calls it. `passes` are onnxoptimizer's,
     `left_out` those that a composite step leaves out, and `options` what else it is given. `inner` are the passes of a
     step that are searched for who is at fault. JSON both ways by `data` and `Subject(**data)`."""
@@ -39,7 +39,7 @@ class Subject:
         return dataclasses.asdict(self)
 
 
-def subjects_of(bench: Workbench, *, every: bool = False) -> tuple[Subject, ...]:
+def targets_of(bench: Workbench, *, every: bool = False) -> tuple[AuditTarget, ...]:
     """Each pass of onnxoptimizer alone, its default set, and each step of a recipe that is installed.
 
     onnxruntime loads a model before it optimizes it, and may refuse it then: that is `onnxruntime/nop`.
@@ -48,18 +48,18 @@ def subjects_of(bench: Workbench, *, every: bool = False) -> tuple[Subject, ...]
         every: the passes inside of the steps too, each alone. There are hundreds.
     """
     rows = catalog(bench, steps=None if every else ())
-    default = Subject(DEFAULT, "onnxoptimizer", "onnxoptimizer", onnxoptimizer.default_set())
-    idle = Subject(f"onnxruntime/{ROUND_TRIP}", "onnxruntime", "onnxruntime", options={"level": "disabled"})
+    default = AuditTarget(DEFAULT, "onnxoptimizer", "onnxoptimizer", onnxoptimizer.default_set())
+    idle = AuditTarget(f"onnxruntime/{ROUND_TRIP}", "onnxruntime", "onnxruntime", options={"level": "disabled"})
     found = [_subject(row, rows) for row in rows if row.runs not in ("missing", "never") and _is_known(row)]
     return (default, idle, *found)
 
 
-def with_inner(subjects: Sequence[Subject], bench: Workbench) -> tuple[Subject, ...]:
+def with_inner(subjects: Sequence[AuditTarget], bench: Workbench) -> tuple[AuditTarget, ...]:
     """Whole steps with the passes inside of them. To ask a library takes seconds, so choose `subjects` before."""
     return tuple(replace(one, inner=_inner(one, bench)) if one.name in OWN_STEPS else one for one in subjects)
 
 
-def _inner(subject: Subject, bench: Workbench) -> tuple[str, ...]:
+def _inner(subject: AuditTarget, bench: Workbench) -> tuple[str, ...]:
     step = OWN_STEPS[subject.name]()
     return tuple(step.inner(bench)) if isinstance(step, Composite) else ()
 
@@ -69,11 +69,13 @@ def _is_known(row: Entry) -> bool:
     return row.source == "onnxoptimizer" or row.name.partition("/")[0] in OWN_STEPS
 
 
-def _subject(row: Entry, rows: Sequence[Entry]) -> Subject:
+def _subject(row: Entry, rows: Sequence[Entry]) -> AuditTarget:
     if row.source == "onnxoptimizer":
-        return Subject(row.name, row.source, row.source, (row.bare,))
+        return AuditTarget(row.name, row.source, row.source, (row.bare,))
     if "/" not in row.name:
-        return Subject(row.name, row.source, row.name)
-    step = alone(row, rows)
+        return AuditTarget(row.name, row.source, row.name)
+    step = isolate_pass(row, rows)
     assert isinstance(step, Composite)
-    return Subject(row.name, row.source, step.name, left_out=tuple(step.left_out), options=getattr(step, "options", {}))
+    return AuditTarget(
+        row.name, row.source, step.name, left_out=tuple(step.left_out), options=getattr(step, "options", {})
+    )

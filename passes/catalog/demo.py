@@ -7,22 +7,25 @@ from dataclasses import dataclass
 
 import onnx
 
-from passes.catalog.alone import alone
-from passes.catalog.entry import Entry
-from passes.catalog.picture import UNPICTURED, picture_of, read_picture
-from passes.catalog.text import graph_text
+from passes.catalog.example_model import UNPICTURED, example_of, read_example
+from passes.catalog.graph_text import graph_text
+from passes.catalog.listing import Entry
 from passes.errors import PolicyError, StepFailed
+from passes.external.onnxoptimizer import OnnxOptimizerPass
+from passes.external.onnxruntime_graph import RULES
+from passes.external.onnxsim import OnnxSim
 from passes.model.canonical import canonical_digest
 from passes.model.reads import live_nodes
 from passes.model.weights import DetachedModel, attach, detach
-from passes.step import Workbench
+from passes.recipe.steps import OWN_STEPS
+from passes.step import Composite, Step, Workbench
 from passes.suggest import nearest
 
-__all__ = ["Shown", "find", "fires", "show"]
+__all__ = ["Demo", "find_entries", "fires", "isolate_pass", "run_demo"]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Demo:
     """`before` and `after` are graphs as text. `why_not` says why they are missing, or why they are the same."""
 
     entry: Entry
@@ -34,7 +37,7 @@ class Shown:
     why_not: str = ""
 
 
-def find(name: str, rows: Sequence[Entry]) -> tuple[Entry, ...]:
+def find_entries(name: str, rows: Sequence[Entry]) -> tuple[Entry, ...]:
     """The rows that `name` means: the one of that name, or else those inside of steps.
 
     Raises:
@@ -49,27 +52,27 @@ def find(name: str, rows: Sequence[Entry]) -> tuple[Entry, ...]:
     )
 
 
-def show(entry: Entry, rows: Sequence[Entry], bench: Workbench) -> Shown:
+def run_demo(entry: Entry, rows: Sequence[Entry], bench: Workbench) -> Demo:
     """Run the pass of `entry` alone on its picture; `rows` is the whole catalogue."""
     if entry.runs == "missing":
-        return Shown(entry, why_not=entry.note)
-    file = picture_of(entry.name)
+        return Demo(entry, why_not=entry.note)
+    file = example_of(entry.name)
     if file is None:
         why = UNPICTURED.get(entry.bare)
-        return Shown(entry, why_not=f"no picture: {why}" if why else "no picture in this release of onnxline")
-    picture = read_picture(file)
+        return Demo(entry, why_not=f"no picture: {why}" if why else "no picture in this release of onnxline")
+    picture = read_example(file)
     before = graph_text(picture.model)
     model = detached(picture.model)
     try:
-        result = alone(entry, rows).apply(model, bench)
+        result = isolate_pass(entry, rows).apply(model, bench)
     except StepFailed as failure:
-        return Shown(entry, picture.caption, before, why_not=f"on this model it failed: {failure}")
+        return Demo(entry, picture.caption, before, why_not=f"on this model it failed: {failure}")
     if not fires(model, result):
         why = entry.note or "the installed release leaves this model as it is"
-        return Shown(entry, picture.caption, before, why_not=why)
+        return Demo(entry, picture.caption, before, why_not=why)
     graph = result.proto.graph
     dead = len(graph.node) - len(live_nodes(graph))
-    return Shown(entry, picture.caption, before, graph_text(attach(result)), dead)
+    return Demo(entry, picture.caption, before, graph_text(attach(result)), dead)
 
 
 def detached(model: onnx.ModelProto) -> DetachedModel:
@@ -82,3 +85,21 @@ def detached(model: onnx.ModelProto) -> DetachedModel:
 def fires(before: DetachedModel, after: DetachedModel) -> bool:
     """Whether a pass changed something: what is computed, or what is read of it."""
     return canonical_digest(before) != canonical_digest(after)
+
+
+def isolate_pass(entry: Entry, rows: Sequence[Entry]) -> Step:
+    """The pass of `entry` by itself: of a composite step, everything else that `rows` list is left out."""
+    name, _, bare = entry.name.rpartition("/")
+    if not name:
+        return OWN_STEPS[bare]() if bare in OWN_STEPS else OnnxOptimizerPass(bare)
+    step = OWN_STEPS[name]()
+    assert isinstance(step, Composite)
+    if isinstance(step, OnnxSim) and entry.runs == "extra":
+        step = OnnxSim({"extra_optimizers": [bare]})
+    needed = {bare, *_appliers(name, bare)}
+    return step.without([row.bare for row in rows if row.name.startswith(f"{name}/") and row.bare not in needed])
+
+
+def _appliers(step: str, bare: str) -> list[str]:
+    """What applies the pass, and so has to run with it: onnxruntime's rules run in groups."""
+    return [group for group, rules in RULES.items() if bare in rules] if step == "onnxruntime" else []

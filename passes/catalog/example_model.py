@@ -16,27 +16,27 @@ from onnx import numpy_helper
 
 from passes.proof.draw import draw_array
 
-__all__ = ["GALLERY", "UNPICTURED", "Picture", "picture_of", "read_picture"]
+__all__ = ["GALLERY", "UNPICTURED", "ExampleModel", "example_of", "read_example"]
 
 GALLERY: Final = Path(__file__).parents[1] / "gallery"
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ExampleModel:
     """A model before a pass. `caption` is one sentence."""
 
     caption: str
     model: onnx.ModelProto
 
 
-def picture_of(name: str) -> Path | None:
+def example_of(name: str) -> Path | None:
     """The picture of the pass called `name`. One with the step in its name, `onnxsim.fuse_qkv`, goes before others."""
     step, _, bare = name.rpartition("/")
     files = [GALLERY / f"{stem}.onnxtxt" for stem in ((f"{step}.{bare}", bare) if step else (bare,))]
     return next((file for file in files if file.is_file()), None)
 
 
-def read_picture(file: Path, seed: str = "") -> Picture:
+def read_example(file: Path, seed: str = "") -> ExampleModel:
     """Read one file of the gallery, draw its weights, and infer the type of every value.
 
     `seed` makes other weights. Floats are drawn from [-1, 1].
@@ -49,7 +49,7 @@ def read_picture(file: Path, seed: str = "") -> Picture:
     model.graph.value_info.extend(info for info in declared if info.name in computed)
     model.graph.initializer.extend(_drawn(info, seed) for info in declared if info.name not in computed)
     caption = text.partition("\n")[0].removeprefix("#").strip()
-    return Picture(caption, onnx.shape_inference.infer_shapes(model))
+    return ExampleModel(caption, onnx.shape_inference.infer_shapes(model))
 
 
 def _drawn(info: onnx.ValueInfoProto, seed: str) -> onnx.TensorProto:

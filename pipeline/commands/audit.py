@@ -13,10 +13,10 @@ from rich.console import Console
 from passes.advisories import Table, own_tables, tables_in
 from passes.advisories.gate import news
 from passes.audit.cases import case_names
-from passes.audit.plan import CALL, Plan, chosen_subjects, unread_of
+from passes.audit.job import CALL, Plan, chosen_targets, unread_of
 from passes.audit.reproducers import CALL as REPRODUCE
 from passes.audit.reproducers import wanted
-from passes.audit.subject import subjects_of, with_inner
+from passes.audit.target import targets_of, with_inner
 from passes.context import open_bench
 from passes.worker.platforms import available_cores
 from pipeline.commands.audit_files import remove_stale, write_reproducer, write_table
@@ -64,8 +64,8 @@ def audit(
     if models is not None and not models.is_dir():
         raise UsageError(f"--models: {models} is no folder; expected one with .onnx files")
     with open_bench() as bench:
-        found = subjects_of(bench, every=every or any("/" in one for one in only or ()))
-        subjects = with_inner(chosen_subjects(found, only or ()), bench)
+        found = targets_of(bench, every=every or any("/" in one for one in only or ()))
+        subjects = with_inner(chosen_targets(found, only or ()), bench)
     plan = Plan(subjects, case_names(models, cases or ()), models, timeout_s)
     stamps = _stamps(models)
     values = _done([Job(key, CALL, what) for key, what in plan.jobs()], out, spread, stamps)

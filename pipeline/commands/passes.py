@@ -11,7 +11,7 @@ import typer
 
 from passes.advisories.quarantine import is_quarantine
 from passes.catalog import Entry, catalog
-from passes.catalog.shown import find, show
+from passes.catalog.demo import find_entries, run_demo
 from passes.context import open_bench
 from passes.errors import PolicyError
 from passes.policy.groups import ALL_GROUPS, in_group
@@ -31,7 +31,7 @@ FORMAT_VERSION: Final = 1
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Every pass that this installation can run.")
     group.callback(invoke_without_command=True)(list_passes)
-    group.command("show")(show_passes)
+    group.command("run_demo")(show_passes)
     app.add_typer(group, name="passes")
 
 
@@ -70,12 +70,12 @@ def show_passes(
     """Say all that is known of a pass, and run it on a small model: the graph before, and after."""
     with open_bench() as bench:
         rows = catalog(bench, steps=_steps_around(name))
-        found = find(name, rows)
+        found = find_entries(name, rows)
         others = [row.name for row in rows if row.bare == found[0].bare and row not in found]
         for number, entry in enumerate(found):
             if number:
                 typer.echo()
-            print_shown(show(entry, rows, bench), others)
+            print_shown(run_demo(entry, rows, bench), others)
 
 
 def _steps_from(source: str) -> list[str]:

@@ -13,7 +13,7 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper
 
 from benchmarks.fuzz.seeds import seed_models, write_data_file
 from passes import optimize, why
-from passes.audit.file_cases import load_file
+from passes.audit.cases import load_file
 from passes.errors import ModelError
 from passes.guard.calls.base import PassThrough, copied
 from passes.load import check_bytes, load_model, memory_budget, seconds_to_run
