@@ -27,7 +27,7 @@ from passes.errors import ModelError, PolicyError
 from passes.suggest import nearest
 from passes.worker.client import Worker
 
-__all__ = ["CALL", "PRELOAD", "Plan", "chosen_targets", "open_trial", "run_job", "unread_of"]
+__all__ = ["CALL", "PRELOAD", "AuditPlan", "chosen_targets", "open_trial", "run_job", "unread_of"]
 
 
 CALL: Final = "passes.audit.job:run_job"
@@ -89,7 +89,7 @@ def run_job(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AuditPlan:
     """`subjects` on `cases`. `models` is the user's folder; `timeout_s` and `memory_gib` are for one call of a pass."""
 
     subjects: Sequence[AuditTarget]

@@ -11,7 +11,7 @@ import onnx
 
 from passes.audit.cases import Case
 from passes.audit.error_text import message_of, steady
-from passes.audit.metadata_probe import unmarked, what_is_lost
+from passes.audit.metadata_probe import remove_marks, what_is_lost
 from passes.model.bodies import every_node
 from passes.model.canonical import RANDOM_OPS
 from passes.proof.numbers import compare, same_bits
@@ -72,7 +72,7 @@ def _said(case: Case, after: onnx.ModelProto, valid: bool) -> Iterator[tuple[str
         yield "lost-metadata", lost
     if len(list(every_node(after.graph))) > len(list(every_node(case.model.graph))):
         yield "grew-nodes", ""
-    if larger(unmarked(case.model).ByteSize(), unmarked(after).ByteSize()):
+    if larger(remove_marks(case.model).ByteSize(), remove_marks(after).ByteSize()):
         yield "grew-bytes", ""
 
 

@@ -9,14 +9,14 @@ import onnx
 
 from passes.model.bodies import bodies_of
 
-__all__ = ["marked", "unmarked", "what_is_lost"]
+__all__ = ["add_marks", "remove_marks", "what_is_lost"]
 
 KEY: Final = "onnxline.audit"
 NODES_FROM: Final = 10
 """The first ir_version in which nodes have metadata."""
 
 
-def marked(model: onnx.ModelProto) -> onnx.ModelProto:
+def add_marks(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy with metadata and doc strings on the model and on each node of the main graph."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -30,7 +30,7 @@ def marked(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def unmarked(model: onnx.ModelProto) -> onnx.ModelProto:
+def remove_marks(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy without any metadata and doc strings: what counts when sizes are compared."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

@@ -23,7 +23,7 @@ from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.run.reproduce import smallest
 
-__all__ = ["CALL", "reproduce", "told_by", "wanted"]
+__all__ = ["CALL", "reproduce", "reproductions_of", "told_by"]
 
 CALL: Final = "passes.audit.reproducers:reproduce"
 
@@ -33,7 +33,7 @@ BUDGET_S: Final = 30.0
 """Seconds for making one model smaller."""
 
 
-def wanted(tables: Iterable[Table], subjects: Iterable[AuditTarget]) -> Iterator[dict[str, Any]]:
+def reproductions_of(tables: Iterable[Table], subjects: Iterable[AuditTarget]) -> Iterator[dict[str, Any]]:
     """Arguments of `reproduce`: one for each pass and kind of finding that deserves it.
 
     Node tests go before whole models, since they are small already.

@@ -8,17 +8,17 @@ from typing import Any, Final
 
 from passes.advisories import UNSAFE, Finding
 from passes.advisories.table import round_trips
-from passes.audit.attempts import LARGEST, Attempt
+from passes.audit.attempts import LARGEST, PassAttempt
 from passes.audit.cases import Case
 from passes.audit.error_text import signal_in
 from passes.audit.judge import READY, Result, larger
-from passes.audit.metadata_probe import marked
+from passes.audit.metadata_probe import add_marks
 from passes.audit.target import AuditTarget
 from passes.errors import StepCrashed, StepTimedOut
 from passes.run.narrow import culprits
 from passes.worker.client import Worker
 
-__all__ = ["Outcome", "Trial", "attribute_to_inner"]
+__all__ = ["CaseOutcome", "Trial", "attribute_to_inner"]
 
 
 ATTEMPTS: Final = "passes.audit.attempts:attempts"
@@ -26,7 +26,7 @@ JUDGE: Final = "passes.audit.judge:judge"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseOutcome:
     """What came of one case. `unjudged` says why its numbers cannot be looked at; empty where they can."""
 
     findings: tuple[Finding, ...]
@@ -40,14 +40,14 @@ class Trial:
     libraries: Worker
     judges: Worker
 
-    def of(self, case: Case, subjects: Sequence[AuditTarget]) -> Outcome:
+    def of(self, case: Case, subjects: Sequence[AuditTarget]) -> CaseOutcome:
         """Every finding on `case`, of each of `subjects` alone; that of a step is told of the passes in it at fault."""
-        case = replace(case, model=marked(case.model))
+        case = replace(case, model=add_marks(case.model))
         outcome = self._tried(case, subjects)
         findings = attribute_to_inner(outcome.findings, subjects, lambda subject: self._tried(case, [subject]).findings)
-        return Outcome(findings, outcome.unjudged)
+        return CaseOutcome(findings, outcome.unjudged)
 
-    def _tried(self, case: Case, subjects: Sequence[AuditTarget]) -> Outcome:
+    def _tried(self, case: Case, subjects: Sequence[AuditTarget]) -> CaseOutcome:
         findings: list[Finding] = []
         results: dict[Result, list[str]] = {}
         for attempt, failure in self._attempts(case, subjects):
@@ -58,13 +58,13 @@ class Trial:
         unjudged, verdicts = self._judged(case, list(results))
         for names, verdict in zip(results.values(), verdicts, strict=True):
             findings += [Finding(name, kind, case.name, why) for name in names for kind, why in verdict.items()]
-        return Outcome(tuple(dict.fromkeys(findings)), unjudged)
+        return CaseOutcome(tuple(dict.fromkeys(findings)), unjudged)
 
-    def _attempts(self, case: Case, subjects: Sequence[AuditTarget]) -> Iterator[tuple[Attempt, str]]:
+    def _attempts(self, case: Case, subjects: Sequence[AuditTarget]) -> Iterator[tuple[PassAttempt, str]]:
         """Each attempt, with the kind of finding and the words where it brought the process down."""
         model = case.model.SerializeToString()
         data = [subject.data() for subject in subjects]
-        begun = Attempt(-1)
+        begun = PassAttempt(-1)
         while begun.place + 1 < len(subjects):
             try:
                 for item in _stream(self.libraries, ATTEMPTS, model=model, subjects=data, start=begun.place + 1):
@@ -74,7 +74,7 @@ class Trial:
             except (StepCrashed, StepTimedOut) as failure:
                 second = begun.followed
                 place = begun.place if second else begun.place + 1
-                begun = Attempt(place, again=second)
+                begun = PassAttempt(place, again=second)
                 yield begun, _kind(failure)
 
     def _judged(self, case: Case, results: Sequence[Result]) -> tuple[str, list[dict[str, str]]]:
@@ -114,7 +114,7 @@ def _kind(failure: StepCrashed | StepTimedOut) -> str:
     return "timed out" if isinstance(failure, StepTimedOut) else signal_in(str(failure))
 
 
-def _found(attempt: Attempt, failure: str, case: Case) -> Iterator[tuple[str, str]]:
+def _found(attempt: PassAttempt, failure: str, case: Case) -> Iterator[tuple[str, str]]:
     """What is known of an attempt before anybody has looked at its result."""
     where = ", on its own result" if attempt.again else ""
     if failure:

@@ -62,7 +62,7 @@ def run_demo(entry: Entry, rows: Sequence[Entry], bench: Workbench) -> Demo:
         return Demo(entry, why_not=f"no picture: {why}" if why else "no picture in this release of onnxline")
     picture = read_example(file)
     before = graph_text(picture.model)
-    model = detached(picture.model)
+    model = detached_copy(picture.model)
     try:
         result = isolate_pass(entry, rows).apply(model, bench)
     except StepFailed as failure:
@@ -75,7 +75,7 @@ def run_demo(entry: Entry, rows: Sequence[Entry], bench: Workbench) -> Demo:
     return Demo(entry, picture.caption, before, graph_text(attach(result)), dead)
 
 
-def detached(model: onnx.ModelProto) -> DetachedModel:
+def detached_copy(model: onnx.ModelProto) -> DetachedModel:
     """As the runner holds a model; `model` stays as it is."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

@@ -19,8 +19,8 @@ from typing import Any
 from passes.context import memory_limit
 from passes.guard.call_log import GuardedCall, Returned, call_site, write_call
 from passes.guard.calls import Target
-from passes.guard.calls.base import Call, PassThrough
-from passes.guard.enforce import Outcome, RefusedByOptimizer, enforce
+from passes.guard.calls.base import InterceptedCall, PassThrough
+from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
 from passes.guard.settings import CombinedPolicy, Settings
 from passes.step import Workbench
 from passes.worker.client import Worker
@@ -71,24 +71,24 @@ def handle(
 
 def _read(
     target: Target, original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Call | PassThrough:
+) -> InterceptedCall | PassThrough:
     try:
         return target.read(original, args, kwargs)
     except PassThrough as reason:
         return reason
 
 
-def _enforced(call: Call, demands: CombinedPolicy, bench: Workbench) -> Outcome | RefusedByOptimizer:
+def _enforced(call: InterceptedCall, demands: CombinedPolicy, bench: Workbench) -> GuardOutcome | RefusedByOptimizer:
     try:
         return enforce(call, demands, bench)
     except RefusedByOptimizer as refusal:
         return refusal
     except Exception:  # ours: the script must not suffer, and nothing may be lost
         note = f"a bug of onnxline, please report it: {traceback.format_exc()}"
-        return Outcome(call.model, Returned.AS_GIVEN, False, notes=(note,))
+        return GuardOutcome(call.model, Returned.AS_GIVEN, False, notes=(note,))
 
 
-def _filled(blank: GuardedCall, call: Call, outcome: Outcome, demands: CombinedPolicy) -> GuardedCall:
+def _filled(blank: GuardedCall, call: InterceptedCall, outcome: GuardOutcome, demands: CombinedPolicy) -> GuardedCall:
     unguarded = outcome.unguarded
     return replace(
         blank,

@@ -19,7 +19,7 @@ from passes.guard.call_log import warn
 from passes.guard.calls import TARGETS, Target
 from passes.guard.handle_call import WorkerPool, handle
 from passes.guard.patching import Interception, intercept, is_intercepted, restore
-from passes.guard.settings import Borrowed, Settings, guards_in, variables_of
+from passes.guard.settings import BorrowedEnvironment, Settings, guards_in, variables_of
 from passes.guard.startup.hooks import LAUNCHES, LIBRARIES, AfterImport, register
 
 __all__ = ["dispatch", "enter", "inherit", "leave"]
@@ -46,7 +46,7 @@ def enter(settings: Settings) -> None:
     """From now on `settings` are in force, in every thread and in children that are started."""
     inherit()
     with _STATE.lock:
-        _STATE.borrowed = _STATE.borrowed or Borrowed(os.environ)
+        _STATE.borrowed = _STATE.borrowed or BorrowedEnvironment(os.environ)
         _STATE.entered = (*_STATE.entered, settings)
         _STATE.borrowed.put(_STATE.guards())
         _STATE.open()
@@ -84,7 +84,7 @@ class _State:
         self.lock = threading.RLock()
         self.inherited: tuple[Settings, ...] = ()
         self.entered: tuple[Settings, ...] = ()
-        self.borrowed: Borrowed | None = None
+        self.borrowed: BorrowedEnvironment | None = None
         self.workers = WorkerPool()
         self.interceptions: list[Interception] = []
         self.missing: set[str] = set()

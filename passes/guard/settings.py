@@ -16,7 +16,7 @@ from passes.policy.known_effects import DESTROYS
 from passes.policy.policy import Policy, Skip
 from passes.recipe.steps import OWN_STEPS
 
-__all__ = ["Borrowed", "CombinedPolicy", "Settings", "from_text", "guards_in", "to_text", "variables_of"]
+__all__ = ["BorrowedEnvironment", "CombinedPolicy", "Settings", "from_text", "guards_in", "to_text", "variables_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _names(steps: Collection[str] | None) -> tuple[str, ...]:
 PATH: Final = "PYTHONPATH"
 
 
-class Borrowed:
+class BorrowedEnvironment:
     """An environment that asks children to be guarded, for a while."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:

@@ -23,7 +23,7 @@ from pipeline.run import Pipeline
 from pipeline.verify.user_inputs import input_files
 from pipeline.workspace import stamp
 
-__all__ = ["REPORT", "Planned", "job_of", "read_configs", "run_one"]
+__all__ = ["REPORT", "PlannedRun", "job_of", "read_configs", "run_one"]
 
 REPORT: Final = "report.json"
 
@@ -31,7 +31,7 @@ RUN_ONE: Final = "pipeline.batch.configs:run_one"
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRun:
     """A file that a pattern named. `config` is None if it cannot be read, and `mistake` then says why."""
 
     path: Path
@@ -40,14 +40,14 @@ class Planned:
     mistake: OnnxlineError | PassError | None = None
 
 
-def read_configs(patterns: Sequence[str], overrides: Sequence[str] = ()) -> tuple[Planned, ...]:
+def read_configs(patterns: Sequence[str], overrides: Sequence[str] = ()) -> tuple[PlannedRun, ...]:
     """The configurations that `patterns` name, in their order; what a glob finds is sorted, and taken once.
 
     Raises:
         UsageError: a pattern names no file, or two configurations have one name, and so one folder.
     """
     planned = tuple(_read(path, overrides) for path in _files(patterns))
-    first: dict[str, Planned] = {}
+    first: dict[str, PlannedRun] = {}
     for one in planned:
         other = first.setdefault(one.name, one) if one.config is not None else one
         if other is not one:
@@ -58,12 +58,12 @@ def read_configs(patterns: Sequence[str], overrides: Sequence[str] = ()) -> tupl
     return planned
 
 
-def _read(path: Path, overrides: Sequence[str]) -> Planned:
+def _read(path: Path, overrides: Sequence[str]) -> PlannedRun:
     try:
         config = RunConfig.from_yaml(path, overrides)
     except (OnnxlineError, PassError) as error:
-        return Planned(path, path.stem, None, error)
-    return Planned(path, config.name, config)
+        return PlannedRun(path, path.stem, None, error)
+    return PlannedRun(path, config.name, config)
 
 
 def _files(patterns: Sequence[str]) -> tuple[Path, ...]:
@@ -85,7 +85,7 @@ def _matches(pattern: str) -> Iterator[Path]:
     yield from (path for path in map(Path, found) if path.is_file())
 
 
-def job_of(planned: Planned, out: Path) -> Job:
+def job_of(planned: PlannedRun, out: Path) -> Job:
     """The run of a configuration that could be read, into `out`/<name>.
 
     All on which it depends is in the arguments, so that it is another job when the settings, the files of the model,

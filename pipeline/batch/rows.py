@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.batch.configs import REPORT, Planned
+from pipeline.batch.configs import REPORT, PlannedRun
 from pipeline.errors import UsageError
 from pipeline.jobs import Outcome, State
 
@@ -51,7 +51,7 @@ class Row:
     known: bool = False
 
 
-def row_of(planned: Planned, outcome: Outcome, folder: Path, known: bool) -> Row:
+def row_of(planned: PlannedRun, outcome: Outcome, folder: Path, known: bool) -> Row:
     """The row of a run; one that is done and whose files nobody sees here has made them on a disk of its own."""
     why, code = outcome.why, outcome.exit_code
     if outcome.status is State.DONE and not (folder / REPORT).is_file():
@@ -74,7 +74,7 @@ def row_of(planned: Planned, outcome: Outcome, folder: Path, known: bool) -> Row
     )
 
 
-def row_of_mistake(planned: Planned, why: Exception) -> Row:
+def row_of_mistake(planned: PlannedRun, why: Exception) -> Row:
     """The row of a configuration that cannot be run at all."""
     code = getattr(why, "exit_code", UsageError.exit_code)
     return Row(planned.name, str(planned.path), STATES[code], exit_code=code, why=str(why))

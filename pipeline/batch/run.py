@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from passes.errors import PassError
-from pipeline.batch.configs import REPORT, Planned, job_of
+from pipeline.batch.configs import REPORT, PlannedRun, job_of
 from pipeline.batch.rows import Row, batch_text, row_of, row_of_mistake
 from pipeline.errors import OnnxlineError
 from pipeline.jobs import Ended, Job, Outcome, Spread, run_jobs
@@ -24,7 +24,7 @@ TEXT: Final = "batch.txt"
 
 
 def run_batch(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     out: Path,
     spread: Spread,
     observer: Callable[[Ended], None] = lambda _: None,
@@ -69,7 +69,7 @@ def run_batch(
     return rows
 
 
-def _jobs(planned: Sequence[Planned], out: Path) -> tuple[dict[Path, Row], list[Job]]:
+def _jobs(planned: Sequence[PlannedRun], out: Path) -> tuple[dict[Path, Row], list[Job]]:
     """What cannot be run, and a job for each of the others."""
     mistakes: dict[Path, Row] = {}
     jobs = []

@@ -13,9 +13,9 @@ from rich.console import Console
 from passes.advisories import Table, own_tables, tables_in
 from passes.advisories.gate import news
 from passes.audit.cases import case_names
-from passes.audit.job import CALL, Plan, chosen_targets, unread_of
+from passes.audit.job import CALL, AuditPlan, chosen_targets, unread_of
 from passes.audit.reproducers import CALL as REPRODUCE
-from passes.audit.reproducers import wanted
+from passes.audit.reproducers import reproductions_of
 from passes.audit.target import targets_of, with_inner
 from passes.context import open_bench
 from passes.worker.platforms import available_cores
@@ -66,7 +66,7 @@ def audit(
     with open_bench() as bench:
         found = targets_of(bench, every=every or any("/" in one for one in only or ()))
         subjects = with_inner(chosen_targets(found, only or ()), bench)
-    plan = Plan(subjects, case_names(models, cases or ()), models, timeout_s)
+    plan = AuditPlan(subjects, case_names(models, cases or ()), models, timeout_s)
     stamps = _stamps(models)
     values = _done([Job(key, CALL, what) for key, what in plan.jobs()], out, spread, stamps)
     tables, unread = plan.tables(values), unread_of(values)
@@ -97,12 +97,12 @@ def _accepted(folder: Path | None) -> Sequence[Table]:
     return tables
 
 
-def _reproductions(plan: Plan, tables: Sequence[Table]) -> list[Job]:
+def _reproductions(plan: AuditPlan, tables: Sequence[Table]) -> list[Job]:
     models = str(plan.models.resolve()) if plan.models else None
     settings = {"models": models, "timeout_s": plan.timeout_s, "memory_gib": plan.memory_gib}
     return [
         Job(f"{one['name']}: {one['kind']}, {one['case']}", REPRODUCE, {**one, **settings})
-        for one in wanted(tables, plan.subjects)
+        for one in reproductions_of(tables, plan.subjects)
     ]
 
 

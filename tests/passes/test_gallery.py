@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from passes.catalog import Entry, catalog
-from passes.catalog.demo import detached, fires, isolate_pass
+from passes.catalog.demo import detached_copy, fires, isolate_pass
 from passes.catalog.example_model import GALLERY, UNPICTURED, example_of, read_example
 from passes.catalog.graph_text import graph_text
 from passes.external.onnxsim import OnnxSim
@@ -37,7 +37,7 @@ class Library:
     bench: Workbench
 
     def run_alone(self, row: Entry, model: onnx.ModelProto) -> onnx.ModelProto:
-        return attach(isolate_pass(row, self.rows).apply(detached(model), self.bench))
+        return attach(isolate_pass(row, self.rows).apply(detached_copy(model), self.bench))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_a_pass_fires_on_its_picture_and_keeps_what_is_computed(file: Path, libr
     onnx.checker.check_model(model)
     for row in rows:
         after = library.run_alone(row, model)
-        fired = fires(detached(model), detached(after))
+        fired = fires(detached_copy(model), detached_copy(after))
         assert fired == (row.runs != "never"), row.name
         for seed in ("a", "b"):
             feeds = feeds_of(model, seed)
@@ -153,7 +153,7 @@ def test_an_extra_pass_of_onnxsim_runs_only_where_it_is_named(library: Library) 
     extra = [row for row in inner if row.runs == "extra" and example_of(row.name)]
     assert len(extra) > 10
     for row in extra:
-        model = detached(read_example(example_of(row.name) or Path()).model)
+        model = detached_copy(read_example(example_of(row.name) or Path()).model)
         unnamed = OnnxSim().without([other.bare for other in inner if other is not row])
         assert not fires(model, unnamed.apply(model, library.bench)), row.name
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from passes.guard.calls import onnxoptimizer, onnxsim, onnxslim
-from passes.guard.calls.base import Call, PassThrough, Plan, Skips, Target
+from passes.guard.calls.base import CallPlan, InterceptedCall, PassThrough, Skips, Target
 
-__all__ = ["TARGETS", "Call", "PassThrough", "Plan", "Skips", "Target"]
+__all__ = ["TARGETS", "CallPlan", "InterceptedCall", "PassThrough", "Skips", "Target"]
 
 TARGETS: Final = (*onnxsim.TARGETS, *onnxoptimizer.TARGETS, *onnxslim.TARGETS)
 """What is intercepted: one row a function. A command of a library calls its function. Two names of one function are one

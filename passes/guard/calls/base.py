@@ -26,17 +26,17 @@ from passes.step import Repeat, Step, Workbench
 from passes.suggest import nearest
 
 __all__ = [
-    "Call",
+    "CallPlan",
+    "InterceptedCall",
     "PassThrough",
-    "Plan",
     "Skips",
     "Target",
-    "bound",
-    "copied",
+    "bind_arguments",
+    "copy_model",
     "is_valid",
     "known_only",
-    "opened",
-    "parsed",
+    "open_model",
+    "parse_model",
     "without_defaults",
     "write",
 ]
@@ -59,7 +59,7 @@ class PassThrough(Exception):  # not an error: the optimizer has the word
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CallPlan:
     """The steps that do what the call asks for, less what is skipped: pass → the reason."""
 
     steps: tuple[Step | Repeat, ...]
@@ -67,7 +67,7 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-class Call(Protocol):
+class InterceptedCall(Protocol):
     """One call of an optimizer, with its arguments understood."""
 
     @property
@@ -90,11 +90,11 @@ class Call(Protocol):
         """Shapes that the caller gave to inputs."""
         ...
 
-    def plan(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan(self, skips: Skips, bench: Workbench) -> CallPlan:
         """The steps to run in the worker."""
         ...
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> Plan | None:
+    def plan_here(self, skips: Skips, bench: Workbench) -> CallPlan | None:
         """The steps to run in this process, for what the worker does not know (an operator that the script registered);
         None where that cannot be."""
         ...
@@ -112,7 +112,7 @@ class Call(Protocol):
         ...
 
 
-Reader = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Call]
+Reader = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], InterceptedCall]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Target:
             return None
 
 
-def bound(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bind_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Name → value of the arguments that were given.
 
     Raises:
@@ -175,7 +175,7 @@ def _same(value: object, default: object) -> bool:
     return value is default or (plain and value == default)
 
 
-def copied(model: onnx.ModelProto, instead: Callable[[], Any]) -> DetachedModel:
+def copy_model(model: onnx.ModelProto, instead: Callable[[], Any]) -> DetachedModel:
     """A model in memory, detached; the caller's stays as it is.
 
     Raises:
@@ -191,7 +191,7 @@ def copied(model: onnx.ModelProto, instead: Callable[[], Any]) -> DetachedModel:
         raise PassThrough(str(mistake), instead) from mistake
 
 
-def parsed(data: bytes) -> onnx.ModelProto:
+def parse_model(data: bytes) -> onnx.ModelProto:
     """A model in bytes.
 
     Raises:
@@ -203,7 +203,7 @@ def parsed(data: bytes) -> onnx.ModelProto:
         raise PassThrough(f"the bytes are not a model: {error}") from error
 
 
-def opened(path: str) -> DetachedModel:
+def open_model(path: str) -> DetachedModel:
     """A model in a file.
 
     Raises:
@@ -215,14 +215,14 @@ def opened(path: str) -> DetachedModel:
         raise PassThrough(str(mistake)) from mistake
 
 
-def whole(model: DetachedModel) -> onnx.ModelProto:
+def with_weights(model: DetachedModel) -> onnx.ModelProto:
     """With its data inline. In memory a message may be larger than any file."""
     return attach(model, limit=None)
 
 
 def write(model: DetachedModel, path: str, external_from: int) -> None:
     """Write to `path`; above `external_from` bytes the weights go to `<name>.data` beside it, as optimizers do it."""
-    proto, data = whole(model), Path(f"{path}.data")
+    proto, data = with_weights(model), Path(f"{path}.data")
     if model.nbytes() <= min(external_from, PROTOBUF_LIMIT):
         onnx.save(proto, path)
         return
@@ -235,7 +235,7 @@ def is_valid(model: DetachedModel) -> bool:
     if model.nbytes() > PROTOBUF_LIMIT:
         return True
     try:
-        onnx.checker.check_model(whole(model))
+        onnx.checker.check_model(with_weights(model))
     except onnx.checker.ValidationError:
         return False
     return True

@@ -13,7 +13,17 @@ import numpy as np
 import onnx
 
 from passes.external.onnxoptimizer import available, default_set, passes_of
-from passes.guard.calls.base import PassThrough, Plan, Skips, Target, bound, copied, opened, parsed, whole
+from passes.guard.calls.base import (
+    CallPlan,
+    PassThrough,
+    Skips,
+    Target,
+    bind_arguments,
+    copy_model,
+    open_model,
+    parse_model,
+    with_weights,
+)
 from passes.model.weights import DetachedModel
 from passes.step import Repeat, Workbench
 
@@ -32,13 +42,13 @@ class OnnxOptimizerCall:
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def plan(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan(self, skips: Skips, bench: Workbench) -> CallPlan:
         skipped = {name: skip.reason for name in self.names if (skip := skips(name))}
         names = tuple(name for name in self.names if name not in skipped)
         steps = passes_of(names)
-        return Plan((Repeat(steps),) if self.fixed_point else steps, skipped)
+        return CallPlan((Repeat(steps),) if self.fixed_point else steps, skipped)
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> Plan | None:
+    def plan_here(self, skips: Skips, bench: Workbench) -> CallPlan | None:
         return None  # the library has nothing that a script could register
 
     def unguarded(self, bench: Workbench) -> DetachedModel:
@@ -56,7 +66,7 @@ class OnnxOptimizerCall:
 
 def read_optimize(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxOptimizerCall:
     """Understand a call of `onnxoptimizer.optimize(model, passes=None, fixed_point=False) -> ModelProto`."""
-    given = bound(original, args, kwargs)
+    given = bind_arguments(original, args, kwargs)
     model, names = given["model"], given.get("passes")
     if not isinstance(model, onnx.ModelProto):
         raise PassThrough(f"optimize does not take a model of type {type(model).__name__}")
@@ -64,7 +74,7 @@ def read_optimize(original: Callable[..., Any], args: Sequence[Any], kwargs: Map
         names = default_set()
     fixed_point = bool(given.get("fixed_point"))
     return OnnxOptimizerCall(
-        copied(model, lambda: model), _known(names, lambda: model), fixed_point, lambda made: whole(made)
+        copy_model(model, lambda: model), _known(names, lambda: model), fixed_point, lambda made: with_weights(made)
     )
 
 
@@ -75,9 +85,9 @@ def read_bytes(
     if len(args) != 2 or kwargs or not isinstance(args[0], bytes):
         raise PassThrough("the native optimize takes the bytes of a model and a list of passes")
     given, names = args
-    model = copied(parsed(given), lambda: given)
+    model = copy_model(parse_model(given), lambda: given)
     return OnnxOptimizerCall(
-        model, _known(names, lambda: given), fixed_point, lambda made: whole(made).SerializeToString()
+        model, _known(names, lambda: given), fixed_point, lambda made: with_weights(made).SerializeToString()
     )
 
 
@@ -94,9 +104,9 @@ def read_paths(
     def write(made: DetachedModel) -> None:
         beside = Path(target).parent / data
         beside.unlink(missing_ok=True)  # onnx appends to what is there
-        onnx.save(whole(made), target, save_as_external_data=True, location=data, convert_attribute=True)
+        onnx.save(with_weights(made), target, save_as_external_data=True, location=data, convert_attribute=True)
 
-    return OnnxOptimizerCall(opened(source), _known(names, None), fixed_point, write, source)
+    return OnnxOptimizerCall(open_model(source), _known(names, None), fixed_point, write, source)
 
 
 def _known(names: object, instead: Callable[[], Any] | None) -> tuple[str, ...]:

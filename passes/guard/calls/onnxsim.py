@@ -15,17 +15,17 @@ from passes.errors import StepFailed
 from passes.external import onnxsim
 from passes.external.onnxsim import STAGES, OnnxSim
 from passes.guard.calls.base import (
+    CallPlan,
     PassThrough,
-    Plan,
     Skips,
     Target,
-    bound,
-    copied,
+    bind_arguments,
+    copy_model,
     is_valid,
     known_only,
-    opened,
-    parsed,
-    whole,
+    open_model,
+    parse_model,
+    with_weights,
     without_defaults,
     write,
 )
@@ -68,18 +68,18 @@ class OnnxSimCall:
     unsent: tuple[str, ...] = ()
     """Options that keep the call in this process."""
 
-    def plan(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan(self, skips: Skips, bench: Workbench) -> CallPlan:
         if self.unsent:
             plan = self.plan_here(skips, bench)
             why = f"{', '.join(self.unsent)} cannot be sent to another process, so the call ran in this one"
-            return Plan(plan.steps, plan.skipped, (*plan.notes, why))
+            return CallPlan(plan.steps, plan.skipped, (*plan.notes, why))
         known = OnnxSim().inner(bench)
         if self.options.get("extra_optimizers"):
             _refuse_unknown(self.options["extra_optimizers"], bench.worker.ask(f"{__name__}:all_passes"))
         options, notes = known_only(self.options, "skipped_optimizers", known, "onnxsim")
         return plan_without(OnnxSim(options), known, skips, notes)
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan_here(self, skips: Skips, bench: Workbench) -> CallPlan:
         known = (*onnxsim.facts()["passes"], *STAGES)
         if self.options.get("extra_optimizers"):
             _refuse_unknown(self.options["extra_optimizers"], all_passes())
@@ -104,15 +104,15 @@ class OnnxSimCall:
 
 def read_simplify(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
     """Understand a call of `onnxsim.simplify(model, …) -> (ModelProto, bool)`."""
-    given = bound(original, args, kwargs)
+    given = bind_arguments(original, args, kwargs)
     source = given.pop("model")
     options = without_defaults(original, given)
     target = options.pop("output_path", None)
     threshold = _bytes(options.pop("external_data_threshold", None))
     if isinstance(source, str):
-        model = opened(source)
+        model = open_model(source)
     elif isinstance(source, onnx.ModelProto) and target is None:
-        model = copied(source, lambda: (source, True))
+        model = copy_model(source, lambda: (source, True))
     else:
         raise PassThrough(f"simplify does not take a model of type {type(source).__name__} here")
     feeds = _feeds(options)
@@ -128,10 +128,10 @@ def read_simplify(original: Callable[..., Any], args: Sequence[Any], kwargs: Map
     def returns(final: DetachedModel, proven: bool) -> tuple[onnx.ModelProto, bool]:
         sound = proven or is_valid(final)
         if target is None:
-            return whole(final), sound
+            return with_weights(final), sound
         write(final, target, threshold)
         # Without a check of its own, simplify does not read the weights back from the file that it wrote.
-        return (whole(final) if check_n else onnx.load(target, load_external_data=False)), sound
+        return (with_weights(final) if check_n else onnx.load(target, load_external_data=False)), sound
 
     unsent = tuple(name for name in OBJECTS if options.get(name))
     path = source if isinstance(source, str) else ""
@@ -227,7 +227,7 @@ def read_simplify_path(original: Callable[..., Any], args: Sequence[Any], kwargs
         write(final, target, PROTOBUF_LIMIT)
         return True
 
-    return OnnxSimCall(opened(source), source, _options(given), run, returns, unsent=_unsent(given))
+    return OnnxSimCall(open_model(source), source, _options(given), run, returns, unsent=_unsent(given))
 
 
 def read_simplify_bytes(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
@@ -243,9 +243,9 @@ def read_simplify_bytes(original: Callable[..., Any], args: Sequence[Any], kwarg
         Path(result).write_bytes(made)
 
     def returns(final: DetachedModel, proven: bool) -> bytes:
-        return whole(final).SerializeToString()
+        return with_weights(final).SerializeToString()
 
-    model = copied(parsed(data), lambda: data)
+    model = copy_model(parse_model(data), lambda: data)
     return OnnxSimCall(model, "", _options(given), run, returns, unsent=_unsent(given))
 
 

@@ -12,7 +12,17 @@ import onnx
 
 from passes.external.installed import ask
 from passes.external.onnxslim import OnnxSlim
-from passes.guard.calls.base import PassThrough, Plan, Skips, Target, bound, copied, known_only, opened, whole
+from passes.guard.calls.base import (
+    CallPlan,
+    PassThrough,
+    Skips,
+    Target,
+    bind_arguments,
+    copy_model,
+    known_only,
+    open_model,
+    with_weights,
+)
 from passes.guard.calls.steps import InProcessStep, plan_without
 from passes.model.weights import DetachedModel
 from passes.step import Workbench
@@ -49,19 +59,19 @@ class OnnxSlimCall:
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def plan(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan(self, skips: Skips, bench: Workbench) -> CallPlan:
         own = _own_patterns()
         if own:
             plan = self.plan_here(skips, bench)
             why = f"this process has fusion patterns of its own ({', '.join(own)}), so the call ran in it"
-            return Plan(plan.steps, plan.skipped, (*plan.notes, why))
+            return CallPlan(plan.steps, plan.skipped, (*plan.notes, why))
         known = ask(bench, "passes.external.onnxslim:facts", "onnxslim")
         options, notes = known_only(self.options, "skip_fusion_patterns", known["patterns"], "onnxslim")
         options, more = known_only(options, "skip_optimizations", known["optimizations"], "onnxslim")
         step = OnnxSlim(options)
         return plan_without(step, step.inner(bench), skips, (*notes, *more))
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan_here(self, skips: Skips, bench: Workbench) -> CallPlan:
         names = (*_patterns(), *_optimizations())
         return plan_without(InProcessStep("onnxslim", names, self._run), names, skips, ())
 
@@ -79,7 +89,11 @@ class OnnxSlimCall:
         """Let the library itself do what comes last, with every optimization off."""
         where = () if self.target is None else (self.target,)
         try:
-            return whole(model) if self.in_core else self.slim(whole(model), *where, **_nothing(), **self.last)
+            return (
+                with_weights(model)
+                if self.in_core
+                else self.slim(with_weights(model), *where, **_nothing(), **self.last)
+            )
         finally:
             _settings().reset(list(self.off))
 
@@ -101,14 +115,14 @@ def read_slim(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
         if isinstance(given.get(name), str):
             given[name] = [given[name]]
     if isinstance(source, str):
-        model = opened(source)
+        model = open_model(source)
     elif isinstance(source, onnx.ModelProto):
-        model = copied(source, lambda: source)
+        model = copy_model(source, lambda: source)
     else:
         raise PassThrough(f"slim does not take a model of type {type(source).__name__}")
     if before:
         try:
-            model = copied(original(whole(model), **_nothing(), **before), lambda: source)
+            model = copy_model(original(with_weights(model), **_nothing(), **before), lambda: source)
         except Exception as error:  # the library will say it again
             raise PassThrough(str(error)) from error
     off = tuple(given.get("skip_optimizations", ()))
@@ -117,13 +131,13 @@ def read_slim(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
 
 def read_slim_core(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
     """Understand a call of `onnxslim.core.optimize(model, skip_fusion_patterns=None, size_threshold=None)`."""
-    given = bound(original, args, kwargs)
+    given = bind_arguments(original, args, kwargs)
     return _read_core(given.pop("model"), given, ())
 
 
 def read_optimize_model(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
     """Understand a call of `onnxslim.core.optimization.optimize_model(model or graph, skip_fusion_patterns=None)`."""
-    given = bound(original, args, kwargs)
+    given = bind_arguments(original, args, kwargs)
     return _read_core(given.pop("model"), given, ("constant_folding",))
 
 
@@ -149,7 +163,7 @@ def _read_core(source: Any, given: dict[str, Any], without: Sequence[str]) -> On
         "no_shape_infer": True,
     }
     slim = importlib.import_module("onnxslim").slim
-    return OnnxSlimCall(copied(model, lambda: model), "", options, slim, off=off, in_core=True)
+    return OnnxSlimCall(copy_model(model, lambda: model), "", options, slim, off=off, in_core=True)
 
 
 def _nothing() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from passes.errors import StepFailed
-from passes.guard.calls.base import Plan, Skips
+from passes.guard.calls.base import CallPlan, Skips
 from passes.model.files import save
 from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, read_model
 from passes.step import Composite, Narrows, Workbench
@@ -88,8 +88,8 @@ class RecordedStep:
         return replace(self, step=self.step.without(names))
 
 
-def plan_without(step: Composite, inner: Sequence[str], skips: Skips, notes: tuple[str, ...]) -> Plan:
+def plan_without(step: Composite, inner: Sequence[str], skips: Skips, notes: tuple[str, ...]) -> CallPlan:
     """The plan of one composite step, less what is skipped of its passes `inner`."""
     skipped = {name: skip.reason for name in (f"{step.name}/{each}" for each in inner) if (skip := skips(name))}
     left_out = [name.partition("/")[2] for name in skipped]
-    return Plan((RecordedStep(step.without(left_out)),), skipped, notes)
+    return CallPlan((RecordedStep(step.without(left_out)),), skipped, notes)

@@ -16,7 +16,7 @@ from passes.run.result import PassRow, Status
 from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of
 from pipeline.report.model import SOURCE, Mark, Report, diff_folder
 
-__all__ = ["Entry", "PassDiff", "Section", "Segment", "Timeline", "TimelineRow", "read_diff", "timeline_of"]
+__all__ = ["DiffEntry", "DiffSection", "PassDiff", "Segment", "Timeline", "TimelineRow", "read_diff", "timeline_of"]
 
 
 TINTS: Final = 8
@@ -206,7 +206,7 @@ LONGEST: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DiffEntry:
     """Either nodes that went and nodes that came, or a sentence."""
 
     removed: tuple[str, ...] = ()
@@ -215,18 +215,18 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class DiffSection:
     """`more` is the number of entries that are left out."""
 
     title: str
-    entries: tuple[Entry, ...]
+    entries: tuple[DiffEntry, ...]
     more: int
 
 
 @dataclass(frozen=True, slots=True)
 class PassDiff:
     summary: str
-    sections: tuple[Section, ...]
+    sections: tuple[DiffSection, ...]
 
 
 def read_diff(folder: Path) -> PassDiff | None:
@@ -239,19 +239,19 @@ def read_diff(folder: Path) -> PassDiff | None:
         return None
 
 
-def _sections(diff: Diff) -> Iterator[Section]:
+def _sections(diff: Diff) -> Iterator[DiffSection]:
     for name, title in TITLES.items():
         entries: Sequence[object] = getattr(diff, name)
         if entries:
-            yield Section(title, tuple(map(_entry, entries[:MOST])), max(0, len(entries) - MOST))
+            yield DiffSection(title, tuple(map(_entry, entries[:MOST])), max(0, len(entries) - MOST))
 
 
-def _entry(found: object) -> Entry:
+def _entry(found: object) -> DiffEntry:
     if isinstance(found, Replacement):
-        return Entry(
+        return DiffEntry(
             _listed(found.removed), _listed((*found.added, *(f"stored constant {name}" for name in found.stored)))
         )
-    return Entry(text=_short(str(found)))
+    return DiffEntry(text=_short(str(found)))
 
 
 def _listed(nodes: Sequence[NodeLabel | str]) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ import pytest
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.guard.call_log import Returned
-from passes.guard.calls.base import Plan, Skips
-from passes.guard.enforce import Outcome, RefusedByOptimizer, enforce
+from passes.guard.calls.base import CallPlan, Skips
+from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
 from passes.guard.settings import CombinedPolicy, Settings
 from passes.model.weights import DetachedModel
 from passes.step import Workbench
@@ -43,10 +43,10 @@ class Example:
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def plan(self, skips: Skips, bench: Workbench) -> Plan:
-        return Plan((Step(self.guarded),))
+    def plan(self, skips: Skips, bench: Workbench) -> CallPlan:
+        return CallPlan((Step(self.guarded),))
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> Plan | None:
+    def plan_here(self, skips: Skips, bench: Workbench) -> CallPlan | None:
         return None
 
     def unguarded(self, bench: Workbench) -> DetachedModel:
@@ -75,7 +75,7 @@ def drops_a_dead_end(model: DetachedModel, bench: Workbench) -> DetachedModel:
     return OnnxOptimizerPass("eliminate_deadend").apply(model.with_proto(proto), bench)
 
 
-def enforced(guarded: Work, alone: Work, bench: Workbench, *, compare: bool = True) -> Outcome:
+def enforced(guarded: Work, alone: Work, bench: Workbench, *, compare: bool = True) -> GuardOutcome:
     return enforce(Example(guarded, alone), CombinedPolicy((Settings(keep=("qkv",), compare=compare),)), bench)
 
 
