@@ -21,7 +21,7 @@ from passes.recipe.steps import OWN_STEPS
 from passes.step import Composite, Step, Workbench
 from passes.suggest import nearest
 
-__all__ = ["Demo", "find_entries", "fires", "isolate_pass", "run_demo"]
+__all__ = ["Demo", "find_entries", "fires", "isolate_pass", "show"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def find_entries(name: str, rows: Sequence[Entry]) -> tuple[Entry, ...]:
     )
 
 
-def run_demo(entry: Entry, rows: Sequence[Entry], bench: Workbench) -> Demo:
+def show(entry: Entry, rows: Sequence[Entry], bench: Workbench) -> Demo:
     """Run the pass of `entry` alone on its picture; `rows` is the whole catalogue."""
     if entry.runs == "missing":
         return Demo(entry, why_not=entry.note)

@@ -11,7 +11,7 @@ import typer
 
 from passes.advisories.quarantine import is_quarantine
 from passes.catalog import Entry, catalog
-from passes.catalog.demo import find_entries, run_demo
+from passes.catalog.demo import find_entries, show
 from passes.context import open_bench
 from passes.errors import PolicyError
 from passes.policy.groups import ALL_GROUPS, in_group
@@ -31,7 +31,7 @@ FORMAT_VERSION: Final = 1
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Every pass that this installation can run.")
     group.callback(invoke_without_command=True)(list_passes)
-    group.command("run_demo")(show_passes)
+    group.command("show")(show_passes)
     app.add_typer(group, name="passes")
 
 
@@ -75,7 +75,7 @@ def show_passes(
         for number, entry in enumerate(found):
             if number:
                 typer.echo()
-            print_shown(run_demo(entry, rows, bench), others)
+            print_shown(show(entry, rows, bench), others)
 
 
 def _steps_from(source: str) -> list[str]:

@@ -12,7 +12,7 @@ import onnxsim.onnxsim_cpp2py_export as native_onnxsim
 import pytest
 
 from passes.catalog import Entry, catalog, pass_names, rows_of
-from passes.catalog.demo import find_entries, run_demo
+from passes.catalog.demo import find_entries, show
 from passes.catalog.descriptions import DESCRIBED, UNDESCRIBED
 from passes.errors import PolicyError
 from passes.external.installed import require
@@ -119,14 +119,14 @@ def test_a_pass_that_nobody_described_is_shown_and_counts_as_reading_values(benc
     assert [row.name for row in rows] == ["newer", "newer/fuse_everything", "newer/tidy"]
     assert {(row.does, row.reads) for row in rows} == {(UNDESCRIBED, "values")}
     assert rows[1].groups == ("fusions",)
-    assert "no picture in this release" in run_demo(rows[1], rows, bench).why_not
+    assert "no picture in this release" in show(rows[1], rows, bench).why_not
 
 
 def test_a_library_that_is_not_installed_is_a_row_that_says_what_to_install(bench: Workbench) -> None:
     [row] = rows_of(Newer(needs="no_such_library"), bench)
     assert (row.name, row.runs) == ("newer", "missing")
     assert "pip install 'onnxline[newer]'" in row.note
-    assert run_demo(row, [row], bench).why_not == row.note
+    assert show(row, [row], bench).why_not == row.note
 
 
 def test_a_pass_that_a_package_announces_is_a_row_and_is_not_loaded(
@@ -140,7 +140,7 @@ def test_a_pass_that_a_package_announces_is_a_row_and_is_not_loaded(
     row = named(catalog(bench, steps=()), "fuse_tidy")
     assert (row.source, row.runs, row.reads, row.groups) == ("tidy-passes", "extra", "values", ("fusions",))
     assert "no_such_module:Tidy" in row.does
-    assert "no picture" in run_demo(row, [row], bench).why_not
+    assert "no picture" in show(row, [row], bench).why_not
 
 
 def test_names_for_a_skip_list_ask_only_the_steps_that_run(bench: Workbench) -> None:
