@@ -9,20 +9,20 @@ from typing import Any, Final
 
 import onnx
 
+from passes.audit.error_text import message_of
 from passes.audit.libraries import call
-from passes.audit.subject import Subject
-from passes.audit.words import words_of
+from passes.audit.target import AuditTarget
 from passes.model.canonical import canonical_digest
 from passes.model.weights import DetachedModel
 
-__all__ = ["LARGEST", "Attempt", "attempts"]
+__all__ = ["LARGEST", "PassAttempt", "attempts"]
 
 LARGEST: Final = 128 * 2**20
 """Bytes of a result above which only its size is judged: a library that folds can make a gigabyte of a kilobyte."""
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class PassAttempt:
     """What came of one call. `place` is the subject's.
 
     `again` is for the second call, on what the first has made, which is told of by itself: either may bring the process
@@ -38,7 +38,7 @@ class Attempt:
     followed: bool = False
 
 
-def attempts(model: bytes, subjects: Sequence[Mapping[str, Any]], start: int) -> Generator[Attempt]:
+def attempts(model: bytes, subjects: Sequence[Mapping[str, Any]], start: int) -> Generator[PassAttempt]:
     """Try `subjects` from `start` on. A call that leaves the meaning as it was is not repeated."""
     source = onnx.load_from_string(model)
     digests = _Digests()
@@ -46,28 +46,28 @@ def attempts(model: bytes, subjects: Sequence[Mapping[str, Any]], start: int) ->
     for place, data in enumerate(subjects):
         if place < start:
             continue
-        subject = Subject(**data)
+        subject = AuditTarget(**data)
         first = _called(subject, source, place)
         changed = not first.raised and digests.of(first.model) != meaning
         small = len(first.model) <= LARGEST
         shipped = first.model if small else b""
-        yield Attempt(place, first.raised, shipped, changed, len(first.model), followed=changed and small)
+        yield PassAttempt(place, first.raised, shipped, changed, len(first.model), followed=changed and small)
         if changed and small:
             second = _called(subject, onnx.load_from_string(first.model), place)
             same = not second.raised and digests.of(second.model) == digests.of(first.model)
-            yield Attempt(place, second.raised, changed=not same, again=True)
+            yield PassAttempt(place, second.raised, changed=not same, again=True)
 
 
-def _called(subject: Subject, source: onnx.ModelProto, place: int) -> Attempt:
+def _called(subject: AuditTarget, source: onnx.ModelProto, place: int) -> PassAttempt:
     copy = onnx.ModelProto()
     copy.CopyFrom(source)
     try:
         made = call(subject, copy)
-        return Attempt(place, model=made.SerializeToString(deterministic=True))
+        return PassAttempt(place, model=made.SerializeToString(deterministic=True))
     except MemoryError:
         raise
     except Exception as error:
-        return Attempt(place, raised=words_of(error))
+        return PassAttempt(place, raised=message_of(error))
 
 
 @dataclass(frozen=True, slots=True)

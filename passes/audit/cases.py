@@ -2,17 +2,69 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from passes.audit import file_cases, node_cases
-from passes.audit.case import Case
-from passes.errors import PolicyError
+import numpy as np
+import onnx
+import onnx.backend.test
+from onnx import numpy_helper
 
-__all__ = ["FOLDER", "case_names", "load_case"]
+from passes.catalog.example_model import GALLERY, read_example
+from passes.errors import ModelError, PolicyError
+from passes.load import load_model
+from passes.model.weights import DetachedModel
+from passes.optimize import draw_feeds
+
+__all__ = [
+    "FOLDER",
+    "PACKAGE",
+    "PLANTED",
+    "Case",
+    "case_names",
+    "folder_names",
+    "load_case",
+    "load_file",
+    "load_node",
+    "load_package",
+    "load_picture",
+    "node_names",
+    "picture_names",
+    "value_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`name` begins with the source: `node/test_abs`.
+
+    Args:
+        feeds: arrays, lists of arrays, or None, by input.
+        expected: by position of the outputs; None where the model itself has to say.
+        rtol, atol: of the test; None for the tolerances by dtype of `passes.proof.numbers`.
+    """
+
+    name: str
+    model: onnx.ModelProto
+    feeds: Mapping[str, Any] = field(default_factory=dict)
+    expected: Sequence[Any] | None = None
+    rtol: float | None = None
+    atol: float | None = None
+
+
+def value_of(given: Any) -> Any:
+    """A value as a test has it, as numpy has it: tensors become arrays, also in lists and optionals."""
+    if isinstance(given, onnx.TensorProto):
+        return numpy_helper.to_array(given)
+    if isinstance(given, list | tuple):
+        return [value_of(one) for one in given]
+    return given if given is None else np.asarray(given)
+
 
 FOLDER: Final = "models"
 """The source of a folder of the user's own."""
@@ -27,7 +79,7 @@ def case_names(models: Path | None = None, globs: Sequence[str] = ()) -> tuple[s
     """
     listed = {source: names for source, (names, _) in SOURCES.items()}
     if models is not None:
-        listed[FOLDER] = partial(file_cases.folder_names, models)
+        listed[FOLDER] = partial(folder_names, models)
     asked = [source for source in listed if not globs or any(_may_match(glob, source) for glob in globs)]
     names = [f"{source}/{name}" for source in asked for name in listed[source]()]
     found = tuple(one for one in names if not globs or any(fnmatchcase(one, glob) for glob in globs))
@@ -52,14 +104,112 @@ def load_case(name: str, models: Path | None = None) -> Case:
     """
     source, _, bare = name.partition("/")
     if source == FOLDER and models is not None:
-        return file_cases.load_file(FOLDER, models, bare)
+        return load_file(FOLDER, models, bare)
     return SOURCES[source][1](bare)
 
 
+def node_names() -> tuple[str, ...]:
+    return tuple(sorted(_tests()))
+
+
+def load_node(name: str) -> Case:
+    test = _tests()[name]
+    given, expected = test.data_sets[0]
+    feeds = {info.name: value_of(value) for info, value in zip(test.model.graph.input, given, strict=False)}
+    return Case(f"node/{name}", test.model, feeds, [value_of(value) for value in expected], test.rtol, test.atol)
+
+
+@cache
+def _tests() -> dict[str, Any]:
+    """Name → test. To make them takes seconds, and some compute infinities on purpose."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        return {test.name: test for test in collect_testcases(None)}  # type: ignore[arg-type]
+
+
+PACKAGE: Final = Path(onnx.backend.test.__file__).parent / "data"
+PLANTED: Final = Path(__file__).with_name("planted")
+TOO_LARGE: Final = frozenset({"light/light_bvlc_alexnet", "light/light_vgg19", "light/light_zfnet512"})
+"""Models of a few KiB that folding makes 240 MiB and more of: what comes of that depends on the machine's memory."""
+
+SUFFIX: Final = ".onnx"
+
+PICTURES: Final = {"planted": PLANTED, "gallery": GALLERY}
+"""Source → folder. `planted` holds what the node tests lack and has brought a library down before."""
+
+
+def folder_names(folder: Path) -> tuple[str, ...]:
+    """Every `.onnx` file below `folder`, relative to it and without that suffix; one in capitals stays.
+
+    Raises:
+        ModelError: there is none.
+    """
+    files = [path for path in folder.rglob("*") if path.suffix.lower() == SUFFIX and not path.is_dir()]
+    found = sorted(path.relative_to(folder).as_posix().removesuffix(SUFFIX) for path in files)
+    found = [name for name in found if folder != PACKAGE or name not in TOO_LARGE]
+    if not found:
+        raise ModelError(f"no .onnx file in {folder}; expected a folder of models")
+    return tuple(found)
+
+
+def picture_names(source: str) -> tuple[str, ...]:
+    return tuple(sorted(file.stem for file in PICTURES[source].glob("*.onnxtxt")))
+
+
+def load_picture(source: str, name: str) -> Case:
+    return _drawn(f"{source}/{name}", read_example(PICTURES[source] / f"{name}.onnxtxt").model)
+
+
+def load_package(name: str) -> Case:
+    """One of onnx's models, with the inputs and outputs that lie beside it, where they do."""
+    case = load_file("package", PACKAGE, name)
+    data = (PACKAGE / name).parent / "test_data_set_0"
+    if not data.is_dir():
+        return case
+    given = {info.name: info.type for info in case.model.graph.input}
+    feeds = {name: _stored(data / f"input_{place}.pb", type_) for place, (name, type_) in enumerate(given.items())}
+    expected = [_stored(data / f"output_{place}.pb", info.type) for place, info in enumerate(case.model.graph.output)]
+    return Case(case.name, case.model, {name: value for name, value in feeds.items() if value is not None}, expected)
+
+
+def load_file(source: str, folder: Path, name: str) -> Case:
+    """
+    Raises:
+        ModelError: the file cannot be read, or what it says cannot be.
+    """
+    bare = folder / f"{name}{SUFFIX}"
+    path = bare if bare.exists() or Path(name).suffix.lower() != SUFFIX else folder / name
+    model = load_model(path)
+    onnx.load_external_data_for_model(model, str(path.resolve().parent))
+    return _drawn(f"{source}/{name}", model)
+
+
+def _drawn(name: str, model: onnx.ModelProto) -> Case:
+    """With drawn inputs; without any where an input is no tensor, and then nothing is said of its numbers."""
+    try:
+        feeds: Mapping[str, Any] = draw_feeds(DetachedModel(model, {}), 0)
+    except ModelError:
+        feeds = {}
+    return Case(name, model, feeds)
+
+
+def _stored(file: Path, type_: onnx.TypeProto) -> Any:
+    if not file.is_file():
+        return None
+    kinds = {"sequence_type": onnx.SequenceProto, "optional_type": onnx.OptionalProto}
+    kind = kinds.get(type_.WhichOneof("value") or "", onnx.TensorProto)
+    proto = kind.FromString(file.read_bytes())
+    if isinstance(proto, onnx.SequenceProto):
+        return value_of(onnx.numpy_helper.to_list(proto))
+    return onnx.numpy_helper.to_optional(proto) if isinstance(proto, onnx.OptionalProto) else value_of(proto)
+
+
 SOURCES: Final[Mapping[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], Case]]]] = {
-    "node": (node_cases.names, node_cases.load),
-    "package": (partial(file_cases.folder_names, file_cases.PACKAGE), file_cases.load_package),
-    "planted": (partial(file_cases.picture_names, "planted"), partial(file_cases.load_picture, "planted")),
-    "gallery": (partial(file_cases.picture_names, "gallery"), partial(file_cases.load_picture, "gallery")),
+    "node": (node_names, load_node),
+    "package": (partial(folder_names, PACKAGE), load_package),
+    "planted": (partial(picture_names, "planted"), partial(load_picture, "planted")),
+    "gallery": (partial(picture_names, "gallery"), partial(load_picture, "gallery")),
 }
 """Source → its names, and how one of them is loaded."""

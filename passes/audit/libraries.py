@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import onnx
 
-from passes.audit.subject import Subject
+from passes.audit.target import AuditTarget
 from passes.external import onnxruntime_fusions, onnxscript, onnxscript_rewrites, onnxslim
 from passes.external.onnxruntime_graph import LEVELS
 from passes.external.onnxsim import STAGES
@@ -23,25 +23,25 @@ from passes.worker.client import Worker
 __all__ = ["call"]
 
 
-def call(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+def call(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     """What the library makes of `model`, which it may change. Raises whatever the library raises."""
     return CALLS[subject.step](subject, model)
 
 
-def _onnxoptimizer(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+def _onnxoptimizer(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     import onnxoptimizer
 
     return onnxoptimizer.optimize(model, list(subject.passes))
 
 
-def _onnxsim(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+def _onnxsim(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     """`check_n` stays at 0: onnxsim's own comparison would hide what it has broken."""
     stages = {STAGES[name]: True for name in subject.left_out if name in STAGES}
     skipped = [name for name in subject.left_out if name not in STAGES]
     return import_onnxsim().simplify(model, skipped_optimizers=skipped or None, **stages, **subject.options)[0]
 
 
-def _onnxslim(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+def _onnxslim(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     import onnxslim as library
 
     known = onnxslim.facts()
@@ -56,7 +56,7 @@ def _onnxslim(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _onnxruntime(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+def _onnxruntime(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     """The CPU provider's, at level extended, which is the most that is not laid out for one machine."""
     import onnxruntime
 
@@ -77,7 +77,7 @@ def _onnxruntime(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.load(settings.optimized_model_filepath)
 
 
-def _onnxruntime_fusions(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+def _onnxruntime_fusions(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 
@@ -91,11 +91,11 @@ def _onnxruntime_fusions(subject: Subject, model: onnx.ModelProto) -> onnx.Model
         return optimize_model(str(source), family, optimization_options=chosen, opt_level=0, use_gpu=False).model
 
 
-def _onnxscript(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+def _onnxscript(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     return _on_ir(onnxscript.optimize, model, {"left_out": list(subject.left_out)})
 
 
-def _onnxscript_rewrites(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+def _onnxscript_rewrites(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     return _on_ir(onnxscript_rewrites.rewrite, model, {"rules": ["default"], "left_out": list(subject.left_out)})
 
 
@@ -110,11 +110,11 @@ def _on_ir(
     return ir.to_proto(edited)
 
 
-def _infer_shapes(_: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+def _infer_shapes(_: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
 
 
-def _fold_constants(_: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
+def _fold_constants(_: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     """Ours. It asks for a worker, and is in one already."""
     with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
         return attach(FoldConstants().apply(detach(model), Workbench(_InThisProcess(), Path(folder))))
@@ -130,7 +130,7 @@ class _InThisProcess(Worker):
 
 ORT_LEVELS: Final[Mapping[str, str]] = {**LEVELS, "disabled": "ORT_DISABLE_ALL"}
 
-CALLS: Final[Mapping[str, Callable[[Subject, onnx.ModelProto], onnx.ModelProto]]] = {
+CALLS: Final[Mapping[str, Callable[[AuditTarget, onnx.ModelProto], onnx.ModelProto]]] = {
     "onnxoptimizer": _onnxoptimizer,
     "onnxsim": _onnxsim,
     "onnxslim": _onnxslim,

@@ -13,18 +13,17 @@ from typing import Any, Final
 
 from passes.advisories import UNSAFE, Table
 from passes.advisories.text import quoted
-from passes.audit.case import Case
-from passes.audit.cases import load_case
-from passes.audit.chunk import open_trial
-from passes.audit.subject import Subject
+from passes.audit.cases import Case, load_case
+from passes.audit.job import open_trial
+from passes.audit.target import AuditTarget
 from passes.audit.trial import Trial
-from passes.catalog.text import graph_text
+from passes.catalog.graph_text import graph_text
 from passes.errors import ModelError
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.run.reproduce import smallest
 
-__all__ = ["CALL", "reproduce", "told_by", "wanted"]
+__all__ = ["CALL", "reproduce", "reproductions_of", "told_by"]
 
 CALL: Final = "passes.audit.reproducers:reproduce"
 
@@ -34,7 +33,7 @@ BUDGET_S: Final = 30.0
 """Seconds for making one model smaller."""
 
 
-def wanted(tables: Iterable[Table], subjects: Iterable[Subject]) -> Iterator[dict[str, Any]]:
+def reproductions_of(tables: Iterable[Table], subjects: Iterable[AuditTarget]) -> Iterator[dict[str, Any]]:
     """Arguments of `reproduce`: one for each pass and kind of finding that deserves it.
 
     Node tests go before whole models, since they are small already.
@@ -71,7 +70,7 @@ def reproduce(
         `name` of the files, the `model` in base64, and a `text` that says what happens, and how. The whole model where
         no part of it shows it by itself.
     """
-    tried = Subject(**subject)
+    tried = AuditTarget(**subject)
     deadline = time.monotonic() + BUDGET_S
     with open_trial(timeout_s, memory_gib) as trial:
         given = load_case(case, Path(models) if models else None)
@@ -107,12 +106,12 @@ def _alone(part: DetachedModel, given: Case) -> Case:
     return replace(given, model=part.proto, feeds=feeds, expected=None, rtol=None, atol=None)
 
 
-def _shows(trial: Trial, case: Case, subject: Subject, kind: str) -> list[str]:
+def _shows(trial: Trial, case: Case, subject: AuditTarget, kind: str) -> list[str]:
     """Why it is a finding of that kind; empty if it is none."""
     return [one.why or kind for one in trial.of(case, [subject]).findings if one.kind == kind]
 
 
-def _call(subject: Subject, name: str) -> str:
+def _call(subject: AuditTarget, name: str) -> str:
     left_out = f", without {', '.join(subject.left_out)}" if subject.left_out else ""
     call = CALLS.get(subject.step, f"{subject.step}{left_out}")
     passes = list(subject.passes)

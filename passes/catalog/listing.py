@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from passes.catalog.about_onnxsim import NEVER_RUN
-from passes.catalog.described import about
-from passes.catalog.entry import Entry, Runs
+from passes.catalog.descriptions import NEVER_RUN, UNDESCRIBED, Reads, about
 from passes.errors import PolicyError
 from passes.external import onnxoptimizer
 from passes.external.installed import ask
@@ -18,7 +17,40 @@ from passes.recipe.steps import OWN_STEPS
 from passes.recipe.user_declarations import installed
 from passes.step import Composite, Step, Workbench
 
-__all__ = ["catalog", "pass_names", "rows_of"]
+__all__ = ["Entry", "Runs", "catalog", "pass_names", "rows_of"]
+
+
+Runs = Literal["default", "extra", "never", "missing"]
+"""`default`: the library's default set has it. `extra`: it runs only where it is named. `never`: the library lists it
+and takes it out each time. `missing`: the library is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One pass, with its `name` as a recipe or a skip list writes it; a pass inside a step is called `STEP/NAME`.
+
+    `does` is one sentence; `destroys` are the kinds of structures that the pass is known to break, of a composite
+    step those that any pass breaks that runs inside of it by default; `note` says why a pass never runs, or what to
+    install.
+    """
+
+    name: str
+    source: str
+    runs: Runs
+    does: str
+    reads: Reads
+    groups: tuple[str, ...] = ()
+    destroys: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def bare(self) -> str:
+        """The name without the step that the pass runs in."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def described(self) -> bool:
+        return self.does != UNDESCRIBED
 
 
 def catalog(bench: Workbench, *, steps: Collection[str] | None = None) -> tuple[Entry, ...]:

@@ -20,8 +20,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Final
 
-from passes.guard.startup.launches import FOLDER, OUR_PROGRAM, VARIABLE
-from passes.guard.startup.processes import Image, is_registered, read_image
+from passes.guard.startup.hooks import FOLDER, OUR_PROGRAM, VARIABLE, Image, is_registered, read_image
 
 __all__ = ["ChildWatch", "adopt_orphans"]
 
@@ -55,7 +54,7 @@ def adopt_orphans() -> None:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-class Kind(Enum):
+class ChildKind(Enum):
     GUARDED = auto()
     OURS = auto()
     """A worker of onnxline, and whatever that starts."""
@@ -67,7 +66,7 @@ class Kind(Enum):
 @dataclass(slots=True)
 class Child:
     image: Image
-    kind: Kind
+    kind: ChildKind
     command: str = ""
     reason: str = ""
     since: float = 0.0
@@ -113,7 +112,7 @@ class ChildWatch:
             self._look()
 
     def _suspects(self) -> Iterator[Child]:
-        return (child for child in self._children.values() if child.kind is Kind.SUSPECT)
+        return (child for child in self._children.values() if child.kind is ChildKind.SUSPECT)
 
     def _look(self, *, before: bool = False) -> None:
         """Look at all processes once, parents first."""
@@ -121,7 +120,7 @@ class ChildWatch:
         root = read_image(os.getpid())
         if root is None:
             return
-        self._children[root.process] = Child(root, Kind.GUARDED)
+        self._children[root.process] = Child(root, ChildKind.GUARDED)
         # Those whose parent has ended are nobody's children here any more, and are looked for by their numbers.
         waiting = [root.process, *last]
         looked: set[int] = set()
@@ -134,12 +133,12 @@ class ChildWatch:
             if child is None:
                 continue
             self._children[process] = child
-            if child.kind is not Kind.OURS:
+            if child.kind is not ChildKind.OURS:
                 waiting[:0] = _children_of(process)
         for process, child in last.items():
             now = self._children.get(process)
             ended = now is None or now.image.name != child.image.name
-            if child.kind is Kind.SUSPECT and ended and not is_registered(child.image, self._folder):
+            if child.kind is ChildKind.SUSPECT and ended and not is_registered(child.image, self._folder):
                 self._tell(child)
 
     def _child(self, process: int, last: Child | None, before: bool) -> Child | None:
@@ -147,22 +146,22 @@ class ChildWatch:
         if image is None or not image.arguments:  # it is between two programs
             return None
         if last is not None and last.image.name == image.name:
-            if last.kind is Kind.SUSPECT and is_registered(image, self._folder):
-                last.kind = Kind.GUARDED
-            if last.kind is not Kind.OTHER or time.monotonic() > last.since + LOADS_S:
+            if last.kind is ChildKind.SUSPECT and is_registered(image, self._folder):
+                last.kind = ChildKind.GUARDED
+            if last.kind is not ChildKind.OTHER or time.monotonic() > last.since + LOADS_S:
                 return last
         parent = self._children.get(image.parent)
         if parent is not None and parent.image.arguments == image.arguments and not before:  # a fork
             return Child(image, parent.kind, parent.command, parent.reason, time.monotonic())
         words = _command(process)
         if OUR_PROGRAM.decode() in words[1:2]:
-            return Child(image, Kind.OURS)
+            return Child(image, ChildKind.OURS)
         if is_registered(image, self._folder):
-            return Child(image, Kind.GUARDED)
+            return Child(image, ChildKind.GUARDED)
         since = time.monotonic() if last is None else last.since
         if not _is_python(process) or any(HELPER in word for word in words):
-            return Child(image, Kind.OTHER, since=since)
-        return Child(image, Kind.SUSPECT, shlex.join(words), _reason(process, words), since, before)
+            return Child(image, ChildKind.OTHER, since=since)
+        return Child(image, ChildKind.SUSPECT, shlex.join(words), _reason(process, words), since, before)
 
     def _tell(self, child: Child) -> None:
         began = "ran before the guard began" if child.before else "started without the guard"

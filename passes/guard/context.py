@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from passes.errors import PolicyError
-from passes.guard import active
+from passes.guard import registry
+from passes.guard.call_log import GuardedCall, read_calls, read_warnings, say, warn
 from passes.guard.children import ChildWatch
-from passes.guard.journal import read_calls, read_warnings, say, warn
-from passes.guard.record import GuardedCall
 from passes.guard.settings import Settings
-from passes.guard.summary import summary
 from passes.policy.policy import check_lists
 
-__all__ = ["Guard", "GuardLog", "guard"]
+__all__ = ["Guard", "GuardLog", "guard", "summary"]
 
 
 @dataclass(slots=True)
@@ -91,7 +90,7 @@ class Guard:
         Path(processes).mkdir()
         settings, log = replace(self._wishes, journal=journal, processes=processes), GuardLog(journal)
         watch = ChildWatch(processes, lambda text: warn(text, [settings]))
-        active.enter(settings)
+        registry.enter(settings)
         watch.start()
         self._entered.append(_Entered(settings, log, folder, os.getpid(), watch))
         return log
@@ -99,10 +98,10 @@ class Guard:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         entered = self._entered.pop()
         if entered.process != os.getpid():  # a fork that leaves the block too; the log is its parent's
-            active.leave(entered.settings)
+            registry.leave(entered.settings)
             return
         entered.watch.stop()
-        active.leave(entered.settings)
+        registry.leave(entered.settings)
         if not entered.settings.quiet:
             say(summary(entered.log.calls, entered.settings))
         if not self._log_file:
@@ -119,3 +118,23 @@ class _Entered:
     folder: str
     process: int
     watch: ChildWatch
+
+
+def summary(calls: Sequence[GuardedCall], settings: Settings) -> Iterator[str]:
+    """What was intercepted, what was saved, and what was asked for in vain."""
+    if not calls:
+        yield "no call of an optimizer was intercepted"
+        return
+    kept: Counter[str] = Counter()
+    for call in calls:
+        kept.update(call.kept or {})
+    lost = sum(len(call.would_have_lost) for call in calls)
+    faulty = sum(bool(call.unguarded_fault) for call in calls)
+    words = [f"{len(calls)} call{'s' * (len(calls) != 1)} of an optimizer"]
+    words += [f"kept {kind} ×{count}" for kind, count in kept.items() if count]
+    words += [f"{lost} would have been lost without the guard"] if lost else []
+    words += [f"{faulty} would have gone wrong without the guard"] if faulty else []
+    yield ", ".join(words)
+    for entry in settings.keep:
+        if not entry.endswith("?") and not kept[entry]:
+            yield f"warning: keep: {entry} matches nothing in any of the models"

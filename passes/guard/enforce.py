@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from passes.errors import ModelError, PolicyError, StepFailed
-from passes.guard.calls.base import Call, Plan
+from passes.guard.call_log import Returned
+from passes.guard.calls.base import CallPlan, InterceptedCall
+from passes.guard.calls.steps import RecordedStep
 from passes.guard.proof import NotComparable, StructureOnly, numbers_prover
-from passes.guard.record import Returned
-from passes.guard.recorded import Recorded
-from passes.guard.settings import Demands
+from passes.guard.settings import CombinedPolicy
 from passes.model.canonical import canonical_digest
 from passes.model.weights import DetachedModel
 from passes.proof.prove import Prover
@@ -21,7 +21,7 @@ from passes.run.runner import run_passes
 from passes.run.tracked import Watched, find_structures
 from passes.step import Workbench
 
-__all__ = ["Outcome", "RefusedByOptimizer", "Unguarded", "enforce"]
+__all__ = ["GuardOutcome", "RefusedByOptimizer", "Unguarded", "enforce"]
 
 
 class RefusedByOptimizer(Exception):
@@ -40,8 +40,8 @@ class Unguarded:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The model to return, and how it came about; see `passes.guard.record.GuardedCall` for the fields."""
+class GuardOutcome:
+    """The model to return, and how it came about; see `passes.guard.call_log.GuardedCall` for the fields."""
 
     model: DetachedModel
     returned: Returned
@@ -53,7 +53,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
-def enforce(call: Call, demands: Demands, bench: Workbench) -> Outcome:
+def enforce(call: InterceptedCall, demands: CombinedPolicy, bench: Workbench) -> GuardOutcome:
     """Run `call` in the worker under what `demands` ask for.
 
     Raises:
@@ -77,15 +77,15 @@ def enforce(call: Call, demands: Demands, bench: Workbench) -> Outcome:
 class _Judge:
     """What holds for every attempt at one call."""
 
-    call: Call
-    demands: Demands
+    call: InterceptedCall
+    demands: CombinedPolicy
     bench: Workbench
     watched: Watched
     prover: Prover
     notes: list[str]
 
     @classmethod
-    def of(cls, call: Call, demands: Demands, bench: Workbench) -> _Judge:
+    def of(cls, call: InterceptedCall, demands: CombinedPolicy, bench: Workbench) -> _Judge:
         watched = find_structures(call.model, demands.policy(), ())
         notes: list[str] = []
         try:
@@ -99,7 +99,7 @@ class _Judge:
     def proven(self) -> bool:
         return not isinstance(self.prover, StructureOnly)
 
-    def attempt(self, plan_of: Callable[[], Plan | None]) -> tuple[PassRun | None, Plan | None, str]:
+    def attempt(self, plan_of: Callable[[], CallPlan | None]) -> tuple[PassRun | None, CallPlan | None, str]:
         """A run, its plan, and why nothing of it worked. Where a part of it failed, the rest counts."""
         try:
             plan = plan_of()
@@ -135,16 +135,18 @@ class _Judge:
             why = str(failure)
         return why and _line(f"differs: {why}")
 
-    def with_a_run(self, run: PassRun, plan: Plan, unguarded: Unguarded | None) -> Outcome:
+    def with_a_run(self, run: PassRun, plan: CallPlan, unguarded: Unguarded | None) -> GuardOutcome:
         model = _with_what_it_wrote(self.call.model, run, plan)
         if self._lost(model):  # the runner has reverted whatever did that
             return self.without_a_run("a structure is lost", unguarded)
         reverted = {row.name: row.reason for row in run.reverted}
         blind = [f"a fault in {', '.join(run.power.blind)} would not show in the numbers"] if run.power.blind else []
         notes = (*self.notes, *plan.notes, *blind)
-        return Outcome(model, Returned.GUARDED, self.proven, self._kept(), reverted, plan.skipped, unguarded, notes)
+        return GuardOutcome(
+            model, Returned.GUARDED, self.proven, self._kept(), reverted, plan.skipped, unguarded, notes
+        )
 
-    def without_a_run(self, why: str, unguarded: Unguarded | None) -> Outcome:
+    def without_a_run(self, why: str, unguarded: Unguarded | None) -> GuardOutcome:
         """The guarded run did not work: the optimizer's own result if nothing is wrong with it, else what came in.
 
         What the optimizer makes of its own accord skips nothing, so where something is to be skipped it does not count.
@@ -153,9 +155,11 @@ class _Judge:
         sound = unguarded is not None and not unguarded.lost and not unguarded.fault and not self.demands.skips_any()
         model = unguarded.model if unguarded is not None and sound else None
         if model is None:
-            return Outcome(self.call.model, Returned.AS_GIVEN, False, self._kept(), unguarded=unguarded, notes=notes)
+            return GuardOutcome(
+                self.call.model, Returned.AS_GIVEN, False, self._kept(), unguarded=unguarded, notes=notes
+            )
         proven = self.proven and _signature(model) == _signature(self.call.model)
-        return Outcome(model, Returned.UNGUARDED, proven, self._kept(), unguarded=unguarded, notes=notes)
+        return GuardOutcome(model, Returned.UNGUARDED, proven, self._kept(), unguarded=unguarded, notes=notes)
 
     def _kept(self) -> dict[str, int]:
         return {kind: len(self.watched.instances.get(kind, ())) for kind in sorted(self.watched.enforced)}
@@ -175,9 +179,9 @@ def _signature(model: DetachedModel) -> list[list[str]]:
     return [[info.name for info in infos if info.name not in stored] for infos in (graph.input, graph.output)]
 
 
-def _with_what_it_wrote(before: DetachedModel, run: PassRun, plan: Plan) -> DetachedModel:
+def _with_what_it_wrote(before: DetachedModel, run: PassRun, plan: CallPlan) -> DetachedModel:
     """The run's model. Where no node changed, the step's own result: it may hold shapes that it has inferred."""
-    recorded = [step for step in plan.steps if isinstance(step, Recorded) and step.results]
+    recorded = [step for step in plan.steps if isinstance(step, RecordedStep) and step.results]
     if run.model is not before or not recorded or run.reverted:
         return run.model
     result = recorded[-1].results[0]

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from passes.errors import ModelError, StepFailed
-from passes.guard.calls.base import Call
+from passes.guard.calls.base import InterceptedCall
 from passes.model.canonical import RANDOM_OPS, Reading
 from passes.model.weights import DetachedModel
 from passes.optimize import FIRST_SIZE, drawn_shape, open_dims, plan_draws
@@ -59,7 +59,7 @@ class StructureOnly(Prover):
         return Power(math.inf, ())
 
 
-def numbers_prover(call: Call, instances: Sequence[Instance], bench: Workbench) -> Prover:
+def numbers_prover(call: InterceptedCall, instances: Sequence[Instance], bench: Workbench) -> Prover:
     """Compares on the caller's own inputs if there are any, else on drawn ones of the shapes that the caller gave.
 
     Args:
@@ -77,7 +77,7 @@ def numbers_prover(call: Call, instances: Sequence[Instance], bench: Workbench) 
     return _watching(call, NumbersProver.of_plan(_plan(call), bench), instances)
 
 
-def _watching(call: Call, prover: Prover, instances: Sequence[Instance]) -> Prover:
+def _watching(call: InterceptedCall, prover: Prover, instances: Sequence[Instance]) -> Prover:
     try:
         prover.watch(call.model, instances)
         prover.power()
@@ -86,7 +86,7 @@ def _watching(call: Call, prover: Prover, instances: Sequence[Instance]) -> Prov
     return prover
 
 
-def _plan(call: Call) -> DrawPlan:
+def _plan(call: InterceptedCall) -> DrawPlan:
     """The draws to try; those at the sizes that come first may not be too large."""
     inputs = _inputs(call)
     sizes = [dict.fromkeys(open_dims(inputs), size) for size in (FIRST_SIZE, FIRST_SIZE + 1, *FURTHER_SIZES)]
@@ -101,7 +101,7 @@ def _plan(call: Call) -> DrawPlan:
     return plan
 
 
-def _inputs(call: Call) -> onnx.ModelProto:
+def _inputs(call: InterceptedCall) -> onnx.ModelProto:
     """The model's inputs alone, with the dims that the caller gave."""
     graph, proto = call.model.proto.graph, onnx.ModelProto()
     stored = {tensor.name for tensor in graph.initializer}

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from passes.catalog import catalog
 from passes.context import open_bench
 from passes.errors import PolicyError
+from passes.guard.startup.hooks import FOLDER, PROCESSES, VARIABLE, add_guard
 from passes.policy.known_effects import DESTROYS
 from passes.policy.policy import Policy, Skip
 from passes.recipe.steps import OWN_STEPS
 
-__all__ = ["Demands", "Settings", "from_text", "to_text"]
+__all__ = ["BorrowedEnvironment", "CombinedPolicy", "Settings", "from_text", "guards_in", "to_text", "variables_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Demands:
+class CombinedPolicy:
     """What several guards, one inside of the other, ask for together."""
 
     guards: tuple[Settings, ...]
@@ -120,3 +122,44 @@ def _names(steps: Collection[str] | None) -> tuple[str, ...]:
     """All passes, with the inner ones of `steps`, or of every step."""
     with open_bench() as bench:
         return tuple(row.name for row in catalog(bench, steps=steps))
+
+
+PATH: Final = "PYTHONPATH"
+
+
+class BorrowedEnvironment:
+    """An environment that asks children to be guarded, for a while."""
+
+    def __init__(self, environment: MutableMapping[str, str]) -> None:
+        self._environment = environment
+        self._before = {name: environment.get(name) for name in (VARIABLE, PROCESSES, PATH)}
+        self._put: dict[str, str] = {}
+
+    def put(self, guards: Sequence[Settings]) -> None:
+        """Children begin with exactly these guards."""
+        guarded = add_guard(self._environment, variables_of(guards))
+        self._put = {name: guarded[name] for name in self._before}
+        self._environment.update(self._put)
+
+    def give_back(self) -> None:
+        """As it was before. Should somebody else have changed PYTHONPATH, only our folder is taken out of it."""
+        for name, put in self._put.items():
+            before, now = self._before[name], self._environment.get(name)
+            if now == put or name != PATH:
+                rest = before
+            else:
+                rest = now and os.pathsep.join(entry for entry in now.split(os.pathsep) if entry != FOLDER)
+            if rest is None:
+                self._environment.pop(name, None)
+            else:
+                self._environment[name] = rest
+
+
+def variables_of(guards: Sequence[Settings]) -> dict[str, str]:
+    """The variables that give `guards` to a child."""
+    folders = dict.fromkeys(one.processes for one in guards if one.processes)
+    return {VARIABLE: to_text(guards), PROCESSES: os.pathsep.join(folders)}
+
+
+def guards_in(environment: Mapping[str, str]) -> tuple[Settings, ...]:
+    return from_text(environment[VARIABLE]) if VARIABLE in environment else ()

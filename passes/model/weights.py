@@ -173,13 +173,16 @@ def _weight(tensor: TensorProto, data: np.ndarray, *, unread: bool) -> tuple[Wei
     return weight, numbers
 
 
-def attach(model: DetachedModel) -> onnx.ModelProto:
+def attach(model: DetachedModel, *, limit: int | None = PROTOBUF_LIMIT) -> onnx.ModelProto:
     """The whole model in one message, with its data inline.
+
+    Args:
+        limit: bytes; None for a message that stays in memory, where it may be larger than any file.
 
     Raises:
         ModelError: the model does not fit into one protobuf message (2 GiB); write it with `passes.model.files.save`.
     """
-    if model.nbytes() > PROTOBUF_LIMIT:
+    if limit is not None and model.nbytes() > limit:
         raise ModelError(
             f"the model holds {model.nbytes() / 2**30:.1f} GiB and one protobuf message at most 2 GiB; "
             "save it to a file with external data instead"

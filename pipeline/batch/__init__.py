@@ -1,8 +1,7 @@
 """Many configurations at once: which they are, one run as a job, and the table at the end."""
 
-from pipeline.batch.configs import Planned, read_configs
-from pipeline.batch.rows import Row
+from pipeline.batch.configs import PlannedRun, read_configs
+from pipeline.batch.rows import WIDTH, Row, batch_text, print_batch
 from pipeline.batch.run import run_batch
-from pipeline.batch.text import WIDTH, batch_text, print_batch
 
-__all__ = ["WIDTH", "Planned", "Row", "batch_text", "print_batch", "read_configs", "run_batch"]
+__all__ = ["WIDTH", "PlannedRun", "Row", "batch_text", "print_batch", "read_configs", "run_batch"]

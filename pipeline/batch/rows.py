@@ -1,18 +1,23 @@
-"""What became of each configuration of a batch, as data."""
+"""What became of each configuration of a batch: rows as data, and as a table for people."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.batch.configs import Planned
-from pipeline.batch.work import REPORT
-from pipeline.errors import UsageError
-from pipeline.spread import Outcome, State
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
-__all__ = ["Row", "row_of", "row_of_mistake"]
+from pipeline.batch.configs import REPORT, PlannedRun
+from pipeline.errors import UsageError
+from pipeline.jobs import Outcome, State
+
+__all__ = ["WIDTH", "Row", "batch_text", "print_batch", "row_of", "row_of_mistake"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class Row:
     known: bool = False
 
 
-def row_of(planned: Planned, outcome: Outcome, folder: Path, known: bool) -> Row:
+def row_of(planned: PlannedRun, outcome: Outcome, folder: Path, known: bool) -> Row:
     """The row of a run; one that is done and whose files nobody sees here has made them on a disk of its own."""
     why, code = outcome.why, outcome.exit_code
     if outcome.status is State.DONE and not (folder / REPORT).is_file():
@@ -69,7 +74,7 @@ def row_of(planned: Planned, outcome: Outcome, folder: Path, known: bool) -> Row
     )
 
 
-def row_of_mistake(planned: Planned, why: Exception) -> Row:
+def row_of_mistake(planned: PlannedRun, why: Exception) -> Row:
     """The row of a configuration that cannot be run at all."""
     code = getattr(why, "exit_code", UsageError.exit_code)
     return Row(planned.name, str(planned.path), STATES[code], exit_code=code, why=str(why))
@@ -77,3 +82,51 @@ def row_of_mistake(planned: Planned, why: Exception) -> Row:
 
 STATES: Final[Mapping[int, str]] = {0: "done", 1: "check failed", 2: "mistake", 3: "bug"}
 """By exit code."""
+
+
+def batch_text(rows: Sequence[Row]) -> str:
+    """All of it, as plain text."""
+    out = StringIO()
+    print_batch(rows, Console(file=out, width=WIDTH, color_system=None))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def print_batch(rows: Sequence[Row], console: Console) -> None:
+    """The table, a paragraph for each row that is not done, and how many of each there are."""
+    console.print(_table(rows))
+    faults = [f"{row.config}: {row.trace}{row.why}" for row in rows if row.exit_code]
+    counts = Counter(row.state for row in rows)
+    told = ", ".join(f"{count} {state}" for state, count in counts.items()) + f" of {len(rows)}"
+    for line in (*faults, told):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table("run", "state", "nodes", "kept", "reverted", "worst error", "seconds", box=box.SIMPLE_HEAD)
+    for row in rows:
+        state = f"{row.state} before" if row.known else row.state
+        if row.found.get("unsupported"):
+            state += f" without {', '.join(row.found['unsupported'])}"
+        tried = f", attempt {row.attempts}" if row.attempts > 1 else ""
+        seconds = f"{row.seconds:.1f}" if row.attempts else ""
+        table.add_row(row.name, f"[{STYLES[row.exit_code]}]{state}[/]{tried}", *_found(row), seconds)
+    return table
+
+
+def _found(row: Row) -> tuple[str, str, str, str]:
+    if not row.found:
+        return ("", "", "", "")
+    found, error = row.found, row.found["worst_error"]
+    return (
+        f"{found['nodes_before']} → {found['nodes_after']}",
+        f"{found['kept']}/{found['structures']}" if found["structures"] else "",
+        str(found["reverted"] or ""),
+        "" if error is None else f"{error:.1e}",
+    )
+
+
+STYLES: Final = {0: "green", 1: "yellow", 2: "red", 3: "red"}
+"""By exit code."""
+
+WIDTH: Final = 160
+"""Of the table where no terminal says how wide it is."""

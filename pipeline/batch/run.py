@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from passes.errors import PassError
-from pipeline.batch.configs import Planned
-from pipeline.batch.rows import Row, row_of, row_of_mistake
-from pipeline.batch.text import batch_text
-from pipeline.batch.work import REPORT, job_of
+from pipeline.batch.configs import REPORT, PlannedRun, job_of
+from pipeline.batch.rows import Row, batch_text, row_of, row_of_mistake
 from pipeline.errors import OnnxlineError
-from pipeline.spread import Ended, Job, Outcome, Spread, run_jobs
+from pipeline.jobs import Ended, Job, Outcome, Spread, run_jobs
 from pipeline.versions import digest_of_file, own_code, versions
 from pipeline.workspace import Workspace, stamp
 
@@ -26,7 +24,7 @@ TEXT: Final = "batch.txt"
 
 
 def run_batch(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     out: Path,
     spread: Spread,
     observer: Callable[[Ended], None] = lambda _: None,
@@ -71,7 +69,7 @@ def run_batch(
     return rows
 
 
-def _jobs(planned: Sequence[Planned], out: Path) -> tuple[dict[Path, Row], list[Job]]:
+def _jobs(planned: Sequence[PlannedRun], out: Path) -> tuple[dict[Path, Row], list[Job]]:
     """What cannot be run, and a job for each of the others."""
     mistakes: dict[Path, Row] = {}
     jobs = []

@@ -13,18 +13,18 @@ from rich.console import Console
 from passes.advisories import Table, own_tables, tables_in
 from passes.advisories.gate import news
 from passes.audit.cases import case_names
-from passes.audit.plan import CALL, Plan, chosen_subjects, unread_of
+from passes.audit.job import CALL, AuditPlan, chosen_targets, unread_of
 from passes.audit.reproducers import CALL as REPRODUCE
-from passes.audit.reproducers import wanted
-from passes.audit.subject import subjects_of, with_inner
+from passes.audit.reproducers import reproductions_of
+from passes.audit.target import targets_of, with_inner
 from passes.context import open_bench
 from passes.worker.platforms import available_cores
 from pipeline.commands.audit_files import remove_stale, write_reproducer, write_table
 from pipeline.commands.audit_text import audit_as_data, news_text, summary_text, unread_text
 from pipeline.commands.options import Json
 from pipeline.errors import InternalError, UsageError
-from pipeline.spread import Job, Spread, State, run_jobs, spread_over
-from pipeline.spread.screen import JobsScreen
+from pipeline.jobs import Job, Spread, State, run_jobs, spread_over
+from pipeline.jobs.console import JobsConsole
 from pipeline.versions import own_code, versions
 from pipeline.workspace import key_of, stamp
 
@@ -64,9 +64,9 @@ def audit(
     if models is not None and not models.is_dir():
         raise UsageError(f"--models: {models} is no folder; expected one with .onnx files")
     with open_bench() as bench:
-        found = subjects_of(bench, every=every or any("/" in one for one in only or ()))
-        subjects = with_inner(chosen_subjects(found, only or ()), bench)
-    plan = Plan(subjects, case_names(models, cases or ()), models, timeout_s)
+        found = targets_of(bench, every=every or any("/" in one for one in only or ()))
+        subjects = with_inner(chosen_targets(found, only or ()), bench)
+    plan = AuditPlan(subjects, case_names(models, cases or ()), models, timeout_s)
     stamps = _stamps(models)
     values = _done([Job(key, CALL, what) for key, what in plan.jobs()], out, spread, stamps)
     tables, unread = plan.tables(values), unread_of(values)
@@ -97,12 +97,12 @@ def _accepted(folder: Path | None) -> Sequence[Table]:
     return tables
 
 
-def _reproductions(plan: Plan, tables: Sequence[Table]) -> list[Job]:
+def _reproductions(plan: AuditPlan, tables: Sequence[Table]) -> list[Job]:
     models = str(plan.models.resolve()) if plan.models else None
     settings = {"models": models, "timeout_s": plan.timeout_s, "memory_gib": plan.memory_gib}
     return [
         Job(f"{one['name']}: {one['kind']}, {one['case']}", REPRODUCE, {**one, **settings})
-        for one in wanted(tables, plan.subjects)
+        for one in reproductions_of(tables, plan.subjects)
     ]
 
 
@@ -122,7 +122,7 @@ def _done(jobs: Sequence[Job], out: Path, spread: Spread, stamps: Mapping[str, s
     if not jobs:
         return []
     console = Console(stderr=True)
-    with JobsScreen(len(jobs), console, quiet=console.is_terminal) as screen:
+    with JobsConsole(len(jobs), console, quiet=console.is_terminal) as screen:
         outcomes = run_jobs(jobs, spread, out / "jobs.jsonl", stamps, screen.show)
     for outcome in outcomes:
         if outcome.status is not State.DONE:

@@ -34,7 +34,7 @@ def accept(
     config: Config, out: Out = None, file: File = None, overrides: Overrides = None, as_json: Json = False
 ) -> None:
     """Run CONFIG, and keep what it comes to."""
-    from pipeline.regression import check_place, file_beside, write_baseline
+    from pipeline.baseline import check_place, file_beside, write_baseline
 
     path = file or file_beside(config)
     check_place(path)
@@ -50,7 +50,7 @@ def check(
     config: Config, out: Out = None, file: File = None, overrides: Overrides = None, as_json: Json = False
 ) -> None:
     """Run CONFIG and compare with what was accepted; the exit code is 1 if anything has changed."""
-    from pipeline.regression import changes, file_beside, read_baseline
+    from pipeline.baseline import changes, file_beside, read_baseline
 
     path = file or file_beside(config)
     known = read_baseline(path)
@@ -76,7 +76,7 @@ def _run(config: Path, out: Path | None, overrides: list[str] | None, quiet: boo
     from pipeline.workspace import Workspace
 
     check_settings(settings, Workspace(default_folder(settings, out)))
-    from pipeline.regression import baseline_of
+    from pipeline.baseline import baseline_of
     from pipeline.run import Pipeline
     from pipeline.screen import Screen
 
@@ -95,7 +95,7 @@ def _show(path: Path, lines: list[str], found: dict[str, Any], as_json: bool) ->
 
 def _changes_since(path: Path, found: dict[str, Any]) -> list[str]:
     """What is accepted that was not so before; nothing where there is no baseline that can be read."""
-    from pipeline.regression import changes, read_baseline
+    from pipeline.baseline import changes, read_baseline
 
     try:
         return changes(read_baseline(path), found)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from pipeline.spread import spread_over
-from pipeline.spread.screen import JobsScreen
+from pipeline.jobs import spread_over
+from pipeline.jobs.console import JobsConsole
 
 if TYPE_CHECKING:
     from pipeline.batch import Row
@@ -51,7 +51,7 @@ def batch(
 
     spread = spread_over(ray, jobs)
     planned = read_configs(patterns, overrides or ())
-    with JobsScreen(sum(one.config is not None for one in planned), Console(stderr=as_json), as_json) as screen:
+    with JobsConsole(sum(one.config is not None for one in planned), Console(stderr=as_json), as_json) as screen:
         rows = run_batch(planned, out, spread, screen.show, again)
     code = max((row.exit_code for row in rows), default=0)
     if as_json:

@@ -42,11 +42,11 @@ def init(
     if kind is Kind.ONNX_FILE and not model.exists():
         import onnx
 
-        from passes.catalog.picture import picture_of, read_picture
+        from passes.catalog.example_model import example_of, read_example
 
-        picture = picture_of(EXAMPLE)
+        picture = example_of(EXAMPLE)
         assert picture is not None
-        onnx.save(read_picture(picture).model, model)
+        onnx.save(read_example(picture).model, model)
         typer.echo(f"wrote {model}, a small attention to try it on; put your own model in its place")
     typer.echo(f"next: onnxline run {target}")
 

@@ -11,7 +11,7 @@ import typer
 
 from passes.advisories.quarantine import is_quarantine
 from passes.catalog import Entry, catalog
-from passes.catalog.shown import find, show
+from passes.catalog.demo import find_entries, show
 from passes.context import open_bench
 from passes.errors import PolicyError
 from passes.policy.groups import ALL_GROUPS, in_group
@@ -70,7 +70,7 @@ def show_passes(
     """Say all that is known of a pass, and run it on a small model: the graph before, and after."""
     with open_bench() as bench:
         rows = catalog(bench, steps=_steps_around(name))
-        found = find(name, rows)
+        found = find_entries(name, rows)
         others = [row.name for row in rows if row.bare == found[0].bare and row not in found]
         for number, entry in enumerate(found):
             if number:

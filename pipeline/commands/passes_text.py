@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from passes.catalog import Entry
-from passes.catalog.shown import Shown
-from passes.catalog.text import COLUMNS
+from passes.catalog.demo import Demo
+from passes.catalog.graph_text import COLUMNS
 from passes.policy.known_effects import DESTROYS
 
 __all__ = ["print_entries", "print_shown"]
@@ -35,7 +35,7 @@ def print_entries(rows: Iterable[Entry], versions: Mapping[str, str]) -> None:
             _print_row(entry, page)
 
 
-def print_shown(shown: Shown, others: Sequence[str]) -> None:
+def print_shown(shown: Demo, others: Sequence[str]) -> None:
     """All that is known of one pass, and its picture; `others` are the passes of the same name in other places."""
     page = _Page()
     entry = shown.entry

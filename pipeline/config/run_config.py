@@ -18,7 +18,7 @@ from pipeline.config.model import ModelConfig
 from pipeline.config.overrides import apply_overrides
 from pipeline.config.paths import anchor_paths
 from pipeline.config.recipe import default_recipe
-from pipeline.config.sections import ExportConfig, PassesConfig, ReportConfig, RuntimeConfig, VerifyConfig
+from pipeline.config.sections import ExportConfig, PassesConfig, RuntimeConfig, VerifyConfig
 from pipeline.errors import ConfigError
 
 __all__ = ["RunConfig", "json_schema"]
@@ -39,7 +39,6 @@ class RunConfig(Section):
     passes: PassesConfig = Field(default_factory=PassesConfig)
     verify: VerifyConfig = Field(default_factory=VerifyConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
-    report: ReportConfig = Field(default_factory=ReportConfig)
 
     @model_validator(mode="before")
     @classmethod

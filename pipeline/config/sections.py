@@ -27,7 +27,6 @@ __all__ = [
     "Backend",
     "ExportConfig",
     "PassesConfig",
-    "ReportConfig",
     "RuntimeConfig",
     "Step",
     "Tolerance",
@@ -177,7 +176,3 @@ class RuntimeConfig(Section):
     def needs_plan(self) -> bool:
         """Whether a model that `plan` cannot take is an error: only where somebody asked for `plan` by its name."""
         return self.backends is not None and "plan" in self.backends
-
-
-class ReportConfig(Section):
-    """Nothing to set yet; the key is reserved."""

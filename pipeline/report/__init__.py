@@ -13,9 +13,9 @@ from pipeline.report.model import (
     Report,
     RuntimeReport,
     diff_folder,
+    report_json,
 )
 from pipeline.report.pictures import Box, BoxKind, Drawing, NodeRow, Pictures, StructurePicture, Wire
-from pipeline.report.write import report_json
 
 __all__ = [
     "DIFFS",

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from pydantic import TypeAdapter
+
 from passes.diff import LayerErrors
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
@@ -24,7 +26,9 @@ __all__ = [
     "Report",
     "RuntimeReport",
     "diff_folder",
+    "report_json",
 ]
+
 
 REPORT_VERSION: Final = 1
 
@@ -169,3 +173,7 @@ class Report:
 def diff_folder(place: int, row: PassRow) -> str:
     """Where the diff of the row at `place` lies in the folder of a run: `passes/30-fuse_qkv`."""
     return f"{DIFFS}/{place + 1:02}-{row.name.replace('/', '.')}"
+
+
+def report_json(report: Report) -> str:
+    return TypeAdapter(Report).dump_json(report, indent=1).decode() + "\n"

@@ -16,8 +16,7 @@ from passes.structures.subgraph import between, extent_of
 from passes.structures.view import GraphView
 from passes.unkept import without_keep
 from pipeline.report import Drawing, Pictures, StructurePicture
-from pipeline.report.nodes import node_rows, value_types
-from pipeline.report.subgraph import draw
+from pipeline.report.subgraph import draw, node_rows, value_types
 
 __all__ = ["Broken", "take_pictures"]
 

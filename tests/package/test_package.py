@@ -20,10 +20,10 @@ import onnxline
 from passes.advisories.text import FORMAT_VERSION as AUDIT
 from passes.policy.policy import Policy
 from passes.worker.own_names import ROOT
+from pipeline.baseline import FORMAT_VERSION as BASELINE
 from pipeline.cli import app
 from pipeline.config import RunConfig
 from pipeline.errors import UsageError
-from pipeline.regression.baseline import FORMAT_VERSION as BASELINE
 from pipeline.run import Pipeline
 from tests.docs.pages import rows
 from tests.passes.models import attention

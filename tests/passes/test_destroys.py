@@ -6,8 +6,8 @@ import onnx
 import pytest
 
 from passes.catalog import Entry, catalog
-from passes.catalog.alone import alone
-from passes.catalog.picture import picture_of, read_picture
+from passes.catalog.demo import isolate_pass
+from passes.catalog.example_model import example_of, read_example
 from passes.policy.known_effects import DESTROYS
 from passes.step import Workbench
 from passes.structures import structure_of
@@ -85,7 +85,7 @@ FIRST = {"pow2_to_mul": "rmsnorm", "fuse_gqa": "attention"}
 SEEN = [
     name
     for name in DESTROYS
-    if name in MODELS or (picture_of(name) is not None and name.startswith(("fuse_", "eliminate_")))
+    if name in MODELS or (example_of(name) is not None and name.startswith(("fuse_", "eliminate_")))
 ]
 
 
@@ -96,12 +96,12 @@ def test_every_entry_of_the_two_libraries_is_seen() -> None:
 
 @pytest.mark.parametrize("name", SEEN)
 def test_destroys(name: str, rows: tuple[Entry, ...], bench: Workbench) -> None:
-    file = picture_of(name)
-    model = MODELS[name] if name in MODELS else read_picture(file).model if file is not None else model_of("")
+    file = example_of(name)
+    model = MODELS[name] if name in MODELS else read_example(file).model if file is not None else model_of("")
     kind = FIRST.get(name, DESTROYS[name][0])
     instances = found(kind, model)
     assert instances
-    ran = [alone(row, rows).apply(detached(model), bench) for row in rows if row.bare == name]
+    ran = [isolate_pass(row, rows).apply(detached(model), bench) for row in rows if row.bare == name]
     structure = structure_of(kind)
     assert structure is not None
     assert any(structure.lost(instances, after) for after in ran)

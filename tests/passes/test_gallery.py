@@ -15,10 +15,9 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from passes.catalog import Entry, catalog
-from passes.catalog.alone import alone
-from passes.catalog.picture import GALLERY, UNPICTURED, picture_of, read_picture
-from passes.catalog.shown import detached, fires
-from passes.catalog.text import graph_text
+from passes.catalog.demo import detached_copy, fires, isolate_pass
+from passes.catalog.example_model import GALLERY, UNPICTURED, example_of, read_example
+from passes.catalog.graph_text import graph_text
 from passes.external.onnxsim import OnnxSim
 from passes.model.weights import attach
 from passes.proof.draw import draw_array
@@ -38,7 +37,7 @@ class Library:
     bench: Workbench
 
     def run_alone(self, row: Entry, model: onnx.ModelProto) -> onnx.ModelProto:
-        return attach(alone(row, self.rows).apply(detached(model), self.bench))
+        return attach(isolate_pass(row, self.rows).apply(detached_copy(model), self.bench))
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +46,18 @@ def library(bench: Workbench) -> Library:
 
 
 def rows_of_picture(file: Path, rows: Sequence[Entry]) -> list[Entry]:
-    return [row for row in rows if picture_of(row.name) == file and row.runs != "missing"]
+    return [row for row in rows if example_of(row.name) == file and row.runs != "missing"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_pass_fires_on_its_picture_and_keeps_what_is_computed(file: Path, library: Library) -> None:
     rows = rows_of_picture(file, library.rows)
     assert rows, "no pass of this installation has this name"
-    model = read_picture(file).model
+    model = read_example(file).model
     onnx.checker.check_model(model)
     for row in rows:
         after = library.run_alone(row, model)
-        fired = fires(detached(model), detached(after))
+        fired = fires(detached_copy(model), detached_copy(after))
         assert fired == (row.runs != "never"), row.name
         for seed in ("a", "b"):
             feeds = feeds_of(model, seed)
@@ -98,9 +97,9 @@ def feeds_of(model: onnx.ModelProto, seed: str) -> dict[str, np.ndarray]:
 def test_what_a_pass_reads(file: Path, library: Library) -> None:
     """On other weights, a pass that reads the structure does the very same and makes no other numbers of its own; one
     that reads values does not."""
-    model = read_picture(file).model
+    model = read_example(file).model
     for row in rows_of_picture(file, library.rows):
-        if row.name in OWN_STEPS or row.runs == "never":
+        if row.name in OWN_STEPS or row.runs == "never" or not row.described:
             continue  # a whole step has more in it than its picture shows
         outcomes = [outcome(library.run_alone(row, one), one) for one in (model, redrawn(model, "a"))]
         assert (outcomes[0] == outcomes[1]) == (row.reads == "structure"), row.name
@@ -140,21 +139,21 @@ def test_every_default_pass_and_every_step_has_a_picture_or_a_reason(library: Li
     steps = [row.name for row in library.rows if row.name in OWN_STEPS]
     default = [row.name for row in library.rows if row.runs == "default" and row.source in ("onnxoptimizer", "onnxsim")]
     assert len(default) > 90
-    lacking = [name for name in (*steps, *default) if picture_of(name) is None]
+    lacking = [name for name in (*steps, *default) if example_of(name) is None]
     assert [name for name in lacking if name.rpartition("/")[2] not in UNPICTURED] == []
 
 
 def test_reasons_are_only_for_what_is_there_and_has_no_picture(library: Library) -> None:
     bare = {row.bare for row in library.rows}
-    assert [name for name in UNPICTURED if name not in bare or picture_of(name) is not None] == []
+    assert [name for name in UNPICTURED if name not in bare or example_of(name) is not None] == []
 
 
 def test_an_extra_pass_of_onnxsim_runs_only_where_it_is_named(library: Library) -> None:
     inner = [row for row in library.rows if row.name.startswith("onnxsim/")]
-    extra = [row for row in inner if row.runs == "extra" and picture_of(row.name)]
+    extra = [row for row in inner if row.runs == "extra" and example_of(row.name)]
     assert len(extra) > 10
     for row in extra:
-        model = detached(read_picture(picture_of(row.name) or Path()).model)
+        model = detached_copy(read_example(example_of(row.name) or Path()).model)
         unnamed = OnnxSim().without([other.bare for other in inner if other is not row])
         assert not fires(model, unnamed.apply(model, library.bench)), row.name
 

@@ -11,7 +11,7 @@ import onnxoptimizer
 import pytest
 
 import passes
-from passes.catalog.picture import picture_of, read_picture
+from passes.catalog.example_model import example_of, read_example
 from passes.run.result import Status
 from passes.step import Workbench
 from tests.passes.models import attention, biased_attention, model_of
@@ -36,9 +36,9 @@ def models() -> Iterator[tuple[str, onnx.ModelProto]]:
     yield "attention with biases", biased_attention()
     yield "everything twice", model_of(TWICE, w=np.arange(8, dtype=np.float32))
     for name in NAMES:
-        picture = picture_of(name)
+        picture = example_of(name)
         if picture:
-            yield name, read_picture(picture).model
+            yield name, read_example(picture).model
 
 
 @pytest.mark.parametrize("model", [pytest.param(model, id=name) for name, model in models()])

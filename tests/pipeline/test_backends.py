@@ -11,9 +11,9 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from pipeline import Pipeline, RunConfig
+from pipeline.baseline import read_baseline
 from pipeline.cli import app
 from pipeline.errors import Unsupported
-from pipeline.regression import read_baseline
 
 MODELS = {
     "GRU": """

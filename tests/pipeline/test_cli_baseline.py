@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from pipeline.baseline import changes, read_baseline
 from pipeline.cli import app
 from pipeline.errors import CheckFailed, UsageError
-from pipeline.regression import changes, read_baseline
 
 
 def ask(*words: str | Path) -> Result:

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from passes.advisories import Finding, table_of, table_text
-from passes.catalog.picture import GALLERY
+from passes.catalog.example_model import GALLERY
 from passes.errors import PolicyError
 from passes.versions import library_versions
 from pipeline.cli import app

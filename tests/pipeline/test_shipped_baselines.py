@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.baseline import baseline_of, changes, read_baseline
 from pipeline.config import RunConfig
-from pipeline.regression import baseline_of, changes, read_baseline
 from pipeline.run import Pipeline
 
 CONFIGS = Path(__file__).parents[2] / "configs"

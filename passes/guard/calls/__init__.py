@@ -1,1 +1,14 @@
 """What each optimizer's call means: its model, the steps that do the same under a policy, and what it returns."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from passes.guard.calls import onnxoptimizer, onnxsim, onnxslim
+from passes.guard.calls.base import CallPlan, InterceptedCall, PassThrough, Skips, Target
+
+__all__ = ["TARGETS", "CallPlan", "InterceptedCall", "PassThrough", "Skips", "Target"]
+
+TARGETS: Final = (*onnxsim.TARGETS, *onnxoptimizer.TARGETS, *onnxslim.TARGETS)
+"""What is intercepted: one row a function. A command of a library calls its function. Two names of one function are one
+interception, and the first names it."""

@@ -5,28 +5,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
 
 from passes.external.onnxoptimizer import available, default_set, passes_of
-from passes.guard.calls.arguments import bound
-from passes.guard.calls.base import LetThrough, Plan, Skips
-from passes.guard.calls.models import copied, opened, parsed, whole
+from passes.guard.calls.base import (
+    CallPlan,
+    PassThrough,
+    Skips,
+    Target,
+    bind_arguments,
+    copy_model,
+    open_model,
+    parse_model,
+    with_weights,
+)
 from passes.model.weights import DetachedModel
 from passes.step import Repeat, Workbench
 
-__all__ = [
-    "OnnxOptimizerCall",
-    "optimize",
-    "read_fixed_point",
-    "read_fixed_point_of_file",
-    "read_once",
-    "read_once_of_file",
-    "read_optimize",
-]
+__all__ = ["TARGETS", "OnnxOptimizerCall", "optimize"]
+
+NATIVE: Final = "onnxoptimizer.onnx_opt_cpp2py_export"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,13 @@ class OnnxOptimizerCall:
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def plan(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan(self, skips: Skips, bench: Workbench) -> CallPlan:
         skipped = {name: skip.reason for name in self.names if (skip := skips(name))}
         names = tuple(name for name in self.names if name not in skipped)
         steps = passes_of(names)
-        return Plan((Repeat(steps),) if self.fixed_point else steps, skipped)
+        return CallPlan((Repeat(steps),) if self.fixed_point else steps, skipped)
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> Plan | None:
+    def plan_here(self, skips: Skips, bench: Workbench) -> CallPlan | None:
         return None  # the library has nothing that a script could register
 
     def unguarded(self, bench: Workbench) -> DetachedModel:
@@ -63,61 +66,47 @@ class OnnxOptimizerCall:
 
 def read_optimize(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxOptimizerCall:
     """Understand a call of `onnxoptimizer.optimize(model, passes=None, fixed_point=False) -> ModelProto`."""
-    given = bound(original, args, kwargs)
+    given = bind_arguments(original, args, kwargs)
     model, names = given["model"], given.get("passes")
     if not isinstance(model, onnx.ModelProto):
-        raise LetThrough(f"optimize does not take a model of type {type(model).__name__}")
+        raise PassThrough(f"optimize does not take a model of type {type(model).__name__}")
     if names is None:
         names = default_set()
     fixed_point = bool(given.get("fixed_point"))
-    return OnnxOptimizerCall(copied(model, lambda: model), _known(names, lambda: model), fixed_point, whole)
-
-
-def read_once(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxOptimizerCall:
-    """Understand a call of the native `optimize(bytes, passes) -> bytes`."""
-    return _read_bytes(args, kwargs, fixed_point=False)
-
-
-def read_fixed_point(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxOptimizerCall:
-    """Understand a call of the native `optimize_fixedpoint(bytes, passes) -> bytes`."""
-    return _read_bytes(args, kwargs, fixed_point=True)
-
-
-def read_once_of_file(
-    original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> OnnxOptimizerCall:
-    """Understand a call of the native `optimize_from_path(source, target, passes, data) -> None`."""
-    return _read_paths(args, kwargs, fixed_point=False)
-
-
-def read_fixed_point_of_file(
-    original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> OnnxOptimizerCall:
-    """Understand a call of the native `optimize_fixedpoint_from_path(source, target, passes, data) -> None`."""
-    return _read_paths(args, kwargs, fixed_point=True)
-
-
-def _read_bytes(args: Sequence[Any], kwargs: Mapping[str, Any], *, fixed_point: bool) -> OnnxOptimizerCall:
-    if len(args) != 2 or kwargs or not isinstance(args[0], bytes):
-        raise LetThrough("the native optimize takes the bytes of a model and a list of passes")
-    given, names = args
-    model = copied(parsed(given), lambda: given)
     return OnnxOptimizerCall(
-        model, _known(names, lambda: given), fixed_point, lambda made: whole(made).SerializeToString()
+        copy_model(model, lambda: model), _known(names, lambda: model), fixed_point, lambda made: with_weights(made)
     )
 
 
-def _read_paths(args: Sequence[Any], kwargs: Mapping[str, Any], *, fixed_point: bool) -> OnnxOptimizerCall:
+def read_bytes(
+    original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, fixed_point: bool
+) -> OnnxOptimizerCall:
+    """Understand a call of the native `optimize` or `optimize_fixedpoint(bytes, passes) -> bytes`."""
+    if len(args) != 2 or kwargs or not isinstance(args[0], bytes):
+        raise PassThrough("the native optimize takes the bytes of a model and a list of passes")
+    given, names = args
+    model = copy_model(parse_model(given), lambda: given)
+    return OnnxOptimizerCall(
+        model, _known(names, lambda: given), fixed_point, lambda made: with_weights(made).SerializeToString()
+    )
+
+
+def read_paths(
+    original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, fixed_point: bool
+) -> OnnxOptimizerCall:
+    """Understand a call of the native `optimize_from_path` or `optimize_fixedpoint_from_path`, from file to file."""
     if len(args) != 4 or kwargs or not all(isinstance(one, str) for one in (args[0], args[1], args[3])):
-        raise LetThrough("the native optimize takes two paths, a list of passes and the name of a file for the weights")
+        raise PassThrough(
+            "the native optimize takes two paths, a list of passes and the name of a file for the weights"
+        )
     source, target, names, data = args
 
     def write(made: DetachedModel) -> None:
         beside = Path(target).parent / data
         beside.unlink(missing_ok=True)  # onnx appends to what is there
-        onnx.save(whole(made), target, save_as_external_data=True, location=data, convert_attribute=True)
+        onnx.save(with_weights(made), target, save_as_external_data=True, location=data, convert_attribute=True)
 
-    return OnnxOptimizerCall(opened(source), _known(names, None), fixed_point, write, source)
+    return OnnxOptimizerCall(open_model(source), _known(names, None), fixed_point, write, source)
 
 
 def _known(names: object, instead: Callable[[], Any] | None) -> tuple[str, ...]:
@@ -128,7 +117,7 @@ def _known(names: object, instead: Callable[[], Any] | None) -> tuple[str, ...]:
     """
     known = available()
     if not isinstance(names, list | tuple) or any(name not in known for name in names):
-        raise LetThrough(f"not all of {names!r} are passes of this onnxoptimizer", instead)
+        raise PassThrough(f"not all of {names!r} are passes of this onnxoptimizer", instead)
     return tuple(names)
 
 
@@ -137,3 +126,17 @@ def optimize(model: bytes, names: list[str], fixed_point: bool) -> bytes:
     import onnxoptimizer
 
     return onnxoptimizer.optimize(onnx.load_from_string(model), names, fixed_point).SerializeToString()
+
+
+TARGETS: Final = (
+    Target("onnxoptimizer.optimize", "onnxoptimizer", "onnxoptimizer", "optimize", read_optimize),
+    *(
+        Target(f"{NATIVE}.{name}", "onnxoptimizer", NATIVE, name, partial(read, fixed_point=fixed), required=False)
+        for name, read, fixed in (
+            ("optimize", read_bytes, False),
+            ("optimize_fixedpoint", read_bytes, True),
+            ("optimize_from_path", read_paths, False),
+            ("optimize_fixedpoint_from_path", read_paths, True),
+        )
+    ),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,15 +14,27 @@ import onnx
 from passes.errors import StepFailed
 from passes.external import onnxsim
 from passes.external.onnxsim import STAGES, OnnxSim
-from passes.guard.calls.arguments import bound, known_only, without_defaults
-from passes.guard.calls.base import LetThrough, Plan, Skips
-from passes.guard.calls.here import Here
-from passes.guard.calls.models import copied, is_valid, opened, whole, write
-from passes.guard.recorded import Recorded
-from passes.model.weights import DetachedModel
+from passes.guard.calls.base import (
+    CallPlan,
+    PassThrough,
+    Skips,
+    Target,
+    bind_arguments,
+    copy_model,
+    is_valid,
+    known_only,
+    open_model,
+    parse_model,
+    with_weights,
+    without_defaults,
+    write,
+)
+from passes.guard.calls.steps import InProcessStep, plan_without
+from passes.model.weights import PROTOBUF_LIMIT, DetachedModel
 from passes.step import Workbench
 
-__all__ = ["OnnxSimCall", "all_passes", "read_simplify"]
+__all__ = ["TARGETS", "OnnxSimCall", "all_passes"]
+
 
 OBJECTS: Final = ("custom_rewriter", "function_rewrite_rules")
 """Options that a worker cannot be given."""
@@ -55,22 +68,22 @@ class OnnxSimCall:
     unsent: tuple[str, ...] = ()
     """Options that keep the call in this process."""
 
-    def plan(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan(self, skips: Skips, bench: Workbench) -> CallPlan:
         if self.unsent:
             plan = self.plan_here(skips, bench)
             why = f"{', '.join(self.unsent)} cannot be sent to another process, so the call ran in this one"
-            return Plan(plan.steps, plan.skipped, (*plan.notes, why))
+            return CallPlan(plan.steps, plan.skipped, (*plan.notes, why))
         known = OnnxSim().inner(bench)
         if self.options.get("extra_optimizers"):
             _refuse_unknown(self.options["extra_optimizers"], bench.worker.ask(f"{__name__}:all_passes"))
         options, notes = known_only(self.options, "skipped_optimizers", known, "onnxsim")
-        return _plan(OnnxSim(options), known, skips, notes)
+        return plan_without(OnnxSim(options), known, skips, notes)
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan_here(self, skips: Skips, bench: Workbench) -> CallPlan:
         known = (*onnxsim.facts()["passes"], *STAGES)
         if self.options.get("extra_optimizers"):
             _refuse_unknown(self.options["extra_optimizers"], all_passes())
-        return _plan(self._here(known), known, skips, ())
+        return plan_without(self._here(known), known, skips, ())
 
     def unguarded(self, bench: Workbench) -> DetachedModel:
         quiet = {name: value for name, value in self.options.items() if "profile" not in name}
@@ -80,28 +93,28 @@ class OnnxSimCall:
     def deliver(self, model: DetachedModel, *, proven: bool) -> Any:
         return self.returns(model, proven)
 
-    def _here(self, known: Sequence[str]) -> Here:
+    def _here(self, known: Sequence[str]) -> InProcessStep:
         def run(source: str, target: str, left_out: Sequence[str]) -> None:
             skipped = [*(self.options.get("skipped_optimizers") or ()), *(n for n in left_out if n not in STAGES)]
             stages = {STAGES[name]: True for name in left_out if name in STAGES}
             self.run(source, target, {**self.options, **stages, "skipped_optimizers": skipped})
 
-        return Here("onnxsim", tuple(known), run, OnnxSim(self.options).narrows)
+        return InProcessStep("onnxsim", tuple(known), run, OnnxSim(self.options).narrows)
 
 
 def read_simplify(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
     """Understand a call of `onnxsim.simplify(model, …) -> (ModelProto, bool)`."""
-    given = bound(original, args, kwargs)
+    given = bind_arguments(original, args, kwargs)
     source = given.pop("model")
     options = without_defaults(original, given)
     target = options.pop("output_path", None)
     threshold = _bytes(options.pop("external_data_threshold", None))
     if isinstance(source, str):
-        model = opened(source)
+        model = open_model(source)
     elif isinstance(source, onnx.ModelProto) and target is None:
-        model = copied(source, lambda: (source, True))
+        model = copy_model(source, lambda: (source, True))
     else:
-        raise LetThrough(f"simplify does not take a model of type {type(source).__name__} here")
+        raise PassThrough(f"simplify does not take a model of type {type(source).__name__} here")
     feeds = _feeds(options)
     check_n = options.get("check_n", 0)
     model = _without_outputs(model, options)
@@ -115,20 +128,14 @@ def read_simplify(original: Callable[..., Any], args: Sequence[Any], kwargs: Map
     def returns(final: DetachedModel, proven: bool) -> tuple[onnx.ModelProto, bool]:
         sound = proven or is_valid(final)
         if target is None:
-            return whole(final), sound
+            return with_weights(final), sound
         write(final, target, threshold)
         # Without a check of its own, simplify does not read the weights back from the file that it wrote.
-        return (whole(final) if check_n else onnx.load(target, load_external_data=False)), sound
+        return (with_weights(final) if check_n else onnx.load(target, load_external_data=False)), sound
 
     unsent = tuple(name for name in OBJECTS if options.get(name))
     path = source if isinstance(source, str) else ""
     return OnnxSimCall(model, path, options, run, returns, feeds, _shapes(options, model), unsent)
-
-
-def _plan(step: OnnxSim | Here, known: Sequence[str], skips: Skips, notes: tuple[str, ...]) -> Plan:
-    skipped = {f"onnxsim/{name}": skip.reason for name in known if (skip := skips(f"onnxsim/{name}"))}
-    left_out = [name.partition("/")[2] for name in skipped]
-    return Plan((Recorded(step.without(left_out)),), skipped, notes)
 
 
 def all_passes() -> list[str]:
@@ -188,4 +195,116 @@ def _bytes(size: object) -> int:
     try:
         return int(float(text.removesuffix(unit)) * UNITS[unit]) if unit else THRESHOLD
     except ValueError as error:
-        raise LetThrough(f"external_data_threshold is {size!r}") from error
+        raise PassThrough(f"external_data_threshold is {size!r}") from error
+
+
+NATIVE: Final = (
+    *("skip_optimizers", "constant_folding", "shape_inference"),
+    *("tensor_size_threshold", "target_opset_version", "rewriter", "initializers_as_constants"),
+    *("include_inline_functions", "mutable_initializer", "overwrite_input_shapes", "unused_output"),
+    "extra_optimizers",
+)
+"""The arguments of both native functions behind the model's, which have no signature that Python can read."""
+
+SAME: Final = (
+    *("target_opset_version", "initializers_as_constants", "mutable_initializer", "overwrite_input_shapes"),
+    *("unused_output", "extra_optimizers"),
+)
+"""Arguments that simplify has under the same name."""
+
+
+def read_simplify_path(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
+    """Understand a call of `simplify_path(executor, in_path, out_path, …) -> bool`."""
+    given = _bound(original, ("executor", "in_path", "out_path", *NATIVE), args, kwargs)
+    source, target = given.get("in_path"), given.get("out_path")
+    if not isinstance(source, str) or not isinstance(target, str):
+        raise PassThrough("simplify_path takes two paths")
+
+    def run(path: str, result: str, settings: Mapping[str, Any]) -> None:
+        original(**{**given, **_changed(given, settings), "in_path": path, "out_path": result})
+
+    def returns(final: DetachedModel, proven: bool) -> bool:
+        write(final, target, PROTOBUF_LIMIT)
+        return True
+
+    return OnnxSimCall(open_model(source), source, _options(given), run, returns, unsent=_unsent(given))
+
+
+def read_simplify_bytes(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
+    """Understand a call of the native `simplify(executor, model_bytes, …) -> bytes`."""
+    given = _bound(original, ("executor", "model_bytes", *NATIVE), args, kwargs)
+    data = given.get("model_bytes")
+    if not isinstance(data, bytes):
+        raise PassThrough("the native simplify takes the bytes of a model")
+
+    def run(path: str, result: str, settings: Mapping[str, Any]) -> None:
+        model = onnx.load(path).SerializeToString()
+        made = original(**{**given, **_changed(given, settings), "model_bytes": model})
+        Path(result).write_bytes(made)
+
+    def returns(final: DetachedModel, proven: bool) -> bytes:
+        return with_weights(final).SerializeToString()
+
+    model = copy_model(parse_model(data), lambda: data)
+    return OnnxSimCall(model, "", _options(given), run, returns, unsent=_unsent(given))
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `onnxsim.simplify` that do the same."""
+    options = {name: given[name] for name in SAME if given.get(name) is not None}
+    skipped = _skipped(given)
+    options |= {"perform_optimization": False} if skipped is None else {"skipped_optimizers": list(skipped)}
+    options["skip_constant_folding"] = not given.get("constant_folding", True)
+    options["skip_shape_inference"] = not given.get("shape_inference", True)
+    options["inline_functions"] = bool(given.get("include_inline_functions"))
+    if given.get("tensor_size_threshold") is not None:
+        options["tensor_size_threshold"] = f"{given['tensor_size_threshold']}B"
+    return options
+
+
+def _changed(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The native arguments for `settings`, which are options of `onnxsim.simplify`."""
+    return {
+        "skip_optimizers": None if _skipped(given) is None else settings["skipped_optimizers"],
+        "constant_folding": not settings["skip_constant_folding"],
+        "shape_inference": not settings["skip_shape_inference"],
+    }
+
+
+def _skipped(given: Mapping[str, Any]) -> Sequence[str] | None:
+    return given.get("skip_optimizers", given.get("skipped_optimizers"))
+
+
+def _unsent(given: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("rewriter",) if given.get("rewriter") is not None else ()
+
+
+def _bound(
+    original: Callable[..., Any], names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    try:
+        return dict(inspect.signature(original).bind(*args, **kwargs).arguments)
+    except TypeError as error:
+        raise PassThrough(str(error)) from error
+    except ValueError:  # native
+        if len(args) > len(names):
+            raise PassThrough("more arguments than the function takes") from None
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+LIBRARY: Final = "onnxsim.onnxsim_cpp2py_export"
+
+TARGETS: Final = (
+    Target("onnxsim.simplify", "onnxsim", "onnxsim", "simplify", read_simplify),
+    Target(
+        "onnxsim.onnx_simplifier.simplify",
+        "onnxsim",
+        "onnxsim.onnx_simplifier",
+        "simplify",
+        read_simplify,
+        required=False,
+    ),
+    Target("onnxsim.simplify_path", "onnxsim", "onnxsim", "simplify_path", read_simplify_path, required=False),
+    Target(f"{LIBRARY}.simplify_path", "onnxsim", LIBRARY, "simplify_path", read_simplify_path, required=False),
+    Target(f"{LIBRARY}.simplify", "onnxsim", LIBRARY, "simplify", read_simplify_bytes, required=False),
+)

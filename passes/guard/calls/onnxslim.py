@@ -12,16 +12,22 @@ import onnx
 
 from passes.external.installed import ask
 from passes.external.onnxslim import OnnxSlim
-from passes.guard.calls.arguments import bound, known_only
-from passes.guard.calls.base import LetThrough, Plan, Skips
-from passes.guard.calls.here import Here
-from passes.guard.calls.models import copied, opened
-from passes.guard.calls.models import whole as whole_of
-from passes.guard.recorded import Recorded
+from passes.guard.calls.base import (
+    CallPlan,
+    PassThrough,
+    Skips,
+    Target,
+    bind_arguments,
+    copy_model,
+    known_only,
+    open_model,
+    with_weights,
+)
+from passes.guard.calls.steps import InProcessStep, plan_without
 from passes.model.weights import DetachedModel
 from passes.step import Workbench
 
-__all__ = ["OnnxSlimCall", "read_graph", "read_optimize_model", "read_slim", "read_slim_core"]
+__all__ = ["TARGETS", "OnnxSlimCall"]
 
 BEFORE: Final = ("inputs", "outputs", "input_shapes")
 """Options that make another model of it before it is optimized: that one is the reference."""
@@ -38,7 +44,7 @@ LISTS: Final = ("skip_fusion_patterns", "skip_optimizations")
 
 @dataclass(frozen=True, slots=True)
 class OnnxSlimCall:
-    """`options` are those of slim that decide what is optimized; `slim` is the function without its door."""
+    """`options` are those of slim that decide what is optimized; `slim` is the function as it is without us."""
 
     model: DetachedModel
     source: str
@@ -53,24 +59,24 @@ class OnnxSlimCall:
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def plan(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan(self, skips: Skips, bench: Workbench) -> CallPlan:
         own = _own_patterns()
         if own:
             plan = self.plan_here(skips, bench)
             why = f"this process has fusion patterns of its own ({', '.join(own)}), so the call ran in it"
-            return Plan(plan.steps, plan.skipped, (*plan.notes, why))
+            return CallPlan(plan.steps, plan.skipped, (*plan.notes, why))
         known = ask(bench, "passes.external.onnxslim:facts", "onnxslim")
         options, notes = known_only(self.options, "skip_fusion_patterns", known["patterns"], "onnxslim")
         options, more = known_only(options, "skip_optimizations", known["optimizations"], "onnxslim")
         step = OnnxSlim(options)
-        return _plan(step, step.inner(bench), skips, (*notes, *more))
+        return plan_without(step, step.inner(bench), skips, (*notes, *more))
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan_here(self, skips: Skips, bench: Workbench) -> CallPlan:
         names = (*_patterns(), *_optimizations())
-        return _plan(Here("onnxslim", names, self._run), names, skips, ())
+        return plan_without(InProcessStep("onnxslim", names, self._run), names, skips, ())
 
     def unguarded(self, bench: Workbench) -> DetachedModel:
-        step = Here("onnxslim", (), self._run) if _own_patterns() else OnnxSlim(self.options)
+        step = InProcessStep("onnxslim", (), self._run) if _own_patterns() else OnnxSlim(self.options)
         return step.apply(self.model, bench)
 
     def _run(self, source: str, target: str, left_out: Sequence[str]) -> None:
@@ -83,7 +89,11 @@ class OnnxSlimCall:
         """Let the library itself do what comes last, with every optimization off."""
         where = () if self.target is None else (self.target,)
         try:
-            return whole_of(model) if self.in_core else self.slim(whole_of(model), *where, **_nothing(), **self.last)
+            return (
+                with_weights(model)
+                if self.in_core
+                else self.slim(with_weights(model), *where, **_nothing(), **self.last)
+            )
         finally:
             _settings().reset(list(self.off))
 
@@ -91,12 +101,12 @@ class OnnxSlimCall:
 def read_slim(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
     """Understand a call of `onnxslim.slim(model, output_model=None, **options) -> ModelProto | None`."""
     if not args and "model" not in kwargs:
-        raise LetThrough("slim does not take these arguments")
+        raise PassThrough("slim does not take these arguments")
     given = {name: value for name, value in kwargs.items() if value}
     source = args[0] if args else given.pop("model")
     target = args[1] if len(args) > 1 else given.pop("output_model", None)
     if isinstance(source, list):
-        raise LetThrough("a list of models is printed, not optimized")
+        raise PassThrough("a list of models is printed, not optimized")
     before = {name: given.pop(name) for name in BEFORE if name in given}
     last = {name: given.pop(name) for name in AFTER if name in given}
     for name in OURS:
@@ -105,29 +115,29 @@ def read_slim(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
         if isinstance(given.get(name), str):
             given[name] = [given[name]]
     if isinstance(source, str):
-        model = opened(source)
+        model = open_model(source)
     elif isinstance(source, onnx.ModelProto):
-        model = copied(source, lambda: source)
+        model = copy_model(source, lambda: source)
     else:
-        raise LetThrough(f"slim does not take a model of type {type(source).__name__}")
+        raise PassThrough(f"slim does not take a model of type {type(source).__name__}")
     if before:
         try:
-            model = copied(original(whole_of(model), **_nothing(), **before), lambda: source)
+            model = copy_model(original(with_weights(model), **_nothing(), **before), lambda: source)
         except Exception as error:  # the library will say it again
-            raise LetThrough(str(error)) from error
+            raise PassThrough(str(error)) from error
     off = tuple(given.get("skip_optimizations", ()))
     return OnnxSlimCall(model, source if isinstance(source, str) else "", given, original, target, last, off=off)
 
 
 def read_slim_core(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
     """Understand a call of `onnxslim.core.optimize(model, skip_fusion_patterns=None, size_threshold=None)`."""
-    given = bound(original, args, kwargs)
+    given = bind_arguments(original, args, kwargs)
     return _read_core(given.pop("model"), given, ())
 
 
 def read_optimize_model(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSlimCall:
     """Understand a call of `onnxslim.core.optimization.optimize_model(model or graph, skip_fusion_patterns=None)`."""
-    given = bound(original, args, kwargs)
+    given = bind_arguments(original, args, kwargs)
     return _read_core(given.pop("model"), given, ("constant_folding",))
 
 
@@ -137,7 +147,7 @@ def read_graph(original: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     Raises:
         LetThrough: always, so that it is in the log.
     """
-    raise LetThrough("it changes a graph of onnxslim's own in place, of which no policy can speak; call onnxslim.slim")
+    raise PassThrough("it changes a graph of onnxslim's own in place, of which no policy can speak; call onnxslim.slim")
 
 
 def _read_core(source: Any, given: dict[str, Any], without: Sequence[str]) -> OnnxSlimCall:
@@ -145,7 +155,7 @@ def _read_core(source: Any, given: dict[str, Any], without: Sequence[str]) -> On
     surgeon = importlib.import_module("onnxslim.third_party.onnx_graphsurgeon")
     model = surgeon.export_onnx(source) if isinstance(source, surgeon.Graph) else source
     if not isinstance(model, onnx.ModelProto):
-        raise LetThrough(f"it does not take a model of type {type(model).__name__}")
+        raise PassThrough(f"it does not take a model of type {type(model).__name__}")
     off = tuple(name for name, is_on in _settings().stats().items() if not is_on)
     options = {
         **{name: value for name, value in given.items() if value is not None},
@@ -153,13 +163,7 @@ def _read_core(source: Any, given: dict[str, Any], without: Sequence[str]) -> On
         "no_shape_infer": True,
     }
     slim = importlib.import_module("onnxslim").slim
-    return OnnxSlimCall(copied(model, lambda: model), "", options, slim, off=off, in_core=True)
-
-
-def _plan(step: OnnxSlim | Here, names: Sequence[str], skips: Skips, notes: tuple[str, ...]) -> Plan:
-    skipped = {f"onnxslim/{name}": skip.reason for name in names if (skip := skips(f"onnxslim/{name}"))}
-    left_out = [name.partition("/")[2] for name in skipped]
-    return Plan((Recorded(step.without(left_out)),), skipped, notes)
+    return OnnxSlimCall(copy_model(model, lambda: model), "", options, slim, off=off, in_core=True)
 
 
 def _nothing() -> dict[str, Any]:
@@ -187,3 +191,16 @@ def _own_patterns() -> list[str]:
     return [
         name for name, all_ in found.items() if any(not type(one).__module__.startswith("onnxslim.") for one in all_)
     ]
+
+
+CORE: Final = "onnxslim.core.optimization"
+
+TARGETS: Final = (
+    Target("onnxslim.slim", "onnxslim", "onnxslim", "slim", read_slim),
+    Target("onnxslim.core.optimize", "onnxslim", "onnxslim.core", "optimize", read_slim_core, required=False),
+    Target(f"{CORE}.optimize_model", "onnxslim", CORE, "optimize_model", read_optimize_model, required=False),
+    *(
+        Target(f"{CORE}.{name}", "onnxslim", CORE, name, read_graph, required=False)
+        for name in ("graph_fusion", "dead_node_elimination", "subexpression_elimination", "tie_weights")
+    ),
+)

@@ -21,19 +21,19 @@ __all__ = ["begin"]
 FOLDER = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120 - pathlib is slow to load
 PASSES = os.path.dirname(os.path.dirname(FOLDER))  # noqa: PTH120
 
-STARTUP = "_onnxline.passes.guard.startup"
-"""The names under which the rest of our code knows the files beside this one; so there is one of each."""
+HOOKS = "_onnxline.passes.guard.startup.hooks"
+"""The name under which the rest of our code knows the file beside this one; so there is one of it."""
 
-AFTER = "_onnxline.passes.guard.inherited"
-"""The module whose `begin()` starts the guard that the environment asked for."""
+REGISTRY = "_onnxline.passes.guard.registry"
+"""The module whose `inherit()` begins the guard that the environment asked for."""
 
 
 def begin() -> None:
     """Start what is ours, and then what this file hides: should that fail, the guard is there."""
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != FOLDER]
-    launches = _load(f"{STARTUP}.launches", f"{FOLDER}/launches.py")
-    if launches.VARIABLE in os.environ:
-        _wait(launches)
+    hooks = _load(HOOKS, f"{FOLDER}/hooks.py")
+    if hooks.VARIABLE in os.environ:
+        _wait(hooks)
     hidden = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if hidden is not None and hidden.loader is not None:
         module = importlib.util.module_from_spec(hidden)
@@ -41,19 +41,17 @@ def begin() -> None:
         hidden.loader.exec_module(module)
 
 
-def _wait(launches: ModuleType) -> None:
-    own_names = _load("_onnxline.passes.own_names", f"{PASSES}/own_names.py")
-    processes = _load(f"{STARTUP}.processes", f"{FOLDER}/processes.py")
-    after_import = _load(f"{STARTUP}.after_import", f"{FOLDER}/after_import.py")
+def _wait(hooks: ModuleType) -> None:
+    own_names = _load("_onnxline.passes.worker.own_names", f"{PASSES}/worker/own_names.py")
     # Taken now: a script may clear its environment before it imports an optimizer.
-    variables = {name: os.environ[name] for name in (launches.VARIABLE, launches.PROCESSES) if name in os.environ}
-    folders = [folder for folder in variables.get(launches.PROCESSES, "").split(os.pathsep) if folder]
+    variables = {name: os.environ[name] for name in (hooks.VARIABLE, hooks.PROCESSES) if name in os.environ}
+    folders = [folder for folder in variables.get(hooks.PROCESSES, "").split(os.pathsep) if folder]
     own_names.add_private_names()
-    launches.LAUNCHES.open(variables)
-    sys.meta_path.insert(0, after_import.AfterImport(after_import.LIBRARIES, _guard))
+    hooks.LAUNCHES.open(variables)
+    sys.meta_path.insert(0, hooks.AfterImport(hooks.LIBRARIES, _guard))
     if hasattr(os, "register_at_fork"):  # Windows has no fork
-        os.register_at_fork(after_in_child=lambda: processes.register(folders))
-    processes.register(folders)
+        os.register_at_fork(after_in_child=lambda: hooks.register(folders))
+    hooks.register(folders)
 
 
 def _load(name: str, path: str) -> ModuleType:
@@ -69,7 +67,7 @@ def _guard(name: str) -> None:
     if "." in name:  # a part of a library that is still being imported
         return
     try:
-        importlib.import_module(AFTER).begin()
+        importlib.import_module(REGISTRY).inherit()
     except ImportError as error:
         raise ImportError(
             f"onnxline guard: {sys.executable} imports {name}, and onnxline, which would guard it, does not work there "

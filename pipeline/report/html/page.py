@@ -1,25 +1,28 @@
-"""What `report.html` shows, as data."""
+"""What `report.html` shows, as data; and as HTML: one text that loads nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from passes.proof.coverage import Coverage, LimitCoverage, TableCoverage
 from passes.proof.numbers import DRAWN, Errors
-from pipeline.report.html.coverage import coverage_facts
 from pipeline.report.html.figures import Group, groups_of
 from pipeline.report.html.headline import Headline, headline_of
 from pipeline.report.html.layers import LayerPlot, layer_plot
-from pipeline.report.html.nodes import packed
 from pipeline.report.html.timeline import Timeline, timeline_of
 from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of
 from pipeline.report.model import Report
-from pipeline.report.pictures import Pictures
+from pipeline.report.pictures import NodeRow, Pictures
 
-__all__ = ["Page", "page_of"]
+__all__ = ["Page", "page_of", "render"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
     names = [[row.names for row in group.rows] for group in groups]
     facts = {
         "export": _export(report),
-        "coverage": coverage_facts(report.coverage),
+        "coverage": _coverage(report.coverage),
         "notes": {str(place): text for place, text in enumerate(report.notes, 1)},
         "backends": _backends(report),
         "time": {stage: seconds_text(seconds) for stage, seconds in report.seconds.items()},
@@ -59,7 +62,7 @@ def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
         facts={title: told for title, told in facts.items() if told},
         notes=tuple(dict.fromkeys((*report.notes, *(report.export.notes if report.export else ())))),
         favicon=_favicon(headline.tone),
-        data={"nodes": packed(pictures.nodes, pictures.values), "names": names},
+        data={"nodes": _packed(pictures.nodes, pictures.values), "names": names},
         layers=layer_plot(report.layers),
     )
 
@@ -126,3 +129,91 @@ def _backends(report: Report) -> dict[str, str]:
     if report.sensitivity is not None and report.sensitivity.blind:
         told["blind"] = ", ".join(report.sensitivity.blind)
     return told
+
+
+HERE: Final = Path(__file__).parent
+
+
+def render(page: Page) -> str:
+    """Every text is escaped; what the script reads is JSON in which no `<` is left that could end it."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    template = environment.get_template("page.html.j2")
+    return template.render(page=page, style=_own("page.css"), script=_own("page.js"))
+
+
+def _own(name: str) -> Markup:
+    """A file of ours, which is no text of a user's."""
+    return Markup((HERE / name).read_text(encoding="utf-8"))
+
+
+MOST_NOTES: Final = 12
+"""Of what is not covered; `report.json` has all."""
+
+
+def _coverage(coverage: Coverage | None) -> dict[str, str]:
+    """What the draws of the proof have covered."""
+    if coverage is None or not coverage.draws:
+        return {}
+    facts = {"verify.inputs": f"{len(coverage.given)} of {len(coverage.draws)} draws"} if coverage.given else {}
+    facts |= {f"size of {name or 'unnamed dims'}": _listed(sizes) for name, sizes in coverage.sizes.items()}
+    facts |= {f"mask {name}": ", ".join(kinds) for name, kinds in coverage.masks.items()}
+    if coverage.outliers:
+        facts["ten times their range"] = ", ".join(coverage.outliers)
+    facts |= {f"table {table.name}": _table(table) for table in coverage.tables}
+    if coverage.branches:
+        taken = sum(one.then_taken + one.else_taken for one in coverage.branches)
+        facts["branches of If"] = f"{taken} of {2 * len(coverage.branches)} taken"
+    facts |= {f"loop {loop.node}": f"{_listed(sorted(set(loop.turns)))} turns" for loop in coverage.loops}
+    facts |= _limits(coverage.limits)
+    notes = coverage.not_covered
+    more = f"; and {len(notes) - MOST_NOTES} more in report.json" if len(notes) > MOST_NOTES else ""
+    facts["not covered"] = "; ".join(notes[:MOST_NOTES]) + more or "nothing that is known"
+    return facts
+
+
+def _listed(numbers: tuple[int, ...] | list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _table(table: TableCoverage) -> str:
+    if table.read is None:
+        return f"{table.rows:,} rows, inside of a body; compared as a weight" if table.compared else "inside of a body"
+    rest = "; the others compared as a weight" if table.compared else ""
+    return f"{table.read:,} of {table.rows:,} rows read{rest if table.read < table.rows else ''}"
+
+
+def _limits(limits: tuple[LimitCoverage, ...]) -> dict[str, str]:
+    """By operator: how many of its limits were reached."""
+    there: Counter[str] = Counter()
+    reached: Counter[str] = Counter()
+    for limit in limits:
+        sides = [side for side in (limit.below, limit.above) if side is not None]
+        there[limit.op] += len(sides)
+        reached[limit.op] += sum(sides)
+    return {f"limits of {op}": f"{reached[op]} of {count} reached" for op, count in there.items()}
+
+
+def _packed(nodes: Sequence[NodeRow], values: Mapping[str, str]) -> dict[str, Any]:
+    """`words` is every text once; all else is places in it.
+
+    A row is name, op, shapes, module, author, list of inputs, list of outputs. An author is empty for a node of the
+    source; so is the module where none is known. `values` are pairs: a value that no node makes, its dtype and shape.
+    """
+    words: dict[str, int] = {}
+
+    def place(text: str) -> int:
+        return words.setdefault(text, len(words))
+
+    rows = [
+        [
+            *(place(text) for text in (one.name, one.op, ", ".join(one.shapes), one.module or "", one.made_by)),
+            [place(name) for name in one.inputs],
+            [place(name) for name in one.outputs],
+        ]
+        for one in nodes
+    ]
+    types = [(place(name), place(shape)) for name, shape in values.items()]
+    return {"words": list(words), "rows": rows, "values": types}

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
+from pydantic import TypeAdapter, ValidationError
+
+from passes.diff.types import Diff, NodeLabel, Replacement
 from passes.proof.numbers import Errors
 from passes.run.result import PassRow, Status
-from pipeline.report.html.diffs import PassDiff, read_diff
 from pipeline.report.html.words import bytes_text, error_text, seconds_text, worst_of
 from pipeline.report.model import SOURCE, Mark, Report, diff_folder
 
-__all__ = ["Segment", "Timeline", "TimelineRow", "timeline_of"]
+__all__ = ["DiffEntry", "DiffSection", "PassDiff", "Segment", "Timeline", "TimelineRow", "read_diff", "timeline_of"]
+
 
 TINTS: Final = 8
 """Operators that get a colour of their own; the others share one."""
@@ -189,3 +193,82 @@ def _error_note(worst: tuple[str, Errors] | None) -> str:
         return ""
     output, errors = worst
     return f"{output}: {errors.why}" if errors.why else f"{output}: {errors.excess:.2%} of what is allowed"
+
+
+MOST: Final = 30
+"""Entries of a section that are shown."""
+
+MOST_NODES: Final = 12
+"""Nodes of one side of an entry that are shown."""
+
+LONGEST: Final = 300
+"""Characters of one text."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiffEntry:
+    """Either nodes that went and nodes that came, or a sentence."""
+
+    removed: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DiffSection:
+    """`more` is the number of entries that are left out."""
+
+    title: str
+    entries: tuple[DiffEntry, ...]
+    more: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassDiff:
+    summary: str
+    sections: tuple[DiffSection, ...]
+
+
+def read_diff(folder: Path) -> PassDiff | None:
+    """The diff in `folder`; None if there is none that can be read."""
+    try:
+        data = json.loads((folder / "diff.json").read_text(encoding="utf-8"))
+        found = TypeAdapter(Diff).validate_python({field.name: data[field.name] for field in fields(Diff)})
+        return PassDiff(str(data["summary"]), tuple(_sections(found)))
+    except (OSError, ValueError, LookupError, TypeError, ValidationError):
+        return None
+
+
+def _sections(diff: Diff) -> Iterator[DiffSection]:
+    for name, title in TITLES.items():
+        entries: Sequence[object] = getattr(diff, name)
+        if entries:
+            yield DiffSection(title, tuple(map(_entry, entries[:MOST])), max(0, len(entries) - MOST))
+
+
+def _entry(found: object) -> DiffEntry:
+    if isinstance(found, Replacement):
+        return DiffEntry(
+            _listed(found.removed), _listed((*found.added, *(f"stored constant {name}" for name in found.stored)))
+        )
+    return DiffEntry(text=_short(str(found)))
+
+
+def _listed(nodes: Sequence[NodeLabel | str]) -> tuple[str, ...]:
+    told = [_short(str(node)) for node in nodes[:MOST_NODES]]
+    return (*told, f"{len(nodes) - MOST_NODES} more") if len(nodes) > MOST_NODES else tuple(told)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+TITLES: Final = {
+    "header": "model",
+    "replaced": "nodes",
+    "attributes": "attributes",
+    "rewired": "inputs of nodes",
+    "initializers": "weights and constants",
+    "shared": "which of equal values is read",
+}
+"""Field of `Diff` → title of its section."""

@@ -6,10 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.audit.case import Case
-from passes.audit.judge import READY, Result, judge
-from passes.audit.marks import marked, what_is_lost
-from passes.audit.runtimes import differs
+from passes.audit.cases import Case
+from passes.audit.judge import READY, Result, differs, judge
+from passes.audit.metadata_probe import add_marks, what_is_lost
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]>'
 BEFORE = "g (float[2, n] x) => (float[2, n] y) { h = Neg (x) y = Abs (h) }"
@@ -69,7 +68,7 @@ def test_random_numbers_are_not_judged() -> None:
 
 
 def test_metadata_that_is_gone() -> None:
-    before = marked(model(BEFORE))
+    before = add_marks(model(BEFORE))
     assert what_is_lost(before, before) == ""
     after = onnx.ModelProto()
     after.CopyFrom(before)

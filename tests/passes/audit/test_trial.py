@@ -10,9 +10,9 @@ import pytest
 
 from passes.advisories import Finding
 from passes.audit.cases import case_names, load_case
-from passes.audit.chunk import open_trial, run_chunk
+from passes.audit.job import open_trial, run_job
 from passes.audit.reproducers import reproduce
-from passes.audit.subject import Subject
+from passes.audit.target import AuditTarget
 from passes.audit.trial import Trial
 
 VERSIONS = {name: metadata.version(name) for name in ("onnxoptimizer", "onnxsim")}
@@ -21,11 +21,11 @@ KNOWN = pytest.mark.skipif(
 )
 
 
-def optimizer(*names: str) -> list[Subject]:
-    return [Subject(name, "onnxoptimizer", "onnxoptimizer", (name,)) for name in names]
+def optimizer(*names: str) -> list[AuditTarget]:
+    return [AuditTarget(name, "onnxoptimizer", "onnxoptimizer", (name,)) for name in names]
 
 
-ONNXSIM = Subject("onnxsim", "onnxsim", "onnxsim")
+ONNXSIM = AuditTarget("onnxsim", "onnxsim", "onnxsim")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def trial() -> Iterator[Trial]:
         yield opened
 
 
-def found(trial: Trial, case: str, *subjects: Subject) -> list[tuple[str, str, str]]:
+def found(trial: Trial, case: str, *subjects: AuditTarget) -> list[tuple[str, str, str]]:
     """Without lost metadata, which is almost everywhere."""
     findings = trial.of(load_case(case), subjects).findings
     return [(one.name, one.kind, one.why) for one in findings if one.kind != "lost-metadata"]
@@ -98,7 +98,7 @@ def test_a_call_that_takes_too_long_is_one_finding(trial: Trial) -> None:
 
 
 def test_a_job_is_plain_data() -> None:
-    value = run_chunk(
+    value = run_job(
         ["planted/named_dims", "models/absent"],
         [one.data() for one in optimizer("rename_input_output")],
         models="/nowhere",

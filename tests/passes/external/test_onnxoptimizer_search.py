@@ -9,7 +9,7 @@ import onnx
 import onnxoptimizer
 import pytest
 
-from passes.catalog.picture import picture_of, read_picture
+from passes.catalog.example_model import example_of, read_example
 from passes.external.numbered import number
 from passes.external.onnxoptimizer_search import Change, changes
 from tests.passes.models import attention, model_of
@@ -45,7 +45,7 @@ def roundabout() -> onnx.ModelProto:
 
 def pictures() -> Iterator[onnx.ModelProto]:
     yield from (attention(), model_of(BRANCHES), roundabout())
-    yield from (read_picture(picture).model for name in DEFAULT if (picture := picture_of(name)))
+    yield from (read_example(picture).model for name in DEFAULT if (picture := example_of(name)))
 
 
 def numbered(model: onnx.ModelProto) -> onnx.ModelProto:

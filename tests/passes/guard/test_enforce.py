@@ -11,10 +11,10 @@ import pytest
 
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
-from passes.guard.calls.base import Plan, Skips
-from passes.guard.enforce import Outcome, RefusedByOptimizer, enforce
-from passes.guard.record import Returned
-from passes.guard.settings import Demands, Settings
+from passes.guard.call_log import Returned
+from passes.guard.calls.base import CallPlan, Skips
+from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
+from passes.guard.settings import CombinedPolicy, Settings
 from passes.model.weights import DetachedModel
 from passes.step import Workbench
 from tests.passes.models import attention, detached
@@ -43,10 +43,10 @@ class Example:
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def plan(self, skips: Skips, bench: Workbench) -> Plan:
-        return Plan((Step(self.guarded),))
+    def plan(self, skips: Skips, bench: Workbench) -> CallPlan:
+        return CallPlan((Step(self.guarded),))
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> Plan | None:
+    def plan_here(self, skips: Skips, bench: Workbench) -> CallPlan | None:
         return None
 
     def unguarded(self, bench: Workbench) -> DetachedModel:
@@ -75,8 +75,8 @@ def drops_a_dead_end(model: DetachedModel, bench: Workbench) -> DetachedModel:
     return OnnxOptimizerPass("eliminate_deadend").apply(model.with_proto(proto), bench)
 
 
-def enforced(guarded: Work, alone: Work, bench: Workbench, *, compare: bool = True) -> Outcome:
-    return enforce(Example(guarded, alone), Demands((Settings(keep=("qkv",), compare=compare),)), bench)
+def enforced(guarded: Work, alone: Work, bench: Workbench, *, compare: bool = True) -> GuardOutcome:
+    return enforce(Example(guarded, alone), CombinedPolicy((Settings(keep=("qkv",), compare=compare),)), bench)
 
 
 def test_a_crash_costs_the_call(bench: Workbench) -> None:
@@ -101,7 +101,7 @@ def test_one_that_has_lost_something_is_not(bench: Workbench) -> None:
 
 
 def test_nor_is_one_that_skips_nothing_where_something_is_to_be_skipped(bench: Workbench) -> None:
-    demands = Demands((Settings(skip=("fuse_pad_into_conv",)),))
+    demands = CombinedPolicy((Settings(skip=("fuse_pad_into_conv",)),))
     assert enforce(Example(refuses, drops_a_dead_end), demands, bench).returned is Returned.AS_GIVEN
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from passes.guard.environment import Borrowed, guards_in, variables_of
-from passes.guard.settings import Settings
-from passes.guard.startup.launches import FOLDER, VARIABLE, add_guard
+from passes.guard.settings import BorrowedEnvironment, Settings, guards_in, variables_of
+from passes.guard.startup.hooks import FOLDER, VARIABLE, add_guard
 
 ONE = Settings(keep=("qkv",), journal="/one")
 TWO = Settings(skip=("fuse_*",), watch=False, compare=False, timeout_s=3.0, quiet=True)
@@ -22,7 +21,7 @@ TWO = Settings(skip=("fuse_*",), watch=False, compare=False, timeout_s=3.0, quie
 )
 def test_the_environment_is_given_back_as_it_was(before: dict[str, str]) -> None:
     environment = {"LANG": "C", **before}
-    borrowed = Borrowed(environment)
+    borrowed = BorrowedEnvironment(environment)
     borrowed.put([ONE, TWO])
     assert guards_in(environment) == (ONE, TWO)
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == FOLDER
@@ -35,7 +34,7 @@ def test_the_environment_is_given_back_as_it_was(before: dict[str, str]) -> None
 
 def test_what_somebody_else_put_on_the_path_meanwhile_stays() -> None:
     environment = {"PYTHONPATH": "/a"}
-    borrowed = Borrowed(environment)
+    borrowed = BorrowedEnvironment(environment)
     borrowed.put([ONE])
     environment["PYTHONPATH"] += ":/b"
     borrowed.give_back()

@@ -8,8 +8,8 @@ import re
 
 import passes
 from passes.guard import GuardedCall, Returned
-from passes.guard.startup.launches import VARIABLE
-from passes.guard.targets import TARGETS
+from passes.guard.calls import TARGETS
+from passes.guard.startup.hooks import VARIABLE
 from tests.docs.pages import ROOT, rows
 
 PAGE = "docs/guard.md"

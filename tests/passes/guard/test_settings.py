@@ -8,7 +8,7 @@ import pytest
 
 import passes
 from passes import PolicyError
-from passes.guard.settings import Demands, Settings, from_text, to_text
+from passes.guard.settings import CombinedPolicy, Settings, from_text, to_text
 
 
 def test_settings_survive_the_environment() -> None:
@@ -41,12 +41,12 @@ def test_a_skip_holds_what_the_pass_destroys_unless_watch_is_off() -> None:
 
 
 def test_guards_inside_of_each_other_add_up() -> None:
-    demands = Demands((Settings(keep=("qkv",), compare=False), Settings(skip=("fusions",), watch=False)))
+    demands = CombinedPolicy((Settings(keep=("qkv",), compare=False), Settings(skip=("fusions",), watch=False)))
     assert demands.policy().keep == ("qkv?",)
     assert demands.skips("fuse_qkv") and not demands.skips("eliminate_identity")
     assert demands.compare
 
 
 def test_the_limits_are_those_of_the_innermost_guard() -> None:
-    demands = Demands((Settings(timeout_s=1.0, memory_gib=1.0), Settings(timeout_s=2.0, memory_gib=2.0)))
+    demands = CombinedPolicy((Settings(timeout_s=1.0, memory_gib=1.0), Settings(timeout_s=2.0, memory_gib=2.0)))
     assert (demands.timeout_s, demands.memory_gib) == (2.0, 2.0)

@@ -22,7 +22,7 @@ import pytest
 from onnxoptimizer import optimize
 
 import passes
-from passes.guard.doors import is_door
+from passes.guard.patching import is_intercepted
 from tests.passes.models import attention
 
 Way = Callable[[onnx.ModelProto, Path], onnx.ModelProto]
@@ -137,4 +137,4 @@ def test_nothing_of_it_stays() -> None:
         pass
     module_wide_guard = {name: getattr(native, name) for name in functions}
     assert module_wide_guard == functions
-    assert all(is_door(function) for function in functions.values())  # of this file's own guard
+    assert all(is_intercepted(function) for function in functions.values())  # of this file's own guard

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 import passes
-from passes.guard.startup.launches import VARIABLE
+from passes.guard.startup.hooks import VARIABLE
 
 HELD: Final[Mapping[str, str]] = {
     "run": "subprocess.run(command)",

@@ -13,10 +13,9 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper
 
 from benchmarks.fuzz.seeds import seed_models, write_data_file
 from passes import optimize, why
-from passes.audit.file_cases import load_file
+from passes.audit.cases import load_file
 from passes.errors import ModelError
-from passes.guard.calls.base import LetThrough
-from passes.guard.calls.models import copied
+from passes.guard.calls.base import PassThrough, copy_model
 from passes.load import check_bytes, load_model, memory_budget, seconds_to_run
 from passes.model.weights import read_model
 from passes.proof.draw import draw_array
@@ -319,8 +318,8 @@ def test_the_importer_reads_external_data_inside_of_nodes_from_the_folder(tmp_pa
 
 def test_a_guarded_call_asks_the_door(tmp_path: Path) -> None:
     model = parsed("a = Relu (b) b = Relu (a) y = Add (a, x)", "(float[2] x) => (float[2] y)")
-    with pytest.raises(LetThrough, match="circle"):
-        copied(model, lambda: model)
+    with pytest.raises(PassThrough, match="circle"):
+        copy_model(model, lambda: model)
 
 
 def test_an_audit_asks_the_door(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from passes.catalog.picture import GALLERY, read_picture
+from passes.catalog.example_model import GALLERY, read_example
 from passes.model.reads import live_nodes
 from passes.run.result import PassRun, Status
 from passes.step import Workbench
@@ -32,7 +32,7 @@ g (float[4, 8] x) => (float[4, 8] y) <float[8, 8] w, float[8, 8] v, float[8] b> 
 
 
 def gallery(name: str) -> onnx.ModelProto:
-    return read_picture(GALLERY / f"{name}.onnxtxt").model
+    return read_example(GALLERY / f"{name}.onnxtxt").model
 
 
 CASES = {

@@ -11,8 +11,8 @@ import pytest
 from passes.advisories import Finding, table_of, table_text
 from passes.versions import library_versions
 from pipeline.batch import Row, read_configs, run_batch
-from pipeline.spread import Job, Outcome
-from pipeline.spread.perform import perform
+from pipeline.jobs import Job, Outcome
+from pipeline.jobs.job import perform
 
 
 class InThisProcess:

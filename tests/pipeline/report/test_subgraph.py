@@ -8,8 +8,7 @@ from passes.structures import structure_of
 from passes.structures.subgraph import extent_of
 from passes.structures.view import GraphView
 from pipeline.report import BoxKind, Drawing
-from pipeline.report.nodes import node_rows
-from pipeline.report.subgraph import MOST, draw
+from pipeline.report.subgraph import MOST, draw, node_rows
 from tests.passes.models import attention, detached, matrix, model_of
 
 

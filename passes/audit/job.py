@@ -1,0 +1,155 @@
+"""What an audit has to do, in jobs of some cases and all passes; and what the jobs come to together.
+
+JSON in, JSON out, so that a job can run on any machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from passes.advisories import Finding, Table, table_of
+from passes.advisories.text import quoted
+from passes.audit.cases import load_case
+from passes.audit.target import AuditTarget
+from passes.audit.trial import Trial
+from passes.context import memory_limit
+from passes.errors import ModelError, PolicyError
+from passes.suggest import nearest
+from passes.worker.client import Worker
+
+__all__ = ["CALL", "PRELOAD", "AuditPlan", "chosen_targets", "open_trial", "run_job", "unread_of"]
+
+
+CALL: Final = "passes.audit.job:run_job"
+
+CHUNK: Final = 64
+"""Cases of one job: some seconds to some tens of seconds."""
+
+JUDGES: Final = ("onnx", "onnxruntime", "numpy")
+"""The libraries that decide what is a finding."""
+
+PRELOAD: Final = ("onnxoptimizer", "passes.audit.attempts")
+
+
+@contextmanager
+def open_trial(timeout_s: float, memory_gib: float | None) -> Iterator[Trial]:
+    """The two workers; neither is started before it is needed."""
+    limit = memory_limit(memory_gib)
+    with (
+        Worker(timeout_s, limit, PRELOAD) as libraries,
+        Worker(timeout_s, limit, ("passes.audit.judge",)) as judges,
+    ):
+        yield Trial(libraries, judges)
+
+
+def run_job(
+    cases: Sequence[str],
+    subjects: Sequence[Mapping[str, Any]],
+    models: str | None = None,
+    timeout_s: float = 60.0,
+    memory_gib: float | None = 4.0,
+) -> dict[str, Any]:
+    """Try `subjects` on `cases`, which are named as in `passes.audit.cases`.
+
+    Args:
+        models: the folder of the user's own models.
+        timeout_s: seconds for one call of one pass.
+        memory_gib: what each of the two workers may allocate.
+
+    Returns:
+        `findings`: lists of name, kind, case and why; `unjudged`: case → why its numbers are not; `unread`: case → why
+        there is no model.
+    """
+    tried = [AuditTarget(**data) for data in subjects]
+    findings: list[list[str]] = []
+    unjudged: dict[str, str] = {}
+    unread: dict[str, str] = {}
+    with open_trial(timeout_s, memory_gib) as trial:
+        for name in cases:
+            try:
+                case = load_case(name, Path(models) if models else None)
+            except ModelError as mistake:
+                unread[name] = str(mistake)
+                continue
+            outcome = trial.of(case, tried)
+            findings += [list(dataclasses.astuple(one)) for one in outcome.findings]
+            if outcome.unjudged:
+                unjudged[name] = outcome.unjudged
+    return {"findings": findings, "unjudged": unjudged, "unread": unread}
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPlan:
+    """`subjects` on `cases`. `models` is the user's folder; `timeout_s` and `memory_gib` are for one call of a pass."""
+
+    subjects: Sequence[AuditTarget]
+    cases: Sequence[str]
+    models: Path | None = None
+    timeout_s: float = 60.0
+    memory_gib: float | None = 4.0
+
+    def jobs(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Key and arguments of `CALL`, for each job."""
+        names = [subject.data() for subject in self.subjects]
+        passes = hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()[:12]
+        for start in range(0, len(self.cases), CHUNK):
+            cases = list(self.cases[start : start + CHUNK])
+            yield (
+                f"{quoted(cases[0])} … {quoted(cases[-1])}, {passes}",
+                {
+                    "cases": cases,
+                    "subjects": names,
+                    "models": str(self.models.resolve()) if self.models else None,
+                    "timeout_s": self.timeout_s,
+                    "memory_gib": self.memory_gib,
+                },
+            )
+
+    def tables(self, values: Iterable[Mapping[str, Any]]) -> tuple[Table, ...]:
+        """A table for each library, of what the jobs returned."""
+        done = list(values)
+        findings = [Finding(*one) for value in done for one in value["findings"]]
+        unjudged = {case for value in done for case in value["unjudged"]}
+        unread = unread_of(done)
+        tried = Counter(name.partition("/")[0] for name in self.cases if name not in unread)
+        facts = tried, {name: metadata.version(name) for name in JUDGES}, unjudged, unread
+        libraries = sorted({subject.distribution for subject in self.subjects})
+        return tuple(
+            table_of(library, metadata.version(library), self._names(library), findings, *facts)
+            for library in libraries
+        )
+
+    def _names(self, library: str) -> list[str]:
+        return [subject.name for subject in self.subjects if subject.distribution == library]
+
+
+def unread_of(values: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The models that cannot be read, of what the jobs returned, each with the reason."""
+    return {case: why for value in values for case, why in value["unread"].items()}
+
+
+def chosen_targets(subjects: Sequence[AuditTarget], only: Sequence[str]) -> tuple[AuditTarget, ...]:
+    """Those that `only` names: libraries, passes, globs. All, where it names none.
+
+    Raises:
+        PolicyError: an entry names nothing, with the nearest.
+    """
+    for entry in only:
+        if not any(_is_meant(subject, entry) for subject in subjects):
+            known = [name for subject in subjects for name in (subject.name, subject.distribution)]
+            raise PolicyError(f"--only: no pass and no library named {entry!r}{nearest(entry, known)}")
+    return tuple(one for one in subjects if not only or any(_is_meant(one, entry) for entry in only))
+
+
+def _is_meant(subject: AuditTarget, entry: str) -> bool:
+    return subject.distribution == entry or fnmatch.fnmatchcase(subject.name, entry)

@@ -1,0 +1,81 @@
+"""What is tried: a pass alone, or a library's own set as a whole, and how the library is called for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from passes.advisories import ROUND_TRIP
+from passes.catalog import catalog
+from passes.catalog.demo import isolate_pass
+from passes.catalog.listing import Entry
+from passes.external import onnxoptimizer
+from passes.recipe.steps import OWN_STEPS
+from passes.step import Composite, Workbench
+
+__all__ = ["DEFAULT", "AuditTarget", "targets_of", "with_inner"]
+
+DEFAULT: Final = "default"
+"""onnxoptimizer's default set in its own order, as a recipe calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTarget:
+    """`distribution` is what the library is installed as, `step` how a recipe calls it. `passes` are onnxoptimizer's,
+    `left_out` those that a composite step leaves out, and `options` what else it is given. `inner` are the passes of a
+    step that are searched for who is at fault. JSON both ways by `data` and `Subject(**data)`."""
+
+    name: str
+    distribution: str
+    step: str
+    passes: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    inner: Sequence[str] = ()
+
+    def data(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def targets_of(bench: Workbench, *, every: bool = False) -> tuple[AuditTarget, ...]:
+    """Each pass of onnxoptimizer alone, its default set, and each step of a recipe that is installed.
+
+    onnxruntime loads a model before it optimizes it, and may refuse it then: that is `onnxruntime/nop`.
+
+    Args:
+        every: the passes inside of the steps too, each alone. There are hundreds.
+    """
+    rows = catalog(bench, steps=None if every else ())
+    default = AuditTarget(DEFAULT, "onnxoptimizer", "onnxoptimizer", onnxoptimizer.default_set())
+    idle = AuditTarget(f"onnxruntime/{ROUND_TRIP}", "onnxruntime", "onnxruntime", options={"level": "disabled"})
+    found = [_subject(row, rows) for row in rows if row.runs not in ("missing", "never") and _is_known(row)]
+    return (default, idle, *found)
+
+
+def with_inner(subjects: Sequence[AuditTarget], bench: Workbench) -> tuple[AuditTarget, ...]:
+    """Whole steps with the passes inside of them. To ask a library takes seconds, so choose `subjects` before."""
+    return tuple(replace(one, inner=_inner(one, bench)) if one.name in OWN_STEPS else one for one in subjects)
+
+
+def _inner(subject: AuditTarget, bench: Workbench) -> tuple[str, ...]:
+    step = OWN_STEPS[subject.name]()
+    return tuple(step.inner(bench)) if isinstance(step, Composite) else ()
+
+
+def _is_known(row: Entry) -> bool:
+    """Not one that another package announces."""
+    return row.source == "onnxoptimizer" or row.name.partition("/")[0] in OWN_STEPS
+
+
+def _subject(row: Entry, rows: Sequence[Entry]) -> AuditTarget:
+    if row.source == "onnxoptimizer":
+        return AuditTarget(row.name, row.source, row.source, (row.bare,))
+    if "/" not in row.name:
+        return AuditTarget(row.name, row.source, row.name)
+    step = isolate_pass(row, rows)
+    assert isinstance(step, Composite)
+    return AuditTarget(
+        row.name, row.source, step.name, left_out=tuple(step.left_out), options=getattr(step, "options", {})
+    )

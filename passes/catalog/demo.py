@@ -1,0 +1,105 @@
+"""One pass at work: its picture, before and after, run by the installed library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from passes.catalog.example_model import UNPICTURED, example_of, read_example
+from passes.catalog.graph_text import graph_text
+from passes.catalog.listing import Entry
+from passes.errors import PolicyError, StepFailed
+from passes.external.onnxoptimizer import OnnxOptimizerPass
+from passes.external.onnxruntime_graph import RULES
+from passes.external.onnxsim import OnnxSim
+from passes.model.canonical import canonical_digest
+from passes.model.reads import live_nodes
+from passes.model.weights import DetachedModel, attach, detach
+from passes.recipe.steps import OWN_STEPS
+from passes.step import Composite, Step, Workbench
+from passes.suggest import nearest
+
+__all__ = ["Demo", "find_entries", "fires", "isolate_pass", "show"]
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """`before` and `after` are graphs as text. `why_not` says why they are missing, or why they are the same."""
+
+    entry: Entry
+    caption: str = ""
+    before: str = ""
+    after: str = ""
+    left_behind: int = 0
+    """Operators in `after` whose results nothing reads."""
+    why_not: str = ""
+
+
+def find_entries(name: str, rows: Sequence[Entry]) -> tuple[Entry, ...]:
+    """The rows that `name` means: the one of that name, or else those inside of steps.
+
+    Raises:
+        PolicyError: there is none, with the nearest name.
+    """
+    found = [row for row in rows if row.name == name] or [row for row in rows if row.bare == name]
+    if found:
+        return tuple(found)
+    known = (*(row.name for row in rows), *(row.bare for row in rows))
+    raise PolicyError(
+        f"no pass named {name!r}{nearest(name, known)} (`onnxline passes` lists what this installation has)"
+    )
+
+
+def show(entry: Entry, rows: Sequence[Entry], bench: Workbench) -> Demo:
+    """Run the pass of `entry` alone on its picture; `rows` is the whole catalogue."""
+    if entry.runs == "missing":
+        return Demo(entry, why_not=entry.note)
+    file = example_of(entry.name)
+    if file is None:
+        why = UNPICTURED.get(entry.bare)
+        return Demo(entry, why_not=f"no picture: {why}" if why else "no picture in this release of onnxline")
+    picture = read_example(file)
+    before = graph_text(picture.model)
+    model = detached_copy(picture.model)
+    try:
+        result = isolate_pass(entry, rows).apply(model, bench)
+    except StepFailed as failure:
+        return Demo(entry, picture.caption, before, why_not=f"on this model it failed: {failure}")
+    if not fires(model, result):
+        why = entry.note or "the installed release leaves this model as it is"
+        return Demo(entry, picture.caption, before, why_not=why)
+    graph = result.proto.graph
+    dead = len(graph.node) - len(live_nodes(graph))
+    return Demo(entry, picture.caption, before, graph_text(attach(result)), dead)
+
+
+def detached_copy(model: onnx.ModelProto) -> DetachedModel:
+    """As the runner holds a model; `model` stays as it is."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return detach(copy)
+
+
+def fires(before: DetachedModel, after: DetachedModel) -> bool:
+    """Whether a pass changed something: what is computed, or what is read of it."""
+    return canonical_digest(before) != canonical_digest(after)
+
+
+def isolate_pass(entry: Entry, rows: Sequence[Entry]) -> Step:
+    """The pass of `entry` by itself: of a composite step, everything else that `rows` list is left out."""
+    name, _, bare = entry.name.rpartition("/")
+    if not name:
+        return OWN_STEPS[bare]() if bare in OWN_STEPS else OnnxOptimizerPass(bare)
+    step = OWN_STEPS[name]()
+    assert isinstance(step, Composite)
+    if isinstance(step, OnnxSim) and entry.runs == "extra":
+        step = OnnxSim({"extra_optimizers": [bare]})
+    needed = {bare, *_appliers(name, bare)}
+    return step.without([row.bare for row in rows if row.name.startswith(f"{name}/") and row.bare not in needed])
+
+
+def _appliers(step: str, bare: str) -> list[str]:
+    """What applies the pass, and so has to run with it: onnxruntime's rules run in groups."""
+    return [group for group, rules in RULES.items() if bare in rules] if step == "onnxruntime" else []

@@ -1,0 +1,199 @@
+"""What a guard writes down of each call: who called, a record, its line of JSON, and the lines that people read.
+
+All processes of a guard append to one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from passes.guard.patching import INTERCEPT_FILE
+from passes.guard.settings import Settings
+from passes.guard.startup.hooks import LIBRARIES
+from passes.worker.platforms import lock
+
+__all__ = ["GuardedCall", "Returned", "call_site", "read_calls", "read_warnings", "say", "warn", "write_call"]
+
+FORMAT_VERSION: Final = 1
+"""Of the lines in the file."""
+
+HERE = str(Path(__file__).parent)
+STANDARD = sysconfig.get_path("stdlib")
+
+
+class Returned(StrEnum):
+    """What the caller was given."""
+
+    GUARDED = "guarded"
+    """The optimizer's result under the policy, proven."""
+    UNGUARDED = "unguarded"
+    """The optimizer's own result, in which nothing was found lost; the guarded run did not work."""
+    AS_GIVEN = "as given"
+    """The model that came in: nothing else could be shown to be sound."""
+    NOT_JUDGED = "not judged"
+    """The optimizer's own result, unseen: the call has no model that a policy could speak of."""
+    RAISED = "raised"
+    """The optimizer's own exception, as it comes without a guard."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedCall:
+    """One call of an optimizer.
+
+    `file`, `line` and `caller` (the function's name) are the nearest place outside of the libraries. `kept` counts what
+    the policy holds, by kind, in the model that was returned; `missing` are the entries of `keep` that match nothing in
+    this model. `would_have_lost` and `unguarded_fault` say what the same call does without a guard, and
+    `unguarded_nodes` what it leaves; None if it was not compared or left nothing.
+    """
+
+    function: str
+    file: str
+    line: int
+    caller: str
+    process: int
+    thread: str
+    model: str
+    returned: Returned
+    nodes_before: int = 0
+    nodes_after: int = 0
+    proof: str = ""
+    """`numbers`, or `structure` where onnxruntime cannot compare what the model computes."""
+    kept: Mapping[str, int] | None = None
+    missing: tuple[str, ...] = ()
+    reverted: Mapping[str, str] | None = None
+    """Pass → why it was taken back, or did not end well."""
+    skipped: Mapping[str, str] | None = None
+    compared: bool = False
+    unguarded_nodes: int | None = None
+    unguarded_fault: str = ""
+    """`differs: …` or `crashed: …`: what else is wrong with the unguarded result."""
+    would_have_lost: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def lines(self) -> Iterator[str]:
+        """For people: one line of what happened, then one for each thing worth knowing."""
+        where = f"{_near(self.file)}:{self.line} in {self.caller}"
+        yield f"{where}: {self.function}{self._outcome()} ({self.seconds:.1f} s)"
+        for what in self.would_have_lost:
+            yield f"  without the guard lost: {what}"
+        if self.unguarded_fault:
+            yield f"  without the guard: {self.unguarded_fault}"
+        for name, why in (self.reverted or {}).items():
+            yield f"  reverted {name}: {why}"
+        if self.skipped:
+            yield f"  skipped {', '.join(self.skipped)}"
+        for note in self.notes:
+            yield f"  note: {note}"
+
+    def _outcome(self) -> str:
+        if self.returned in (Returned.RAISED, Returned.NOT_JUDGED):
+            return f" {self.returned}"
+        kept = ", ".join(f"{kind} ×{count}" for kind, count in (self.kept or {}).items() if count)
+        nodes = f", {self.nodes_before} → {self.nodes_after} nodes"
+        if self.unguarded_nodes is not None:
+            nodes += f" ({self.unguarded_nodes} without the guard)"
+        return nodes + (f", kept {kept}" if kept else "") + self._caution()
+
+    def _caution(self) -> str:
+        words = {Returned.UNGUARDED: ", the optimizer's own result", Returned.AS_GIVEN: ", the model as it was given"}
+        return words.get(self.returned, "")
+
+
+def _near(file: str) -> str:
+    """A path below the working directory is shown from there."""
+    try:
+        near = os.path.relpath(file)
+    except ValueError:
+        return file
+    return file if near.startswith("..") else near
+
+
+def write_call(call: GuardedCall, guards: Sequence[Settings]) -> None:
+    _append({"event": "call", **asdict(call)}, guards)
+    if not all(one.quiet for one in guards):
+        say(call.lines())
+
+
+def warn(text: str, guards: Sequence[Settings]) -> None:
+    """What concerns no single call."""
+    _append({"event": "warning", "process": os.getpid(), "text": text}, guards)
+    if not all(one.quiet for one in guards):
+        say([f"warning: {text}"])
+
+
+def say(lines: Iterable[str]) -> None:
+    """Lines for people. A script that has closed its standard error does not want them."""
+    text = "".join(f"onnxline guard: {line}\n" for line in lines)
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def read_calls(path: str) -> tuple[GuardedCall, ...]:
+    return tuple(_call_from_json(one) for one in _read(path) if one["event"] == "call")
+
+
+def read_warnings(path: str) -> tuple[str, ...]:
+    return tuple(one["text"] for one in _read(path) if one["event"] == "warning")
+
+
+def _append(event: Mapping[str, Any], guards: Sequence[Settings]) -> None:
+    """In one write under a lock, since other processes write there too. After the guard has ended the file is gone."""
+    line = f"{json.dumps({'format_version': FORMAT_VERSION, **event})}\n".encode()
+    for path in dict.fromkeys(one.journal for one in guards if one.journal):
+        with contextlib.suppress(OSError):
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                lock(handle)
+                os.write(handle, line)
+            finally:
+                os.close(handle)
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    if not Path(path).is_file():
+        return []
+    with Path(path).open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def _call_from_json(data: Mapping[str, Any]) -> GuardedCall:
+    lists = {key: tuple(value) for key, value in data.items() if isinstance(value, list)}
+    values = {key: value for key, value in data.items() if key not in ("event", "format_version")}
+    return GuardedCall(**{**values, **lists, "returned": Returned(data["returned"])})
+
+
+def call_site() -> tuple[str, int, str]:
+    """File, line and function of the call that is being intercepted: the nearest place that is neither the optimizer's
+    nor ours.
+
+    The standard library counts only if there is nothing else, as when a pool's thread calls the optimizer itself.
+    """
+    frames = list(_outside(sys._getframe(1)))
+    best = next((frame for frame in frames if not _is_standard(frame.f_code.co_filename)), None)
+    frame = best or (frames[0] if frames else sys._getframe(1))
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+
+
+def _outside(frame: FrameType | None) -> Iterator[FrameType]:
+    roots = [HERE, *(path for name in LIBRARIES if name in sys.modules for path in sys.modules[name].__path__)]
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file != INTERCEPT_FILE and not any(file.startswith(f"{root}/") for root in roots):
+            yield frame
+        frame = frame.f_back
+
+
+def _is_standard(file: str) -> bool:
+    return file.startswith("<frozen ") or (file.startswith(f"{STANDARD}/") and "-packages/" not in file)

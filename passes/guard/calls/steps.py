@@ -1,0 +1,95 @@
+"""The steps of a guarded call: an optimizer that runs in this process, and one whose last result can be looked at."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from passes.errors import StepFailed
+from passes.guard.calls.base import CallPlan, Skips
+from passes.model.files import save
+from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, read_model
+from passes.step import Composite, Narrows, Workbench
+
+__all__ = ["InProcessStep", "RecordedStep", "plan_without"]
+
+
+@dataclass(frozen=True, slots=True)
+class InProcessStep:
+    """`run(source, target, left_out)` makes the file `target` from the file `source` without the inner passes named."""
+
+    name: str
+    names: tuple[str, ...]
+    """The inner passes that it would run."""
+    run: Callable[[str, str, Sequence[str]], None]
+    narrows: bool = False
+    """Whether the caller gave it other input shapes than those that the model declares."""
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        return self.name
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        folder = Path(tempfile.mkdtemp(dir=bench.folder, prefix="here-"))  # the weights stay in it, mapped
+        source, target = folder / "before.onnx", folder / "after.onnx"
+        save(model, source, external_from=PROTOBUF_LIMIT)
+        try:
+            self.run(str(source), str(target), self.left_out)
+        except Exception as error:  # whatever an optimizer raises
+            raise StepFailed(f"{type(error).__name__}: {error}") from error
+        return read_model(target, known=model.weights)
+
+    def check(self, bench: Workbench) -> None:
+        """Nothing to refuse: the optimizer itself reads its options."""
+
+    def inner(self, bench: Workbench) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name not in self.left_out)
+
+    def without(self, names: Sequence[str]) -> InProcessStep:
+        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    step: Composite
+    results: list[DetachedModel] = field(default_factory=list)
+    """At most one: the last."""
+
+    @property
+    def name(self) -> str:
+        return self.step.name
+
+    @property
+    def source(self) -> str:
+        return self.step.source
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        return self.step.left_out
+
+    @property
+    def narrows(self) -> bool:
+        return isinstance(self.step, Narrows) and self.step.narrows
+
+    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+        self.results[:] = [self.step.apply(model, bench)]
+        return self.results[0]
+
+    def check(self, bench: Workbench) -> None:
+        self.step.check(bench)
+
+    def inner(self, bench: Workbench) -> tuple[str, ...]:
+        return self.step.inner(bench)
+
+    def without(self, names: Sequence[str]) -> RecordedStep:
+        return replace(self, step=self.step.without(names))
+
+
+def plan_without(step: Composite, inner: Sequence[str], skips: Skips, notes: tuple[str, ...]) -> CallPlan:
+    """The plan of one composite step, less what is skipped of its passes `inner`."""
+    skipped = {name: skip.reason for name in (f"{step.name}/{each}" for each in inner) if (skip := skips(name))}
+    left_out = [name.partition("/")[2] for name in skipped]
+    return CallPlan((RecordedStep(step.without(left_out)),), skipped, notes)

@@ -1,0 +1,95 @@
+"""Intercept a function, wherever it has been imported to, and restore it.
+
+To replace `onnxsim.simplify` in its module would miss everyone who wrote `from onnxsim import simplify` before. So the
+function object stays, and its `__code__` is swapped: every reference leads to us. What is not a Python
+function (a native one) is replaced in every module that holds it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any, Final
+
+from passes.guard.startup.hooks import replace_everywhere
+
+__all__ = ["INTERCEPT_FILE", "Interception", "intercept", "is_intercepted", "restore"]
+
+INTERCEPT_FILE: Final = "<onnxline guard>"
+"""The file name in the frame of an intercepted function."""
+
+TEMPLATE: Final = """
+def outside():
+    {cells}
+    def intercepted(*args, **kwargs):
+        if 0: {names}
+        dispatch = "dispatch"
+        return dispatch({key!r}, args, kwargs)
+    return intercepted
+"""
+"""A code object fits a function only if it has as many free variables, so it names some and reads none. The constant
+"dispatch" becomes the function: an import would be the script's, which may have a module of our name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interception:
+    """A function that is intercepted; `original` is the same function without us."""
+
+    key: str
+    original: Callable[..., Any]
+    function: object
+    code: CodeType | None
+    """The function's own code; None where modules hold a replacement."""
+    replacement: object = None
+    """What modules hold in place of a function that has no code."""
+    signed: bool = False
+    """Whether the function's signature had to be written down."""
+
+
+def intercept(key: str, function: Callable[..., Any], dispatch: Callable[..., Any]) -> Interception:
+    """From now on a call of `function` is a call of `dispatch(key, args, kwargs)`."""
+    if not isinstance(function, FunctionType):
+        replacement = FunctionType(_code(key, (), dispatch), {"__builtins__": builtins}, key)
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # pickle finds it by these
+            if isinstance(getattr(function, name, None), str):
+                setattr(replacement, name, getattr(function, name))
+        replace_everywhere(function, replacement)
+        return Interception(key, function, function, None, replacement)
+    own = function.__code__
+    original = FunctionType(own, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    original.__kwdefaults__ = function.__kwdefaults__
+    original.__dict__.update(function.__dict__)
+    signed = not hasattr(function, "__signature__")
+    if signed:
+        function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # scripts may ask for it
+    function.__code__ = _code(key, own.co_freevars, dispatch).replace(co_name=own.co_name, co_qualname=own.co_qualname)
+    return Interception(key, original, function, own, signed=signed)
+
+
+def restore(interception: Interception) -> None:
+    """The function is as it was."""
+    if interception.code is None:
+        replace_everywhere(interception.replacement, interception.original)
+        return
+    function = interception.function
+    assert isinstance(function, FunctionType)
+    function.__code__ = interception.code
+    if interception.signed:
+        del function.__signature__  # type: ignore[attr-defined]
+
+
+def is_intercepted(function: object) -> bool:
+    """Whether `function` is intercepted already."""
+    # Not isinstance: this looks at whatever modules hold, and some of that warns when its class is asked for.
+    return type(function) is FunctionType and function.__code__.co_filename == INTERCEPT_FILE
+
+
+def _code(key: str, free: tuple[str, ...], dispatch: Callable[..., Any]) -> CodeType:
+    text = TEMPLATE.format(key=key, cells=" = ".join((*free, "None")), names=", ".join(free) or "None")
+    names: dict[str, Any] = {}
+    exec(compile(text, INTERCEPT_FILE, "exec"), names)
+    code: CodeType = names["outside"]().__code__
+    return code.replace(co_consts=tuple(dispatch if one == "dispatch" else one for one in code.co_consts))

@@ -1,0 +1,249 @@
+"""What a guarded process hooks into: the programs that it starts, and the libraries that it imports.
+
+All ways of Python's standard library to start a program end in six native functions, which are replaced here, so that
+each program is given the guard, whatever environment a script makes for it. A guarded process also says that it is one.
+Only the standard library is used, and little of it: this runs at the start of every Python child of a guard.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import os
+import sys
+
+TYPE_CHECKING = False  # not typing's, which is slow to load
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import ModuleType
+    from typing import Any
+
+    Function = Callable[..., Any]
+
+__all__ = [
+    "FOLDER",
+    "LAUNCHES",
+    "LIBRARIES",
+    "OUR_PROGRAM",
+    "PROCESSES",
+    "VARIABLE",
+    "AfterImport",
+    "Image",
+    "Launches",
+    "add_guard",
+    "is_registered",
+    "read_image",
+    "register",
+    "replace_everywhere",
+]
+
+LIBRARIES = ("onnxsim", "onnxoptimizer", "onnxslim")
+"""The libraries whose functions are intercepted."""
+
+VARIABLE = "ONNXLINE_GUARD"
+"""The environment variable that tells a child what to guard, as JSON; see `passes.guard.settings`."""
+
+PROCESSES = "ONNXLINE_GUARD_PROCESSES"
+"""The variable with the folders in which guarded processes say that they are."""
+
+PATH = "PYTHONPATH"
+
+FOLDER = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120 - pathlib is slow to load
+"""What is put in front of PYTHONPATH: Python imports `sitecustomize.py` from there."""
+
+OUR_PROGRAM = os.fsencode(os.path.join(os.path.dirname(os.path.dirname(FOLDER)), "worker", "own_names.py"))  # noqa: PTH118, PTH120
+"""What our own processes run, in which nothing is guarded."""
+
+
+def add_guard(environment: Mapping[Any, Any], variables: Mapping[str, str]) -> dict[Any, Any]:
+    """A copy of an environment, of texts or of bytes, in which a Python child finds the guard that `variables` name."""
+    ours = {os.fsencode(name) for name in (*variables, PATH)}
+    path = next((value for name, value in environment.items() if os.fsencode(name) == os.fsencode(PATH)), "")
+    entries = [entry for entry in os.fsdecode(path).split(os.pathsep) if entry != FOLDER] if path else []
+    others = {name: value for name, value in environment.items() if os.fsencode(name) not in ours}
+    return {**others, **variables, PATH: os.pathsep.join([FOLDER, *entries])}
+
+
+class Launches:
+    """The functions of this process that start a program, with the guard in what they start."""
+
+    def __init__(self) -> None:
+        self.variables: dict[str, str] = {}
+        """What children are given; nothing is given where it is empty."""
+        self._replaced: list[tuple[Function, Function]] = []
+
+    def open(self, variables: Mapping[str, str]) -> None:
+        """Children are given `variables` from now on."""
+        self.variables = dict(variables)
+        if not self._replaced:
+            self._replaced = list(self._replacements())
+            for native, ours in self._replaced:
+                replace_everywhere(native, ours)
+
+    def close(self) -> None:
+        """Every function is as it was."""
+        self.variables = {}
+        for native, ours in self._replaced:
+            replace_everywhere(ours, native)
+        self._replaced = []
+
+    def _replacements(self) -> Iterator[tuple[Function, Function]]:
+        ways = {
+            "_posixsubprocess": {"fork_exec": self._fork_exec},
+            "posix": {
+                "posix_spawn": self._spawn,
+                "posix_spawnp": self._spawn,
+                "execv": self._execv,
+                "execve": self._execve,
+                "system": self._system,
+            },
+        }
+        for place, functions in ways.items():
+            try:
+                module = importlib.import_module(place)
+            except ImportError:  # another operating system
+                continue
+            for name, way in functions.items():
+                native = getattr(module, name, None)
+                if native is not None:
+                    yield native, _function_like(native, way)
+
+    def _is_ours(self, arguments: object) -> bool:
+        """Whether nothing is to be given to this program."""
+        if not self.variables:
+            return True
+        words = arguments if isinstance(arguments, list | tuple) else ()
+        return any(isinstance(word, str | bytes) and os.fsencode(word) == OUR_PROGRAM for word in words[1:2])
+
+    def _fork_exec(self, native: Function, *args: Any) -> Any:
+        if len(args) < 6 or self._is_ours(args[0]):
+            return native(*args)
+        given = os.environb if args[5] is None else dict(entry.split(b"=", 1) for entry in args[5])
+        guarded = add_guard(given, self.variables)
+        entries = [os.fsencode(name) + b"=" + os.fsencode(value) for name, value in guarded.items()]
+        return native(*args[:5], entries, *args[6:])
+
+    def _spawn(self, native: Function, path: Any, argv: Any, env: Any, /, **options: Any) -> Any:
+        if self._is_ours(argv):
+            return native(path, argv, env, **options)
+        return native(path, argv, add_guard(os.environ if env is None else env, self.variables), **options)
+
+    def _execv(self, native: Function, path: Any, argv: Any, /) -> Any:
+        if self._is_ours(argv):
+            return native(path, argv)
+        return os.execve(path, argv, os.environ)  # which is one of ours, too
+
+    def _execve(self, native: Function, path: Any, argv: Any, env: Any) -> Any:
+        return native(path, argv, env if self._is_ours(argv) else add_guard(env, self.variables))
+
+    def _system(self, native: Function, command: Any) -> Any:
+        """`system` gives the environment of the process itself, in which a script may have changed something."""
+        own = {name: os.environ.get(name) for name in (*self.variables, PATH)}
+        guarded = add_guard(os.environ, self.variables) if self.variables else {}
+        changed = {name: value for name, value in own.items() if name in guarded and guarded[name] != value}
+        for name in changed:
+            os.putenv(name, guarded[name])  # not os.environ: the script shall not see it
+        try:
+            return native(command)
+        finally:
+            for name, value in changed.items():
+                os.unsetenv(name) if value is None else os.putenv(name, value)
+
+
+def _function_like(native: Function, way: Function) -> Function:
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        return way(native, *args, **kwargs)
+
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # pickle finds it by these
+        setattr(launch, name, getattr(native, name))
+    return launch
+
+
+def replace_everywhere(old: object, new: object) -> None:
+    """Each module that holds `old` holds `new` instead."""
+    for module in list(sys.modules.values()):
+        names = vars(module) if isinstance(module, type(sys)) else {}
+        for name in [name for name, value in list(names.items()) if value is old]:
+            setattr(module, name, new)
+
+
+LAUNCHES = Launches()
+"""One, since the functions are there once in a process."""
+
+
+class Image:
+    """A process between two `exec`: its number, when it began, and where its arguments lie in memory. A fork has the
+    place of its parent, a program that was just begun has another one, since the kernel chooses it by chance. Linux
+    only: this is read from /proc."""
+
+    def __init__(self, process: int, began: int, arguments: int, parent: int) -> None:
+        self.process = process
+        self.arguments = arguments
+        self.parent = parent
+        self.name = f"{process}-{began}-{arguments}"
+        """No other process has it, nor has this one after the next `exec`."""
+
+
+def read_image(process: int) -> Image | None:
+    """What runs as `process`; None where nothing runs, or where it is not told."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:  # noqa: PTH123 - pathlib is slow to load
+            words = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    if words[0] in (b"Z", b"X"):
+        return None
+    return Image(process, int(words[19]), int(words[45]), int(words[1]))
+
+
+def register(folders: Sequence[str]) -> None:
+    """Say in each of `folders` that this process has the guard. The folder is gone once the guard has ended."""
+    image = read_image(os.getpid())
+    for folder in folders:
+        if image is not None:
+            try:
+                os.close(os.open(f"{folder}/{image.name}", os.O_CREAT | os.O_WRONLY, 0o600))
+            except OSError:
+                continue
+
+
+def is_registered(image: Image, folder: str) -> bool:
+    return os.access(f"{folder}/{image.name}", os.F_OK)
+
+
+class AfterImport:
+    """A finder that finds nothing itself: it lets the others find, and calls `then(name)` once the module is loaded, or
+    loaded again. It waits for the modules `names` and all that is in them."""
+
+    only_waits = True
+    """Two of them would ask each other for ever."""
+
+    def __init__(self, names: Sequence[str], then: Callable[[str], object]) -> None:
+        self._names = frozenset(names)
+        self._then = then
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] not in self._names:
+            return None
+        for finder in list(sys.meta_path):
+            if getattr(finder, "only_waits", False) or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                self._follow(name, spec)
+                return spec
+        return None
+
+    def _follow(self, name: str, spec: importlib.machinery.ModuleSpec) -> None:
+        loader = spec.loader
+        load = getattr(loader, "exec_module", None)
+        if loader is None or load is None:
+            return
+
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            self._then(name)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader, which loads this module only

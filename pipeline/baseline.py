@@ -1,0 +1,212 @@
+"""What a run came to, as a small text file to review and to keep in git: a baseline.
+
+The report of a run becomes plain data; that is written to a file and read again, and compared with a later run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from passes.model.files import replace_when_done
+from passes.proof.numbers import Errors
+from passes.run.result import PassRow, Status, StructureVerdict
+from pipeline.errors import UsageError
+from pipeline.report import SOURCE, BackendReport, Mark, Report
+from pipeline.workspace import disk_errors, make_folder
+
+__all__ = ["FORMAT_VERSION", "baseline_of", "changes", "check_place", "file_beside", "read_baseline", "write_baseline"]
+
+
+FORMAT_VERSION: Final = 1
+
+Plain = dict[str, Any]
+
+FOLDERS: Final = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+")
+"""Of files that a tool names, which lie somewhere else on another machine, or in another run."""
+
+
+def baseline_of(report: Report) -> Plain:
+    """Plain data: versions, the source, each row of the passes, structures, errors of the final model.
+
+    Errors are told by the power of ten that they do not exceed, since their last digits are another machine's business.
+    """
+    marks = {mark.row: mark for mark in report.marks}
+    return {
+        "format_version": FORMAT_VERSION,
+        "versions": {name: _version(name, version) for name, version in report.versions.items()},
+        "source": _mark(marks[SOURCE]) if SOURCE in marks else {},
+        "passes": {
+            f"{place + 1:02} {row.name}": _row(row, marks.get(place)) for place, row in enumerate(report.passes)
+        },
+        "structures": _structures(report.structures),
+        "backends": {one.name: _backend(one) for one in report.runtime.backends} if report.runtime else {},
+    }
+
+
+def _version(name: str, version: str) -> str:
+    """Without what says for which machine it was built."""
+    plain = version.partition("+")[0]
+    return ".".join(plain.split(".")[:2]) if name == "python" else plain
+
+
+def _row(row: PassRow, mark: Mark | None) -> Plain | str:
+    if row.status is Status.SKIPPED:
+        return "skipped"
+    reason = FOLDERS.sub("", row.reason)
+    told: Plain = {} if row.status is Status.RAN else {"status": str(row.status), "reason": reason}
+    if row.status is Status.RAN and reason:
+        told["note"] = reason
+    if row.changed:
+        told |= {"change": dict(row.diff), **(_mark(mark) if mark else {}), "errors": _errors(row.errors)}
+    if row.lost:
+        told["lost"] = list(row.lost)
+    return told or "idle"
+
+
+def _mark(mark: Mark) -> Plain:
+    return {
+        "nodes": sum(mark.ops.values()),
+        "bytes": mark.nbytes,
+        "fingerprint": mark.fingerprint,
+        "ops": dict(mark.ops),
+    }
+
+
+def _structures(verdicts: tuple[StructureVerdict, ...]) -> Plain:
+    found: Plain = {}
+    for kind, count in Counter(one.kind for one in verdicts).items():
+        lost = {one.name: one.broken_by or "" for one in verdicts if one.kind == kind and not one.kept}
+        found[kind] = {"found": count, "kept": count - len(lost), **({"lost": lost} if lost else {})}
+    return found
+
+
+def _backend(backend: BackendReport) -> Plain | str:
+    return FOLDERS.sub("", backend.shortfall) or _errors(backend.errors)
+
+
+def _errors(errors: Mapping[str, Errors]) -> Plain:
+    return {name: _band(one.max_abs) for name, one in errors.items()}
+
+
+def _band(error: float) -> str:
+    """`0`, or the power of ten that the error does not exceed."""
+    if error == 0 or not math.isfinite(error):
+        return f"{error:g}"
+    return f"<= 1e{math.ceil(math.log10(error)):+03}"
+
+
+HEAD: Final = (
+    "# What `onnxline baseline accept` found. `onnxline baseline check` fails when any of it changes;\n"
+    "# accept again what you have reviewed.\n"
+)
+
+SUFFIX: Final = ".baseline"
+
+WIDTH: Final = 4096
+"""So that no entry is folded over lines."""
+
+
+def file_beside(config: Path) -> Path:
+    """`vit.baseline` for `vit.yaml`."""
+    return config.with_suffix(SUFFIX)
+
+
+def write_baseline(baseline: dict[str, Any], path: Path) -> None:
+    """Under another name first, so that no half of it is ever there.
+
+    Raises:
+        UsageError: it cannot be written, or `path` is a file that is something else.
+    """
+    check_place(path)
+    body = yaml.safe_dump(baseline, sort_keys=False, allow_unicode=True, default_flow_style=None, width=WIDTH)
+    with disk_errors(path):
+        make_folder(path.parent)
+        with replace_when_done(path) as temporary:
+            temporary.write_text(HEAD + body, encoding="utf-8")
+
+
+def check_place(path: Path) -> None:
+    """Refuse a place where no baseline can be written, before the run.
+
+    Raises:
+        UsageError: a folder, something that is no baseline, or what cannot be read lies there.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; give a file with --file")
+    try:
+        is_other = path.is_file() and not path.read_bytes().startswith(HEAD.splitlines()[0].encode())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}; give another --file") from None
+    if is_other:
+        raise UsageError(f"{path} is there already and is no baseline, so it is not written over; give another --file")
+
+
+def read_baseline(path: Path) -> dict[str, Any]:
+    """Raises UsageError: there is none, or it is not one of ours."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"no baseline at {path}; make it with `onnxline baseline accept`") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{path} cannot be read as a baseline: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict) or "format_version" not in data:
+        raise UsageError(f"{path} is not a baseline; make one with `onnxline baseline accept`")
+    if data["format_version"] != FORMAT_VERSION:
+        raise UsageError(
+            f"{path} has format version {data['format_version']}, this release reads {FORMAT_VERSION}; accept it anew"
+        )
+    return data
+
+
+FLOOR: Final = -9
+"""The power of ten below which errors are alike: less than a bit of a float32 near 1."""
+
+SLACK: Final = 1
+"""Powers of ten by which an error may differ from one machine to another."""
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """A line for each entry that is not the same; empty if all are.
+
+    Errors are no change while they are within one power of ten.
+    """
+    return [f"{' › '.join(path)}: {_words(was)} → {_words(now)}" for path, was, now in _leaves((), before, after)]
+
+
+def _leaves(path: tuple[str, ...], before: Any, after: Any) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in dict.fromkeys((*before, *after)):
+            yield from _leaves((*path, str(key)), before.get(key, MISSING), after.get(key, MISSING))
+    elif before != after and not _is_alike(before, after):
+        yield path, before, after
+
+
+def _is_alike(before: Any, after: Any) -> bool:
+    powers = _power(before), _power(after)
+    if None in powers:
+        return False
+    low, high = (max(one, FLOOR) for one in powers if one is not None)
+    return abs(high - low) <= SLACK
+
+
+def _power(told: Any) -> int | None:
+    """The power of ten of an error that is told as `<= 1e-06`; of none at all the least."""
+    if told == "0":
+        return FLOOR
+    return int(told.removeprefix("<= 1e")) if isinstance(told, str) and told.startswith("<= 1e") else None
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_words(one)}" for key, one in value.items())
+    return str(value)
+
+
+MISSING: Final = "(nothing)"

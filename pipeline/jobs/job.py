@@ -1,0 +1,118 @@
+"""A job, what came of it, and who can do many of them; and how a job is done in the process that it is sent to."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from pipeline.errors import InternalError
+
+__all__ = ["Job", "Outcome", "Spread", "State", "here", "perform"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A call of `package.module:function` with keyword arguments, in some other process, perhaps on another machine.
+
+    The arguments and what the function returns are plain data that JSON can hold. `key` names the job in tables and is
+    unique among those that are done together. A job may be done more than once, when its process dies on the way.
+    """
+
+    key: str
+    call: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+class State(StrEnum):
+    """How a job ended."""
+
+    DONE = "done"
+    """The function returned."""
+    FAILED = "failed"
+    """The function raised."""
+    LOST = "lost"
+    """Its process died, in each of the attempts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a job.
+
+    Attributes:
+        value: what the function returned; None unless it is done.
+        why: what the error said, or how the process died; empty if it is done.
+        trace: the Python traceback of an error that nobody raised on purpose; else empty.
+        exit_code: of the error, as in `pipeline.errors`: 0 if done, 3 for a bug and for a job that was lost.
+        seconds: of wall time, of the last attempt.
+        where: the machine and the process, or the Ray node, that did it last.
+        attempts: how often it was begun.
+    """
+
+    key: str
+    status: State
+    value: Any = None
+    why: str = ""
+    trace: str = ""
+    exit_code: int = 0
+    seconds: float = 0.0
+    where: str = ""
+    attempts: int = 1
+
+
+class Spread(Protocol):
+    """Does jobs somewhere else."""
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        """The outcome of each job, as they end. What still runs is stopped when the iterator is closed."""
+        ...
+
+
+def perform(key: str, call: str, arguments: Mapping[str, Any], attempts: int = 1) -> Outcome:
+    """Call `package.module:function`; an exception is an outcome too, but for those that end the process."""
+    begun = time.perf_counter()
+    try:
+        value, error = _called(call, arguments), None
+    except Exception as raised:
+        value, error = None, raised
+    return Outcome(
+        key=key,
+        status=State.FAILED if error else State.DONE,
+        value=value,
+        why=_sentence(error) if error else "",
+        trace="".join(traceback.format_exception(error)) if error and not _is_meant(error) else "",
+        exit_code=getattr(error, "exit_code", InternalError.exit_code) if error else 0,
+        seconds=time.perf_counter() - begun,
+        where=here(),
+        attempts=attempts,
+    )
+
+
+def here() -> str:
+    """This machine and this process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _called(call: str, arguments: Mapping[str, Any]) -> Any:
+    module, _, name = call.partition(":")
+    value = getattr(importlib.import_module(module), name)(**arguments)
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise InternalError(f"{call} returned what JSON cannot hold: {error}") from error
+
+
+def _is_meant(error: Exception) -> bool:
+    """Whether the error was raised on purpose, and its message is a sentence for the user."""
+    return hasattr(error, "exit_code")
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if _is_meant(error) else f"{type(error).__name__}: {error}"

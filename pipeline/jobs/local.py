@@ -1,0 +1,98 @@
+"""Jobs over processes of this machine. A process that dies costs one attempt of one job, and is replaced."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Final, cast
+
+from passes.errors import StepCrashed, StepFailed
+from passes.worker.client import Worker
+from passes.worker.platforms import available_cores
+from pipeline.errors import InternalError
+from pipeline.jobs.job import Job, Outcome, State, here
+
+__all__ = ["CORES_PER_JOB", "LocalProcesses"]
+
+CORES_PER_JOB: Final = 2
+"""A run has a process for the passes and one for the proofs, and onnxruntime has threads in each."""
+
+
+class LocalProcesses:
+    """Does jobs in processes beside this one, each of which has its share of the cores to itself.
+
+    A process is kept between jobs, since importing torch takes seconds. All of them end with this one, however it ends,
+    and Ctrl-C ends them too.
+
+    Args:
+        count: of processes; by default one for each two cores that this process may use, and at least one.
+        attempts: how often a job is begun before it is lost.
+    """
+
+    def __init__(self, count: int | None = None, attempts: int = 3) -> None:
+        cores = available_cores()
+        self.count = count or max(1, len(cores) // CORES_PER_JOB)
+        self.attempts = attempts
+        self._shares = [cores[place :: self.count] or [cores[place % len(cores)]] for place in range(self.count)]
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        waiting = deque(_Turn(job, attempt=1) for job in jobs)
+        with ExitStack() as stack:
+            idle = [stack.enter_context(Worker(cores=share)) for share in self._shares[: len(jobs)]]
+            busy: dict[int, tuple[Worker, _Turn]] = {}
+            while waiting or busy:
+                while waiting and idle:
+                    worker, turn = idle.pop(), waiting.popleft()
+                    turn.begin(worker)
+                    busy[worker.fileno()] = worker, turn
+                for handle in wait(list(busy)):
+                    worker, turn = busy.pop(cast(int, handle))
+                    outcome = turn.ended(worker)
+                    idle.append(worker)
+                    if outcome.status is State.LOST and turn.attempt < self.attempts:
+                        waiting.append(_Turn(turn.job, turn.attempt + 1))  # last: it may be what kills the others
+                    else:
+                        yield outcome
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One attempt at a job."""
+
+    job: Job
+    attempt: int
+    ticket: int = 0
+    begun: float = 0.0
+
+    def begin(self, worker: Worker) -> None:
+        self.begun = time.perf_counter()
+        call = {"key": self.job.key, "call": self.job.call, "arguments": self.job.arguments, "attempts": self.attempt}
+        try:
+            self.ticket = worker.post(PERFORM, **call)
+        except StepCrashed:  # it died after its last job, and no job is to pay for that: once more, in a fresh one
+            self.ticket = worker.post(PERFORM, **call)
+
+    def ended(self, worker: Worker) -> Outcome:
+        """What the worker says, or what is known of how it died."""
+        try:
+            return worker.collect(self.ticket)
+        except StepCrashed as error:
+            state, why = State.LOST, str(error)
+        except StepFailed as error:
+            state, why = State.FAILED, str(error)
+        return Outcome(
+            key=self.job.key,
+            status=state,
+            why=f"{why} (attempt {self.attempt})" if self.attempt > 1 else why,
+            exit_code=InternalError.exit_code,
+            seconds=time.perf_counter() - self.begun,
+            where=here().partition(":")[0],
+            attempts=self.attempt,
+        )
+
+
+PERFORM: Final = "pipeline.jobs.job:perform"

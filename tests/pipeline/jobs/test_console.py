@@ -1,0 +1,36 @@
+"""What is seen of jobs."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+from pipeline.jobs import Ended, Outcome, State
+from pipeline.jobs.console import JobsConsole
+
+ENDED = (
+    Ended(Outcome("known", State.DONE), 1, 3, known=True),
+    Ended(Outcome("good", State.DONE, seconds=1.25), 2, 3, known=False),
+    Ended(Outcome("[bad]", State.LOST, why="signal SIGKILL", seconds=2.0, attempts=3), 3, 3, known=False),
+)
+
+
+def shown(terminal: bool, quiet: bool = False) -> str:
+    out = StringIO()
+    with JobsConsole(3, Console(file=out, force_terminal=terminal, width=80, color_system=None), quiet) as screen:
+        for ended in ENDED:
+            screen.show(ended)
+    return out.getvalue()
+
+
+def test_a_log_has_one_line_for_each_that_was_done_now() -> None:
+    assert shown(terminal=False) == "[2/3] good done, 1.2 s\n[3/3] [bad] lost, attempt 3, 2.0 s: signal SIGKILL\n"
+    assert shown(terminal=False, quiet=True) == ""
+
+
+def test_a_terminal_has_one_bar_over_all() -> None:
+    text = shown(terminal=True)
+    assert "━" in text
+    assert "3/3" in text
+    assert "1 known before" in text

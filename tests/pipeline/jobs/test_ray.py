@@ -1,0 +1,97 @@
+"""A Ray cluster of two nodes on loopback, one of which is killed in the middle of its jobs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import UsageError
+from pipeline.jobs import Job, State, run_jobs, spread_over
+from pipeline.jobs.on_ray import RayCluster
+
+pytest.importorskip("ray", reason="ray is an extra: pip install 'onnxline[ray]'")
+
+HERE = "tests.pipeline.jobs.jobs"
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """One node; the folder's path is short, since the path of a socket has at most 107 characters."""
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    handler = signal.getsignal(signal.SIGTERM)  # a node takes it, and keeps it
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    yield made
+    made.shutdown()
+    signal.signal(signal.SIGTERM, handler)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_what_ran_on_a_node_that_died_is_done_elsewhere(cluster: Any, tmp_path: Path) -> None:
+    second = cluster.add_node(**NODE)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    jobs = [
+        Job(name, f"{HERE}:name_the_node", {"folder": str(marks), "name": name, "seconds": 1.5}) for name in "abcd"
+    ] + [Job("mistake", f"{HERE}:mistake"), Job("dies", f"{HERE}:die_at_first", {"file": str(tmp_path / "deaths")})]
+
+    def kill_the_second_when_it_works() -> None:
+        while second.node_id not in {path.read_text() for path in marks.iterdir()}:
+            time.sleep(0.02)
+        cluster.remove_node(second, allow_graceful=False)
+
+    killer = threading.Thread(target=kill_the_second_when_it_works, daemon=True)
+    killer.start()
+    table = tmp_path / "table.jsonl"
+    found = {one.key: one for one in run_jobs(jobs, spread_over(ray=cluster.address), table, {})}
+    killer.join(5)
+
+    begun = Counter(path.name.partition(".")[0] for path in marks.iterdir())
+    moved = {path.name.partition(".")[0] for path in marks.iterdir() if path.read_text() == second.node_id}
+    head = cluster.head_node.node_id
+    assert {key: (one.status, one.attempts) for key, one in found.items() if key in "abcd"} == {
+        key: (State.DONE, 2 if key in moved else 1) for key in "abcd"
+    }
+    assert {found[key].value for key in "abcd"} == {head}
+    assert moved and all(begun[key] == found[key].attempts for key in "abcd")
+    assert (found["mistake"].status, found["mistake"].why) == (State.FAILED, "this is wrong; do that")
+    assert (found["dies"].status, found["dies"].value, found["dies"].attempts) == (State.DONE, "alive", 2)
+    lines = [json.loads(line)["key"] for line in table.read_text().splitlines()]
+    assert sorted(lines) == sorted(found)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
+def test_a_cluster_that_is_not_there(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where `auto` looks
+    with pytest.raises(UsageError, match=f"no Ray cluster answers at {address}: .*start one with `ray start"):
+        list(RayCluster(address).run([Job("a", f"{HERE}:double", {"number": 1})]))
+
+
+def test_a_node_says_what_it_has_otherwise() -> None:
+    from pipeline.jobs.ray_driver import differences
+
+    ours = {"onnx": "1.23.2", "torch": "2.13.0"}
+    assert differences(ours, dict(ours)) == ""
+    assert differences(ours, {"onnx": "1.22.0", "ray": "2.60.0", "torch": "2.13.0"}) == (
+        "onnx 1.22.0 and not 1.23.2, ray 2.60.0 and not none"
+    )
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"--ray needs ray, which is not installed; pip install 'onnxline\[ray\]'"):
+        spread_over(ray="auto")

@@ -1,0 +1,123 @@
+"""One table: what is done is not done again, whatever ended the run before."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import UsageError
+from pipeline.jobs import Ended, Job, LocalProcesses, Outcome, State, run_jobs
+from pipeline.jobs.run import Table
+
+HERE = "tests.pipeline.jobs.jobs"
+
+
+def jobs_that_count(folder: Path, *names: str, seconds: float = 0.0) -> list[Job]:
+    folder.mkdir(exist_ok=True)
+    return [
+        Job(name, f"{HERE}:count_calls", {"folder": str(folder), "name": name, "seconds": seconds}) for name in names
+    ]
+
+
+def calls(folder: Path) -> dict[str, int]:
+    return {path.name: len(path.read_text()) for path in sorted(folder.iterdir())}
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    jobs = jobs_that_count(tmp_path / "calls", "a", "b", "c")
+    told: list[Ended] = []
+    first = run_jobs(jobs[:2], LocalProcesses(2), tmp_path / "table.jsonl", {}, told.append)
+    again = run_jobs(jobs, LocalProcesses(2), tmp_path / "table.jsonl", {}, told.append)
+    assert calls(tmp_path / "calls") == {"a": 1, "b": 1, "c": 1}
+    assert again[:2] == first
+    assert [one.value for one in again] == ["a", "b", "c"]
+    assert [(one.done, one.total, one.known) for one in told] == [
+        (1, 2, False),
+        (2, 2, False),
+        (1, 3, True),
+        (2, 3, True),
+        (3, 3, False),
+    ]
+
+
+def test_what_changed_is_done_again(tmp_path: Path) -> None:
+    table = tmp_path / "table.jsonl"
+
+    def attempt(number: int, versions: dict[str, str]) -> tuple[Outcome, list[bool]]:
+        told: list[Ended] = []
+        job = Job("one", f"{HERE}:double", {"number": number})
+        (found,) = run_jobs([job], LocalProcesses(1), table, versions, told.append)
+        return found, [one.known for one in told]
+
+    first, _ = attempt(1, {"onnx": "1"})
+    assert attempt(1, {"onnx": "1"}) == (first, [True])
+    assert attempt(2, {"onnx": "1"})[0].value == 4
+    assert attempt(2, {"onnx": "2"})[1] == [False]
+    assert attempt(1, {"onnx": "1"}) == (first, [True])
+
+
+def test_what_was_made_and_is_gone_is_done_again(tmp_path: Path) -> None:
+    jobs = jobs_that_count(tmp_path / "calls", "a", "b")
+    table = tmp_path / "table.jsonl"
+    run_jobs(jobs, LocalProcesses(1), table, {})
+    run_jobs(jobs, LocalProcesses(1), table, {}, stands=lambda known: known.key != "b")
+    assert calls(tmp_path / "calls") == {"a": 1, "b": 2}
+
+
+def test_what_went_wrong_is_done_again(tmp_path: Path) -> None:
+    file = tmp_path / "deaths"
+    jobs = [Job("dies", f"{HERE}:die_at_first", {"file": str(file), "times": 2}), Job("wrong", f"{HERE}:mistake")]
+    table = tmp_path / "table.jsonl"
+    first = run_jobs(jobs, LocalProcesses(1, attempts=2), table, {})
+    assert [one.status for one in first] == [State.LOST, State.FAILED]
+    again = run_jobs(jobs, LocalProcesses(1, attempts=2), table, {})
+    assert [(one.status, one.attempts) for one in again] == [(State.DONE, 1), (State.FAILED, 1)]
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from pipeline.jobs import LocalProcesses, run_jobs
+from tests.pipeline.jobs.test_run import jobs_that_count
+jobs = jobs_that_count(Path(sys.argv[1], "calls"), *"abcdef", seconds=0.3)
+run_jobs(jobs, LocalProcesses(1), Path(sys.argv[1], "table.jsonl"), {}, lambda one: print(one.outcome.key, flush=True))
+"""
+
+
+def test_a_run_that_was_killed_is_taken_up_again(tmp_path: Path, environment: dict[str, str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], env=environment, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        ended = [parent.stdout.readline().decode().strip() for _ in range(2)]
+        time.sleep(0.1)  # into the third
+        parent.send_signal(signal.SIGKILL)
+    time.sleep(0.4)  # the third would end now, if it still ran
+    assert calls(tmp_path / "calls") == {"a": 1, "b": 1}
+    assert ended == ["a", "b"]
+    known: list[str] = []
+    jobs = jobs_that_count(tmp_path / "calls", *"abcdef", seconds=0.3)
+    found = run_jobs(
+        jobs, LocalProcesses(1), tmp_path / "table.jsonl", {}, lambda one: known.extend(one.outcome.key * one.known)
+    )
+    assert known == ["a", "b"]
+    assert [one.value for one in found] == list("abcdef")
+    assert calls(tmp_path / "calls") == dict.fromkeys("abcdef", 1)
+
+
+def test_two_at_once_cannot_write_one_table(tmp_path: Path) -> None:
+    with (
+        Table(tmp_path / "table.jsonl", {}).opened(),
+        pytest.raises(UsageError, match=r"another onnxline writes to .*table\.jsonl"),
+    ):
+        run_jobs([Job("a", f"{HERE}:bug")], LocalProcesses(1), tmp_path / "table.jsonl", {})
+
+
+def test_keys_are_distinct(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="these have one together: a"):
+        run_jobs([Job("a", f"{HERE}:bug"), Job("a", f"{HERE}:bug")], LocalProcesses(1), tmp_path / "t", {})
