@@ -93,6 +93,10 @@ class Workspace:
         """What was noted with the record of `stage`, which `load` has found."""
         return json.loads((self.stages / f"{stage}.json").read_text(encoding="utf-8"))["notes"]
 
+    def is_unchanged(self, files: Sequence[tuple[str, int, int]]) -> bool:
+        """Whether nobody has touched the files since they were written; each with its size and time."""
+        return all(stamp(self.folder / name) == (size, time) for name, size, time in files)
+
     def forget(self, stage: str) -> None:
         (self.stages / f"{stage}.json").unlink(missing_ok=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.config import ModelConfig, RunConfig, split_factory
 from pipeline.errors import UsageError
-from pipeline.export.dynamic_shapes import with_dynamic_shapes
+from pipeline.export.inputs import with_dynamic_shapes
 from pipeline.export.load import load_source
 from pipeline.export.source import Source, TorchSource
 
@@ -50,7 +50,7 @@ def told_mode(source: TorchSource) -> str:
 
 
 def _loaded(text: str, model: ModelConfig, train: bool) -> Source:
-    from pipeline.export.assemble import NoInputs
+    from pipeline.export.build_source import NoInputs
 
     try:
         return load_source(model, keep_mode=train)

@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from passes.proof import numbers
 from passes.proof.draws import FURTHER_SIZES
-from passes.proof.numbers import TOLERANCES
 from passes.recipe.defaults import DEFAULT_RECIPE
 from pipeline.config.base import Count, Fraction, Natural, Seconds, Section
 from pipeline.config.model import DTYPES
@@ -80,7 +80,7 @@ class ExportConfig(Section):
 
     weights: `copied` into files of the run, or `referenced` where they lie, in the safetensors shards of the checkpoint
         (or the data of the ONNX file); then the final model is written into their folder.
-    pieces: name of a parameter → names of its pieces in the checkpoint; see `pipeline.export.key_names.pieces_of`.
+    pieces: name of a parameter → names of its pieces in the checkpoint; see `pipeline.export.checkpoint_names.pieces_of`.
     """
 
     opset: Annotated[StrictInt, Field(ge=7)] = 20
@@ -150,10 +150,15 @@ class VerifyConfig(Section):
             raise ValueError("found verify.draws 0 without verify.inputs, so that nothing would be compared")
         return self
 
+    @property
+    def compared_within(self) -> dict[str, numbers.Tolerance]:
+        """The tolerances by dtype that replace the documented ones."""
+        return {dtype: numbers.Tolerance(one.atol, one.rtol) for dtype, one in self.tolerances.items()}
+
     @field_validator("tolerances")
     @classmethod
     def _dtypes(cls, tolerances: dict[str, Tolerance]) -> dict[str, Tolerance]:
-        known = dict.fromkeys((*DTYPES, *TOLERANCES))
+        known = dict.fromkeys((*DTYPES, *numbers.TOLERANCES))
         unknown = sorted(set(tolerances) - set(known))
         if unknown:
             raise ValueError(f"found the dtype {unknown[0]!r}, expected one of {', '.join(known)}")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pipeline.config import split_factory
 from pipeline.errors import OnnxlineError, SourceError
-from pipeline.export.blame import first_line, innermost_line
+from pipeline.export.error_location import first_line, innermost_line
 
 __all__ = ["call_user_code", "load_function"]
 

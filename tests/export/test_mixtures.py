@@ -223,7 +223,7 @@ class Config:
 
 
 def test_sub_configurations_keep_what_they_were_given() -> None:
-    from pipeline.export.model_defaults import set_defaults
+    from pipeline.export.transformers_defaults import set_defaults
 
     text, image = Config("eager", inner=Config("eager")), Config(None)
     config = Config(None, thinker=Config(None, text=text, image=image))
@@ -233,7 +233,7 @@ def test_sub_configurations_keep_what_they_were_given() -> None:
 
 
 def test_a_release_without_the_attribute_is_left_alone() -> None:
-    from pipeline.export.model_defaults import set_defaults
+    from pipeline.export.transformers_defaults import set_defaults
 
     class Older:
         sub_configs: Mapping[str, Any] = {}
