@@ -18,9 +18,8 @@ from passes.recipe.user_declarations import code_digest
 from passes.worker.platforms import missing_here
 from pipeline.config import RunConfig
 from pipeline.errors import UsageError
-from pipeline.events import Event, Note, Observer, Optimized, StageEnded, StageStarted
+from pipeline.events import Event, Note, Observer, Optimized, RunLog, StageEnded, StageStarted
 from pipeline.export.source import Source, TorchSource
-from pipeline.log import RunLog
 from pipeline.report import BackendReport, ExportReport, OptimizeReport, Report, RuntimeReport
 from pipeline.result import RunResult
 from pipeline.stages.check import check_settings, default_folder, remember_settings

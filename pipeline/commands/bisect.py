@@ -21,7 +21,7 @@ from passes.recipe.recipe import steps_of
 from passes.step import Workbench
 from passes.structures import structure_of
 from passes.why import file_of
-from pipeline.commands.styled import print_styled
+from pipeline.commands.shared import print_styled
 from pipeline.config import RunConfig, read_recipe, recipe_of_run
 from pipeline.errors import UsageError
 

@@ -14,7 +14,7 @@ from passes.errors import PolicyError
 from passes.load import load_model
 from passes.why import Origin, WeightOrigin, file_of, why_weights
 from passes.why import why as why_nodes
-from pipeline.commands.styled import print_styled
+from pipeline.commands.shared import print_styled
 
 __all__ = ["FORMAT_VERSION", "register"]
 

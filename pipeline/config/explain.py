@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.config.marks import Document, KeyPath
-from pipeline.config.yaml_source import describe
+from pipeline.config.yaml_source import Document, KeyPath, describe
 
 __all__ = ["explain", "suggest"]
 

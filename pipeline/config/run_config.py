@@ -10,15 +10,20 @@ from typing import Annotated, Any, Final
 import yaml
 from pydantic import Field, StrictStr, ValidationError, model_validator
 
-from pipeline.config.base import Section
 from pipeline.config.explain import explain
-from pipeline.config.extends import merge, read_with_bases
-from pipeline.config.marks import Document, Marks
-from pipeline.config.model import ModelConfig
-from pipeline.config.overrides import apply_overrides
+from pipeline.config.merge import apply_overrides, merge, read_with_bases
 from pipeline.config.paths import anchor_paths
 from pipeline.config.recipe import default_recipe
-from pipeline.config.sections import ExportConfig, PassesConfig, ReportConfig, RuntimeConfig, VerifyConfig
+from pipeline.config.sections import (
+    ExportConfig,
+    ModelConfig,
+    PassesConfig,
+    ReportConfig,
+    RuntimeConfig,
+    Section,
+    VerifyConfig,
+)
+from pipeline.config.yaml_source import Document, Marks
 from pipeline.errors import ConfigError
 
 __all__ = ["RunConfig", "json_schema"]

@@ -1,6 +1,7 @@
 """Forms in ONNX for operators that torch's exporter has none for: moves of complex tensors, and grouped products.
 
-An operator of `translation_table` is found by name, since a library enters its own when it is loaded."""
+An operator of `translation_table` is found by name, since a library enters its own when it is loaded.
+"""
 
 from __future__ import annotations
 
