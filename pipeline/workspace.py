@@ -132,6 +132,11 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
         raise UsageError(f"the folder {folder} cannot be made: {error.strerror}; choose another one") from error
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next(path for path in (folder, *folder.parents) if path.exists())
+        raise UsageError(
+            f"the folder {folder} cannot be made: {file} is a file; choose another folder, or move that file away"
+        ) from error
 
 
 @contextlib.contextmanager

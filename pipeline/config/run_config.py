@@ -18,7 +18,6 @@ from pipeline.config.sections import (
     ExportConfig,
     ModelConfig,
     PassesConfig,
-    ReportConfig,
     RuntimeConfig,
     Section,
     VerifyConfig,
@@ -44,7 +43,7 @@ class RunConfig(Section):
     passes: PassesConfig = Field(default_factory=PassesConfig)
     verify: VerifyConfig = Field(default_factory=VerifyConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
-    report: ReportConfig = Field(default_factory=ReportConfig)
+    report: Section = Field(default_factory=Section)  # reserved: no keys yet
 
     @model_validator(mode="before")
     @classmethod

@@ -35,7 +35,6 @@ __all__ = [
     "ModelConfig",
     "Natural",
     "PassesConfig",
-    "ReportConfig",
     "RuntimeConfig",
     "Seconds",
     "Section",
@@ -335,7 +334,3 @@ class RuntimeConfig(Section):
     def needs_plan(self) -> bool:
         """Whether a model that `plan` cannot take is an error: only where somebody asked for `plan` by its name."""
         return self.backends is not None and "plan" in self.backends
-
-
-class ReportConfig(Section):
-    """Nothing to set yet; the key is reserved."""

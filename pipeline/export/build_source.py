@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
+from passes.suggest import nearest
 from pipeline.config import DTYPES, InputConfig, ModelConfig
 from pipeline.errors import OnnxlineError, SourceError, Unsupported
 from pipeline.export.arrays import dtype_name, to_torch
@@ -76,8 +76,7 @@ def _declared(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple[Inp
     for name in model.inputs:
         root = name.partition(".")[0]
         if root not in names and not anything:
-            near = difflib.get_close_matches(root, names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it takes: {', '.join(names)}"
+            hint = nearest(root, names) or f"; it takes: {', '.join(names)}"
             raise SourceError(f"model.inputs: forward of {type(module).__name__} has no parameter {root!r}{hint}")
     ordered = sorted(model.inputs, key=lambda name: _position(name.partition(".")[0], names))
     specs = tuple(_invented(name, model.inputs[name]) for name in ordered)

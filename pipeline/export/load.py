@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 from onnx import TensorProto, ValueInfoProto
 
 from passes.errors import ModelError
 from passes.load import load_model
+from passes.suggest import nearest
 from pipeline.config import DTYPES, InputConfig, ModelConfig, locate
 from pipeline.errors import ConfigError, SourceError, Unsupported
 from pipeline.export.inputs import InputSpec, input_spec, named_dims
@@ -74,8 +74,7 @@ def read_onnx_file(text: str, model: ModelConfig) -> OnnxSource:
     values = {value.name: value for value in proto.graph.input if value.name not in held}
     for name in model.inputs:
         if name not in values:
-            near = difflib.get_close_matches(name, values, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(values)}"
+            hint = nearest(name, values) or f"; it has: {', '.join(values)}"
             raise SourceError(f"model.inputs: {path.name} has no input {name!r}{hint}")
     inputs = _inputs(list(values.values()), model, path)
     return OnnxSource(path, inputs, tuple(value.name for value in proto.graph.output))

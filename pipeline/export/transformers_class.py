@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
+import re
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from passes.suggest import nearest
 from pipeline.config import ModelConfig, TransformersConfig, locate
 from pipeline.errors import OnnxlineError, SourceError
 from pipeline.export.build_source import assemble
@@ -46,6 +47,7 @@ def make_from_transformers(
         torch.manual_seed(model.seed)
         cls = _model_class(name, "model.transformers.class" if section.class_name else f"model.transformers: {folder}")
         config = _config(cls, section, folder)
+        _refuse_negative_layers(config)
         defaults = set_defaults(config)
         if folder is not None:
             notes += _set_for_folder(cls, config, section, weightless=weightless)
@@ -96,8 +98,7 @@ def _class(name: str, key: str) -> Any:
     found = getattr(transformers, name, None)
     if isinstance(found, type):
         return found
-    near = difflib.get_close_matches(name, [one for one in dir(transformers) if one[:1].isupper()], n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = nearest(name, (one for one in dir(transformers) if one[:1].isupper()))
     raise SourceError(f"{key}: transformers {transformers.__version__} has no class {name!r}{hint}")
 
 
@@ -137,9 +138,16 @@ def _refuse_unknown(config_class: Any, config: Mapping[str, Any]) -> None:
     known -= {"self", "kwargs"}
     for key in config:
         if key not in known:
-            near = difflib.get_close_matches(key, sorted(known), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it knows: {', '.join(sorted(known))}"
+            hint = nearest(key, sorted(known)) or f"; it knows: {', '.join(sorted(known))}"
             raise SourceError(f"model.transformers.config: {config_class.__name__} has no key {key!r}{hint}")
+
+
+def _refuse_negative_layers(config: Any) -> None:
+    """transformers makes a model without a layer of `num_hidden_layers: -1`."""
+    for part in (config, *sub_configs(config)):
+        for key, value in vars(part).items():
+            if LAYERS.fullmatch(key) and type(value) is int and value < 0:
+                raise SourceError(f"model.transformers.config: found {key} {value}, expected 0 or more")
 
 
 def _with_weights(cls: Any, config: Any, checkpoint: Path, *, allow_extra: bool) -> tuple[Any, list[str]]:
@@ -191,6 +199,9 @@ def _attempt(make: Any, title: str) -> Any:
         said = " ".join(str(error).split())
         raise SourceError(f"{title}: {said or first_line(error)}") from error
 
+
+LAYERS = re.compile(r"(n|num|encoder|decoder)_(\w+_)?layers?")
+"""What configurations call their numbers of layers; `vision_feature_layer: -2` is the place of one."""
 
 # Taken by every configuration through **kwargs.
 ALWAYS = (
