@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.commands.shared import Json
 from pipeline.config import ModelConfig, RunConfig, split_factory
 from pipeline.errors import CheckFailed, UsageError
 from pipeline.export.inputs import with_dynamic_shapes
@@ -97,7 +98,7 @@ def _warnings_as_lines() -> Iterator[None]:
 
 def info(
     file: File,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")] = False,
+    as_json: Json = False,
     out: Out = None,
 ) -> None:
     """Tell what an IR consists of."""

@@ -24,6 +24,7 @@ from passes.recipe.steps import OWN_STEPS
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
 from passes.versions import library_versions
+from pipeline.commands.shared import Json
 
 __all__ = ["FORMAT_VERSION", "register"]
 
@@ -44,7 +45,7 @@ def list_passes(
     source: Annotated[str | None, typer.Option(help="Only those of one library, such as onnxsim.")] = None,
     group: Annotated[str | None, typer.Option(help="Only those that this group of a skip list names.")] = None,
     destroys: Annotated[str | None, typer.Option(help="Only those that may break this kind of structure.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List every pass that this installation can run; `passes show NAME` runs one on a small model."""
     if context.invoked_subcommand is not None:

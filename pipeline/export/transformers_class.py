@@ -23,7 +23,7 @@ from pipeline.export.error_location import first_line
 from pipeline.export.inputs import named_dims
 from pipeline.export.meta_init import without_weights
 from pipeline.export.source import TorchSource
-from pipeline.export.transformers_defaults import notes_on_defaults, set_defaults, sub_configs, with_derived_inputs
+from pipeline.export.transformers_defaults import notes_on_experts, set_experts, sub_configs, with_derived_inputs
 
 __all__ = ["class_of_folder", "make_from_transformers", "open_folder", "read_config"]
 
@@ -48,7 +48,7 @@ def make_from_transformers(
         cls = _model_class(name, "model.transformers.class" if section.class_name else f"model.transformers: {folder}")
         config = _config(cls, section, folder)
         _refuse_negative_layers(config)
-        defaults = set_defaults(config)
+        is_set = set_experts(config)
         if folder is not None:
             notes += _set_for_folder(cls, config, section, weightless=weightless)
         if checkpoint is None or weightless:
@@ -62,7 +62,7 @@ def make_from_transformers(
         source = assemble(module, None, filled, keep_mode=keep_mode)
     return replace(
         source,
-        notes=(*notes_on_defaults(module, defaults), *notes),
+        notes=(*(notes_on_experts(module) if is_set else ()), *notes),
         weights=f"from {checkpoint}" if checkpoint else f"random, seed {model.seed}",
         dims={dim: sizes for dim in named_dims(source.inputs) if (sizes := filled.dims.get(dim))},
     )

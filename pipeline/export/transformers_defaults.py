@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from torch import nn
@@ -11,58 +10,39 @@ from torch import nn
 from pipeline.config import InputConfig, ModelConfig
 from pipeline.export.tree import parameter_names
 
-__all__ = [
-    "CONFIG_DEFAULTS",
-    "ConfigDefault",
-    "is_switchable_experts",
-    "notes_on_defaults",
-    "set_defaults",
-    "sub_configs",
-    "with_derived_inputs",
-]
+__all__ = ["is_switchable_experts", "notes_on_experts", "set_experts", "sub_configs", "with_derived_inputs"]
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigDefault:
-    """`key: value` of `model.transformers.config`. transformers holds it in `attribute`, None where it is open."""
+def set_experts(config: Any) -> bool:
+    """Let a mixture of experts compute by `EXPERTS` where `config` leaves that open; whether it did.
 
-    key: str
-    attribute: str
-    value: str
-    concerns: Callable[[nn.Module], bool]
-    """Whether a module computes otherwise because of it: without one, there is nothing to say."""
-    reason: str
+    transformers' setter overwrites all sub-configurations: what the user set there is set again, from outside in. A
+    release of transformers that has no such attribute is left alone.
+    """
+    if getattr(config, ATTRIBUTE, "absent") is not None:
+        return False
+    held = [(part, getattr(part, ATTRIBUTE, None)) for part in sub_configs(config)]
+    setattr(config, ATTRIBUTE, EXPERTS)
+    for part, value in held:
+        if value is not None:
+            setattr(part, ATTRIBUTE, value)
+    return True
 
 
-def set_defaults(config: Any) -> tuple[ConfigDefault, ...]:
-    """Set every entry that `config` leaves open, in its sub-configurations too; those that were set come back."""
-    return tuple(default for default in CONFIG_DEFAULTS if _set_where_open(config, default))
-
-
-def notes_on_defaults(module: nn.Module, defaults: tuple[ConfigDefault, ...]) -> tuple[str, ...]:
-    """A sentence for the report on each of `defaults` that changes how `module` computes."""
-    return tuple(
-        f"model.transformers.config: {default.key} was not given and is set to {default.value}, {default.reason}"
-        for default in defaults
-        if any(default.concerns(child) for child in module.modules())
+def notes_on_experts(module: nn.Module) -> tuple[str, ...]:
+    """A sentence for the report on what `set_experts` has set, where `module` has experts that compute by it."""
+    if not any(map(is_switchable_experts, module.modules())):
+        return ()
+    return (
+        f"model.transformers.config: experts_implementation was not given and is set to {EXPERTS}, which has the same "
+        "sizes whichever experts the tokens go to; it gathers the weights of an expert for each token that goes there, "
+        "so for long inputs set grouped_mm, which multiplies once for each expert and whose sizes depend on the values",
     )
 
 
 def is_switchable_experts(module: nn.Module) -> bool:
     """Whether `module` is a mixture of experts whose way of computing transformers' configuration chooses."""
     return hasattr(module, "is_transposed") and hasattr(getattr(module, "config", None), "_experts_implementation")
-
-
-def _set_where_open(config: Any, default: ConfigDefault) -> bool:
-    """transformers' setter overwrites all sub-configurations: what the user set there is set again, from outside in."""
-    if getattr(config, default.attribute, "absent") is not None:
-        return False
-    held = [(part, getattr(part, default.attribute, None)) for part in sub_configs(config)]
-    setattr(config, default.attribute, default.value)
-    for part, value in held:
-        if value is not None:
-            setattr(part, default.attribute, value)
-    return True
 
 
 def sub_configs(config: Any) -> Iterator[Any]:
@@ -74,20 +54,10 @@ def sub_configs(config: Any) -> Iterator[Any]:
             yield from sub_configs(part)
 
 
-CONFIG_DEFAULTS: Final = (
-    ConfigDefault(
-        key="experts_implementation",
-        attribute="_experts_implementation",
-        value="batched_mm",
-        concerns=is_switchable_experts,
-        reason=(
-            "which has the same sizes whichever experts the tokens go to; it gathers the weights of an expert for each "
-            "token that goes there, so for long inputs set grouped_mm, which multiplies once for each expert and whose "
-            "sizes depend on the values"
-        ),
-    ),
-)
+ATTRIBUTE: Final = "_experts_implementation"
+"""Where a configuration holds `experts_implementation`; None where it is open."""
 
+EXPERTS: Final = "batched_mm"
 
 DIMS: Final[Mapping[str, tuple[int, ...]]] = {"batch": (2, 3), "sequence": (8, 5), "decoder_sequence": (6, 4)}
 """The sizes that the named dims of these inputs are tried at."""

@@ -56,6 +56,8 @@ def test_the_whole_journey(journey: tuple[RunResult, list[Event]]) -> None:
     assert {path.name for path in result.model.parent.iterdir() if path.is_file()} == ARTIFACTS
     ended = [event.name for event in events if isinstance(event, StageEnded)]
     assert ended == ["source", "reference", "export", "passes", "runtime"]
+    (source,) = (event.detail for event in events if isinstance(event, StageEnded) and event.name == "source")
+    assert source.startswith("1 input, weights: ")
     assert [(one.kept, one.broken_by) for one in result.structures] == [(True, None)]
     assert [backend.name for backend in result.runtime.backends] == ["onnxruntime", "plan"]
     assert all(errors.ok for backend in result.runtime.backends for errors in backend.errors.values())
