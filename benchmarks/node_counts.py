@@ -44,8 +44,8 @@ from passes.step import Workbench
 from pipeline.config import ExportConfig, ModelConfig
 from pipeline.errors import OnnxlineError
 from pipeline.export import TorchSource, export_onnx, load_source
+from pipeline.export.captured_output import quiet
 from pipeline.export.inputs import draw_inputs
-from pipeline.export.quiet import quiet
 from pipeline.versions import own_code, versions
 
 FOLDER: Final = Path("runs/benchmarks")

@@ -26,8 +26,8 @@ from passes.recipe.defaults import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.apply_policy import check_names
 from passes.run.result import PassRun
-from passes.run.runner import Observer, run_passes
-from passes.step import Repeat, Step, Workbench, flat
+from passes.run.runner import ChangeObserver, Observer, run_passes
+from passes.step import Workbench, flat
 from passes.unread import sparing
 
 __all__ = ["FIRST_SIZE", "draw_feeds", "drawn_shape", "open_dims", "optimize", "plan_draws", "second_sizes"]
@@ -37,7 +37,7 @@ FIRST_SIZE: Final = 2
 
 
 def optimize(
-    model: onnx.ModelProto | str | Path,
+    model: onnx.ModelProto | str | Path | DetachedModel,
     recipe: Sequence[RecipeItem] = DEFAULT_RECIPE,
     skip: Sequence[str] = (),
     keep: Sequence[str] = (),
@@ -50,7 +50,9 @@ def optimize(
     memory_gib: float | None = None,
     reproducers: Path | None = None,
     bench: Workbench | None = None,
+    prover: Prover | None = None,
     observer: Observer = lambda *_: None,
+    on_change: ChangeObserver = lambda *_: None,
 ) -> PassRun:
     """Run `recipe` over `model` and prove after every change that it computes what it did before.
 
@@ -66,7 +68,9 @@ def optimize(
         reproducers: a folder for the smallest model that still brings a step down; none is saved by default.
         bench: where to work, for who optimizes several models: its workers start but once. `timeout_s` and `memory_gib`
             are then those with which it was opened.
+        prover: proves the changes in place of the seeded draws, on that `bench`, whose caller limits the runs.
         observer: is called when a step begins and when it has ended; see `passes.run.runner.Observer`.
+        on_change: is shown each change of the model; see `passes.run.runner.ChangeObserver`.
 
     Raises:
         ModelError: the model cannot be read or does not run.
@@ -77,31 +81,31 @@ def optimize(
         bench.start()
         steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch)
         check_names(flat(steps), policy, bench)
-        if proof == STRUCTURE:
-            return _by_structure(model, steps, policy, bench, reproducers, observer)
-        detached = detached_copy(model, bench.spill) if isinstance(model, onnx.ModelProto) else read_model(Path(model))
-        plan = None if feeds else plan_draws(detached, sizes=sizes)
-        prover = Prover.of_plan(plan, bench) if plan else Prover.of_itself(feeds, bench)
-        with limit_runs(bench, detached):
-            return run_passes(detached, steps, policy, prover, bench, observer, reproducers)
+        stored = _read(model, bench, proof)
+        limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(bench, stored)
+        prover = prover or _prover_of(stored, bench, proof, feeds, sizes)
+        source, stacks = joined(stored)
+        steps = sparing(steps) if source.unread() else steps
+        with limits:
+            run = run_passes(source, steps, policy, prover, bench, observer, reproducers, on_change)
+        return replace(run, model=apart(run.model, stacks, stored))
 
 
-def _by_structure(
-    model: onnx.ModelProto | str | Path,
-    steps: Sequence[Step | Repeat],
-    policy: Policy,
-    bench: Workbench,
-    reproducers: Path | None,
-    observer: Observer,
-) -> PassRun:
-    prover = StructureProver(bench)
-    prover.start()
-    in_memory = isinstance(model, onnx.ModelProto)
-    detached = detached_copy(model, bench.spill) if in_memory else read_model(Path(model), unread=True)
-    whole, stacks = joined(detached)
-    steps = sparing(steps) if detached.unread() else steps
-    run = run_passes(whole, steps, policy, prover, bench, observer, reproducers)
-    return replace(run, model=apart(run.model, stacks, detached))
+def _read(model: onnx.ModelProto | str | Path | DetachedModel, bench: Workbench, proof: str) -> DetachedModel:
+    if isinstance(model, DetachedModel):
+        return model
+    if isinstance(model, onnx.ModelProto):
+        return detached_copy(model, bench.spill)
+    return read_model(Path(model), unread=True if proof == STRUCTURE else None)
+
+
+def _prover_of(
+    model: DetachedModel, bench: Workbench, proof: str, feeds: Sequence[Mapping[str, np.ndarray]], sizes: Sequence[int]
+) -> Prover:
+    """`model` itself is the reference."""
+    if proof == STRUCTURE:
+        return StructureProver(bench)
+    return Prover.of_itself(feeds, bench) if feeds else Prover.of_plan(plan_draws(model, sizes=sizes), bench)
 
 
 def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import metadata
 
 __all__ = ["library_versions"]
 
 
-def library_versions() -> dict[str, str]:
-    """Name → version of those that are installed."""
+def library_versions(more: Sequence[str] = ()) -> dict[str, str]:
+    """Name → version of those that are installed, and of `more` beside them."""
     tools = ("onnxoptimizer", "onnxsim", "onnxslim", "onnxscript", "onnxruntime")
-    names = ("onnx", "onnx_ir", *tools, "numpy", "protobuf")
+    names = ("onnx", "onnx_ir", *tools, "numpy", "protobuf", *more)
     versions = {}
     for name in names:
         try:

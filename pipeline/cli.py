@@ -27,7 +27,7 @@ COMMANDS: Final = {
     ),
     "check": ("run", "Check all of a configuration but the model, and say what a run would do."),
     "init": (
-        "init",
+        "configuration",
         "Write a commented configuration to begin with; it runs as it is, on a small model with random weights.",
     ),
     "diff": ("diff", "Say what B has otherwise than A; the exit code is 1 if there is a difference."),
@@ -48,7 +48,7 @@ COMMANDS: Final = {
         "Try every pass on many small models, and say what it breaks: is this release of an optimizer safe?",
     ),
     "ir": ("ir", "A model as a graph of aten operations in JSON, without its weights."),
-    "schema": ("schema", "Write the JSON Schema of a configuration, for editors."),
+    "schema": ("configuration", "Write the JSON Schema of a configuration, for editors."),
 }
 """Command → its module in `pipeline.commands`, and what `--help` says of it, in the order of `--help`."""
 

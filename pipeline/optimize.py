@@ -112,7 +112,7 @@ def _optimize_module(
 ) -> RunResult:
     from torch import nn
 
-    from pipeline.export.plain_module import plain_module
+    from pipeline.export.factory import plain_module
     from pipeline.run import Pipeline
 
     if not isinstance(module, nn.Module):
@@ -151,8 +151,8 @@ def _source_of(module: nn.Module, args: Any, kwargs: Mapping[str, Any] | None, c
     import torch
 
     from pipeline.export import Example, with_names
-    from pipeline.export.assemble import assemble
-    from pipeline.export.dynamic_shapes import with_dynamic_shapes
+    from pipeline.export.build_source import assemble
+    from pipeline.export.inputs import with_dynamic_shapes
     from pipeline.export.load import check_dims
 
     if isinstance(args, torch.Tensor):

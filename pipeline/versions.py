@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from importlib import metadata
 from pathlib import Path
 
 import passes
@@ -40,10 +39,6 @@ def digest_of_file(path: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), **library_versions()}
-    for name in ("onnxline", "torch", "transformers", "safetensors"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return dict(sorted(found.items()))
+    """Name → version of Python and of each library that is installed, sorted."""
+    libraries = library_versions(("onnxline", "torch", "transformers", "safetensors"))
+    return dict(sorted({"python": platform.python_version(), **libraries}.items()))

@@ -96,6 +96,10 @@ class Workspace:
         """What was noted with the record of `stage`, which `load` has found."""
         return json.loads((self.stages / f"{stage}.json").read_text(encoding="utf-8"))["notes"]
 
+    def is_unchanged(self, files: Sequence[tuple[str, int, int]]) -> bool:
+        """Whether nobody has touched the files since they were written; each with its size and time."""
+        return all(stamp(self.folder / name) == (size, time) for name, size, time in files)
+
     def forget(self, stage: str) -> None:
         (self.stages / f"{stage}.json").unlink(missing_ok=True)
 
@@ -131,6 +135,11 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
         raise UsageError(f"the folder {folder} cannot be made: {error.strerror}; choose another one") from error
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next(path for path in (folder, *folder.parents) if path.exists())
+        raise UsageError(
+            f"the folder {folder} cannot be made: {file} is a file; choose another folder, or move that file away"
+        ) from error
 
 
 @contextlib.contextmanager

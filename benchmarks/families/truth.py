@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 
 from passes.model.digests import digest_of
 from pipeline.export.arrays import to_torch
+from pipeline.export.captured_output import quiet
 from pipeline.export.inputs import draw_inputs
-from pipeline.export.quiet import quiet
 from pipeline.export.source import TorchSource
 from pipeline.export.tree import refill
 

@@ -174,7 +174,7 @@ OPEN_BENCHES = (
     "pipeline.commands.diff",
     "pipeline.run",
     "pipeline.stages.export",
-    "pipeline.stages.optimize",
+    "pipeline.stages.passes",
 )
 DOORS: Mapping[str, Callable[[Doors, Path, Path], str]] = {
     "load": Doors.load,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -10,25 +12,27 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from passes.advisories import Table, own_tables, tables_in
-from passes.advisories.gate import news
+from passes.advisories import KINDS, UNSAFE, Table, own_tables, table_text, tables_in
+from passes.advisories.gate import News, news
+from passes.advisories.known import file_name
+from passes.advisories.text import quoted
 from passes.audit.cases import case_names
 from passes.audit.job import CALL, AuditPlan, chosen_targets, unread_of
 from passes.audit.reproducers import CALL as REPRODUCE
-from passes.audit.reproducers import reproductions_of
+from passes.audit.reproducers import reproductions_of, told_by
 from passes.audit.target import targets_of, with_inner
 from passes.context import open_bench
+from passes.model.files import replace_when_done
 from passes.worker.platforms import available_cores
-from pipeline.commands.audit_files import remove_stale, write_reproducer, write_table
-from pipeline.commands.audit_text import audit_as_data, news_text, summary_text, unread_text
-from pipeline.commands.options import Json
+from pipeline.commands.shared import Json
 from pipeline.errors import InternalError, UsageError
 from pipeline.jobs import Job, Spread, State, run_jobs, spread_over
 from pipeline.jobs.console import JobsConsole
 from pipeline.versions import own_code, versions
-from pipeline.workspace import key_of, stamp
+from pipeline.workspace import disk_errors, key_of, stamp
 
 __all__ = ["register"]
+
 
 NEW: Final = 1
 """Exit code of `--gate` when something is found that is not accepted."""
@@ -128,3 +132,110 @@ def _done(jobs: Sequence[Job], out: Path, spread: Spread, stamps: Mapping[str, s
         if outcome.status is not State.DONE:
             raise InternalError(f"{outcome.key}: {outcome.why}\n{outcome.trace}".rstrip())
     return [outcome.value for outcome in outcomes]
+
+
+def write_table(table: Table, folder: Path) -> None:
+    _write(folder / file_name(table.distribution, table.version), table_text(table).encode())
+
+
+def write_reproducer(value: Mapping[str, str], folder: Path) -> None:
+    """The model, and beside it how to see what is wrong."""
+    _write(folder / f"{value['name']}.onnx", base64.b64decode(value["model"]))
+    _write(folder / f"{value['name']}.txt", value["text"].encode())
+
+
+def remove_stale(folder: Path, tables: Sequence[Table]) -> None:
+    """Remove what earlier runs wrote of findings that are gone; of passes that were tried, so that it is known."""
+    found = {(entry.name, entry.kind) for table in tables for entry in table.entries}
+    for file in sorted(folder.glob("*.txt")):
+        with disk_errors(file):
+            told = told_by(file.stem, file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
+            if told and told not in found and any(table.speaks_of(told[0]) for table in tables):
+                file.with_suffix(".onnx").unlink(missing_ok=True)
+                file.unlink()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_when_done(path) as temporary:
+            temporary.write_bytes(content)
+
+
+FORMAT_VERSION: Final = 1
+"""Of what `--json` writes."""
+
+SHOWN: Final = 3
+"""Cases that a new finding names."""
+
+MOST: Final = 40
+"""New findings that are shown."""
+
+
+def audit_as_data(
+    tables: Sequence[Table], unread: Mapping[str, str], found: Sequence[News], out: Path
+) -> dict[str, Any]:
+    """Everything that the text says, uncut."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "tables": [
+            {
+                "library": table.distribution,
+                "version": table.version,
+                "models": sum(table.cases.values()),
+                "found": {name: dict(counts) for name, counts in table.counts().items()},
+            }
+            for table in tables
+        ],
+        "not_read": dict(unread),
+        "not_accepted": [
+            {
+                "pass": one.entry.name,
+                "kind": one.entry.kind,
+                "why": one.entry.why,
+                "cases": list(one.cases),
+                "accepted": one.accepted,
+            }
+            for one in found
+        ],
+        "folder": str(out),
+    }
+
+
+def summary_text(tables: Sequence[Table]) -> str:
+    """A line for each library, and one for each of its passes with an unsafe finding."""
+    lines = []
+    for table in tables:
+        total = sum(table.counts().values(), Counter[str]())
+        said = ", ".join(f"{total[kind]} {kind}" for kind in KINDS if total[kind]) or "nothing found"
+        lines.append(f"{table.distribution} {table.version} on {sum(table.cases.values())} models: {said}")
+        for name, counts in table.counts().items():
+            unsafe = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if kind in UNSAFE and counts[kind])
+            lines += [f"  {name}: {unsafe}"] if unsafe else []
+    return "".join(f"{line}\n" for line in lines)
+
+
+def unread_text(unread: Mapping[str, str]) -> str:
+    """A line for each model that cannot be read, with the reason."""
+    return "".join(f"not read: {quoted(case)}: {quoted(unread[case])}\n" for case in sorted(unread))
+
+
+def news_text(found: Sequence[News], out: Path) -> str:
+    """What is not accepted, the worst first, and how to accept it."""
+    if not found:
+        return f"nothing that is not accepted; tables: {out}/\n"
+    order = list(KINDS)
+    lines = [f"not accepted: {len(found)}"]
+    worst_first = sorted(found, key=lambda one: (order.index(one.entry.kind), one.entry.name))
+    lines += [_line(one) for one in worst_first[:MOST]]
+    lines += [f"  and {len(found) - MOST} more"] if len(found) > MOST else []
+    lines.append(f"reproducers and tables: {out}/; to accept it, keep the tables and name their folder with --accepted")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _line(one: News) -> str:
+    more = f" and {len(one.cases) - SHOWN} more" if len(one.cases) > SHOWN else ""
+    where = ", ".join(map(quoted, one.cases[:SHOWN])) + more
+    against = f"not in {one.accepted}" if one.accepted else "no table of this library is accepted"
+    said = (where, one.entry.why, against)
+    return f"  {one.entry.name} {one.entry.kind}: " + "; ".join(part for part in said if part)

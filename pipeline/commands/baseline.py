@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from pipeline.commands.options import Json, Overrides
+from pipeline.commands.shared import Json, Overrides
 from pipeline.errors import CheckFailed, UsageError
 
 __all__ = ["FORMAT_VERSION", "register"]
@@ -77,10 +77,10 @@ def _run(config: Path, out: Path | None, overrides: list[str] | None, quiet: boo
 
     check_settings(settings, Workspace(default_folder(settings, out)))
     from pipeline.baseline import baseline_of
+    from pipeline.console import RunConsole
     from pipeline.run import Pipeline
-    from pipeline.screen import Screen
 
-    with Screen(quiet=quiet) as screen:
+    with RunConsole(quiet=quiet) as screen:
         return baseline_of(Pipeline(settings, out, screen.show, is_checked=True).run().report)
 
 

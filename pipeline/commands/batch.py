@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from pipeline.commands.shared import Json
 from pipeline.jobs import spread_over
 from pipeline.jobs.console import JobsConsole
 
@@ -41,7 +42,7 @@ def batch(
         list[str] | None,
         typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one setting in each; YAML on the right."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run many configurations at once; the same command again runs what is not done.
 

@@ -21,7 +21,7 @@ from passes.recipe.recipe import steps_of
 from passes.step import Workbench
 from passes.structures import structure_of
 from passes.why import file_of
-from pipeline.commands.styled import print_styled
+from pipeline.commands.shared import Json, print_styled
 from pipeline.config import RunConfig, read_recipe, recipe_of_run
 from pipeline.errors import UsageError
 
@@ -66,7 +66,7 @@ def bisect_model(
     out: Annotated[Path | None, typer.Option(help="The smallest model; by default bisect-MODEL-PASS.onnx.")] = None,
     budget_s: Annotated[float, typer.Option(min=0, help="Seconds for making the model smaller; 0: do not.")] = BUDGET_S,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds for one call of native code.")] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Find the first pass of a recipe that is at fault, and write the smallest model on which it is.
 

@@ -25,7 +25,7 @@ from passes.diff import (
 from passes.errors import PassError
 from passes.model.weights import read_model
 from passes.why import file_of
-from pipeline.commands.styled import print_styled
+from pipeline.commands.shared import print_styled
 from pipeline.errors import UsageError
 
 __all__ = ["FORMAT_VERSION", "register"]

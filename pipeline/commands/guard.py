@@ -15,7 +15,7 @@ import typer
 
 import passes
 from passes.guard import adopt_orphans
-from pipeline.commands.options import split_names
+from pipeline.commands.shared import split_names
 
 __all__ = ["register"]
 

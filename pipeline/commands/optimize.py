@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pipeline.commands.options import Keep, Quiet, Recipe, Skip, Verbose, check_output, split_names
+from pipeline.commands.shared import Keep, Quiet, Recipe, Skip, Verbose, check_output, split_names
 from pipeline.errors import CheckFailed, UsageError
 
 __all__ = ["register"]
@@ -39,14 +39,14 @@ def optimize(
     from passes.model.files import save
     from passes.recipe.recipe import DEFAULT_RECIPE
     from pipeline.config import read_recipe
+    from pipeline.console import RunConsole
     from pipeline.events import Optimized, PassEnded, Progress, StageStarted
-    from pipeline.screen import Screen
     from pipeline.workspace import disk_errors
 
     if not model.is_file():
         raise UsageError(f"{model}: no such file; expected an ONNX file")
     check_output(out, model)
-    screen = Screen(verbose=verbose, quiet=quiet, keep=split_names(keep or ()))
+    screen = RunConsole(verbose=verbose, quiet=quiet, keep=split_names(keep or ()))
 
     def observe(name: str, index: int, total: int, row: passes.PassRow | None) -> None:
         screen.show(Progress("passes", name, index, total) if row is None else PassEnded(row))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Final
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from passes.advisories.quarantine import is_quarantine
 from passes.catalog import Entry, catalog
-from passes.catalog.demo import find_entries, show
+from passes.catalog.demo import Demo, find_entries, show
+from passes.catalog.graph_text import COLUMNS
 from passes.context import open_bench
 from passes.errors import PolicyError
 from passes.policy.groups import ALL_GROUPS, in_group
@@ -20,9 +24,10 @@ from passes.recipe.steps import OWN_STEPS
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
 from passes.versions import library_versions
-from pipeline.commands.passes_text import print_entries, print_shown
+from pipeline.commands.shared import Json
 
 __all__ = ["FORMAT_VERSION", "register"]
+
 
 FORMAT_VERSION: Final = 1
 """Of what `--json` writes."""
@@ -40,7 +45,7 @@ def list_passes(
     source: Annotated[str | None, typer.Option(help="Only those of one library, such as onnxsim.")] = None,
     group: Annotated[str | None, typer.Option(help="Only those that this group of a skip list names.")] = None,
     destroys: Annotated[str | None, typer.Option(help="Only those that may break this kind of structure.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List every pass that this installation can run; `passes show NAME` runs one on a small model."""
     if context.invoked_subcommand is not None:
@@ -101,3 +106,152 @@ def _as_data(rows: Sequence[Entry]) -> dict[str, object]:
         "versions": library_versions(),
         "passes": [dataclasses.asdict(row) for row in rows],
     }
+
+
+def print_entries(rows: Iterable[Entry], versions: Mapping[str, str]) -> None:
+    """A section for the steps of a recipe, one for onnxoptimizer, and one for what runs inside of each step."""
+    page = _Page()
+    sections: dict[str, list[Entry]] = {}
+    for row in rows:
+        sections.setdefault(_section(row), []).append(row)
+    if not sections:
+        page.line("no pass of this installation is all of that")
+    for number, title in enumerate(sorted(sections, key=lambda title: title != STEPS)):
+        if number:
+            page.line()
+        version = "" if title == STEPS else versions.get(sections[title][0].source, "")
+        page.line(f"{title} {version}".strip() + f": {_counted(sections[title])}", style="bold")
+        page.line(f"{'pass':<{NAME}} {'runs':<8} {'reads':<10} groups", style="dim")
+        for entry in sections[title]:
+            _print_row(entry, page)
+
+
+def print_shown(shown: Demo, others: Sequence[str]) -> None:
+    """All that is known of one pass, and its picture; `others` are the passes of the same name in other places."""
+    page = _Page()
+    entry = shown.entry
+    page.line(f"{entry.name}, a pass of {entry.source}", style="bold")
+    page.fact("does", entry.does)
+    page.fact("runs", _runs(entry))
+    page.fact("reads", READS[entry.reads] if entry.described else "not known, so it counts as reading values")
+    page.fact("groups", ", ".join(entry.groups) or "none")
+    page.fact("destroys", _destroys(entry))
+    if others:
+        page.fact("same name", ", ".join(others))
+    if shown.before:
+        page.line()
+        page.words(_sentence(shown.caption))
+        page.graph("before", shown.before)
+    if shown.after:
+        page.graph("after", shown.after)
+    if shown.left_behind:
+        page.line()
+        page.words(_left_behind(shown.left_behind))
+    if shown.why_not:
+        page.line()
+        page.words(_sentence(shown.why_not))
+
+
+class _Page:
+    """Lines of at most `COLUMNS` characters; plain where nobody looks at a terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+        self._width = min(self._console.width, COLUMNS) if self._console.is_terminal else COLUMNS
+
+    def line(self, text: str | Text = "", style: str = "") -> None:
+        self._console.print(Text(text, style=style) if isinstance(text, str) else text, soft_wrap=True)
+
+    def words(self, text: str, indent: int = 0, hanging: int | None = None) -> None:
+        """A paragraph; `hanging` is the indent of every line but the first."""
+        more = " " * (indent if hanging is None else hanging)
+        lines = textwrap.wrap(
+            text, self._width, initial_indent=" " * indent, subsequent_indent=more, break_on_hyphens=False
+        )
+        for line in lines:
+            self.line(line)
+
+    def fact(self, key: str, words: str) -> None:
+        self.words(f"{key:<{KEY}}{words}", indent=2, hanging=KEY + 2)
+
+    def graph(self, title: str, text: str) -> None:
+        self.line()
+        self.line(title, style="bold")
+        for line in text.splitlines():
+            self.line(f"  {line}")
+
+
+def _section(entry: Entry) -> str:
+    step, inside, _ = entry.name.rpartition("/")
+    if inside:
+        return f"{step}/…"
+    return "onnxoptimizer" if entry.source == "onnxoptimizer" else STEPS
+
+
+def _counted(entries: Sequence[Entry]) -> str:
+    default = sum(entry.runs == "default" for entry in entries)
+    number = "one pass" if len(entries) == 1 else f"{len(entries)} passes"
+    return number + (f", {default} by default" if default else "")
+
+
+def _print_row(entry: Entry, page: _Page) -> None:
+    line = Text(f"{entry.name:<{NAME}} ", style=STYLES.get(entry.runs, ""))
+    line.append(f"{entry.runs:<8} {entry.reads:<10}")
+    if entry.groups:
+        line.append(f" {', '.join(entry.groups)}", style="cyan")
+    line.rstrip()
+    page.line(line)
+    words = [_sentence(entry.does)]
+    if entry.note:
+        words.append(_sentence(entry.note))
+    if entry.destroys:
+        words.append(f"May destroy: {', '.join(entry.destroys)}.")
+    page.words(" ".join(words), indent=4)
+
+
+def _runs(entry: Entry) -> str:
+    step, inside, bare = entry.name.rpartition("/")
+    if entry.runs in ("never", "missing"):
+        return entry.note
+    if inside and entry.runs == "default":
+        return f"each time that {step} runs, unless `skip` names it"
+    if inside:
+        return f"only where a recipe asks for it: {{{step}: {{extra_optimizers: [{bare}]}}}}"
+    if entry.runs == "default":
+        word = "wherever a recipe says `default`" if entry.source == "onnxoptimizer" else "in the default recipe"
+        return f"{word}, and wherever a recipe names it"
+    return "only where a recipe names it"
+
+
+def _destroys(entry: Entry) -> str:
+    if not entry.destroys:
+        return "nothing that onnxline knows of"
+    if entry.bare not in DESTROYS:
+        return f"{', '.join(entry.destroys)}, each by a pass inside of it: `onnxline passes` lists these"
+    return f"{', '.join(entry.destroys)}; to skip it watches these, whatever destroys them under another name"
+
+
+def _left_behind(count: int) -> str:
+    if count == 1:
+        return "One operator is left behind that nothing reads; eliminate_deadend removes it."
+    return f"{count} operators are left behind that nothing reads; eliminate_deadend removes them."
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:].rstrip('.')}."
+
+
+STEPS: Final = "steps of a recipe"
+
+NAME: Final = 46
+"""Width of the longest name that there is today: onnxsim/fuse_matmul_add_bias_into_gemm_batched."""
+
+KEY: Final = 11
+"""Width of the keys that `show` writes in front of facts."""
+
+STYLES: Final[Mapping[str, str]] = {"default": "green", "never": "dim", "missing": "yellow"}
+
+READS: Final[Mapping[str, str]] = {
+    "structure": "structure: operators, attributes, shapes, constants such as axes; never what is in a weight",
+    "values": "values: the numbers in weights",
+}

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.options import (
+from pipeline.commands.shared import (
     Keep,
     Overrides,
     Quiet,
@@ -71,10 +71,10 @@ def run(
     if dry_run:
         typer.echo(describe_settings(config, steps, folder), nl=False)
         return
+    from pipeline.console import RunConsole
     from pipeline.run import Pipeline  # loads torch, which takes seconds: after all that can be wrong without it
-    from pipeline.screen import Screen
 
-    screen = Screen(verbose=verbose, quiet=quiet, keep=config.passes.keep)
+    screen = RunConsole(verbose=verbose, quiet=quiet, keep=config.passes.keep)
     begun = time.time()
     try:
         with screen:

@@ -14,7 +14,7 @@ from passes.errors import PolicyError
 from passes.load import load_model
 from passes.why import Origin, WeightOrigin, file_of, why_weights
 from passes.why import why as why_nodes
-from pipeline.commands.styled import print_styled
+from pipeline.commands.shared import Json, print_styled
 
 __all__ = ["FORMAT_VERSION", "register"]
 
@@ -42,7 +42,7 @@ def why(
         str,
         typer.Argument(help="A node, a value that it makes, an initializer, or a glob; module:PATH or op:TYPE."),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say which torch module a node or a weight comes from, which line of it, and which pass made it.
 

@@ -1,15 +1,19 @@
 """What a run is told: YAML, `extends:` and `--set` → one frozen, checked `RunConfig`."""
 
-from pipeline.config.model import DEFAULT_SIZES, DTYPES, InputConfig, ModelConfig, TransformersConfig
 from pipeline.config.paths import is_reference, locate, split_factory
 from pipeline.config.recipe import read_recipe, recipe_of_run
 from pipeline.config.run_config import RunConfig, json_schema
 from pipeline.config.sections import (
+    DEFAULT_SIZES,
+    DTYPES,
     Backend,
     ExportConfig,
+    InputConfig,
+    ModelConfig,
     PassesConfig,
     RuntimeConfig,
     Tolerance,
+    TransformersConfig,
     VerifyConfig,
 )
 

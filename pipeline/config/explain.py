@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import types
@@ -13,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.config.marks import Document, KeyPath
-from pipeline.config.yaml_source import describe
+from passes.suggest import nearest
+from pipeline.config.yaml_source import Document, KeyPath, describe
 
 __all__ = ["explain", "suggest"]
 
@@ -37,10 +36,8 @@ def _file_and_line(line: str) -> tuple[str, int]:
 
 def suggest(found: str, known: Sequence[str]) -> str:
     """`; did you mean 'x'?`, or the list of what there is."""
-    near = difflib.get_close_matches(found, known, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; expected one of: {', '.join(known)}" if known else "; expected no keys here"
+    listing = f"; expected one of: {', '.join(known)}" if known else "; expected no keys here"
+    return nearest(found, known) or listing
 
 
 def _line(path: KeyPath, details: list[ErrorDetails], root: type[BaseModel], document: Document) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from passes.advisories.quarantine import is_quarantine
-from pipeline.config.marks import KeyPath
+from pipeline.config.yaml_source import KeyPath
 from pipeline.errors import ConfigError, SourceError
 
 __all__ = ["PACKAGE", "anchor_paths", "is_reference", "locate", "split_factory"]

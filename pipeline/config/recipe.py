@@ -10,11 +10,10 @@ from pydantic import ValidationError
 
 from passes.recipe.defaults import DEFAULT_RECIPE, TORCH_RECIPE
 from pipeline.config.explain import explain
-from pipeline.config.extends import read_with_bases
-from pipeline.config.marks import Document, Marks
+from pipeline.config.merge import read_with_bases
 from pipeline.config.paths import anchor_paths
 from pipeline.config.sections import PassesConfig
-from pipeline.config.yaml_source import parse_value
+from pipeline.config.yaml_source import Document, Marks, parse_value
 from pipeline.errors import ConfigError
 
 __all__ = ["default_recipe", "read_recipe", "recipe_of_run"]

@@ -10,15 +10,19 @@ from typing import Annotated, Any, Final
 import yaml
 from pydantic import Field, StrictStr, ValidationError, model_validator
 
-from pipeline.config.base import Section
 from pipeline.config.explain import explain
-from pipeline.config.extends import merge, read_with_bases
-from pipeline.config.marks import Document, Marks
-from pipeline.config.model import ModelConfig
-from pipeline.config.overrides import apply_overrides
+from pipeline.config.merge import apply_overrides, merge, read_with_bases
 from pipeline.config.paths import anchor_paths
 from pipeline.config.recipe import default_recipe
-from pipeline.config.sections import ExportConfig, PassesConfig, RuntimeConfig, VerifyConfig
+from pipeline.config.sections import (
+    ExportConfig,
+    ModelConfig,
+    PassesConfig,
+    RuntimeConfig,
+    Section,
+    VerifyConfig,
+)
+from pipeline.config.yaml_source import Document, Marks
 from pipeline.errors import ConfigError
 
 __all__ = ["RunConfig", "json_schema"]
@@ -39,6 +43,7 @@ class RunConfig(Section):
     passes: PassesConfig = Field(default_factory=PassesConfig)
     verify: VerifyConfig = Field(default_factory=VerifyConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    report: Section = Field(default_factory=Section)  # reserved: no keys yet
 
     @model_validator(mode="before")
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -13,6 +12,7 @@ import safetensors.torch
 import torch
 
 from pipeline.errors import SourceError
+from pipeline.export.shards import read_index
 
 __all__ = ["read_checkpoint", "read_pickle", "read_safetensors"]
 
@@ -49,13 +49,9 @@ def _read_folder(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_shards(index: Path) -> dict[str, torch.Tensor]:
-    try:
-        places = json.loads(index.read_text())["weight_map"]
-        shards = sorted(set(places.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SourceError(f"checkpoint {index}: no index of shards; expected a mapping 'weight_map'") from error
+    places = read_index(index)
     state: dict[str, torch.Tensor] = {}
-    for shard in shards:
+    for shard in sorted(set(places.values())):
         state.update(read_checkpoint(_shard(index, shard)))
     missing = [name for name in places if name not in state]
     if missing:
@@ -63,11 +59,10 @@ def _read_shards(index: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def _shard(index: Path, name: Any) -> Path:
-    # An index comes with a download: it must not make us read elsewhere.
-    path = index.parent / str(name)
-    if not isinstance(name, str) or Path(name).name != name or path.is_dir() or name.endswith(".index.json"):
-        raise SourceError(f"checkpoint {index}: the shard {name!r} leaves the folder; expected a plain file name")
+def _shard(index: Path, name: str) -> Path:
+    path = index.parent / name
+    if path.is_dir() or name.endswith(".index.json"):
+        raise SourceError(f"checkpoint {index}: the shard {name!r} is no file of weights; expected plain file names")
     if not path.is_file():
         raise SourceError(f"checkpoint {index}: the shard {name!r} is missing; fetch the rest of the checkpoint")
     return path

@@ -10,8 +10,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from pipeline.errors import UsageError
+from pipeline.export.external_weights import Pieces, refer
 from pipeline.export.inputs import named_dims
-from pipeline.export.referred import Pieces, refer
 from pipeline.export.shards import Shards
 from pipeline.export.source import TorchSource
 

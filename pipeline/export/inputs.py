@@ -10,10 +10,41 @@ import numpy as np
 
 from passes.proof.draw import dtype_named
 from passes.proof.draws import Draw, DrawnInput
-from pipeline.config import InputConfig
-from pipeline.errors import SourceError
+from pipeline.config import ExportConfig, InputConfig, ModelConfig
+from pipeline.errors import ConfigError, SourceError
 
-__all__ = ["InputSpec", "draw_inputs", "drawn_inputs", "input_spec", "named_dims"]
+__all__ = ["InputSpec", "draw_inputs", "drawn_inputs", "input_spec", "named_axes", "named_dims", "with_dynamic_shapes"]
+
+
+def with_dynamic_shapes(model: ModelConfig, settings: ExportConfig) -> ModelConfig:
+    """The `model:` section with the axes of `export.dynamic_shapes` written into its inputs.
+
+    Raises:
+        ConfigError: there is no export, since the source is an ONNX file.
+    """
+    if not settings.dynamic_shapes:
+        return model
+    if model.onnx is not None:
+        raise ConfigError("export.dynamic_shapes: an ONNX file keeps the dims that it has; leave this key out")
+    inputs = dict(model.inputs)
+    for name, axes in settings.dynamic_shapes.items():
+        declared = inputs.get(name, InputConfig())
+        inputs[name] = declared.model_copy(update={"dynamic": {**declared.dynamic, **axes}})
+    return model.model_copy(update={"inputs": inputs})
+
+
+def named_axes(name: str, shape: tuple[int | str, ...], declared: InputConfig) -> tuple[int | str, ...]:
+    """`shape` with the names of `declared.dynamic` in their places.
+
+    Raises:
+        ConfigError: the shape has no such axis.
+    """
+    dims = list(shape)
+    for axis, dim in declared.dynamic.items():
+        if not -len(dims) <= axis < len(dims):
+            raise ConfigError(f"input {name!r}: axis {axis} was asked to be {dim!r}, but its shape is {list(shape)}")
+        dims[axis] = dim
+    return tuple(dims)
 
 
 @dataclass(frozen=True, slots=True)

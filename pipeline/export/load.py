@@ -1,13 +1,20 @@
-"""`load_source`: from the `model:` section to the one kind of source that it names."""
+"""`load_source`: from the `model:` section to the one kind of source that it names; ONNX files are read here."""
 
 from __future__ import annotations
 
-from pipeline.config import ModelConfig
-from pipeline.errors import ConfigError
-from pipeline.export.inputs import named_dims
-from pipeline.export.source import Source
+from pathlib import Path
 
-__all__ = ["check_dims", "load_source"]
+from onnx import TensorProto, ValueInfoProto
+
+from passes.errors import ModelError
+from passes.load import load_model
+from passes.suggest import nearest
+from pipeline.config import DTYPES, InputConfig, ModelConfig, locate
+from pipeline.errors import ConfigError, SourceError, Unsupported
+from pipeline.export.inputs import InputSpec, input_spec, named_dims
+from pipeline.export.source import OnnxSource, Source
+
+__all__ = ["check_dims", "load_source", "read_onnx_file"]
 
 
 def load_source(model: ModelConfig, *, weightless: bool = False, keep_mode: bool = False) -> Source:
@@ -39,7 +46,7 @@ def check_dims(model: ModelConfig, source: Source) -> None:
 
 def _load(model: ModelConfig, weightless: bool, keep_mode: bool) -> Source:
     if model.onnx is not None:
-        from pipeline.export.onnx_file import read_onnx_file
+        from pipeline.export.load import read_onnx_file
 
         return read_onnx_file(model.onnx, model)
     if model.transformers is not None:
@@ -49,3 +56,84 @@ def _load(model: ModelConfig, weightless: bool, keep_mode: bool) -> Source:
     from pipeline.export.factory import make_from_factory
 
     return make_from_factory(model, weightless=weightless, keep_mode=keep_mode)
+
+
+def read_onnx_file(text: str, model: ModelConfig) -> OnnxSource:
+    """Check that the file is whole, and settle its inputs from its own declarations and `model.inputs`.
+
+    Raises:
+        SourceError: the file is broken, its external data is missing, or a dim has neither size nor name.
+        Unsupported: an input is not a tensor of a dtype that we can draw.
+    """
+    path = locate(text)
+    try:
+        proto = load_model(path)
+    except ModelError as mistake:
+        raise SourceError(str(mistake)) from mistake
+    held = {one.name for one in proto.graph.initializer}
+    values = {value.name: value for value in proto.graph.input if value.name not in held}
+    for name in model.inputs:
+        if name not in values:
+            hint = nearest(name, values) or f"; it has: {', '.join(values)}"
+            raise SourceError(f"model.inputs: {path.name} has no input {name!r}{hint}")
+    inputs = _inputs(list(values.values()), model, path)
+    return OnnxSource(path, inputs, tuple(value.name for value in proto.graph.output))
+
+
+def _inputs(values: list[ValueInfoProto], model: ModelConfig, path: Path) -> tuple[InputSpec, ...]:
+    inputs, mistakes = [], []
+    for value in values:
+        try:
+            inputs.append(_input(value, model, path))
+        except SourceError as mistake:
+            mistakes.append(str(mistake))
+    if mistakes:
+        raise SourceError("\n".join(mistakes))
+    return tuple(inputs)
+
+
+def _input(value: ValueInfoProto, model: ModelConfig, path: Path) -> InputSpec:
+    own, dtype = _own_shape(value), _dtype(value)
+    declared = model.inputs.get(value.name, InputConfig())
+    title = f"input {value.name!r} of {path.name}"
+    if declared.dtype not in (None, dtype):
+        raise SourceError(f"{title} is {dtype}, but model.inputs.{value.name} says {declared.dtype}")
+    if declared.shape is not None:
+        if not _fits(declared.shape, own):
+            raise SourceError(f"{title} has the shape {_shown(own)}, but model.inputs says {_shown(declared.shape)}")
+        return input_spec(value.name, declared, declared.shape, dtype)
+    if own is None:
+        raise SourceError(f"{title} has no shape, not even a rank; declare model.inputs.{value.name}.shape")
+    return input_spec(value.name, declared, own, dtype)
+
+
+def _own_shape(value: ValueInfoProto) -> tuple[int | str, ...] | None:
+    """Numbers, and names of open dims; all that have no name are one dim, whose name is empty."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    # Paddle's exporter writes -1 for a dim that is open.
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param for dim in tensor.shape.dim
+    )
+
+
+def _dtype(value: ValueInfoProto) -> str:
+    number = value.type.tensor_type.elem_type
+    name = TensorProto.DataType.Name(number).lower() if value.type.HasField("tensor_type") else "no tensor"
+    name = {"float": "float32", "double": "float64"}.get(name, name)
+    if name not in DTYPES:
+        raise Unsupported(f"input {value.name!r} is {name}; inputs can be drawn for {', '.join(DTYPES)}")
+    return name
+
+
+def _fits(declared: tuple[int | str, ...], own: tuple[int | str, ...] | None) -> bool:
+    """A number may stand for a dynamic dim, a name only for a dynamic one."""
+    if own is None:
+        return True
+    pairs = zip(declared, own, strict=False)
+    return len(declared) == len(own) and all(a == b if isinstance(b, int) else True for a, b in pairs)
+
+
+def _shown(shape: tuple[int | str, ...] | None) -> str:
+    return "unknown" if shape is None else f"[{', '.join('?' if dim == '' else str(dim) for dim in shape)}]"

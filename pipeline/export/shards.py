@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from pipeline.errors import SourceError
 
-__all__ = ["BITS", "Shards", "StoredTensor", "read_shards"]
+__all__ = ["BITS", "Shards", "StoredTensor", "read_index", "read_shards"]
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
@@ -90,7 +90,7 @@ def _found(checkpoint: Path) -> tuple[Path, list[str], Mapping[str, str]]:
         names = (INDEX, SINGLE)
         path = next((checkpoint / name for name in names if (checkpoint / name).exists()), checkpoint / INDEX)
     if path.name.endswith(".index.json") and path.is_file():
-        placed = _index(path)
+        placed = read_index(path)
         return path.parent.resolve(), sorted(set(placed.values())), placed
     if path.suffix == ".safetensors" and path.is_file():
         return path.parent.resolve(), [path.name], {}
@@ -100,7 +100,12 @@ def _found(checkpoint: Path) -> tuple[Path, list[str], Mapping[str, str]]:
     )
 
 
-def _index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
+    """Name of a tensor → the shard that an index says it is in.
+
+    Raises:
+        SourceError: it is no index, or names a file in another folder.
+    """
     try:
         placed = json.loads(path.read_bytes())["weight_map"]
         named = {str(name): str(shard) for name, shard in placed.items()}

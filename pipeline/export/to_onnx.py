@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,21 +11,20 @@ import onnx_ir as ir
 import torch
 from sympy import Integer, false
 from torch.export import ExportedProgram
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from pipeline.config import ExportConfig
 from pipeline.errors import Unsupported
-from pipeline.export.capture import capture
-from pipeline.export.complex_moves import move_complex_as_real
-from pipeline.export.dims import name_dims
+from pipeline.export.captured_output import quiet
+from pipeline.export.error_location import call_frames, first_line
 from pipeline.export.exported import ExportedModel
-from pipeline.export.names import name_inputs_and_outputs
-from pipeline.export.quiet import quiet
+from pipeline.export.graph_names import name_dims, name_inputs_and_outputs
 from pipeline.export.source import TorchSource, with_names
-from pipeline.export.translations import translation_table
-from pipeline.export.untranslatable import explain_untranslatable
+from pipeline.export.trace import capture
+from pipeline.export.translations import move_complex_as_real, translation_table
 
-__all__ = ["export_onnx"]
+__all__ = ["explain_untranslatable", "export_onnx"]
 
 
 def export_onnx(source: TorchSource, settings: ExportConfig, path: Path | None = None) -> ExportedModel:
@@ -142,3 +141,63 @@ def _parameters(model: ir.Model, source: TorchSource) -> list[ir.Value]:
     """A tied weight has one initializer under one of its names: all of the names are compared."""
     named = {name for name, _ in source.module.named_parameters(remove_duplicate=False)}
     return [value for name, value in model.graph.initializers.items() if name in named]
+
+
+def explain_untranslatable(error: Exception) -> str:
+    """The message for `error`, which `torch.onnx.export` raised; its second line is torch's own reason."""
+    chain = list(_causes(error))
+    reason = first_line(chain[-1])
+    node = _failed_node(chain)
+    if node is None:
+        return f"torch.onnx cannot translate the model; another opset (export.opset) may do\n  {reason}"
+    operator = _operator_name(node)
+    return f"torch.onnx has no translation for {operator}{_caller(node)}; {_way_out(operator, reason)}\n  {reason}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _failed_node(chain: list[BaseException]) -> Node | None:
+    """The node that torch's exporter was at. It names the node in prose only, and after its own decompositions."""
+    for error in reversed(chain):
+        for frame, _ in reversed(list(call_frames(error))):
+            node = frame.f_locals.get("node")
+            if isinstance(node, Node) and node.op == "call_function":
+                return node
+    return None
+
+
+def _operator_name(node: Node) -> str:
+    """`aten.unsqueeze.default`, or `_operator.floordiv` of a Python function."""
+    target = node.target
+    if isinstance(target, str) or "OpOverload" in type(target).__name__:
+        return str(target)
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}"
+
+
+def _caller(node: Node) -> str:
+    """`, which module 'layers.0.mlp' (MLP) calls at model.py:12`."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path, kind = list(stack.values())[-1] if stack else ("", "")
+    name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if "File" in line]
+    place = f" at {lines[-1]}" if lines else ""
+    who = f"module {path!r} ({name.rpartition('.')[2]})" if path else f"the model ({name.rpartition('.')[2]})"
+    return f", which {who if name else 'the model'} calls{place}"
+
+
+def _way_out(operator: str, reason: str) -> str:
+    if operator.partition(".")[0] not in TORCHS_OWN:
+        return (
+            "it is an operator of a library's own: let the module compute the same by torch's operators where "
+            "torch.compiler.is_exporting() is true"
+        )
+    if "complex-valued" in reason:
+        return "on complex numbers it has none: compute with their parts (torch.view_as_real)"
+    return "try another opset (export.opset), or other torch operators that compute the same"
+
+
+TORCHS_OWN = frozenset({"aten", "prims", "_operator", "math", "higher_order"})

@@ -1,31 +1,31 @@
-"""`model.transformers`: a class of the `transformers` library, a configuration, and weights or a seed."""
+"""`model.transformers`: a class of the `transformers` library, a configuration or a folder, and weights or a seed."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
+import json
+import re
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from passes.suggest import nearest
 from pipeline.config import ModelConfig, TransformersConfig, locate
 from pipeline.errors import OnnxlineError, SourceError
-from pipeline.export.assemble import assemble
-from pipeline.export.blame import first_line
-from pipeline.export.checkpoint import read_checkpoint
+from pipeline.export.build_source import assemble
+from pipeline.export.captured_output import quiet
+from pipeline.export.checkpoint import NAMES, read_checkpoint
+from pipeline.export.error_location import first_line
 from pipeline.export.inputs import named_dims
-from pipeline.export.model_defaults import notes_on_defaults, set_defaults, sub_configs
-from pipeline.export.model_inputs import with_derived_inputs
-from pipeline.export.pretrained import class_of_folder, open_folder, read_config
-from pipeline.export.quiet import quiet
+from pipeline.export.meta_init import without_weights
 from pipeline.export.source import TorchSource
-from pipeline.export.weightless import without_weights
+from pipeline.export.transformers_defaults import notes_on_experts, set_experts, sub_configs, with_derived_inputs
 
-__all__ = ["make_from_transformers"]
+__all__ = ["class_of_folder", "make_from_transformers", "open_folder", "read_config"]
 
 
 def make_from_transformers(
@@ -47,7 +47,8 @@ def make_from_transformers(
         torch.manual_seed(model.seed)
         cls = _model_class(name, "model.transformers.class" if section.class_name else f"model.transformers: {folder}")
         config = _config(cls, section, folder)
-        defaults = set_defaults(config)
+        _refuse_negative_layers(config)
+        is_set = set_experts(config)
         if folder is not None:
             notes += _set_for_folder(cls, config, section, weightless=weightless)
         if checkpoint is None or weightless:
@@ -61,7 +62,7 @@ def make_from_transformers(
         source = assemble(module, None, filled, keep_mode=keep_mode)
     return replace(
         source,
-        notes=(*notes_on_defaults(module, defaults), *notes),
+        notes=(*(notes_on_experts(module) if is_set else ()), *notes),
         weights=f"from {checkpoint}" if checkpoint else f"random, seed {model.seed}",
         dims={dim: sizes for dim in named_dims(source.inputs) if (sizes := filled.dims.get(dim))},
     )
@@ -97,8 +98,7 @@ def _class(name: str, key: str) -> Any:
     found = getattr(transformers, name, None)
     if isinstance(found, type):
         return found
-    near = difflib.get_close_matches(name, [one for one in dir(transformers) if one[:1].isupper()], n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = nearest(name, (one for one in dir(transformers) if one[:1].isupper()))
     raise SourceError(f"{key}: transformers {transformers.__version__} has no class {name!r}{hint}")
 
 
@@ -138,9 +138,16 @@ def _refuse_unknown(config_class: Any, config: Mapping[str, Any]) -> None:
     known -= {"self", "kwargs"}
     for key in config:
         if key not in known:
-            near = difflib.get_close_matches(key, sorted(known), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it knows: {', '.join(sorted(known))}"
+            hint = nearest(key, sorted(known)) or f"; it knows: {', '.join(sorted(known))}"
             raise SourceError(f"model.transformers.config: {config_class.__name__} has no key {key!r}{hint}")
+
+
+def _refuse_negative_layers(config: Any) -> None:
+    """transformers makes a model without a layer of `num_hidden_layers: -1`."""
+    for part in (config, *sub_configs(config)):
+        for key, value in vars(part).items():
+            if LAYERS.fullmatch(key) and type(value) is int and value < 0:
+                raise SourceError(f"model.transformers.config: found {key} {value}, expected 0 or more")
 
 
 def _with_weights(cls: Any, config: Any, checkpoint: Path, *, allow_extra: bool) -> tuple[Any, list[str]]:
@@ -193,8 +200,101 @@ def _attempt(make: Any, title: str) -> Any:
         raise SourceError(f"{title}: {said or first_line(error)}") from error
 
 
+LAYERS = re.compile(r"(n|num|encoder|decoder)_(\w+_)?layers?")
+"""What configurations call their numbers of layers; `vision_feature_layer: -2` is the place of one."""
+
 # Taken by every configuration through **kwargs.
 ALWAYS = (
     *("attn_implementation", "experts_implementation", "dtype", "torch_dtype"),
     *("name_or_path", "num_labels", "output_attentions"),
 )
+
+
+CONFIG: Final = "config.json"
+
+FOREIGN: Final[Mapping[str, str]] = {
+    "adapter_config.json": "an adapter of PEFT: call merge_and_unload() and save_pretrained, and name that folder",
+    "model_index.json": "a pipeline of diffusers, whose folders hold its models: use a factory that makes one of them",
+    "*.gguf": "weights of GGUF: load them with transformers' gguf_file and call save_pretrained, and name that folder",
+    "tf_model.h5": "weights of TensorFlow: fetch the safetensors of the same model",
+    "flax_model.msgpack": "weights of Flax: fetch the safetensors of the same model",
+}
+"""A file that tells what a folder is, or which weights it has, that cannot be read here."""
+
+
+def open_folder(text: str) -> Path:
+    """The folder, with a config.json and weights in it.
+
+    Raises:
+        SourceError: it is not there, or lacks something.
+    """
+    folder = _located(text)
+    if folder.is_file():
+        raise SourceError(f"model.transformers: {text} is a file, expected a folder that save_pretrained wrote")
+    if not (folder / CONFIG).is_file():
+        raise _refusal(folder, f"no {CONFIG}")
+    if not any((folder / name).is_file() for name in NAMES):
+        without = "for random weights name the class and its configuration: {class: …, config: …/config.json}"
+        raise _refusal(folder, f"no weights ({', '.join(NAMES)})", without)
+    return folder
+
+
+def _located(text: str) -> Path:
+    if Path(text).exists() or text.startswith("package:"):
+        return locate(text)
+    raise SourceError(
+        f"model.transformers: no folder {text!r}; relative paths are relative to the configuration file. Nothing is "
+        "downloaded: for a model of the hub call `hf download OWNER/NAME --local-dir FOLDER` and name that folder"
+    )
+
+
+def _refusal(folder: Path, lacks: str, advice: str = "") -> SourceError:
+    kind = next((said for pattern, said in FOREIGN.items() if any(folder.glob(pattern))), "")
+    found = sorted(path.name for path in folder.iterdir())
+    listing = ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
+    said = f"it has {kind}" if kind else advice or "expected what save_pretrained writes"
+    return SourceError(f"model.transformers: {folder} has {lacks}; {said}; found {listing or 'nothing'}")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What config.json says.
+
+    Raises:
+        SourceError: it is no JSON mapping, or says that the weights cannot be taken as they are.
+    """
+    path = folder / CONFIG
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"model.transformers: {path} is not JSON ({error})") from error
+    if not isinstance(data, dict):
+        raise SourceError(f"model.transformers: {path} holds {type(data).__name__}, expected a mapping")
+    method = data.get("quantization_config")
+    if method:
+        name = method.get("quant_method", "unknown") if isinstance(method, dict) else "unknown"
+        raise SourceError(
+            f"model.transformers: the weights of {folder} are quantized ({name}), and no operator of ONNX reads that "
+            "form; take the checkpoint from before quantization"
+        )
+    return data
+
+
+def class_of_folder(folder: Path, data: Mapping[str, Any], section: TransformersConfig) -> str:
+    """The name of the model class: the one that was asked for, else the first of `architectures`.
+
+    Raises:
+        SourceError: there is neither.
+    """
+    if section.class_name is not None:
+        return section.class_name
+    names = data.get("architectures")
+    if isinstance(names, list) and names and isinstance(names[0], str):
+        if data.get("auto_map"):
+            raise SourceError(
+                f"model.transformers: {folder} has code of its own (auto_map), which is not run; if transformers has "
+                f"the class too, name it: {{folder: …, class: {names[0]}}}; else use a factory"
+            )
+        return names[0]
+    raise SourceError(
+        f"model.transformers: {folder / CONFIG} has no 'architectures'; name the class: {{folder: …, class: …}}"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -12,11 +12,71 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from pipeline.errors import SourceError, Unsupported
-from pipeline.export.dense import not_dense
-from pipeline.export.paths import leaves_with_path
 from pipeline.export.source import Example
 
-__all__ = ["call", "input_names", "input_tensors", "output_tensors", "parameter_names", "refill"]
+__all__ = [
+    "call",
+    "input_names",
+    "input_tensors",
+    "leaves_with_path",
+    "not_dense",
+    "output_tensors",
+    "own_names",
+    "parameter_names",
+    "refill",
+]
+
+
+def not_dense(tensor: torch.Tensor) -> str:
+    """Such as `a sparse tensor (torch.sparse_csr), expected a dense one: call .to_dense()`; empty for a dense tensor.
+
+    Has to be asked before the shape: a nested tensor has none.
+    """
+    if tensor.is_nested:
+        return "a nested tensor, expected a dense one: call torch.nested.to_padded_tensor"
+    if tensor.is_quantized:
+        return f"a quantized tensor ({tensor.dtype}), expected a plain one: call .dequantize()"
+    if tensor.layout is not torch.strided:
+        name = "sparse" if "sparse" in str(tensor.layout) else "packed"
+        return f"a {name} tensor ({tensor.layout}), expected a dense one: call .to_dense()"
+    return ""
+
+
+Path = tuple[str, ...]
+
+
+def leaves_with_path(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """(path, leaf) in the order of `tree_flatten`; a path has keys of mappings, names of fields, or positions."""
+    children, spec = pytree.tree_flatten(tree, is_leaf=lambda one: one is not tree)
+    if spec.is_leaf():
+        yield path, tree
+        return
+    for key, child in zip(_keys(tree, spec, len(children)), children, strict=True):
+        yield from leaves_with_path(child, (*path, key))
+
+
+def own_names(item: Any, kind: Any) -> list[str] | None:
+    """The names of the children of `item` as the flattening of its type, `kind`, has them: `keys`, `layers.0.keys`.
+
+    None where it has none. `kind` is the type of its TreeSpec, which is one for all named tuples.
+    """
+    named = pytree.SUPPORTED_NODES[kind].flatten_with_keys_fn
+    return None if named is None else [_key(key) for key, _ in named(item)[0]]
+
+
+def _keys(tree: Any, spec: Any, count: int) -> list[str]:
+    own = own_names(tree, spec.type)
+    if own is not None:
+        return own
+    names = list(tree) if isinstance(tree, Mapping) else []
+    return [str(name) for name in (names if len(names) == count else range(count))]
+
+
+def _key(key: Any) -> str:
+    return str(next((getattr(key, field) for kind, field in FIELDS.items() if isinstance(key, kind)), key))
+
+
+FIELDS = {pytree.MappingKey: "key", pytree.SequenceKey: "idx", pytree.GetAttrKey: "name"}
 
 
 def parameter_names(module: nn.Module) -> tuple[list[str], bool]:

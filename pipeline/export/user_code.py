@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -13,10 +12,11 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import passes
+from passes.suggest import nearest
 from passes.worker.own_names import find_rivals
 from pipeline.config import split_factory
 from pipeline.errors import OnnxlineError, SourceError
-from pipeline.export.blame import first_line, innermost_line
+from pipeline.export.error_location import OURS, first_line, innermost_line
 
 __all__ = ["call_user_code", "load_function"]
 
@@ -39,8 +39,7 @@ def load_function(text: str, key: str, title: str) -> Callable[..., Any]:
     if callable(found):
         return found
     known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(known[:8]) or 'no functions'}"
+    hint = nearest(name, known) or f"; it has: {', '.join(known[:8]) or 'no functions'}"
     if found is not None:
         raise SourceError(f"{title}: {name!r} is {type(found).__name__}, expected a function{hint}")
     raise SourceError(f"{title}: no function {name!r} there{hint}")
@@ -102,6 +101,7 @@ def _import_file(path: Path) -> ModuleType:
         raise ImportError(f"{path} cannot be loaded as Python")
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = loaded  # dataclasses and pickle look a class's module up here
+    _forget_namesakes(path.parent)
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(loaded)
@@ -111,3 +111,22 @@ def _import_file(path: Path) -> ModuleType:
     finally:
         sys.path.remove(str(path.parent))
     return loaded
+
+
+def _forget_namesakes(folder: Path) -> None:
+    """Let an import from `folder` find its own file where a file of another folder has left a module of that name.
+
+    Such a module cannot be imported any more: its folder was importable only while that file was loaded.
+    """
+    names = {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
+    stale = {name for name in names if _is_of_elsewhere(sys.modules.get(name), folder)}
+    for name in [name for name in sys.modules if name.partition(".")[0] in stale]:
+        del sys.modules[name]
+
+
+def _is_of_elsewhere(module: ModuleType | None, folder: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    if file is None or file.startswith(OURS):
+        return False
+    above = Path(file).parents[1 if Path(file).stem == "__init__" else 0]
+    return above != folder and str(above) not in sys.path

@@ -21,10 +21,9 @@ from pipeline.errors import CheckFailed, SourceError, Unsupported
 from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source
 from pipeline.report import ExportReport
-from pipeline.stages.referred import MODEL, not_compared, shards_folder, unread
-from pipeline.stages.tolerances import tolerances_of
+from pipeline.stages.weight_free import MODEL, not_compared, shards_folder, unread
+from pipeline.verify.backends import onnxruntime_runner
 from pipeline.verify.references import References
-from pipeline.verify.runners import onnxruntime_runner
 from pipeline.workspace import Workspace, stamp
 
 __all__ = ["export", "exported_files", "exported_path", "key_of_parameter", "refuse_wrong_export"]
@@ -49,12 +48,8 @@ def exported_files(path: Path, workspace: Workspace) -> tuple[tuple[str, int, in
     return tuple((str(file.relative_to(workspace.folder)), *stamp(file)) for file in files)
 
 
-def export(config: RunConfig, source: Source, references: References, workspace: Workspace) -> tuple[ExportReport, str]:
-    """Export, and compare with the references.
-
-    Returns:
-        The report, and what is wrong with the export: empty when it computes what torch does.
-    """
+def export(config: RunConfig, source: Source, references: References, workspace: Workspace) -> ExportReport:
+    """Export, and compare with the references; `refuse_wrong_export` says what is wrong."""
     path, folder = exported_path(config, source, workspace), shards_folder(config)
     parameters: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
@@ -72,7 +67,7 @@ def export(config: RunConfig, source: Source, references: References, workspace:
         del exported
     model = read_model(path, unread=unread(config), folder=folder)
     measurement, draws, not_drawn = _measured(model, references.draws, ranges, config, workspace, computed_in)
-    report = ExportReport(
+    return ExportReport(
         origin="onnx" if isinstance(source, OnnxSource) else "torch",
         opset=_opset(model),
         nodes=len(model.proto.graph.node),
@@ -90,7 +85,6 @@ def export(config: RunConfig, source: Source, references: References, workspace:
         random=_random_outputs(measurement.errors),
         weights="" if isinstance(source, OnnxSource) else source.weights,
     )
-    return report, _complaint(measurement.why, model, draws)
 
 
 def _measured(
@@ -120,7 +114,7 @@ def _measured(
     ):
 
         def measure(draws: Sequence[Reference]) -> Measurement:
-            return Prover(draws, bench, tolerances_of(config), computed_in or None).measure_export(model)
+            return Prover(draws, bench, config.verify.compared_within, computed_in or None).measure_export(model)
 
         try:
             measurement = measure([*held, *optional])
@@ -209,20 +203,15 @@ ASSUMED: Final = 2
 """What torch.export takes every open dim to be at least, whatever the module does with it."""
 
 
-def refuse_wrong_export(complaint: str) -> None:
-    """Raises CheckFailed when the exported model differs from its reference."""
-    if complaint:
-        raise CheckFailed(complaint)
-
-
-def _complaint(why: str, model: DetachedModel, draws: Sequence[Reference]) -> str:
-    """The whole sentence for an export of which `why` says how it differs; empty where it does not."""
-    if not why:
-        return ""
-    remedy = _describe_ties(model, draws) or (
-        "try another export.opset, or find the operator with `model:` narrowed to a part of the model"
-    )
-    return f"the exported model does not compute what torch computes ({why}); {remedy}"
+def refuse_wrong_export(report: ExportReport, path: Path, references: References) -> None:
+    """Raises CheckFailed when the exported model at `path` differs from its reference."""
+    why = Measurement(report.errors, {}).why
+    if why:
+        draws = [one for one in references.draws if one.label in report.draws]
+        remedy = _describe_ties(read_model(path), draws) or (
+            "try another export.opset, or find the operator with `model:` narrowed to a part of the model"
+        )
+        raise CheckFailed(f"the exported model does not compute what torch computes ({why}); {remedy}")
 
 
 def _describe_ties(model: DetachedModel, draws: Sequence[Reference]) -> str:

@@ -16,7 +16,7 @@ import passes
 from passes.model.weights import read_model
 from passes.proof.structure import STRUCTURE
 from pipeline.config import ModelConfig, RunConfig, locate, split_factory
-from pipeline.export.dynamic_shapes import with_dynamic_shapes
+from pipeline.export.inputs import with_dynamic_shapes
 from pipeline.export.load import load_source
 from pipeline.export.shards import read_shards
 from pipeline.export.source import OnnxSource, Source, TorchSource, with_names

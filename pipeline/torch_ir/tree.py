@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from torch.utils import _pytree as pytree
 
 from pipeline.export.caches import fixed_values
-from pipeline.export.paths import own_names
+from pipeline.export.tree import own_names
 
 __all__ = ["Branch", "Leaf", "Signature", "Tree", "fixed_of", "leaves", "structure", "tree_of", "under"]
 

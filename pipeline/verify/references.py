@@ -86,8 +86,10 @@ def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> Refe
     """
     skipped: list[str] = []
     if isinstance(source, TorchSource):  # each of its runs draws the same numbers
-        from pipeline.export.indexed import indexed_rows  # these load torch, which an ONNX file does not need
-        from pipeline.export.reference import run_torch
+        from pipeline.export.reference import (
+            indexed_rows,  # these load torch, which an ONNX file does not need
+            run_torch,
+        )
 
         plan = plan.with_rows(indexed_rows(source, plan.first_feeds))
         run = partial(run_torch, source)

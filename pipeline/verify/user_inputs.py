@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 
 from passes.proof.draw import dtype_named
 from passes.proof.draws import Draw, GivenDraw
+from passes.suggest import nearest
 from pipeline.config import VerifyConfig, is_reference, locate, split_factory
 from pipeline.config.paths import PACKAGE
 from pipeline.errors import SourceError
@@ -142,8 +142,7 @@ def _checked(label: str, arrays: Mapping[str, Any], specs: Sequence[InputSpec]) 
     mistakes = []
     for name in arrays:
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1)
-            mistakes.append(f"the model has no input {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            mistakes.append(f"the model has no input {name!r}{nearest(str(name), names)}")
     missing = [name for name in names if name not in arrays]
     if missing:
         mistakes.append(f"no array for {', '.join(map(repr, missing))}")

@@ -97,3 +97,9 @@ def test_the_folder_of_a_quarantine_is_relative_to_the_file(tmp_path: Path) -> N
     path = tmp_path / "one.yaml"
     path.write_text("model: {factory: m:f}\npasses: {skip: [unsafe:audit, unsafe, fuse_qkv]}\n", encoding="utf-8")
     assert RunConfig.from_yaml(path).passes.skip == (f"unsafe:{tmp_path / 'audit'}", "unsafe", "fuse_qkv")
+
+
+def test_a_single_size_of_a_dim_says_how_to_write_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_mapping({"model": {"factory": "net.py:make", "dims": {"T": 4}}})
+    assert str(caught.value) == "configuration: model.dims.T: found 4, expected a list: [4]"

@@ -284,3 +284,17 @@ def test_a_checkpoint_with_other_things_in_it_is_named(factory: Factory, tmp_pat
     torch.save({"model": {"inner.bias": torch.ones(2)}, "epoch": 3}, tmp_path / "w.pt")
     with pytest.raises(SourceError, match=r"found a mapping with dict at 'model', expected a mapping of name to"):
         load(factory(f"{NET}\nmake = Net\n", inputs={"x": {"shape": [2, 4]}}, checkpoint="w.pt"))
+
+
+def test_factories_of_two_folders_have_helpers_of_the_same_name(tmp_path: Path) -> None:
+    for width in (3, 5):
+        folder = tmp_path / f"width{width}"
+        (folder / "parts").mkdir(parents=True)
+        (folder / "helpers.py").write_text(f"WIDTH = {width}\n")
+        (folder / "parts" / "__init__.py").write_text("")
+        (folder / "parts" / "sizes.py").write_text(f"ROWS = {width}\n")
+        code = "import torch\nfrom helpers import WIDTH\nfrom parts.sizes import ROWS\n"
+        (folder / "net.py").write_text(f"{code}def make():\n    return torch.nn.Linear(WIDTH, ROWS)\n")
+        inputs = {"input": {"shape": [2, width]}}
+        source = load(ModelConfig.model_validate({"factory": f"{folder}/net.py:make", "inputs": inputs}))
+        assert next(source.module.parameters()).shape == (width, width)

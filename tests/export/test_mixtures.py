@@ -223,23 +223,23 @@ class Config:
 
 
 def test_sub_configurations_keep_what_they_were_given() -> None:
-    from pipeline.export.model_defaults import set_defaults
+    from pipeline.export.transformers_defaults import set_experts
 
     text, image = Config("eager", inner=Config("eager")), Config(None)
     config = Config(None, thinker=Config(None, text=text, image=image))
-    assert [default.key for default in set_defaults(config)] == ["experts_implementation"]
+    assert set_experts(config)
     assert (config._own, image._own, text._own, text.inner._own) == ("batched_mm", "batched_mm", "eager", "eager")  # type: ignore[attr-defined]
-    assert set_defaults(config) == ()
+    assert not set_experts(config)
 
 
 def test_a_release_without_the_attribute_is_left_alone() -> None:
-    from pipeline.export.model_defaults import set_defaults
+    from pipeline.export.transformers_defaults import set_experts
 
     class Older:
         sub_configs: Mapping[str, Any] = {}
 
     config = Older()
-    assert set_defaults(config) == ()
+    assert not set_experts(config)
     assert vars(config) == {}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.utils import _pytree as pytree
 
-from pipeline.export.paths import leaves_with_path
+from pipeline.export.tree import leaves_with_path
 
 Pair = namedtuple("Pair", "first second")
 

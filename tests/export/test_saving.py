@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.errors import UsageError
 from pipeline.export import save_model
-from pipeline.export.quiet import quiet
+from pipeline.export.captured_output import quiet
 
 
 def model(elements: int, fill: float = 1.0) -> ir.Model:

@@ -218,3 +218,8 @@ def test_the_trained_minilm_loads_from_its_package(configured: Configured) -> No
     sunny, rainy = hidden.mean(1)
     unit = sunny @ rainy / np.linalg.norm(sunny) / np.linalg.norm(rainy)
     assert re.match(r"^0\.[4-9]", f"{unit:.4f}")  # trained: related sentences are near, and not the same
+
+
+def test_a_negative_number_of_layers_is_refused(configured: Configured) -> None:
+    said = refusal(configured, config={**TINY, "num_hidden_layers": -1})
+    assert said == "model.transformers.config: found num_hidden_layers -1, expected 0 or more"

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from pipeline.errors import Unsupported
 from pipeline.export.arrays import to_numpy
-from pipeline.export.complex_moves import MOVES, move_complex_as_real
-from pipeline.export.translations import TRANSLATIONS, translation_table
-from pipeline.export.untranslatable import explain_untranslatable
+from pipeline.export.to_onnx import explain_untranslatable
+from pipeline.export.translations import MOVES, TRANSLATIONS, move_complex_as_real, translation_table
 
 
 class Calling(nn.Module):

@@ -16,7 +16,7 @@ from torch import nn
 from pipeline.config import ExportConfig, ModelConfig
 from pipeline.errors import SourceError
 from pipeline.export import ExportedModel, TorchSource, export_onnx, load_source
-from pipeline.export.key_names import Rule, best_rule, pieces_of
+from pipeline.export.checkpoint_names import Rule, best_rule, pieces_of
 from pipeline.export.shards import read_shards
 
 Factory = Callable[..., ModelConfig]

@@ -19,7 +19,7 @@ FACTORIES = Path(__file__).parent / "models" / "factories.py"
 OPENS = (
     "stages.check",
     "stages.export",
-    "stages.optimize",
+    "stages.passes",
     "commands.audit",
     "commands.bisect",
     "commands.diff",

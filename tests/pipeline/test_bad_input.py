@@ -216,6 +216,7 @@ def test_a_folder_that_cannot_be_made(config_file, whole_command, tmp_path: Path
     (tmp_path / "file").write_text("in the way")
     code, _, said = whole_command("run", config_file(), "--out", tmp_path / "file")
     assert (code, one_message(said)) == (2, True)
+    assert f"{tmp_path / 'file'} is a file; choose another folder" in said
     assert (tmp_path / "file").read_text() == "in the way"
 
 

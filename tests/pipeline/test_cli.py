@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from pipeline import Pipeline, RunConfig
 from pipeline.cli import app
-from pipeline.screen import Screen
+from pipeline.console import RunConsole
 
 
 def test_schema_is_json_schema() -> None:
@@ -23,7 +23,7 @@ def test_schema_is_json_schema() -> None:
 
 
 def screen_of(path: Path, out: Path, console: Console) -> str:
-    screen = Screen(console)
+    screen = RunConsole(console)
     with screen:
         result = Pipeline(RunConfig.from_yaml(path), out, screen.show).run()
     screen.conclude(result)

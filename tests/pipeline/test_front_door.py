@@ -19,8 +19,8 @@ from passes.external.installed import refuse_older
 from passes.proof.numbers import Errors
 from passes.run.result import PassRow, Status, StructureVerdict
 from pipeline.cli import COMMANDS, _exit_code, _was_interrupted, app, load_command
+from pipeline.console import RunConsole
 from pipeline.events import Optimized
-from pipeline.screen import Screen
 from tests.pipeline.conftest import FACTORIES
 
 ROOT = Path(__file__).parents[2]
@@ -213,7 +213,7 @@ def test_at_80_columns_no_name_is_cut() -> None:
     )
     verdicts = tuple(StructureVerdict("qkv", f"layer.{n}", "", n == 0, "onnxsim/fuse_qkv") for n in range(6))
     console = Console(file=StringIO(), force_terminal=True, width=80, color_system=None)
-    screen = Screen(console, keep=["gelu"])
+    screen = RunConsole(console, keep=["gelu"])
     screen.show(Optimized(rows, verdicts))
     screen.show_passes(Path("runs/a"))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx
 
 from passes.model.weights import read_model
-from pipeline.stages.execute import _trainable as trainable
 from pipeline.stages.export import _digests as digests
+from pipeline.stages.runtime import _trainable as trainable
 
 TEXT = """<ir_version: 10, opset_import: ["": 20]>
 g (float[2, 2] x) => (float[2, 2] y) <float[2] bias = {0, 0}, int64[1] start = {0}, int64[1] end = {2}> {

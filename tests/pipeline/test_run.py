@@ -56,6 +56,8 @@ def test_the_whole_journey(journey: tuple[RunResult, list[Event]]) -> None:
     assert {path.name for path in result.model.parent.iterdir() if path.is_file()} == ARTIFACTS
     ended = [event.name for event in events if isinstance(event, StageEnded)]
     assert ended == ["source", "reference", "export", "passes", "runtime"]
+    (source,) = (event.detail for event in events if isinstance(event, StageEnded) and event.name == "source")
+    assert source.startswith("1 input, weights: ")
     assert [(one.kept, one.broken_by) for one in result.structures] == [(True, None)]
     assert [backend.name for backend in result.runtime.backends] == ["onnxruntime", "plan"]
     assert all(errors.ok for backend in result.runtime.backends for errors in backend.errors.values())
@@ -166,7 +168,7 @@ def test_weights_are_stored_once_and_every_stage_is_still_known(
 ) -> None:
     """As in a model of more than 100 MB; a change of the recipe brings another data file, into which both point."""
     monkeypatch.setattr("pipeline.export.exported.EXTERNAL_DATA_BYTES", 0)
-    monkeypatch.setattr("pipeline.stages.optimize.save", partial(save, external_from=0))
+    monkeypatch.setattr("pipeline.stages.passes.save", partial(save, external_from=0))
     path, out = config_file(passes={"recipe": []}, runtime={"backends": ["onnxruntime"]}), tmp_path / "out"
 
     def digests() -> set[str]:
@@ -189,7 +191,7 @@ def test_weights_are_stored_once_and_every_stage_is_still_known(
 def test_notes_come_again_with_the_stage_that_noted_them(config_file, tmp_path: Path) -> None:
     path = config_file(passes={"recipe": []}, runtime={"backends": ["onnxruntime"]})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.stages.optimize.take_pictures", lambda *_: 1 / 0)
+        patch.setattr("pipeline.stages.passes.take_pictures", lambda *_: 1 / 0)
         run(path, tmp_path / "out")
     again, events = run(path, tmp_path / "out")
     assert again.cached == ("export", "passes", "runtime")

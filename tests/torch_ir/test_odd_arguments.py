@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.export.capture import capture
 from pipeline.export.inputs import InputSpec
 from pipeline.export.source import Example, TorchSource
+from pipeline.export.trace import capture
 from pipeline.torch_ir import (
     ExecutionError,
     ExportError,

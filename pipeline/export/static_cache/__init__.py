@@ -11,17 +11,19 @@ graph is which of the other, and `generate` runs any such pair. Needs torch and 
 
 from __future__ import annotations
 
-from pipeline.export.static_cache.generate import Generated, Program, generate
-from pipeline.export.static_cache.inputs import CacheSizes, CacheSpec, cache_specs, decode_inputs, prefill_inputs
-from pipeline.export.static_cache.mapping import (
+from pipeline.export.static_cache.generate import (
     PREFILL_INPUTS,
+    Generated,
     KVMapping,
+    Program,
     decode_input_names,
     decode_output_names,
+    generate,
     kv_mapping,
     prefill_output_names,
     save_kv_mapping,
 )
+from pipeline.export.static_cache.inputs import CacheSizes, CacheSpec, cache_specs, decode_inputs, prefill_inputs
 from pipeline.export.static_cache.masks import causal_mask
 from pipeline.export.static_cache.wrappers import Decode, Prefill
 

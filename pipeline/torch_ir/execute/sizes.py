@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from pipeline.errors import UsageError
-from pipeline.export.dense import not_dense
+from pipeline.export.tree import not_dense
 from pipeline.ir import Graph
 from pipeline.ir.bind import bind_dims, dims_of
 from pipeline.torch_ir.weights.stored import sized

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from pipeline.export.apart import apart
-from pipeline.export.blame import advice_on_type
 from pipeline.export.caches import register_caches
+from pipeline.export.error_location import advice_on_type
+from pipeline.export.trace import apart
 from pipeline.importers.from_torch.modules import every_module, every_path
 from pipeline.importers.from_torch.untouched import untouched
 from pipeline.torch_ir.errors import ExportError

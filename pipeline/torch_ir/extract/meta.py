@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.export.dense import not_dense
-from pipeline.export.paths import leaves_with_path
+from pipeline.export.tree import leaves_with_path, not_dense
 from pipeline.importers.from_torch.modules import every_tensor
 from pipeline.torch_ir.errors import ExportError
 

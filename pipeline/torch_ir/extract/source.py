@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from torch.export import ExportedProgram
 
 from pipeline.errors import UsageError
-from pipeline.export.capture import capture
 from pipeline.export.inputs import InputSpec
 from pipeline.export.source import TorchSource
+from pipeline.export.trace import capture
 from pipeline.torch_ir.extract.convert import convert_exported_program
 from pipeline.torch_ir.extract.dims import inputs_of
 from pipeline.torch_ir.extract.tied import tied_names

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.export.dense import not_dense
+from pipeline.export.tree import not_dense
 from pipeline.importers.from_torch.payload import holds_values
 from pipeline.ir import Graph, Role, Value
 from pipeline.runtime.dtypes import torch_dtype

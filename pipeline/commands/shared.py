@@ -1,13 +1,15 @@
-"""Options that several commands share."""
+"""What several commands share: options, and text with colours on a terminal."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from pipeline.errors import UsageError
 
@@ -26,9 +28,11 @@ __all__ = [
     "Verbose",
     "check_output",
     "describe_settings",
+    "print_styled",
     "split_names",
     "wishes_of",
 ]
+
 
 Source = Annotated[
     str,
@@ -129,3 +133,18 @@ def _item_text(item: Any) -> str:
         return item
     ((name, options),) = item.items()
     return f"{name} {options}" if options else name
+
+
+def print_styled(text: str, styles: Mapping[str, str]) -> None:
+    """Print lines; on a terminal each in the style of the first of the beginnings that it has.
+
+    Args:
+        styles: how a line begins → a style of rich.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        typer.echo(text, nl=False)
+        return
+    for line in text.splitlines():
+        style = next((style for begin, style in styles.items() if line.startswith(begin)), "")
+        console.print(Text(line, style), soft_wrap=True)

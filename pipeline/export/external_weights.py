@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from pipeline.errors import SourceError
 from pipeline.export.arrays import to_numpy
-from pipeline.export.key_names import Rule, best_rule, names_of, pieces_of
+from pipeline.export.checkpoint_names import Rule, best_rule, names_of, pieces_of
 from pipeline.export.shards import Shards
 from pipeline.export.source import TorchSource
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Collection, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Final
 
 import onnx
 
+import passes
 from passes.context import limit_runs, open_bench
 from passes.diff import (
     DrawnInputs,
@@ -27,28 +27,28 @@ from passes.diff import (
 from passes.load import byte_count
 from passes.model.files import save
 from passes.model.fingerprint import structure_fingerprint
-from passes.model.joined import apart, joined
+from passes.model.joined import joined
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel, read_model
 from passes.policy.policy import Policy
 from passes.portability import find_obstacles
+from passes.proof.prove import Prover
+from passes.proof.structure import STRUCTURE
 from passes.recipe.recipe import steps_of
 from passes.run.apply_policy import with_skips
 from passes.run.changes import op_counts
 from passes.run.result import PassRow, PassRun
-from passes.run.runner import run_passes
 from passes.step import Repeat, Step, Workbench, flat
-from passes.unread import sparing
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
 from pipeline.events import Note, Observer, PassEnded, Progress
 from pipeline.report import DIFFS, SOURCE, Mark, OptimizeReport, Pictures, diff_folder
 from pipeline.stages.pictures import Broken, take_pictures
-from pipeline.stages.referred import final_path, link_to, not_compared, prover_of, shards_folder, unread
+from pipeline.stages.weight_free import final_path, link_to, not_compared, shards_folder, unread
 from pipeline.verify.references import References
 from pipeline.workspace import REPRODUCERS, Workspace, stamp
 
-__all__ = ["optimize", "refuse_reverts", "still_there"]
+__all__ = ["optimize", "refuse_reverts"]
 
 MOST_LAYERS: Final = 64
 """Layers that are compared for `report.html`, in one run of each model; `onnxline diff --layers` compares all."""
@@ -77,68 +77,99 @@ def optimize(
         PolicyError: an unknown name, or a `keep` that matches nothing.
         CheckFailed: the final model is not valid ONNX; it is not written.
     """
-    wishes = config.passes
-    policy = Policy(tuple(wishes.skip), tuple(wishes.keep), wishes.watch)
-    steps = steps_of(wishes.recipe)
-    path = final_path(config, workspace)  # refused before the work, if at all
-
-    reproducers = workspace.folder / REPRODUCERS
-
-    @cache
-    def clear_old_results() -> None:
-        begin()
-        for folder in (REPRODUCERS, DIFFS):
-            shutil.rmtree(workspace.folder / folder, ignore_errors=True)
-
-    def observe(name: str, index: int, total: int, row: PassRow | None) -> None:
-        clear_old_results()
-        observer(Progress("passes", name, index, total) if row is None else PassEnded(row))
-
-    marks: dict[int, Mark] = {}
-    broken = Broken()
-
-    def note_change(place: int, row: PassRow, before: Subject, after: Subject) -> None:
-        folder = diff_folder(place, row)
-        broken.note(row, after)
-        if row.changed:
-            marks[place] = _mark(place, after.model)
-            _write_diff(folder, row, before, after, workspace, not_compared(config))
-        else:
-            marks.pop(place, None)
-            shutil.rmtree(workspace.folder / folder, ignore_errors=True)
-
+    wishes, path = config.passes, final_path(config, workspace)  # refused before the work, if at all
+    history = _History(config, workspace, observer, begin)
     with open_bench(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
-        prover = prover_of(config, references, bench, computed_in)
-        prover.start()
         stored = read_model(exported, unread=unread(config), folder=shards_folder(config))
-        source, stacks = joined(stored)
-        if source.unread():
-            steps = sparing(steps)
-        marks[SOURCE] = _mark(SOURCE, source)
+        source, _ = joined(stored)  # as the passes are shown it
+        history.marks[SOURCE] = _mark(SOURCE, source)
         with limit_runs(bench, source, [one.feeds for one in references.draws]):
-            run = run_passes(source, steps, policy, prover, bench, observe, reproducers, note_change)
+            run = passes.optimize(
+                stored,
+                wishes.recipe,
+                wishes.skip,
+                wishes.keep,
+                watch=wishes.watch,
+                proof=config.verify.proof,
+                prover=_prover_of(config, references, bench, computed_in),
+                bench=bench,
+                reproducers=workspace.folder / REPRODUCERS,
+                observer=history.observe,
+                on_change=history.note_change,
+            )
             layers = _layers(source, run.model, references, bench, observer)
-        pictures = _pictures(run, source, broken, steps, policy, bench, observer)
-    clear_old_results()  # a recipe may have no step
-    final = apart(run.model, stacks, stored)
-    shared = (stored, exported) if exported.parent == path.parent == workspace.folder else None
-    save(final, path, check=_check, referring=shards_folder(config) is not None, source=shared)
-    link_to(path, workspace)
-    for said in _notes(run, final.proto):
+        steps, policy = steps_of(wishes.recipe), Policy(tuple(wishes.skip), tuple(wishes.keep), wishes.watch)
+        pictures = _pictures(run, source, history.broken, steps, policy, bench, observer)
+    history.clear_old_results()  # a recipe may have no step
+    _save_final(run, path, stored, exported, config, workspace)
+    for said in _notes(run, run.model.proto):
         observer(Note(said))
     files = [path, *sorted(path.parent.glob(f"{path.name}.*.data"))]
     return OptimizeReport(
         passes=run.rows,
         structures=run.structures,
         sensitivity=run.power,
-        nodes=len(final.proto.graph.node),
-        files=tuple((_told(file, workspace), *stamp(file)) for file in files),
-        marks=tuple(mark for _, mark in sorted(marks.items())),
+        nodes=len(run.model.proto.graph.node),
+        files=tuple((_shown_path(file, workspace), *stamp(file)) for file in files),
+        marks=tuple(mark for _, mark in sorted(history.marks.items())),
         pictures=pictures,
         not_compared=not_compared(config),
         coverage=run.coverage,
         layers=layers,
     )
+
+
+class _History:
+    """Follows the pass run: sends events, writes a diff of each change, and keeps what the report shows of it."""
+
+    def __init__(
+        self, config: RunConfig, workspace: Workspace, observer: Observer, begin: Callable[[], object]
+    ) -> None:
+        self.marks: dict[int, Mark] = {}
+        self.broken = Broken()
+        self._workspace, self._send, self._begin = workspace, observer, begin
+        self._not_compared = not_compared(config)
+        self._has_begun = False
+
+    def observe(self, name: str, index: int, total: int, row: PassRow | None) -> None:
+        self.clear_old_results()
+        self._send(Progress("passes", name, index, total) if row is None else PassEnded(row))
+
+    def clear_old_results(self) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._begin()
+        for folder in (REPRODUCERS, DIFFS):
+            shutil.rmtree(self._workspace.folder / folder, ignore_errors=True)
+
+    def note_change(self, place: int, row: PassRow, before: Subject, after: Subject) -> None:
+        folder = diff_folder(place, row)
+        self.broken.note(row, after)
+        if row.changed:
+            self.marks[place] = _mark(place, after.model)
+            _write_diff(folder, row, before, after, self._workspace, self._not_compared)
+        else:
+            self.marks.pop(place, None)
+            shutil.rmtree(self._workspace.folder / folder, ignore_errors=True)
+
+
+def _prover_of(
+    config: RunConfig, references: References, bench: Workbench, computed_in: Collection[str]
+) -> Prover | None:
+    """By numbers, against `references`, which were `computed_in` these floating types; None by structure alone."""
+    if config.verify.proof == STRUCTURE:
+        return None
+    known = {"inputs": references.traits, "skipped": references.skipped}
+    return Prover(references.draws, bench, config.verify.compared_within, computed_in or None, **known)
+
+
+def _save_final(
+    run: PassRun, path: Path, stored: DetachedModel, exported: Path, config: RunConfig, workspace: Workspace
+) -> None:
+    shared = (stored, exported) if exported.parent == path.parent == workspace.folder else None
+    save(run.model, path, check=_check, referring=shards_folder(config) is not None, source=shared)
+    link_to(path, workspace)
 
 
 def _notes(run: PassRun, final: onnx.ModelProto) -> tuple[str, ...]:
@@ -149,7 +180,7 @@ def _notes(run: PassRun, final: onnx.ModelProto) -> tuple[str, ...]:
     return (*notes, *find_obstacles(final))
 
 
-def _told(file: Path, workspace: Workspace) -> str:
+def _shown_path(file: Path, workspace: Workspace) -> str:
     """Below the folder of the run, or, beside the weights that it refers to, in full."""
     return str(file.relative_to(workspace.folder) if file.is_relative_to(workspace.folder) else file)
 
@@ -221,11 +252,6 @@ def _check(path: Path) -> None:
             f"the final model is not valid ONNX, so it was not written: {' '.join(str(error).split())}; "
             "check the source with onnx.checker.check_model, and leave out passes with passes.skip"
         ) from error
-
-
-def still_there(files: Sequence[tuple[str, int, int]], workspace: Workspace) -> bool:
-    """Whether nobody has touched the files since they were written."""
-    return all(stamp(workspace.folder / name) == (size, time) for name, size, time in files)
 
 
 def refuse_reverts(config: RunConfig, report: OptimizeReport) -> None:

@@ -1,15 +1,63 @@
-"""The inputs of a `transformers` model if nobody declared them, by the names in forward's signature and the config."""
+"""What a `transformers` model gets where its user left it open: keys of its configuration, and its inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from torch import nn
+
 from pipeline.config import InputConfig, ModelConfig
-from pipeline.export.model_defaults import sub_configs
 from pipeline.export.tree import parameter_names
 
-__all__ = ["with_derived_inputs"]
+__all__ = ["is_switchable_experts", "notes_on_experts", "set_experts", "sub_configs", "with_derived_inputs"]
+
+
+def set_experts(config: Any) -> bool:
+    """Let a mixture of experts compute by `EXPERTS` where `config` leaves that open; whether it did.
+
+    transformers' setter overwrites all sub-configurations: what the user set there is set again, from outside in. A
+    release of transformers that has no such attribute is left alone.
+    """
+    if getattr(config, ATTRIBUTE, "absent") is not None:
+        return False
+    held = [(part, getattr(part, ATTRIBUTE, None)) for part in sub_configs(config)]
+    setattr(config, ATTRIBUTE, EXPERTS)
+    for part, value in held:
+        if value is not None:
+            setattr(part, ATTRIBUTE, value)
+    return True
+
+
+def notes_on_experts(module: nn.Module) -> tuple[str, ...]:
+    """A sentence for the report on what `set_experts` has set, where `module` has experts that compute by it."""
+    if not any(map(is_switchable_experts, module.modules())):
+        return ()
+    return (
+        f"model.transformers.config: experts_implementation was not given and is set to {EXPERTS}, which has the same "
+        "sizes whichever experts the tokens go to; it gathers the weights of an expert for each token that goes there, "
+        "so for long inputs set grouped_mm, which multiplies once for each expert and whose sizes depend on the values",
+    )
+
+
+def is_switchable_experts(module: nn.Module) -> bool:
+    """Whether `module` is a mixture of experts whose way of computing transformers' configuration chooses."""
+    return hasattr(module, "is_transposed") and hasattr(getattr(module, "config", None), "_experts_implementation")
+
+
+def sub_configs(config: Any) -> Iterator[Any]:
+    """The configurations inside of `config`, at any depth: of its text, of its vision tower."""
+    for key in getattr(config, "sub_configs", {}):
+        part = getattr(config, key, None)
+        if part is not None:
+            yield part
+            yield from sub_configs(part)
+
+
+ATTRIBUTE: Final = "_experts_implementation"
+"""Where a configuration holds `experts_implementation`; None where it is open."""
+
+EXPERTS: Final = "batched_mm"
 
 DIMS: Final[Mapping[str, tuple[int, ...]]] = {"batch": (2, 3), "sequence": (8, 5), "decoder_sequence": (6, 4)}
 """The sizes that the named dims of these inputs are tried at."""

@@ -17,14 +17,14 @@ from rich.text import Text
 
 from passes.run.result import PassRow, Status, StructureVerdict
 from pipeline import events
-from pipeline.log import line_of
+from pipeline.events import line_of
 from pipeline.workspace import REPRODUCERS
 
 if TYPE_CHECKING:
     from pipeline.report import BackendReport
     from pipeline.result import RunResult
 
-__all__ = ["Screen"]
+__all__ = ["RunConsole"]
 
 STYLES: Final = {
     Status.RAN: "green",
@@ -42,7 +42,7 @@ NAMED: Final = 3
 """Lost structures, or skipped steps, that one line names."""
 
 
-class Screen:
+class RunConsole:
     """Shows a run as it goes on, and its end.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,13 +13,38 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from pipeline.errors import SourceError
-from pipeline.export.apart import apart
-from pipeline.export.blame import advice_on_type, first_line, module_frame
-from pipeline.export.model_defaults import is_switchable_experts
+from pipeline.export.error_location import advice_on_type, first_line, module_frame
 from pipeline.export.source import TorchSource
+from pipeline.export.transformers_defaults import is_switchable_experts
 from pipeline.export.tree import input_names, input_tensors
+from pipeline.importers.from_torch.memory import copy_as_it_lies, memory_of
+from pipeline.importers.from_torch.modules import every_tensor
 
-__all__ = ["capture"]
+__all__ = ["apart", "capture"]
+
+
+T = TypeVar("T")
+
+
+def apart(module: nn.Module, arguments: T) -> T:
+    """`arguments`, where a tensor that shares memory with an earlier one, or with a weight, is a copy with its strides.
+
+    The same object where no tensor does.
+    """
+    memories = [memory for leaf in pytree.tree_leaves(arguments) if (memory := memory_of(leaf)) is not None]
+    held = {memory_of(one) for one in every_tensor(module)} if memories else set()
+    if len(set(memories)) == len(memories) and held.isdisjoint(memories):
+        return arguments
+    seen = set(held)
+
+    def own(leaf: Any) -> Any:
+        memory = memory_of(leaf)
+        if memory is None or memory not in seen:
+            seen.add(memory)
+            return leaf
+        return copy_as_it_lies(leaf)
+
+    return pytree.tree_map(own, arguments)
 
 
 def capture(source: TorchSource) -> ExportedProgram:

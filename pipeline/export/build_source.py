@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,23 +9,23 @@ import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
+from passes.suggest import nearest
 from pipeline.config import DTYPES, InputConfig, ModelConfig
 from pipeline.errors import OnnxlineError, SourceError, Unsupported
 from pipeline.export.arrays import dtype_name, to_torch
-from pipeline.export.blame import first_line, module_frame
 from pipeline.export.caches import register_caches
-from pipeline.export.dense import not_dense
-from pipeline.export.dynamic_shapes import named_axes
-from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float, named_dims
-from pipeline.export.modes import minding_mode
-from pipeline.export.quiet import quiet
+from pipeline.export.captured_output import quiet
+from pipeline.export.error_location import first_line, module_frame
+from pipeline.export.inputs import InputSpec, draw_inputs, input_spec, is_float, named_axes, named_dims
+from pipeline.export.meta_init import is_weightless, taken_buffers
 from pipeline.export.source import Example, TorchSource
-from pipeline.export.tree import call, input_names, input_tensors, output_tensors, parameter_names, refill
-from pipeline.export.weightless import is_weightless, taken_buffers
+from pipeline.export.tree import call, input_names, input_tensors, not_dense, output_tensors, parameter_names, refill
 
-__all__ = ["NoInputs", "assemble"]
+__all__ = ["NoInputs", "assemble", "minding_mode"]
 
 
 class NoInputs(SourceError):
@@ -77,8 +76,7 @@ def _declared(module: nn.Module, model: ModelConfig) -> tuple[Example, tuple[Inp
     for name in model.inputs:
         root = name.partition(".")[0]
         if root not in names and not anything:
-            near = difflib.get_close_matches(root, names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it takes: {', '.join(names)}"
+            hint = nearest(root, names) or f"; it takes: {', '.join(names)}"
             raise SourceError(f"model.inputs: forward of {type(module).__name__} has no parameter {root!r}{hint}")
     ordered = sorted(model.inputs, key=lambda name: _position(name.partition(".")[0], names))
     specs = tuple(_invented(name, model.inputs[name]) for name in ordered)
@@ -186,3 +184,21 @@ def _outputs(module: nn.Module, example: Example, inputs: tuple[InputSpec, ...])
             f"the model raises on its example inputs{place}: {first_line(error)}\n"
             f"  the inputs are: {listing}\n  check shapes, dtypes and ranges in model.inputs"
         ) from error
+
+
+def minding_mode(module: nn.Module) -> list[str]:
+    """Paths of the modules in train mode, of torch's own classes, that eval mode would change; the root's is its class.
+
+    Code that asks `self.training` by itself is not seen.
+    """
+    return [path or type(one).__name__ for path, one in module.named_modules() if one.training and _minds(one)]
+
+
+def _minds(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+        return module.dropout > 0
+    if isinstance(module, _NormBase):  # without statistics of earlier batches, those of this batch count in both
+        return module.track_running_stats
+    return isinstance(module, nn.RReLU)

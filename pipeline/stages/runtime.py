@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -19,23 +19,18 @@ from passes.proof.prove import Reference, worst_errors
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed, Unsupported, UsageError, message_with_notes
 from pipeline.events import Observer, Progress
-from pipeline.importers import from_onnx
-from pipeline.ir.check import check
 from pipeline.ir.json import to_json
 from pipeline.ir.text import to_text
-from pipeline.lowering import EMITTERS
 from pipeline.planning import to_json as plan_to_json
 from pipeline.report import BackendReport, ExportReport, RuntimeReport
-from pipeline.runtime import compile_graph
 from pipeline.runtime.blame import DataError
 from pipeline.stages.export import key_of_parameter
-from pipeline.stages.referred import written_path
-from pipeline.stages.tolerances import tolerances_of
+from pipeline.stages.weight_free import written_path
+from pipeline.verify.backends import BACKENDS, Backend, Plan, shapes_of
 from pipeline.verify.references import References
-from pipeline.verify.runners import Runner, onnxruntime_runner, plan_runner
 from pipeline.workspace import Workspace, stamp
 
-__all__ = ["execute", "refuse_wrong_results", "remove_ir"]
+__all__ = ["refuse_wrong_results", "remove_ir", "run_backends"]
 
 Judge = Callable[[str, np.ndarray, np.ndarray], Errors]
 """Compares the output of a name with what was expected of it, as the exported model was compared."""
@@ -47,14 +42,14 @@ TIMED_S: Final = 1.0
 IR_FILES: Final = ("ir.json", "ir.txt", "plan.json")
 
 
-def execute(
+def run_backends(
     config: RunConfig,
     exported: ExportReport,
     references: References,
     workspace: Workspace,
     observer: Observer,
 ) -> RuntimeReport:
-    """Write `ir.json`, `ir.txt` and `plan.json` for the first draw's shapes, then run and compare each backend.
+    """Run and compare each backend; for `plan` write `ir.json`, `ir.txt` and `plan.json` for the first draw's shapes.
 
     The `torch` backend is the reference itself, so it is not run again. A model that `plan` cannot take is reported,
     and is an error only where the configuration names `plan`.
@@ -66,50 +61,32 @@ def execute(
     remove_ir(workspace)
     path = written_path(workspace)
     trainable = _trainable(path, exported.parameters, config.model.trainable)
-    names = [name for name in config.runtime.chosen if name != "torch"]
-    reports = []
+    names = [name for name in config.runtime.chosen if name in BACKENDS]
+    reports: list[BackendReport] = []
     planned: dict[str, Any] = {}
-    tolerances = tolerances_of(config)
 
     def judge(name: str, expected: np.ndarray, got: np.ndarray) -> Errors:
         known = exported.errors.get(name)
-        return compare(expected, got, tolerances, known and known.judged_as)
+        return compare(expected, got, config.verify.compared_within, known and known.judged_as)
 
     for index, name in enumerate(names):
         observer(Progress("runtime", name, index, len(names)))
-        if name == "plan":
-            report, planned = _run_plan(
-                path, references.draws, trainable, workspace, judge, needed=config.runtime.needs_plan
-            )
-        else:
-            try:
-                report = _run(name, path, references.draws, trainable, judge)
-            except StepFailed as failure:
-                raise CheckFailed(f"the final model does not run on {name}: {failure}") from failure
-        reports.append(report)
-    return RuntimeReport(backends=tuple(reports), **planned)
-
-
-def _run_plan(
-    path: Path,
-    references: Sequence[Reference],
-    trainable: frozenset[str],
-    workspace: Workspace,
-    judge: Judge,
-    *,
-    needed: bool,
-) -> tuple[BackendReport, dict[str, Any]]:
-    """Write the IR and the plan, run it, and say what of the report they fill; or say why there is no plan."""
-    try:
-        planned = _write_ir(path, shapes_of(references[0]), trainable, workspace)
-        return _run("plan", path, references, trainable, judge), planned
-    except DataError:  # a fault of the feed, and none of what `plan` can take
-        raise
-    except UsageError as refusal:
-        if needed:
+        try:
+            backend = BACKENDS[name](path, trainable)
+            if isinstance(backend, Plan):
+                planned = _write_ir(backend, references.draws[0], workspace)
+            reports.append(_run(name, backend, references.draws, judge))
+        except StepFailed as failure:
+            raise CheckFailed(f"the final model does not run on {name}: {failure}") from failure
+        except DataError:  # a fault of the feed, and none of what `plan` can take
             raise
-        remove_ir(workspace)
-        return _unsupported("plan", refusal), {}
+        except UsageError as refusal:
+            if name != "plan" or config.runtime.needs_plan:
+                raise
+            remove_ir(workspace)
+            planned = {}
+            reports.append(_unsupported(name, refusal))
+    return RuntimeReport(backends=tuple(reports), **planned)
 
 
 def _unsupported(name: str, refusal: UsageError) -> BackendReport:
@@ -135,64 +112,41 @@ def refuse_wrong_results(report: RuntimeReport) -> None:
         raise CheckFailed(f"the final model does not run right: {'; '.join(bad)}")
 
 
-def _run(
-    name: str,
-    path: Path,
-    references: Sequence[Reference],
-    trainable: frozenset[str],
-    judge: Judge,
-) -> BackendReport:
-    runners: dict[str, Runner] = {}
+def _run(name: str, backend: Backend, references: Sequence[Reference], judge: Judge) -> BackendReport:
     found: list[dict[str, Errors]] = []
     seconds: list[float] = []
     for reference in references:
-        # A plan is made for one feed signature; onnxruntime takes any size.
-        shapes = shapes_of(reference)
-        key = str(shapes) if name == "plan" else ""
-        if key not in runners:
-            runners.clear()
-            runners[key] = (
-                plan_runner(path, shapes, trainable) if name == "plan" else onnxruntime_runner(read_model(path))
-            )
-        outputs = runners[key](reference.feeds)
-        seconds = seconds or _time_runs(runners[key], reference)
+        outputs = backend.run(reference.feeds)
+        seconds = seconds or _time_runs(backend, reference)
         found.append({one: judge(one, value, outputs[one]) for one, value in reference.outputs.items()})
     return BackendReport(name, worst_errors(found), statistics.median(seconds))
 
 
-def _time_runs(run: Runner, reference: Reference) -> list[float]:
+def _time_runs(backend: Backend, reference: Reference) -> list[float]:
     """Seconds of some runs after a first one, in which a session allocates and chooses kernels."""
     seconds: list[float] = []
     while not seconds or (len(seconds) < TIMED_RUNS and sum(seconds) < TIMED_S):
         begun = time.perf_counter()
-        run(reference.feeds)
+        backend.run(reference.feeds)
         seconds.append(time.perf_counter() - begun)
     return seconds
 
 
-def _write_ir(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], trainable: frozenset[str], workspace: Workspace
-) -> dict[str, Any]:
-    graph = from_onnx(path, shapes=shapes, emitters=EMITTERS, trainable=trainable)
-    check(graph)
-    plan = compile_graph(graph).plan
+def _write_ir(plan: Plan, reference: Reference, workspace: Workspace) -> dict[str, Any]:
+    """Write the IR and the plan for the shapes of `reference`, and say what of the report they fill."""
+    graph, program = plan.compiled(shapes_of(reference.feeds))
     files = [
         workspace.write_text("ir.json", json.dumps(to_json(graph), indent=1) + "\n"),
         workspace.write_text("ir.txt", to_text(graph)),
-        workspace.write_text("plan.json", json.dumps(plan_to_json(plan), indent=1) + "\n"),
+        workspace.write_text("plan.json", json.dumps(plan_to_json(program.plan), indent=1) + "\n"),
     ]
     return {
         "ops": len(graph.ops),
         "values": len(graph.values),
-        "arena_bytes": plan.arena_bytes,
-        "aliases": len(plan.alias),
+        "arena_bytes": program.plan.arena_bytes,
+        "aliases": len(program.plan.alias),
         "files": tuple((file.name, *stamp(file)) for file in files),
     }
-
-
-def shapes_of(reference: Reference) -> dict[str, tuple[int, ...]]:
-    """An ONNX file may call its dims other names than the configuration does, or none; shapes fit always."""
-    return {name: array.shape for name, array in reference.feeds.items()}
 
 
 def _trainable(path: Path, digests: frozenset[str], globs: Sequence[str]) -> frozenset[str]:

@@ -1,7 +1,8 @@
-"""`onnxline init KIND`: a configuration to begin with, with comments."""
+"""`onnxline init KIND`: a configuration to begin with. `onnxline schema`: the JSON Schema of one, for editors."""
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -12,6 +13,7 @@ from pipeline.errors import UsageError
 from pipeline.workspace import disk_errors
 
 __all__ = ["register"]
+
 
 STARTERS: Final = Path(__file__).with_name("starters")
 
@@ -28,6 +30,7 @@ class Kind(StrEnum):
 
 def register(app: typer.Typer) -> None:
     app.command("init")(init)
+    app.command("schema")(schema)
 
 
 def init(
@@ -61,3 +64,10 @@ def _write(target: Path, text: str) -> None:
             raise UsageError(f"{target} is there already; name another file with --out") from None
         except FileNotFoundError:
             raise UsageError(f"there is no folder {target.parent}; make it, or name another file with --out") from None
+
+
+def schema() -> None:
+    """Write the JSON Schema of a configuration, for editors."""
+    from pipeline.config import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2))

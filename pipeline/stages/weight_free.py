@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from pathlib import Path
 
 import onnx
 
 from passes.model.weights import UNREAD
-from passes.proof.prove import Prover
-from passes.proof.structure import STRUCTURE, StructureProver
-from passes.step import Workbench
+from passes.proof.structure import STRUCTURE
 from pipeline.config import RunConfig, locate
 from pipeline.errors import UsageError
-from pipeline.stages.tolerances import tolerances_of
-from pipeline.verify.references import References
 from pipeline.workspace import Workspace
 
-__all__ = ["MODEL", "final_path", "link_to", "not_compared", "prover_of", "shards_folder", "unread", "written_path"]
+__all__ = ["MODEL", "final_path", "link_to", "not_compared", "shards_folder", "unread", "written_path"]
 
 MODEL = "model.onnx"
 
@@ -75,14 +70,6 @@ def link_to(path: Path, workspace: Workspace) -> None:
 def unread(config: RunConfig) -> bool | None:
     """For `read_model`: whether weights stay unread; None where the file itself says."""
     return True if config.verify.proof == STRUCTURE else None
-
-
-def prover_of(config: RunConfig, references: References, bench: Workbench, computed_in: Collection[str]) -> Prover:
-    """By numbers, against `references`, which were `computed_in` these floating types; or by structure alone."""
-    if config.verify.proof == STRUCTURE:
-        return StructureProver(bench)
-    known = {"inputs": references.traits, "skipped": references.skipped}
-    return Prover(references.draws, bench, tolerances_of(config), computed_in or None, **known)
 
 
 def not_compared(config: RunConfig) -> str:

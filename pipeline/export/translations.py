@@ -1,0 +1,127 @@
+"""Forms in ONNX for operators that torch's exporter has none for: moves of complex tensors, and grouped products.
+
+An operator of `translation_table` is found by name, since a library enters its own when it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from onnxscript import ir
+from onnxscript.onnx_opset import opset18
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+
+__all__ = ["GROUPED_MM", "move_complex_as_real", "translation_table"]
+
+
+def move_complex_as_real(program: ExportedProgram) -> None:
+    """Replace, in place, each operator of `MOVES` on a complex tensor by the same on its parts."""
+    for graph in _graphs(program):
+        for node in list(graph.nodes):
+            move = MOVES.get(node.target) if node.op == "call_function" else None
+            if move is not None and _is_complex(node.args[0]):
+                _replace(graph, node, move)
+
+
+def _graphs(program: ExportedProgram) -> list[Graph]:
+    modules = program.graph_module.modules()
+    return [module.graph for module in modules if isinstance(module, torch.fx.GraphModule)]
+
+
+def _is_complex(value: Any) -> bool:
+    held = value.meta.get("val") if isinstance(value, Node) else None
+    return isinstance(held, torch.Tensor) and held.is_complex() and not held.is_conj()  # which has no parts to view
+
+
+def _replace(graph: Graph, node: Node, move: Callable[[int, tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    source, *rest = node.args
+    assert isinstance(source, Node)
+    moved = move(source.meta["val"].ndim, tuple(rest))
+    with graph.inserting_before(node):
+        parts = graph.call_function(torch.ops.aten.view_as_real.default, (source,))
+        result = graph.call_function(node.target, (parts, *moved))  # type: ignore[arg-type]
+        whole = graph.call_function(torch.ops.aten.view_as_complex.default, (result,))
+    for made, value in (
+        (parts, torch.view_as_real(source.meta["val"])),
+        (result, torch.view_as_real(node.meta["val"])),
+        (whole, node.meta["val"]),
+    ):
+        made.meta = {**node.meta, "val": value}
+    node.replace_all_uses_with(whole)
+    graph.erase_node(node)
+
+
+MOVES: Final[Mapping[Any, Callable[[int, tuple[Any, ...]], tuple[Any, ...]]]] = {
+    torch.ops.aten.unsqueeze.default: lambda rank, rest: (rest[0] % (rank + 1),),
+    torch.ops.aten.select.int: lambda rank, rest: (rest[0] % rank, *rest[1:]),
+    torch.ops.aten.index_select.default: lambda rank, rest: (rest[0] % rank, *rest[1:]),
+    torch.ops.aten.index.Tensor: lambda rank, rest: rest,
+    torch.ops.aten.expand.default: lambda rank, rest: ([*rest[0], 2],),
+    torch.ops.aten.repeat.default: lambda rank, rest: ([*rest[0], 1],),
+}
+"""Operator → from the complex tensor's rank and the other arguments, those for its parts."""
+
+
+op: Final[Any] = opset18
+"""Its hints are those of eager evaluation; here it adds nodes to torch's graph."""
+
+
+def translate_grouped_mm(
+    mat_a: Any, mat_b: Any, offs: Any = None, bias: Any = None, out_dtype: int | None = None
+) -> Any:
+    """`aten._grouped_mm`: rows `offs[g - 1]:offs[g]` of `mat_a` (rows, k) by `mat_b[g]` (k, n).
+
+    Rows behind the last group come out as zeros. Without `offs` both are stacks of matrices.
+    """
+    ranks = (len(mat_a.shape), len(mat_b.shape))
+    if ranks == (3, 3) and offs is None:
+        return _finish(op.MatMul(mat_a, mat_b), bias, out_dtype)
+    groups = mat_b.shape[0]
+    if ranks != (2, 3) or offs is None or not isinstance(groups, int):
+        raise NotImplementedError(
+            f"a grouped product of {ranks[0]}-D and {ranks[1]}-D has no form in ONNX; expected rows that are grouped, "
+            "2-D, by a stack of matrices, 3-D, whose count is a number"
+        )
+    ends = _split(op.Cast(offs, to=ir.DataType.INT64.value), groups)
+    first, axis = op.Constant(value_ints=[0]), op.Constant(value_ints=[0])
+    products = []
+    for begin, end, matrix in zip([first, *ends[:-1]], ends, _split(mat_b, groups), strict=True):
+        products.append(op.MatMul(op.Slice(mat_a, begin, end, axis), op.Squeeze(matrix, axis)))
+    rows, width = op.Shape(mat_a, start=0, end=1), op.Shape(mat_b, start=2, end=3)
+    zero = op.CastLike(op.Constant(value_floats=[0.0]), mat_a)
+    rest = op.Expand(zero, op.Concat(op.Sub(rows, ends[-1]), width, axis=0))
+    return _finish(op.Concat(*products, rest, axis=0), bias, out_dtype)
+
+
+def _split(value: Any, count: int) -> Sequence[Any]:
+    return op.Split(value, axis=0, num_outputs=count) if count > 1 else [value]
+
+
+def _finish(product: Any, bias: Any, out_dtype: int | None) -> Any:
+    if bias is not None:  # torch 2.13 refuses one itself
+        raise NotImplementedError("a grouped product with a bias has no form in ONNX; add the bias afterwards")
+    return product if out_dtype in (None, -1) else op.Cast(product, to=out_dtype)
+
+
+GROUPED_MM: Final[Mapping[str, Callable[..., Any]]] = {
+    "aten._grouped_mm.default": translate_grouped_mm,
+    "transformers.grouped_mm_fallback.default": translate_grouped_mm,
+}
+
+
+def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Operator → translation, of the operators that this process knows."""
+    found = ((_operator(name), translate) for name, translate in TRANSLATIONS.items())
+    return {operator: translate for operator, translate in found if operator is not None}
+
+
+def _operator(name: str) -> Any:
+    """`aten._grouped_mm.default` of `torch.ops`; None where no library has entered it."""
+    namespace, packet, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
+
+
+TRANSLATIONS: Final[Mapping[str, Callable[..., Any]]] = {**GROUPED_MM}

@@ -1,0 +1,107 @@
+"""The last stage: what is known of a run, as `report.json`, `report.html` and `run.yaml`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from pipeline.config import RunConfig
+from pipeline.report import ExportReport, OptimizeReport, Pictures, Report, RuntimeReport, report_json
+from pipeline.report.html import page_of, render
+from pipeline.stages.weight_free import not_compared
+from pipeline.workspace import Workspace
+
+__all__ = ["Findings", "has_good_report", "write_quietly", "write_report", "write_settings"]
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the stages of a run have found so far, each under the stage's name."""
+
+    export: ExportReport | None = None
+    passes: OptimizeReport | None = None
+    runtime: RuntimeReport | None = None
+    cached: list[str] = field(default_factory=list)
+    """Stages that were taken from an earlier run."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=lambda: {"": []})
+    """By stage; the last one is running."""
+
+
+def write_report(
+    config: RunConfig,
+    found: Findings,
+    versions: Mapping[str, str],
+    workspace: Workspace,
+    failure: str = "",
+    exit_code: int = 0,
+) -> Report:
+    """Write `report.json` and `report.html` with what is known so far."""
+    passes, why = found.passes, not_compared(config)
+    report = Report(
+        name=config.name,
+        exit_code=exit_code,
+        failure=failure,
+        export=found.export,
+        passes=passes.passes if passes else (),
+        structures=passes.structures if passes else (),
+        sensitivity=passes.sensitivity if passes else None,
+        runtime=found.runtime,
+        versions=versions,
+        cached=tuple(found.cached),
+        seconds=found.seconds,
+        files=_files(workspace),
+        marks=passes.marks if passes else (),
+        not_compared=why,
+        coverage=passes.coverage if passes and not why else None,
+        notes=tuple(dict.fromkeys(text for noted in found.notes.values() for text in noted)),
+        layers=passes.layers if passes else (),
+    )
+    pictures = passes.pictures if passes else Pictures()
+
+    def write_page() -> None:
+        workspace.write_text("report.html", render(page_of(report, pictures, workspace.folder)))
+
+    write_quietly(lambda: workspace.write_text("report.json", report_json(report)), when=bool(failure))
+    write_quietly(write_page, when=bool(failure))
+    return report
+
+
+def write_quietly(write: Callable[[], object], *, when: bool = True) -> None:
+    """A report of a failure that cannot be written must not hide the failure."""
+    try:
+        write()
+    except Exception:
+        if not when:
+            raise
+
+
+def has_good_report(workspace: Workspace) -> bool:
+    """Whether the folder has the report of a run that ended well."""
+    try:
+        return json.loads((workspace.folder / "report.json").read_text(encoding="utf-8"))["exit_code"] == 0
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _files(workspace: Workspace) -> tuple[str, ...]:
+    """The artifacts, with those that are written last."""
+    present = {path.name for path in workspace.folder.iterdir() if path.is_file()}
+    return tuple(sorted(present | {"report.json", "report.html", "log.txt"}))
+
+
+def write_settings(config: RunConfig, versions: Mapping[str, str], workspace: Workspace, *, is_given: bool) -> None:
+    """Write `run.yaml`: the configuration as it was understood, which runs again as it is, the versions as a comment.
+
+    Args:
+        is_given: whether the module was given from Python, so that no file could name it; a comment says so.
+    """
+    note = "# The module was given from Python; this file alone does not make it.\n" if is_given else ""
+    lines = "".join(f"#   {name} {version}\n" for name, version in versions.items())
+    resolved: dict[str, Any] = config.resolved()
+    text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
+    workspace.write_text("run.yaml", f"{note}# As resolved by onnxline, with\n{lines}{text}")

@@ -1,0 +1,93 @@
+"""Every backend that can run a final model, in one table: `BACKENDS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+
+from passes.load import seconds_to_run
+from passes.model.sessions import Session
+from passes.model.weights import DetachedModel, read_model
+from pipeline.export.arrays import to_numpy
+from pipeline.importers import from_onnx
+from pipeline.ir import Graph
+from pipeline.ir.check import check
+from pipeline.lowering import EMITTERS
+from pipeline.runtime import CompiledProgram, compile_graph
+
+__all__ = ["BACKENDS", "Backend", "Feeds", "Plan", "Shapes", "onnxruntime_runner"]
+
+Feeds = Mapping[str, np.ndarray]
+Shapes = Mapping[str, Sequence[int]]
+Runner = Callable[[Feeds], dict[str, np.ndarray]]
+"""Feeds by input name → outputs by output name."""
+
+
+class Backend(Protocol):
+    """One model that can be run on many draws."""
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]: ...
+
+
+class OnnxRuntime:
+    """onnxruntime on the CPU, graph optimization off."""
+
+    def __init__(self, path: Path, trainable: frozenset[str]) -> None:
+        del trainable
+        self._runner = onnxruntime_runner(read_model(path))
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        return self._runner(feeds)
+
+
+class Plan:
+    """Our own runtime: import the file, lower and plan it. A plan is for the shapes of one feed signature."""
+
+    def __init__(self, path: Path, trainable: frozenset[str]) -> None:
+        self._path, self._trainable = path, trainable
+        self._shapes: Shapes = {}
+        self._compiled: tuple[Graph, CompiledProgram] | None = None
+
+    def compiled(self, shapes: Shapes) -> tuple[Graph, CompiledProgram]:
+        """The graph and the program for inputs of these shapes, made once as long as they stay the same.
+
+        Raises:
+            Unsupported: an operator that cannot be imported or has no emitter; all are listed.
+        """
+        if self._compiled is None or self._shapes != shapes:
+            self._compiled = None  # its storage is freed first
+            graph = from_onnx(self._path, shapes=shapes, emitters=EMITTERS, trainable=self._trainable)  # import
+            check(graph)
+            self._shapes, self._compiled = shapes, (graph, compile_graph(graph))  # lower, plan, bind
+        return self._compiled
+
+    def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
+        _, program = self.compiled(shapes_of(feeds))
+        return {name: to_numpy(tensor) for name, tensor in program.run(feeds).items()}
+
+
+def onnxruntime_runner(model: DetachedModel, extra_outputs: Sequence[str] = ()) -> Runner:
+    """onnxruntime on the CPU, graph optimization off, for as long as weights and inputs explain.
+
+    Raises:
+        StepFailed: onnxruntime refuses the model; the runner raises it where a run fails, or takes longer.
+    """
+    session, weights = Session.of(model, extra_outputs), model.nbytes()
+
+    def run(feeds: Feeds) -> dict[str, np.ndarray]:
+        return session.run(feeds, within_s=seconds_to_run(weights + sum(array.nbytes for array in feeds.values())))
+
+    return run
+
+
+def shapes_of(feeds: Feeds) -> Shapes:
+    """An ONNX file may call its dims other names than the configuration does, or none; shapes fit always."""
+    return {name: array.shape for name, array in feeds.items()}
+
+
+BACKENDS: Final[Mapping[str, Callable[[Path, frozenset[str]], Backend]]] = {"onnxruntime": OnnxRuntime, "plan": Plan}
+"""Name in `runtime.backends` → the backend, made of the final model and the names of its parameters. `torch` is the
+reference itself, so it is not run again."""
