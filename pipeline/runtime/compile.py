@@ -10,9 +10,9 @@ from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.aten import in_traced_order
 from pipeline.planning import ExecutionPlan, FeedSignature, check_plan, make_plan
-from pipeline.runtime.blame import place_of
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.fold import folded
+from pipeline.runtime.run_errors import place_of
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.weights import Weights, with_weights
 

@@ -27,7 +27,7 @@ from pipeline.lowering import EMITTERS
 from pipeline.planning import to_json as plan_to_json
 from pipeline.report import BackendReport, ExportReport, RuntimeReport
 from pipeline.runtime import compile_graph
-from pipeline.runtime.blame import DataError
+from pipeline.runtime.run_errors import DataError
 from pipeline.stages.export import key_of_parameter
 from pipeline.stages.referred import written_path
 from pipeline.stages.tolerances import tolerances_of

@@ -18,7 +18,7 @@ from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.ir.attr import Attr
 from pipeline.ir.graph import Graph, Op, Role, Value
 from pipeline.ir.spec import TensorSpec
-from pipeline.lowering.aten.shape import as_view
+from pipeline.lowering.aten.views import as_view
 
 __all__ = ["AS_STRIDED", "ORDERS", "in_traced_order", "memory_order", "turned"]
 

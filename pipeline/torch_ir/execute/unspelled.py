@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 
 from pipeline.ir import Graph, Op, Use
 from pipeline.ir.attr import parts
-from pipeline.runtime.words import operator_of
+from pipeline.runtime.torch_args import operator_of
 from pipeline.torch_ir.errors import ExecutionError
 
 __all__ = ["refuse_unspelled", "unspelled"]

@@ -10,7 +10,7 @@ import torch
 from pipeline.errors import SourceError
 from pipeline.ir import Attr, Body, Use, Word
 
-__all__ = ["argument", "operator_of", "tensors_in"]
+__all__ = ["CPU_FALLBACKS", "argument", "operator_of", "tensors_in"]
 
 
 def argument(item: Attr, tensors: Sequence[torch.Tensor], bodies: Sequence[Any] = ()) -> Any:
@@ -67,3 +67,15 @@ WORDS: Mapping[str, Callable[[str], Any]] = {
     "device": _device,
     "operator": operator_of,
 }
+
+
+def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    """Counts of whole numbers, as torch has it elsewhere (Mixtral's experts, by `transformers`)."""
+    if self.is_floating_point():
+        return torch.histc(self, bins, min, max)
+    return torch.histc(self.double(), bins, min, max).to(self.dtype)
+
+
+CPU_FALLBACKS: Mapping[str, Callable[..., torch.Tensor]] = {"aten.histc.default": histc}
+"""What torch's CPU cannot do, and meta traces all the same, since models choose their operators by device: by kind,
+functions with the operator's own arguments."""
