@@ -9,11 +9,11 @@ from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import DimRange, Graph, Op, Payload, Role, Value
 from pipeline.ir.spec import Dim, TensorSpec
 
-__all__ = ["Facts", "Stub", "assemble"]
+__all__ = ["GraphFacts", "ValueDecl", "assemble"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stub:
+class ValueDecl:
     """A Value before it is linked; its vid is its place in the list."""
 
     name: str
@@ -23,7 +23,7 @@ class Stub:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class GraphFacts:
     """What a Graph says beside its values and ops; see the fields of Graph with these names."""
 
     updates: Mapping[int, int] = field(default_factory=dict)
@@ -34,13 +34,13 @@ class Facts:
 
 def assemble(
     name: str,
-    stubs: Sequence[Stub],
+    stubs: Sequence[ValueDecl],
     ops: Sequence[Op],
     inputs: Sequence[int],
     outputs: Sequence[int],
     payloads: Mapping[str, Payload] | None = None,
     emitters: Mapping[str, Emitter] | None = None,
-    facts: Facts | None = None,
+    facts: GraphFacts | None = None,
 ) -> Graph:
     """A Graph of `stubs`, linked by `ops`. The role of a stub that an op makes is worked out here.
 
@@ -48,7 +48,7 @@ def assemble(
     an op whose kind none of them knows has no kernel; without, the kernels stay as they are. The caller has made sure
     that every vid exists.
     """
-    facts = facts or Facts()
+    facts = facts or GraphFacts()
     producers = {vid: op.oid for op in ops for vid in op.outputs}
     users: dict[int, list[int]] = {}
     for op in ops:

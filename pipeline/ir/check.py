@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pipeline.errors import InternalError
-from pipeline.ir.attr import Body, Size, Use, Word, parts
-from pipeline.ir.graph import Graph, Op, Role, Value
+from pipeline.ir.graph import BodyRef, Graph, InputRef, Op, Role, SymExpr, TorchConst, Value, parts
 from pipeline.ir.spec import DTYPE_BITS
 
-__all__ = ["check"]
+__all__ = ["check", "violations"]
 
 
 def check(graph: Graph) -> None:
@@ -22,7 +21,7 @@ def check(graph: Graph) -> None:
     Raises:
         InternalError: at least one rule is broken; the message lists every violation.
     """
-    found = [violation for rule in RULES for violation in rule(graph)]
+    found = violations(graph)
     if not found:
         return
     lines = "\n".join(f"  - {violation}" for violation in found)
@@ -30,6 +29,11 @@ def check(graph: Graph) -> None:
         f"graph {graph.name!r} breaks {len(found)} rule(s) of the IR:\n{lines}\n"
         "Expected a graph as Builder makes it; report this, with the model, as a bug of whoever made the graph."
     )
+
+
+def violations(graph: Graph) -> list[str]:
+    """Everything that is wrong with `graph` and its bodies; empty for a good one."""
+    return [violation for rule in RULES for violation in rule(graph)]
 
 
 def value_table(graph: Graph) -> Iterator[str]:
@@ -131,16 +135,16 @@ def attributes(graph: Graph) -> Iterator[str]:
         for where, table, allowed in (("attribute", op.attrs, SCALARS), ("constraint", op.constraints, SCALARS[:4])):
             for key, item in table.items():
                 if not all(type(part) in allowed for part in parts(item)):
-                    yield f"{show(op)} has the {where} {key!r} = {item!r}; expected what pipeline.ir.attr allows"
+                    yield f"{show(op)} has the {where} {key!r} = {item!r}; expected what pipeline.ir.graph allows"
 
 
 def calls(graph: Graph) -> Iterator[str]:
     """An op that spells its call uses each of its inputs and bodies, in order, once."""
     for op in graph.ops:
         items = [part for item in op.attrs.values() for part in parts(item)]
-        for what, kind, present in (("inputs", Use, op.inputs), ("bodies", Body, op.bodies)):
+        for what, kind, present in (("inputs", InputRef, op.inputs), ("bodies", BodyRef, op.bodies)):
             found = [item.index for item in items if isinstance(item, kind)]
-            if (found or kind is Body) and found != list(range(len(present))):
+            if (found or kind is BodyRef) and found != list(range(len(present))):
                 yield f"{show(op)} has {len(present)} {what}, and its attributes use the places {found}"
 
 
@@ -172,8 +176,7 @@ def bodies(graph: Graph) -> Iterator[str]:
     """Every rule holds in the bodies too."""
     for op in graph.ops:
         for body in op.bodies:
-            for rule in RULES:
-                yield from (f"in {show(op)}, body {body.name!r}: {violation}" for violation in rule(body))
+            yield from (f"in {show(op)}, body {body.name!r}: {violation}" for violation in violations(body))
 
 
 def known(graph: Graph, vid: int) -> bool:
@@ -188,6 +191,6 @@ def show(op: Op) -> str:
     return f"op {op.oid} {op.kind}" + (f" {op.name!r}" if op.name else "")
 
 
-SCALARS = (bool, int, float, str, complex, Use, Body, Size, Word, type(None))
+SCALARS = (bool, int, float, str, complex, InputRef, BodyRef, SymExpr, TorchConst, type(None))
 
 RULES = (value_table, specs, op_order, links, roles, payloads, attributes, calls, updates, facts, bodies)

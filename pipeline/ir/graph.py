@@ -1,19 +1,86 @@
-"""The IR: Values, Ops and the Graph that holds them. Data only, and frozen; `Builder` makes it, `check` judges it."""
+"""The IR: Values, Ops and the Graph that holds them. Data only, and frozen; `Builder` makes it, `check` judges it.
+
+An Op of the ONNX importer has numbers, strings, and tuples of one type as attributes. An Op of the torch importer (kind
+`aten.linear.default`) holds its whole call: every argument that was given, by the name that the operator's schema has
+for it. Tensors stand there as `InputRef`, so None among tensors, tensor lists and keyword tensors keep their places.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from pipeline.ir.attr import Attr, Plain
 from pipeline.ir.spec import Dim, TensorSpec
 
-__all__ = ["Attr", "DimRange", "Graph", "KernelSpec", "Op", "Payload", "Plain", "Role", "Value"]
+__all__ = [
+    "Attr",
+    "BodyRef",
+    "DimRange",
+    "Graph",
+    "InputRef",
+    "KernelSpec",
+    "Op",
+    "Payload",
+    "Plain",
+    "Role",
+    "SymExpr",
+    "TorchConst",
+    "Value",
+    "parts",
+]
+
+Plain: TypeAlias = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+"""What a kernel's packed attributes and a constraint can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputRef:
+    """The tensor `op.inputs[index]`, at this place of the call."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRef:
+    """The subgraph `op.bodies[index]`, at this place of the call."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TorchConst:
+    """A constant of torch by its kind and name: `Word("dtype", "bfloat16")`, `Word("memory_format", "channels_last")`.
+
+    Kinds: dtype, device, layout, memory_format; other kinds are carried along.
+    """
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SymExpr:
+    """A number that follows from named dims, as an expression: `Size("2*batch + 1")`, `Size("ToFloat(batch)")`."""
+
+    expression: str
+
+
+Scalar: TypeAlias = bool | int | float | complex | str | InputRef | BodyRef | TorchConst | SymExpr | None
+Attr: TypeAlias = Scalar | tuple["Attr", ...]
+
+
+def parts(item: Attr) -> Iterator[Scalar]:
+    """What `item` holds, tuples opened at every depth, in order."""
+    if isinstance(item, tuple):
+        for part in item:
+            yield from parts(part)
+    else:
+        yield item
 
 
 class Role(StrEnum):
@@ -82,7 +149,7 @@ class Op:
     line: str = ""
     """The line of Python that made it, as `file:line`, where it is known."""
     bodies: tuple[Graph, ...] = ()
-    """Subgraphs of a higher-order op (`cond`, `while_loop`); `attrs` says by `Body` which is which."""
+    """Subgraphs of a higher-order op (`cond`, `while_loop`); `attrs` says by `BodyRef` which is which."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attrs", MappingProxyType(dict(self.attrs)))

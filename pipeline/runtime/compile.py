@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.aten import in_traced_order
@@ -76,8 +77,9 @@ def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgr
         Unsupported: ops without a kernel (all are listed), or a device other than the CPU.
         UsageError: dimensions that are still names, or weights that the graph does not have.
         SourceError: a weight does not fit its declaration.
-        InternalError: the plan did not pass its checker.
+        InternalError: the graph breaks a rule of the IR, or the plan did not pass its checker.
     """
+    check(graph)
     graph = with_kernels(in_traced_order(folded(with_weights(graph, weights or {}))))
     plan = make_plan(graph, lower(graph))
     check_plan(plan)

@@ -1,4 +1,4 @@
-"""Attributes of a call as arguments of torch: names become torch's constants, `Use` and `Body` what they stand for."""
+"""Attributes of a call as arguments of torch: names become its constants, `InputRef` and `BodyRef` what they mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import SourceError
-from pipeline.ir import Attr, Body, Use, Word
+from pipeline.ir import Attr, BodyRef, InputRef, TorchConst
 
 __all__ = ["CPU_FALLBACKS", "argument", "operator_of", "tensors_in"]
 
@@ -18,11 +18,11 @@ def argument(item: Attr, tensors: Sequence[torch.Tensor], bodies: Sequence[Any] 
     match item:
         case tuple():
             return [argument(part, tensors, bodies) for part in item]
-        case Use(index):
+        case InputRef(index):
             return tensors[index]
-        case Body(index):
+        case BodyRef(index):
             return bodies[index]
-        case Word(kind, name) if kind in WORDS:
+        case TorchConst(kind, name) if kind in WORDS:
             return WORDS[kind](name)
     return item
 

@@ -16,6 +16,7 @@ from pipeline.importers.from_onnx.source import read_source
 from pipeline.importers.from_onnx.stored import read_initializers
 from pipeline.importers.from_onnx.tables import importers
 from pipeline.ir.builder import Builder, Emitter
+from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
 
 __all__ = ["from_onnx"]
@@ -69,7 +70,9 @@ def from_onnx(
                     f"node {name!r} ({node.op_type}) has attributes and inputs that do not fit each other: {error}; "
                     "check the length of its lists"
                 ) from error
-    return builder.build([leave(scope, value.name) for value in graph.output])
+    built = builder.build([leave(scope, value.name) for value in graph.output])
+    check(built)
+    return built
 
 
 def output_labels(graph: onnx.GraphProto, resolved: Resolved) -> dict[str, str]:

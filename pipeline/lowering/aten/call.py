@@ -1,7 +1,7 @@
 """The kinds Aten and HigherOrder: an operator of torch by its name, with its arguments by theirs.
 
 The arguments are text, since only text holds None, nested lists, names of dtypes, infinities and complex numbers: JSON
-as `pipeline.ir.json_attr` writes an attribute.
+as `pipeline.ir.json` writes an attribute.
 
 Some results may be written over an operand that dies. Elementwise operators read what they overwrite first, and the
 planner asks for one shape and dtype, so a broadcast operand drops out by itself. Operators such as `index_copy` give
@@ -15,10 +15,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from pipeline.ir.attr import Attr, Use, parts
 from pipeline.ir.builder import Emitter
-from pipeline.ir.graph import KernelSpec, Op
-from pipeline.ir.json_attr import write_attr
+from pipeline.ir.graph import Attr, InputRef, KernelSpec, Op, parts
+from pipeline.ir.json import write_attr
 from pipeline.lowering.aten.order import ORDERS, turned
 from pipeline.lowering.aten.views import as_view
 from pipeline.lowering.emitter_factory import Specs, kind, signature
@@ -61,8 +60,8 @@ def inplace_of(op: Op) -> tuple[int, ...]:
         return ()
     if op.kind in POINTWISE:
         return tuple(range(len(op.inputs)))
-    reads = [part.index for item in op.attrs.values() for part in parts(item) if isinstance(part, Use)]
-    return (0,) if op.kind in CHANGED and op.attrs.get("self") == Use(0) and reads.count(0) == 1 else ()
+    reads = [part.index for item in op.attrs.values() for part in parts(item) if isinstance(part, InputRef)]
+    return (0,) if op.kind in CHANGED and op.attrs.get("self") == InputRef(0) and reads.count(0) == 1 else ()
 
 
 OF_ONE_OR_TWO_TENSORS = """

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.ir.attr import Word
-from pipeline.ir.graph import Attr, KernelSpec
+from pipeline.ir.graph import Attr, KernelSpec, TorchConst
 from pipeline.ir.spec import TensorSpec
 from pipeline.lowering import elementwise, shape
 
@@ -43,12 +42,12 @@ def identity(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
     """
     if outs[0].shape != source.shape or attrs.get("memory_format") in CHANNELS_LAST:
         return None
-    rows = attrs.get("memory_format") == Word("memory_format", "contiguous_format")
+    rows = attrs.get("memory_format") == TorchConst("memory_format", "contiguous_format")
     return ("Contiguous" if rows else "Identity"), {}
 
 
 def contiguous(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
-    return identity({"memory_format": Word("memory_format", "contiguous_format"), **attrs}, source, outs)
+    return identity({"memory_format": TorchConst("memory_format", "contiguous_format"), **attrs}, source, outs)
 
 
 def real(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
@@ -159,7 +158,7 @@ def unfolded(attrs: Attrs, source: TensorSpec, _: Outs) -> Row | None:
 
 VIEW_KINDS = {row.kind.name: row for row in (*shape.KINDS, *elementwise.KINDS) if row.view is not None}
 
-CHANNELS_LAST = (Word("memory_format", "channels_last"), Word("memory_format", "channels_last_3d"))
+CHANNELS_LAST = (TorchConst("memory_format", "channels_last"), TorchConst("memory_format", "channels_last_3d"))
 
 FAR = 2**63 - 1
 """How torch, and ONNX's Slice, write "to the end"."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.lowering import KernelCall, Kind, unpack
-from pipeline.planning.check.places import address, rows
+from pipeline.planning.check.shadow_memory import address, rows
 from pipeline.planning.plan import ExecutionPlan
 
 __all__ = ["VIEW_INDEX", "shows_its_operand"]

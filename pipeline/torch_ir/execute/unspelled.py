@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from pipeline.ir import Graph, Op, Use
-from pipeline.ir.attr import parts
+from pipeline.ir import Graph, InputRef, Op
+from pipeline.ir.graph import parts
 from pipeline.runtime.torch_args import operator_of
 from pipeline.torch_ir.errors import ExecutionError
 
@@ -39,4 +39,4 @@ def refuse_unspelled(ops: Sequence[Op]) -> None:
 
 
 def _gives_tensors(op: Op) -> bool:
-    return any(type(part) is Use for item in op.attrs.values() for part in parts(item))
+    return any(type(part) is InputRef for item in op.attrs.values() for part in parts(item))

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from pipeline.errors import Unsupported
-from pipeline.ir import Attr, Use
-from pipeline.ir.json_attr import read_attr
+from pipeline.ir import Attr, InputRef
+from pipeline.ir.json import read_attr
 from pipeline.runtime.kernels.base import Attrs, Ins
 from pipeline.runtime.torch_args import argument, operator_of
 
@@ -74,7 +74,7 @@ def read_call(attrs: Attrs) -> CallTemplate:
 
 
 def _has_tensors(item: Attr) -> bool:
-    return isinstance(item, Use) or (isinstance(item, tuple) and any(map(_has_tensors, item)))
+    return isinstance(item, InputRef) or (isinstance(item, tuple) and any(map(_has_tensors, item)))
 
 
 def pure_operator(kind: str) -> torch._ops.OpOverload:
