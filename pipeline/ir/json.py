@@ -87,7 +87,7 @@ def from_json(
             "write the file again with this release, or read it with the release that wrote it"
         )
     graph = read_graph(data, payloads, emitters)
-    if wrong := violations(graph):
+    if wrong := violations(graph, read_payloads=False):
         lines = "\n".join(f"  - {violation}" for violation in wrong)
         raise SourceError(f"IR JSON: the graph {graph.name!r} breaks {len(wrong)} rule(s) of the IR:\n{lines}")
     return graph
