@@ -4,8 +4,10 @@ from pipeline.ir.bind import bind_dims, dims_of
 from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.check import check
 from pipeline.ir.graph import (
+    DTYPE_BITS,
     Attr,
     BodyRef,
+    Dim,
     DimRange,
     Graph,
     InputRef,
@@ -14,12 +16,12 @@ from pipeline.ir.graph import (
     Payload,
     Role,
     SymExpr,
+    TensorSpec,
     TorchConst,
     Value,
 )
 from pipeline.ir.json import from_json, to_json
 from pipeline.ir.parse import IRSyntaxError, from_text
-from pipeline.ir.spec import DTYPE_BITS, Dim, TensorSpec
 from pipeline.ir.text import to_text
 
 __all__ = [

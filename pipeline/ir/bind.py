@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from pipeline.errors import UsageError
 from pipeline.ir.expression import evaluate, names_in
-from pipeline.ir.graph import Attr, DimRange, Graph, Op, SymExpr, Value
-from pipeline.ir.spec import Dim
+from pipeline.ir.graph import Attr, Dim, DimRange, Graph, Op, SymExpr, Value
 
 __all__ = ["bind_dims", "dim_names", "dims_of"]
 

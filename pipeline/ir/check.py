@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pipeline.errors import InternalError
-from pipeline.ir.graph import BodyRef, Graph, InputRef, Op, Role, SymExpr, TorchConst, Value, parts
-from pipeline.ir.spec import DTYPE_BITS
+from pipeline.ir.graph import DTYPE_BITS, BodyRef, Graph, InputRef, Op, Role, SymExpr, TorchConst, Value, parts
 
 __all__ = ["check", "violations"]
 

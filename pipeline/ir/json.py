@@ -23,8 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.errors import SourceError
-from pipeline.ir.assemble import GraphFacts, ValueDecl, assemble
-from pipeline.ir.builder import Emitter
+from pipeline.ir.builder import Emitter, GraphFacts, ValueDecl, assemble
 from pipeline.ir.check import violations
 from pipeline.ir.graph import (
     Attr,
@@ -37,10 +36,10 @@ from pipeline.ir.graph import (
     Payload,
     Role,
     SymExpr,
+    TensorSpec,
     TorchConst,
     Value,
 )
-from pipeline.ir.spec import TensorSpec
 
 __all__ = ["FORMAT_VERSION", "from_json", "read_attr", "to_json", "write_attr"]
 

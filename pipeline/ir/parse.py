@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
 from pipeline.errors import UsageError
-from pipeline.ir.assemble import GraphFacts, ValueDecl, assemble
-from pipeline.ir.builder import Emitter
+from pipeline.ir.builder import Emitter, GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import (
     Attr,
     BodyRef,
+    Dim,
     DimRange,
     Graph,
     InputRef,
@@ -35,9 +35,9 @@ from pipeline.ir.graph import (
     Payload,
     Role,
     SymExpr,
+    TensorSpec,
     TorchConst,
 )
-from pipeline.ir.spec import Dim, TensorSpec
 
 __all__ = ["IRSyntaxError", "from_text"]
 

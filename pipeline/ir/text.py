@@ -26,8 +26,20 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.ir.graph import Attr, BodyRef, Graph, InputRef, KernelSpec, Op, Role, SymExpr, TorchConst, Value
-from pipeline.ir.spec import Dim, TensorSpec
+from pipeline.ir.graph import (
+    Attr,
+    BodyRef,
+    Dim,
+    Graph,
+    InputRef,
+    KernelSpec,
+    Op,
+    Role,
+    SymExpr,
+    TensorSpec,
+    TorchConst,
+    Value,
+)
 
 __all__ = ["to_text"]
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import InternalError
-from pipeline.ir.graph import Attr, KernelSpec
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Attr, KernelSpec, TensorSpec
 from pipeline.lowering.attrs import pack
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.layout import ViewRule

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.ir.graph import Value
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import TensorSpec, Value
 
 __all__ = ["Layout", "ViewRule", "first_layout", "traced_strides"]
 

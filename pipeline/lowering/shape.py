@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import TensorSpec
 from pipeline.lowering.emitter_factory import OpCall, axis_in_range, kind, one_of, same_dtype, signature, sizes_of
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.layout import Layout

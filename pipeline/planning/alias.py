@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipeline.ir.graph import Graph, Role, Value
 from pipeline.lowering import KINDS, KernelCall, Kind, Layout, unpack
 from pipeline.lowering.layout import first_layout
-from pipeline.planning.lifetime import Lifetime
+from pipeline.planning.arena import Lifetime
 
 __all__ = ["EXTERNAL", "Sharing", "decide_aliases", "find_root", "storage_classes"]
 

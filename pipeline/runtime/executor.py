@@ -9,8 +9,7 @@ from threading import RLock
 import torch
 
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported
-from pipeline.ir.graph import Payload
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Payload, TensorSpec
 from pipeline.lowering import KernelCall, Kind, unpack
 from pipeline.planning import ExecutionPlan
 from pipeline.runtime.kernels import KERNELS, Attrs, Bind, Launch, bind_attrs

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir import Graph, Op, Role
-from pipeline.ir.assemble import GraphFacts, ValueDecl, assemble
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.lowering.aten import is_call, memory_order
 from pipeline.lowering.aten.call import HIGHER_ORDER
 from pipeline.lowering.layout import traced_strides

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pipeline.errors import UsageError
-from pipeline.ir.spec import DTYPE_BITS
+from pipeline.ir.graph import DTYPE_BITS
 
 __all__ = ["as_tensor", "dtype_name", "empty_strided", "resolve_views", "torch_dtype", "with_strides"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import InternalError
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import EMITTERS, Kind, unpack
 from pipeline.lowering.tables import FAMILIES, KINDS, join
 

@@ -7,7 +7,7 @@ import pytest
 from pipeline.errors import InternalError, Unsupported
 from pipeline.ir import InputRef
 from pipeline.ir.builder import Builder
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import EMITTERS, Kind, lower, with_kernels
 
 F32 = TensorSpec((3,), "float32")

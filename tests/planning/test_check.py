@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder
-from pipeline.ir.graph import Graph, Role
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Graph, Role, TensorSpec
 from pipeline.lowering import EMITTERS, KINDS, Layout, lower
 from pipeline.planning import ExecutionPlan, check_plan, make_plan
 from pipeline.planning.check import violations

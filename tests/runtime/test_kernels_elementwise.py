@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.export.arrays import to_numpy
 from pipeline.ir.builder import Builder
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import EMITTERS, KINDS
 from pipeline.runtime import compile_graph
 from tests.runtime.reference import Case, assert_close, expected, graph_of, ints, rand

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.importers.from_onnx.node import Node
 from pipeline.importers.from_onnx.specs import qkv_sizes
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import TensorSpec
 
 __all__ = ["IMPORTERS"]
 

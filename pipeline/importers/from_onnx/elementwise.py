@@ -8,8 +8,7 @@ import numpy as np
 
 from pipeline.importers.from_onnx.node import Importer, Node, direct, read_flag, read_number, read_text
 from pipeline.importers.from_onnx.specs import ir_dtype
-from pipeline.ir.graph import Attr
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Attr, TensorSpec
 
 __all__ = ["IMPORTERS"]
 

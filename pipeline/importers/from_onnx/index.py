@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pipeline.importers.from_onnx.node import Importer, Node, direct, read_axis, read_integer, read_text
-from pipeline.ir.graph import Attr
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Attr, TensorSpec
 
 __all__ = ["IMPORTERS"]
 

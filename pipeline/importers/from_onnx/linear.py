@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.importers.from_onnx.node import Importer, Node, direct, read_flag, read_number
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import TensorSpec
 
 __all__ = ["IMPORTERS"]
 

@@ -16,8 +16,7 @@ from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_
 from pipeline.importers.from_onnx.resolve import Resolved
 from pipeline.importers.from_onnx.stored import ArrayPayload
 from pipeline.ir.builder import Builder
-from pipeline.ir.graph import Attr
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Attr, TensorSpec
 
 __all__ = [
     "Importer",

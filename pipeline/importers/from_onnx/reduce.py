@@ -7,8 +7,7 @@ import math
 import numpy as np
 
 from pipeline.importers.from_onnx.node import Importer, Node, direct, read_number
-from pipeline.ir.graph import Attr
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Attr, TensorSpec
 
 __all__ = ["IMPORTERS"]
 

@@ -18,11 +18,10 @@ from onnx import helper
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
-from pipeline.importers.from_onnx.pieces import Pieces, split_pieces
 from pipeline.importers.from_onnx.source import Source
-from pipeline.importers.from_onnx.specs import CONTRIB_SHAPES, Sizes, declared, infer
+from pipeline.importers.from_onnx.specs import CONTRIB_SHAPES, Pieces, Sizes, declared, infer, split_pieces
 from pipeline.importers.from_onnx.stored import Stored
-from pipeline.ir.spec import DTYPE_BITS, TensorSpec
+from pipeline.ir.graph import DTYPE_BITS, TensorSpec
 
 __all__ = ["Resolved", "resolve"]
 

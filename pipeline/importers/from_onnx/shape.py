@@ -9,8 +9,7 @@ import numpy as np
 
 from pipeline.importers.from_onnx.attributes import Attributes
 from pipeline.importers.from_onnx.node import Importer, Node, direct, read_axis
-from pipeline.ir.graph import Attr
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Attr, TensorSpec
 
 __all__ = ["IMPORTERS"]
 

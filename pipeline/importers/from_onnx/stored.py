@@ -16,8 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from passes.load.external import entry_of, file_in
 from pipeline.errors import SourceError, UsageError
 from pipeline.importers.from_onnx.specs import ir_dtype
-from pipeline.ir.graph import Payload
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Payload, TensorSpec
 
 __all__ = ["ArrayPayload", "FilePayload", "ProtoPayload", "Stored", "read_initializers"]
 

@@ -15,7 +15,7 @@ from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.importers.from_torch.region import Region
 from pipeline.importers.from_torch.tensors import Tensors
 from pipeline.ir import Graph, Payload, Role
-from pipeline.ir.assemble import GraphFacts
+from pipeline.ir.builder import GraphFacts
 
 __all__ = ["from_torch"]
 

@@ -18,7 +18,7 @@ from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.importers.from_torch.place import line_of, module_of
 from pipeline.importers.from_torch.tensors import Tensors, contiguous
 from pipeline.ir import Attr, BodyRef, Graph, Op, Payload, Role, TensorSpec
-from pipeline.ir.assemble import GraphFacts, ValueDecl, assemble
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import parts
 
 __all__ = ["Region"]

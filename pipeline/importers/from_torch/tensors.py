@@ -9,7 +9,7 @@ import torch
 
 from pipeline.errors import Unsupported
 from pipeline.ir import DTYPE_BITS, Dim, Role, SymExpr, TensorSpec
-from pipeline.ir.assemble import ValueDecl
+from pipeline.ir.builder import ValueDecl
 
 __all__ = ["Tensors", "contiguous"]
 

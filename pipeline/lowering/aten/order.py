@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipeline.ir.assemble import GraphFacts, ValueDecl, assemble
-from pipeline.ir.graph import Attr, Graph, Op, Role, Value
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
+from pipeline.ir.graph import Attr, Graph, Op, Role, TensorSpec, Value
 from pipeline.lowering.aten.views import as_view
 
 __all__ = ["AS_STRIDED", "ORDERS", "in_traced_order", "memory_order", "turned"]

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.ir.graph import Attr, KernelSpec, TorchConst
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Attr, KernelSpec, TensorSpec, TorchConst
 from pipeline.lowering import elementwise, shape
 
 __all__ = ["MOVES", "as_view"]

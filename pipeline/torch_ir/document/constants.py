@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pipeline.importers.from_torch.payload import holds_values
-from pipeline.ir.spec import DTYPE_BITS
+from pipeline.ir.graph import DTYPE_BITS
 from pipeline.runtime.tensors import resolve_views
 from pipeline.torch_ir.document.expected import Unexpected, as_expected, is_text, text, whole_shape
 from pipeline.torch_ir.errors import SerializationError

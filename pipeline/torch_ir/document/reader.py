@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir import Attr, Dim, Graph, Op, Payload, Role, SymExpr, TensorSpec
-from pipeline.ir.assemble import GraphFacts, ValueDecl, assemble
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import parts
 from pipeline.torch_ir.call import read_call
 from pipeline.torch_ir.document.constants import read_constant

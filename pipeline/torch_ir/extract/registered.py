@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pipeline.errors import InternalError
 from pipeline.ir import Graph, Op, TensorSpec, check
-from pipeline.ir.assemble import GraphFacts, ValueDecl, assemble
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import Attr, InputRef, parts
 from pipeline.torch_ir.call import read_call, resolve, spelled
 from pipeline.torch_ir.document.expected import Unexpected

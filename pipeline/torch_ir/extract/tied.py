@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 
 from pipeline.importers.from_torch.modules import every_tensor
 from pipeline.ir import Graph, Payload
-from pipeline.ir.assemble import GraphFacts, ValueDecl, assemble
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.torch_ir.nodes import stored
 
 __all__ = ["merged", "tied_in", "tied_names"]

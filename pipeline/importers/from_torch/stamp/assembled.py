@@ -17,7 +17,7 @@ from pipeline.importers.from_torch.stamp.repeat import Repeater
 from pipeline.importers.from_torch.stamp.run import Run
 from pipeline.importers.from_torch.stamp.unsuited import Unsuited
 from pipeline.ir import Graph, Payload
-from pipeline.ir.assemble import GraphFacts, assemble
+from pipeline.ir.builder import GraphFacts, assemble
 
 __all__ = ["Called", "whole_graph"]
 

@@ -12,7 +12,7 @@ from pipeline.importers.from_torch.stamp.blocks import Blocks
 from pipeline.importers.from_torch.stamp.placeholders import Placeholder
 from pipeline.importers.from_torch.stamp.run import TRACED, Run
 from pipeline.ir import Graph, Op, Value
-from pipeline.ir.assemble import ValueDecl
+from pipeline.ir.builder import ValueDecl
 
 __all__ = ["Repeater"]
 
