@@ -17,7 +17,7 @@ from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime import higher_order
 from pipeline.runtime.run_errors import data_error, is_data_error, place_of
 from pipeline.runtime.tensors import as_tensor, dtype_name, resolve_views
-from pipeline.runtime.torch_args import CPU_FALLBACKS, argument, operator_of, tensors_in
+from pipeline.runtime.torch_args import CPU_FALLBACKS, argument, find_operator, tensors_in
 
 __all__ = ["EagerResult", "Observer", "Own", "apply", "as_traced", "run_eager"]
 
@@ -154,7 +154,7 @@ def apply(op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
 
 def _operator(kind: str, given: dict[str, Any]) -> Any:
     """By position up to the first argument that was not given, then by name, as the schema asks."""
-    operator = operator_of(kind)
+    operator = find_operator(kind)
     positional: list[Any] = []
     for parameter in operator._schema.arguments:
         if parameter.kwarg_only or parameter.name not in given:

@@ -10,7 +10,7 @@ import torch
 from pipeline.errors import SourceError
 from pipeline.ir import Attr, BodyRef, InputRef, TorchConst
 
-__all__ = ["CPU_FALLBACKS", "argument", "operator_of", "tensors_in"]
+__all__ = ["CPU_FALLBACKS", "argument", "find_operator", "tensors_in"]
 
 
 def argument(item: Attr, tensors: Sequence[torch.Tensor], bodies: Sequence[Any] = ()) -> Any:
@@ -27,7 +27,7 @@ def argument(item: Attr, tensors: Sequence[torch.Tensor], bodies: Sequence[Any] 
     return item
 
 
-def operator_of(kind: str) -> torch._ops.OpOverload:
+def find_operator(kind: str) -> torch._ops.OpOverload:
     """The operator called `aten.add.Tensor`, or `mylib.op.default`.
 
     Raises:
@@ -65,7 +65,7 @@ WORDS: Mapping[str, Callable[[str], Any]] = {
     "layout": _constant,
     "memory_format": _constant,
     "device": _device,
-    "operator": operator_of,
+    "operator": find_operator,
 }
 
 

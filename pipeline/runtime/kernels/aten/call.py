@@ -13,7 +13,7 @@ from pipeline.errors import Unsupported
 from pipeline.ir import Attr, InputRef
 from pipeline.ir.json import read_attr
 from pipeline.runtime.kernels.base import Attrs, Ins
-from pipeline.runtime.torch_args import argument, operator_of
+from pipeline.runtime.torch_args import argument, find_operator
 
 __all__ = ["AtenCall", "CallTemplate", "arguments", "pure_operator", "read_call"]
 
@@ -84,7 +84,7 @@ def pure_operator(kind: str) -> torch._ops.OpOverload:
         SourceError: torch does not know the operator.
         Unsupported: it writes to its arguments.
     """
-    operator = operator_of(kind)
+    operator = find_operator(kind)
     if operator._schema.is_mutable:
         raise Unsupported(
             f"{kind} writes to its arguments, and a plan holds values: import the program that "
