@@ -1,34 +1,48 @@
 """The static IR: a Graph of Values and Ops, the Builder that makes it, the check that judges it, its written forms."""
 
-from pipeline.ir.attr import Attr, Body, Size, Use, Word
 from pipeline.ir.bind import bind_dims, dims_of
 from pipeline.ir.builder import Builder, Emitter
 from pipeline.ir.check import check
-from pipeline.ir.graph import DimRange, Graph, KernelSpec, Op, Payload, Role, Value
+from pipeline.ir.graph import (
+    DTYPE_BITS,
+    Attr,
+    BodyRef,
+    Dim,
+    DimRange,
+    Graph,
+    InputRef,
+    KernelSpec,
+    Op,
+    Payload,
+    Role,
+    SymExpr,
+    TensorSpec,
+    TorchConst,
+    Value,
+)
 from pipeline.ir.json import from_json, to_json
 from pipeline.ir.parse import IRSyntaxError, from_text
-from pipeline.ir.spec import DTYPE_BITS, Dim, TensorSpec
 from pipeline.ir.text import to_text
 
 __all__ = [
     "DTYPE_BITS",
     "Attr",
-    "Body",
+    "BodyRef",
     "Builder",
     "Dim",
     "DimRange",
     "Emitter",
     "Graph",
     "IRSyntaxError",
+    "InputRef",
     "KernelSpec",
     "Op",
     "Payload",
     "Role",
-    "Size",
+    "SymExpr",
     "TensorSpec",
-    "Use",
+    "TorchConst",
     "Value",
-    "Word",
     "bind_dims",
     "check",
     "dims_of",

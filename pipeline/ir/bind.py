@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.errors import UsageError
-from pipeline.ir.attr import Attr, Size
 from pipeline.ir.expression import evaluate, names_in
-from pipeline.ir.graph import DimRange, Graph, Op, Value
-from pipeline.ir.spec import Dim
+from pipeline.ir.graph import Attr, Dim, DimRange, Graph, Op, SymExpr, Value
 
 __all__ = ["bind_dims", "dim_names", "dims_of"]
 
@@ -142,7 +140,7 @@ def _op(op: Op, dims: Dims) -> Op:
 def _attr(item: Attr, dims: Dims) -> Attr:
     if isinstance(item, tuple):
         return tuple(_attr(part, dims) for part in item)
-    return evaluate(item.expression, dims) if isinstance(item, Size) else item
+    return evaluate(item.expression, dims) if isinstance(item, SymExpr) else item
 
 
 def _size(dim: Dim, dims: Dims) -> int:

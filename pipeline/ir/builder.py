@@ -1,18 +1,40 @@
-"""The only way to make a Graph: add values and ops in order; each op's emitter runs as the op is added."""
+"""Make a Graph: `Builder` adds values and ops in order, `assemble` links parts that are written down.
+
+Producers, users and the roles of computed values follow from the ops.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pipeline.errors import InternalError
-from pipeline.ir.graph import Attr, Graph, KernelSpec, Op, Payload, Plain, Role, Value
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Attr, Dim, DimRange, Graph, KernelSpec, Op, Payload, Plain, Role, TensorSpec, Value
 
-__all__ = ["Builder", "Emitter"]
+__all__ = ["Builder", "Emitter", "GraphFacts", "ValueDecl", "assemble"]
 
 Emitter = Callable[[Mapping[str, Attr], Sequence[TensorSpec], Sequence[TensorSpec]], KernelSpec]
 """(attrs, input specs, output specs) -> the fixed part of the kernel call (seed document 004, "emitter-first")."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDecl:
+    """A Value before it is linked; its vid is its place in the list."""
+
+    name: str
+    spec: TensorSpec
+    role: Role
+    strides: tuple[Dim, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFacts:
+    """What a Graph says beside its values and ops; see the fields of Graph with these names."""
+
+    updates: Mapping[int, int] = field(default_factory=dict)
+    sources: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    dims: Mapping[str, DimRange] = field(default_factory=dict)
+    guards: tuple[str, ...] = ()
 
 
 class Builder:
@@ -25,10 +47,10 @@ class Builder:
     def __init__(self, name: str, emitters: Mapping[str, Emitter] | None = None) -> None:
         self.name = name
         self._emitters = dict(emitters or {})
-        self._values: list[Value] = []
+        self._values: list[ValueDecl] = []
         self._ops: list[Op] = []
         self._inputs: list[int] = []
-        self._payloads: dict[int, Payload] = {}
+        self._payloads: dict[str, Payload] = {}
 
     def input(self, name: str, spec: TensorSpec) -> int:
         """Declare the next graph input; the order of calls is the order of the signature. Returns its vid."""
@@ -69,15 +91,12 @@ class Builder:
             raise InternalError(f"op {kind} {name!r} reads vids {unknown}, but only {len(self._values)} values exist")
         oid = len(self._ops)
         attrs = dict(attrs or {})
-        made = tuple(self._add(label, spec, Role.TMP, producer=oid) for label, spec in outputs)
+        made = tuple(self._add(label, spec, Role.TMP) for label, spec in outputs)
         emitter = self._emitters.get(kind)
         kernel = None
         if emitter is not None:
             kernel = emitter(attrs, [self._values[vid].spec for vid in inputs], [spec for _, spec in outputs])
         self._ops.append(Op(oid, kind, tuple(inputs), made, attrs, kernel, constraints or {}, name, origin))
-        for vid in dict.fromkeys(inputs):
-            value = self._values[vid]
-            self._values[vid] = replace(value, users=(*value.users, oid))
         return made
 
     def spec(self, vid: int) -> TensorSpec:
@@ -85,21 +104,72 @@ class Builder:
 
     def build(self, outputs: Sequence[int]) -> Graph:
         """Freeze what was added. A computed value that leaves the graph gets the role `output`."""
-        values = list(self._values)
-        for vid in outputs:
-            if values[vid].role is Role.TMP:
-                values[vid] = replace(values[vid], role=Role.OUTPUT)
-        return Graph(
-            self.name, tuple(values), tuple(self._ops), tuple(self._inputs), tuple(outputs), dict(self._payloads)
-        )
+        return assemble(self.name, self._values, self._ops, self._inputs, outputs, self._payloads)
 
     def _stored(self, name: str, spec: TensorSpec, role: Role, payload: Payload | None) -> int:
         vid = self._add(name, spec, role)
         if payload is not None:
-            self._payloads[vid] = payload
+            self._payloads[name] = payload
         return vid
 
-    def _add(self, name: str, spec: TensorSpec, role: Role, producer: int | None = None) -> int:
-        vid = len(self._values)
-        self._values.append(Value(vid, name, spec, role, producer))
-        return vid
+    def _add(self, name: str, spec: TensorSpec, role: Role) -> int:
+        self._values.append(ValueDecl(name, spec, role))
+        return len(self._values) - 1
+
+
+def assemble(
+    name: str,
+    stubs: Sequence[ValueDecl],
+    ops: Sequence[Op],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    payloads: Mapping[str, Payload] | None = None,
+    emitters: Mapping[str, Emitter] | None = None,
+    facts: GraphFacts | None = None,
+) -> Graph:
+    """A Graph of `stubs`, linked by `ops`. The role of a stub that an op makes is worked out here.
+
+    `payloads` is by value name and may hold more than the graph needs. With `emitters` every kernel is made anew, and
+    an op whose kind none of them knows has no kernel; without, the kernels stay as they are. The caller has made sure
+    that every vid exists.
+    """
+    facts = facts or GraphFacts()
+    producers = {vid: op.oid for op in ops for vid in op.outputs}
+    users: dict[int, list[int]] = {}
+    for op in ops:
+        for vid in dict.fromkeys(op.inputs):
+            users.setdefault(vid, []).append(op.oid)
+    leaving = set(outputs)
+    values = []
+    for vid, stub in enumerate(stubs):
+        role = stub.role
+        if vid in producers:
+            role = Role.OUTPUT if vid in leaving else Role.TMP
+        values.append(
+            Value(vid, stub.name, stub.spec, role, producers.get(vid), tuple(users.get(vid, ())), stub.strides)
+        )
+    if emitters is not None:
+        ops = [with_kernel(op, values, emitters) for op in ops]
+    given = payloads or {}
+    stored = (Role.PARAM, Role.STATE, Role.CONST)
+    kept = {value.vid: given[value.name] for value in values if value.role in stored and value.name in given}
+    return Graph(
+        name,
+        tuple(values),
+        tuple(ops),
+        tuple(inputs),
+        tuple(outputs),
+        kept,
+        facts.updates,
+        facts.sources,
+        facts.dims,
+        facts.guards,
+    )
+
+
+def with_kernel(op: Op, values: Sequence[Value], emitters: Mapping[str, Emitter]) -> Op:
+    emitter = emitters.get(op.kind)
+    if emitter is None:
+        return replace(op, kernel=None)
+    kernel = emitter(op.attrs, [values[vid].spec for vid in op.inputs], [values[vid].spec for vid in op.outputs])
+    return replace(op, kernel=kernel)

@@ -9,20 +9,18 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pipeline.errors import InternalError
-from pipeline.ir.attr import Body, Size, Use, Word, parts
-from pipeline.ir.graph import Graph, Op, Role, Value
-from pipeline.ir.spec import DTYPE_BITS
+from pipeline.ir.graph import DTYPE_BITS, BodyRef, Graph, InputRef, Op, Role, SymExpr, TorchConst, Value, parts
 
-__all__ = ["check"]
+__all__ = ["check", "violations"]
 
 
-def check(graph: Graph) -> None:
-    """Hold `graph` against every rule of the IR.
+def check(graph: Graph, *, read_payloads: bool = True) -> None:
+    """Hold `graph` against every rule of the IR; without `read_payloads` no stored bytes are looked at.
 
     Raises:
         InternalError: at least one rule is broken; the message lists every violation.
     """
-    found = [violation for rule in RULES for violation in rule(graph)]
+    found = violations(graph, read_payloads=read_payloads)
     if not found:
         return
     lines = "\n".join(f"  - {violation}" for violation in found)
@@ -30,6 +28,17 @@ def check(graph: Graph) -> None:
         f"graph {graph.name!r} breaks {len(found)} rule(s) of the IR:\n{lines}\n"
         "Expected a graph as Builder makes it; report this, with the model, as a bug of whoever made the graph."
     )
+
+
+def violations(graph: Graph, *, read_payloads: bool = True) -> list[str]:
+    """Everything that is wrong with `graph` and its bodies; empty for a good one."""
+    rules = (*RULES, payload_bytes) if read_payloads else RULES
+    found = [violation for rule in rules for violation in rule(graph)]
+    for op in graph.ops:
+        for body in op.bodies:
+            inner = violations(body, read_payloads=read_payloads)
+            found += [f"in {show(op)}, body {body.name!r}: {violation}" for violation in inner]
+    return found
 
 
 def value_table(graph: Graph) -> Iterator[str]:
@@ -109,15 +118,22 @@ def roles(graph: Graph) -> Iterator[str]:
 
 
 def payloads(graph: Graph) -> Iterator[str]:
-    """Only stored values have bytes, and the bytes fit the spec."""
-    for vid, payload in graph.payloads.items():
+    """Only stored values have bytes."""
+    for vid in graph.payloads:
         if not known(graph, vid):
             yield f"there is a payload for %{vid}, which does not exist"
             continue
         value = graph.values[vid]
         if value.role not in (Role.PARAM, Role.STATE, Role.CONST):
             yield f"{label(value)} has the role {value.role} and a payload; only param, state and const have one"
-        array = payload.numpy()
+
+
+def payload_bytes(graph: Graph) -> Iterator[str]:
+    """The bytes of stored values fit their specs. This reads them: a file is mapped, a tensor is copied to the CPU."""
+    for vid, payload in graph.payloads.items():
+        if not known(graph, vid):
+            continue
+        value, array = graph.values[vid], payload.numpy()
         if array.shape != value.spec.shape or array.dtype.name != value.spec.dtype:
             yield (
                 f"{label(value)} is {value.spec.dtype}{list(value.spec.shape)}, "
@@ -131,16 +147,16 @@ def attributes(graph: Graph) -> Iterator[str]:
         for where, table, allowed in (("attribute", op.attrs, SCALARS), ("constraint", op.constraints, SCALARS[:4])):
             for key, item in table.items():
                 if not all(type(part) in allowed for part in parts(item)):
-                    yield f"{show(op)} has the {where} {key!r} = {item!r}; expected what pipeline.ir.attr allows"
+                    yield f"{show(op)} has the {where} {key!r} = {item!r}; expected what pipeline.ir.graph allows"
 
 
 def calls(graph: Graph) -> Iterator[str]:
     """An op that spells its call uses each of its inputs and bodies, in order, once."""
     for op in graph.ops:
         items = [part for item in op.attrs.values() for part in parts(item)]
-        for what, kind, present in (("inputs", Use, op.inputs), ("bodies", Body, op.bodies)):
+        for what, kind, present in (("inputs", InputRef, op.inputs), ("bodies", BodyRef, op.bodies)):
             found = [item.index for item in items if isinstance(item, kind)]
-            if (found or kind is Body) and found != list(range(len(present))):
+            if (found or kind is BodyRef) and found != list(range(len(present))):
                 yield f"{show(op)} has {len(present)} {what}, and its attributes use the places {found}"
 
 
@@ -168,14 +184,6 @@ def facts(graph: Graph) -> Iterator[str]:
             yield f"dim {name!r} has the range {span.least} .. {span.most}"
 
 
-def bodies(graph: Graph) -> Iterator[str]:
-    """Every rule holds in the bodies too."""
-    for op in graph.ops:
-        for body in op.bodies:
-            for rule in RULES:
-                yield from (f"in {show(op)}, body {body.name!r}: {violation}" for violation in rule(body))
-
-
 def known(graph: Graph, vid: int) -> bool:
     return 0 <= vid < len(graph.values)
 
@@ -188,6 +196,6 @@ def show(op: Op) -> str:
     return f"op {op.oid} {op.kind}" + (f" {op.name!r}" if op.name else "")
 
 
-SCALARS = (bool, int, float, str, complex, Use, Body, Size, Word, type(None))
+SCALARS = (bool, int, float, str, complex, InputRef, BodyRef, SymExpr, TorchConst, type(None))
 
-RULES = (value_table, specs, op_order, links, roles, payloads, attributes, calls, updates, facts, bodies)
+RULES = (value_table, specs, op_order, links, roles, payloads, attributes, calls, updates, facts)

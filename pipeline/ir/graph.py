@@ -1,19 +1,165 @@
-"""The IR: Values, Ops and the Graph that holds them. Data only, and frozen; `Builder` makes it, `check` judges it."""
+"""The IR: Values, Ops and the Graph that holds them. Data only, and frozen; `Builder` makes it, `check` judges it.
+
+An Op of the ONNX importer has numbers, strings, and tuples of one type as attributes. An Op of the torch importer (kind
+`aten.linear.default`) holds its whole call: every argument that was given, by the name that the operator's schema has
+for it. Tensors stand there as `InputRef`, so None among tensors, tensor lists and keyword tensors keep their places.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
-from pipeline.ir.attr import Attr, Plain
-from pipeline.ir.spec import Dim, TensorSpec
+__all__ = [
+    "DTYPE_BITS",
+    "Attr",
+    "BodyRef",
+    "Dim",
+    "DimRange",
+    "Graph",
+    "InputRef",
+    "KernelSpec",
+    "Op",
+    "Payload",
+    "Plain",
+    "Role",
+    "SymExpr",
+    "TensorSpec",
+    "TorchConst",
+    "Value",
+    "parts",
+]
 
-__all__ = ["Attr", "DimRange", "Graph", "KernelSpec", "Op", "Payload", "Plain", "Role", "Value"]
+Dim = int | str
+"""A size, or the name of a dimension that is fixed per feed signature."""
+
+DTYPE_BITS: Final[dict[str, int]] = {
+    "bool": 8,
+    "uint8": 8,
+    "int8": 8,
+    "uint16": 16,
+    "int16": 16,
+    "uint32": 32,
+    "int32": 32,
+    "uint64": 64,
+    "int64": 64,
+    "float8_e4m3fn": 8,
+    "float8_e4m3fnuz": 8,
+    "float8_e5m2": 8,
+    "float8_e5m2fnuz": 8,
+    "bfloat16": 16,
+    "float16": 16,
+    "float32": 32,
+    "float64": 64,
+    "complex64": 64,
+    "complex128": 128,
+}
+"""Bits per element by dtype name; the names are torch's, without the `torch.`"""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape, dtype and device of a value.
+
+    `shape` holds sizes, or names of dynamic dims; `dtype` is a key of `DTYPE_BITS`.
+
+    Raises:
+        ValueError: an unknown dtype, or a negative size.
+    """
+
+    shape: tuple[Dim, ...]
+    dtype: str
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BITS:
+            raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPE_BITS)}")
+        if any(isinstance(dim, int) and dim < 0 for dim in self.shape):
+            raise ValueError(f"a size may not be negative: {self.shape}")
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def is_static(self) -> bool:
+        return all(isinstance(dim, int) for dim in self.shape)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape of a static spec.
+
+        Raises:
+            ValueError: a dimension is still a name.
+        """
+        sizes = tuple(dim for dim in self.shape if isinstance(dim, int))
+        if len(sizes) != len(self.shape):
+            raise ValueError(f"shape {self.shape} still has named dims; bind them first")
+        return sizes
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a contiguous tensor of this spec."""
+        return self.numel * DTYPE_BITS[self.dtype] // 8
+
+
+Plain: TypeAlias = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+"""What a kernel's packed attributes and a constraint can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputRef:
+    """The tensor `op.inputs[index]`, at this place of the call."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRef:
+    """The subgraph `op.bodies[index]`, at this place of the call."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TorchConst:
+    """A constant of torch by its kind and name: `Word("dtype", "bfloat16")`, `Word("memory_format", "channels_last")`.
+
+    Kinds: dtype, device, layout, memory_format; other kinds are carried along.
+    """
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SymExpr:
+    """A number that follows from named dims, as an expression: `Size("2*batch + 1")`, `Size("ToFloat(batch)")`."""
+
+    expression: str
+
+
+Scalar: TypeAlias = bool | int | float | complex | str | InputRef | BodyRef | TorchConst | SymExpr | None
+Attr: TypeAlias = Scalar | tuple["Attr", ...]
+
+
+def parts(item: Attr) -> Iterator[Scalar]:
+    """What `item` holds, tuples opened at every depth, in order."""
+    if isinstance(item, tuple):
+        for part in item:
+            yield from parts(part)
+    else:
+        yield item
 
 
 class Role(StrEnum):
@@ -82,7 +228,7 @@ class Op:
     line: str = ""
     """The line of Python that made it, as `file:line`, where it is known."""
     bodies: tuple[Graph, ...] = ()
-    """Subgraphs of a higher-order op (`cond`, `while_loop`); `attrs` says by `Body` which is which."""
+    """Subgraphs of a higher-order op (`cond`, `while_loop`); `attrs` says by `BodyRef` which is which."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attrs", MappingProxyType(dict(self.attrs)))

@@ -6,25 +6,42 @@
               "constraints": {"inplace": {"ints": [0]}}, "name": "node_1", "origin": "act",
               "kernel": {"kind_id": 12, "attr_schema": "leaky/1", "attr_blob": "0ad7233c"}}]}
 
-The index of a tensor is its vid. An attribute carries its type, since JSON has one kind of number (`json_attr`).
-`kernel` is null where no emitter knew the kind. Written only where there is something to say: of the graph `updates`
-{state: value after a run}, `sources` {stored value: names in a checkpoint}, `dims` {name: [least, most or null]} and
-`guards`; of a tensor `strides`; of an op `line` and `bodies`, which are graphs like this one.
+The index of a tensor is its vid. `kernel` is null where no emitter knew the kind. Written only where there is
+something to say: of the graph `updates` {state: value after a run}, `sources` {stored value: names in a checkpoint},
+`dims` {name: [least, most or null]} and `guards`; of a tensor `strides`; of an op `line` and `bodies`, which are graphs
+like this one.
+
+An attribute says its type: `{"float": 0.1}`, `{"ints": [0, 1]}`, `{"word": ["dtype", "bfloat16"]}`. A float that JSON
+cannot spell is the string "inf", "-inf" or "nan"; a complex number is a pair of floats. A tuple of ints, of floats or
+of strings is a plain list; any other tuple is a list of tagged parts, so it may be nested.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.errors import SourceError
-from pipeline.ir.assemble import Facts, Stub, assemble
-from pipeline.ir.builder import Emitter
-from pipeline.ir.graph import DimRange, Graph, KernelSpec, Op, Payload, Role, Value
-from pipeline.ir.json_attr import read_attr, write_attr
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.builder import Emitter, GraphFacts, ValueDecl, assemble
+from pipeline.ir.check import violations
+from pipeline.ir.graph import (
+    Attr,
+    BodyRef,
+    DimRange,
+    Graph,
+    InputRef,
+    KernelSpec,
+    Op,
+    Payload,
+    Role,
+    SymExpr,
+    TensorSpec,
+    TorchConst,
+    Value,
+)
 
-__all__ = ["FORMAT_VERSION", "from_json", "to_json"]
+__all__ = ["FORMAT_VERSION", "from_json", "read_attr", "to_json", "write_attr"]
 
 FORMAT_VERSION = 1
 
@@ -60,7 +77,7 @@ def from_json(
     """The Graph that `data` describes; `payloads` is by value name. With `emitters` the kernels are made anew.
 
     Raises:
-        SourceError: another format version, or data that is not a graph; the message names the place.
+        SourceError: another format version, or data that is not a graph or breaks a rule of the IR.
     """
     version = data.get("format_version")
     if version != FORMAT_VERSION:
@@ -68,7 +85,11 @@ def from_json(
             f"IR JSON: found format_version {version!r}, expected {FORMAT_VERSION}; "
             "write the file again with this release, or read it with the release that wrote it"
         )
-    return read_graph(data, payloads, emitters)
+    graph = read_graph(data, payloads, emitters)
+    if wrong := violations(graph, read_payloads=False):
+        lines = "\n".join(f"  - {violation}" for violation in wrong)
+        raise SourceError(f"IR JSON: the graph {graph.name!r} breaks {len(wrong)} rule(s) of the IR:\n{lines}")
+    return graph
 
 
 def read_graph(
@@ -96,8 +117,8 @@ def read_graph(
         raise SourceError(f"IR JSON: {where} cannot be read: {error}; compare it with `to_json`") from error
 
 
-def read_facts(data: Mapping[str, Any], vids: Mapping[str, int]) -> Facts:
-    return Facts(
+def read_facts(data: Mapping[str, Any], vids: Mapping[str, int]) -> GraphFacts:
+    return GraphFacts(
         {vids[name]: vids[after] for name, after in data.get("updates", {}).items()},
         {vids[name]: tuple(keys) for name, keys in data.get("sources", {}).items()},
         {name: DimRange(least, most) for name, (least, most) in data.get("dims", {}).items()},
@@ -117,10 +138,10 @@ def write_tensor(value: Value) -> dict[str, Any]:
     }
 
 
-def read_tensor(data: Mapping[str, Any]) -> Stub:
+def read_tensor(data: Mapping[str, Any]) -> ValueDecl:
     spec = TensorSpec(tuple(data["shape"]), data["dtype"], data["device"])
     strides = data.get("strides")
-    return Stub(data["name"], spec, Role(data["role"]), None if strides is None else tuple(strides))
+    return ValueDecl(data["name"], spec, Role(data["role"]), None if strides is None else tuple(strides))
 
 
 def write_op(op: Op, names: list[str]) -> dict[str, Any]:
@@ -155,3 +176,60 @@ def read_op(oid: int, data: Mapping[str, Any], vids: Mapping[str, int]) -> Op:
         data.get("line", ""),
         tuple(read_graph(body, None, None) for body in data.get("bodies", ())),
     )
+
+
+def write_attr(item: Attr) -> dict[str, Any]:
+    if isinstance(item, tuple):
+        kinds = {type(part) for part in item}
+        if len(kinds) == 1 and (plain := PLURALS.get(kinds.pop())):
+            return {plain: [spell(part) for part in item]}
+        return {"list": [write_attr(part) for part in item]} if item else {"ints": []}
+    tag, write = WRITERS[type(item)]
+    return {tag: write(item)}
+
+
+def read_attr(data: Mapping[str, Any]) -> Any:
+    ((tag, item),) = data.items()
+    if tag == "list":
+        return tuple(read_attr(part) for part in item)
+    if tag in SINGULARS:
+        return tuple(SINGULARS[tag](part) for part in item)
+    return READERS[tag](item)
+
+
+def spell(item: Any) -> Any:
+    return repr(item) if isinstance(item, float) and not math.isfinite(item) else item
+
+
+def same(item: Any) -> Any:
+    return item
+
+
+PLURALS: dict[type, str] = {int: "ints", float: "floats", str: "strings"}
+SINGULARS: dict[str, Callable[[Any], Attr]] = {"ints": int, "floats": float, "strings": str}
+
+WRITERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    type(None): ("none", same),
+    bool: ("bool", same),
+    int: ("int", same),
+    float: ("float", spell),
+    str: ("string", same),
+    complex: ("complex", lambda item: [spell(item.real), spell(item.imag)]),
+    InputRef: ("use", lambda item: item.index),
+    BodyRef: ("body", lambda item: item.index),
+    TorchConst: ("word", lambda item: [item.kind, item.name]),
+    SymExpr: ("size", lambda item: item.expression),
+}
+
+READERS: dict[str, Callable[[Any], Attr]] = {
+    "none": lambda item: None,
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "string": str,
+    "complex": lambda item: complex(float(item[0]), float(item[1])),
+    "use": InputRef,
+    "body": BodyRef,
+    "word": lambda item: TorchConst(*item),
+    "size": SymExpr,
+}

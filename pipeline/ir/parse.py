@@ -16,17 +16,28 @@ word      = WORD | STRING
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
 from pipeline.errors import UsageError
-from pipeline.ir.assemble import Facts, Stub, assemble
-from pipeline.ir.attr import Attr, Body, Size, Use, Word
-from pipeline.ir.builder import Emitter
-from pipeline.ir.graph import DimRange, Graph, KernelSpec, Op, Payload, Role
-from pipeline.ir.spec import Dim, TensorSpec
-from pipeline.ir.tokens import Token, tokens
+from pipeline.ir.builder import Emitter, GraphFacts, ValueDecl, assemble
+from pipeline.ir.graph import (
+    Attr,
+    BodyRef,
+    Dim,
+    DimRange,
+    Graph,
+    InputRef,
+    KernelSpec,
+    Op,
+    Payload,
+    Role,
+    SymExpr,
+    TensorSpec,
+    TorchConst,
+)
 
 __all__ = ["IRSyntaxError", "from_text"]
 
@@ -62,7 +73,7 @@ def from_text(
 class Scope:
     """What was read of one graph so far; a body inside of it has a scope of its own."""
 
-    declared: dict[int, Stub] = field(default_factory=dict)
+    declared: dict[int, ValueDecl] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     ops: list[Op] = field(default_factory=list)
     updates: dict[int, int] = field(default_factory=dict)
@@ -70,8 +81,8 @@ class Scope:
     dims: dict[str, DimRange] = field(default_factory=dict)
     guards: list[str] = field(default_factory=list)
 
-    def facts(self) -> Facts:
-        return Facts(self.updates, self.sources, self.dims, tuple(self.guards))
+    def facts(self) -> GraphFacts:
+        return GraphFacts(self.updates, self.sources, self.dims, tuple(self.guards))
 
 
 class Parser:
@@ -168,7 +179,7 @@ class Parser:
         token, stub = self._stub()
         return self._add(token, replace(stub, role=role))
 
-    def _stub(self) -> tuple[Token, Stub]:
+    def _stub(self) -> tuple[Token, ValueDecl]:
         if self._next.kind != "vid":
             self._fail("a value such as %3")
         token = self._advance()
@@ -183,9 +194,9 @@ class Parser:
         if self._next.text == "strides":
             self._advance()
             strides = self._sizes()
-        return token, Stub(name, spec, Role.TMP, strides)
+        return token, ValueDecl(name, spec, Role.TMP, strides)
 
-    def _add(self, token: Token, stub: Stub) -> int:
+    def _add(self, token: Token, stub: ValueDecl) -> int:
         vid = int(token.text[1:])
         if vid in self._scope.declared:
             self._fail("a vid that was not declared before", token)
@@ -258,7 +269,7 @@ class Parser:
         if token.kind == "number" or token.text in ("inf", "nan"):
             return float(self._advance().text)
         if token.kind == "use":
-            return Use(int(self._advance().text[1:]))
+            return InputRef(int(self._advance().text[1:]))
         if token.text in CONSTANTS:
             return CONSTANTS[self._advance().text]
         if token.text in CALLS:
@@ -315,11 +326,50 @@ class Parser:
         raise IRSyntaxError(token.line, token.column, found, expected)
 
 
+@dataclass(frozen=True, slots=True)
+class Token:
+    kind: str
+    """vid, use, hex, number, string, word, mark, end, or bad for a character that begins nothing."""
+    text: str
+    """As written: a string keeps its quotes, so that it is never taken for a keyword."""
+    line: int
+    column: int
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """The tokens of `text`, then `end` tokens as often as asked for. Blanks and comments are passed over."""
+    line, start = 1, 0
+    for match in TOKEN.finditer(text):
+        kind = match.lastgroup or "bad"
+        if kind == "newline":
+            line, start = line + 1, match.end()
+        elif kind != "blank":
+            yield Token(kind, match.group(), line, match.start() - start + 1)
+    while True:
+        yield Token("end", "", line, len(text) - start + 1)
+
+
+TOKEN = re.compile(
+    r"""
+      (?P<newline> \n )
+    | (?P<blank>   [ \t\r]+ | \#[^\n]* )
+    | (?P<vid>     %[0-9]+ )
+    | (?P<use>     \$[0-9]+ )
+    | (?P<hex>     0x[0-9a-f]* )
+    | (?P<number>  -?[0-9]+(?:\.(?!\.)[0-9]*)?(?:e[+-]?[0-9]+)? | -inf )
+    | (?P<string>  "(?:[^"\\\n]|\\.)*" )
+    | (?P<word>    [A-Za-z_][A-Za-z0-9_]* )
+    | (?P<mark>    [][(){},:=@] | \.\. )
+    | (?P<bad>     . )
+    """,
+    re.VERBOSE,
+)
+
 CONSTANTS: dict[str, Attr] = {"true": True, "false": False, "none": None}
 
 CALLS: dict[str, tuple[Callable[..., Any], tuple[type, ...]]] = {
-    "body": (Body, (int,)),
-    "size": (Size, (str,)),
-    "word": (Word, (str, str)),
+    "body": (BodyRef, (int,)),
+    "size": (SymExpr, (str,)),
+    "word": (TorchConst, (str, str)),
     "complex": (complex, (float, float)),
 }

@@ -26,9 +26,20 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from pipeline.ir.attr import Attr, Body, Size, Use, Word
-from pipeline.ir.graph import Graph, KernelSpec, Op, Role, Value
-from pipeline.ir.spec import Dim, TensorSpec
+from pipeline.ir.graph import (
+    Attr,
+    BodyRef,
+    Dim,
+    Graph,
+    InputRef,
+    KernelSpec,
+    Op,
+    Role,
+    SymExpr,
+    TensorSpec,
+    TorchConst,
+    Value,
+)
 
 __all__ = ["to_text"]
 
@@ -112,13 +123,13 @@ def literal(item: Attr) -> str:
             return quote(item)
         case None:
             return "none"
-        case Use(index):
+        case InputRef(index):
             return f"${index}"
-        case Body(index):
+        case BodyRef(index):
             return f"body({index})"
-        case Size(expression):
+        case SymExpr(expression):
             return f"size({quote(expression)})"
-        case Word(kind, name):
+        case TorchConst(kind, name):
             return f"word({quote(kind)}, {quote(name)})"
         case complex():
             return f"complex({item.real!r}, {item.imag!r})"

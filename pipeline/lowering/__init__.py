@@ -1,12 +1,12 @@
-"""Emitters by op family, the attribute codec, and Graph → kernel calls. Knows neither torch nor onnx."""
+"""Kinds of kernels by op family, the attribute codec, and Graph → kernel calls. Knows neither torch nor onnx."""
 
 from __future__ import annotations
 
+from pipeline.lowering.attach_kernels import with_kernels
 from pipeline.lowering.attrs import pack, unpack
-from pipeline.lowering.emit import with_kernels
-from pipeline.lowering.emitters import EMITTERS, VIEWS
 from pipeline.lowering.kinds import Kind
 from pipeline.lowering.layout import Layout
 from pipeline.lowering.lower import KernelCall, lower
+from pipeline.lowering.tables import EMITTERS, KINDS
 
-__all__ = ["EMITTERS", "VIEWS", "KernelCall", "Kind", "Layout", "lower", "pack", "unpack", "with_kernels"]
+__all__ = ["EMITTERS", "KINDS", "KernelCall", "Kind", "Layout", "lower", "pack", "unpack", "with_kernels"]

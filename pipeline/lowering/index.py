@@ -2,61 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
-from pipeline.ir.builder import Emitter
-from pipeline.ir.graph import Attr
-from pipeline.lowering.emitter import Specs, axis_in_range, emitter, floating, one_of, same_dtype
+from pipeline.lowering.emitter_factory import OpCall, axis_in_range, floating, kind, one_of, same_dtype, signature
 from pipeline.lowering.kinds import Kind
-from pipeline.lowering.layout import ViewRule
 
-__all__ = ["EMITTERS", "INPLACE", "VIEWS"]
+__all__ = ["KINDS"]
 
 INDEX_DTYPES = ("int32", "int64")
 
 
-def indexed(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+def indexed(call: OpCall) -> str | None:
     """Input 1 holds indices; everything else has the dtype of the data."""
-    if ins[1].dtype not in INDEX_DTYPES:
-        return f"indices of dtype {ins[1].dtype}; expected one of {list(INDEX_DTYPES)}"
-    return same_dtype(attrs, (ins[0], *ins[2:]), outs)
+    data, indices, *rest = call.ins
+    if indices.dtype not in INDEX_DTYPES:
+        return f"indices of dtype {indices.dtype}; expected one of {list(INDEX_DTYPES)}"
+    return same_dtype(replace(call, ins=(data, *rest)))
 
 
-def ranked(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+def ranked(call: OpCall) -> str | None:
     """TopK: the values like the input, then int64 positions."""
-    if outs[1].dtype != "int64":
-        return f"positions of dtype {outs[1].dtype}; expected int64"
-    return same_dtype(attrs, ins, outs[:1])
+    if call.outs[1].dtype != "int64":
+        return f"positions of dtype {call.outs[1].dtype}; expected int64"
+    return same_dtype(replace(call, outs=call.outs[:1]))
 
 
-EMITTERS: dict[str, Emitter] = {
-    "Gather": emitter(Kind.Gather, "axis=i", indexed, axis_in_range(), inputs=2),
-    "GatherElements": emitter(Kind.GatherElements, "axis=i", indexed, axis_in_range(), inputs=2),
-    "GatherND": emitter(Kind.GatherND, "batch_dims=i", indexed, inputs=2),
-    "ScatterND": emitter(
-        Kind.ScatterND, "reduction=s", indexed, one_of("reduction", "none", "add", "mul", "min", "max"), inputs=3
-    ),
-    "ScatterElements": emitter(
-        Kind.ScatterElements,
-        "axis=i,reduction=s",
-        indexed,
-        axis_in_range(),
-        one_of("reduction", "none", "add", "mul", "min", "max"),
-        inputs=3,
-    ),
-    "GridSample": emitter(
-        Kind.GridSample,
-        "mode=s,padding=s,align_corners=?",
-        same_dtype,
-        floating,
-        one_of("mode", "linear", "nearest", "cubic"),
-        one_of("padding", "zeros", "border", "reflection"),
-        inputs=2,
-    ),
-    "TopK": emitter(Kind.TopK, "axis=i,largest=?,k=i", ranked, axis_in_range(), outputs=2),
-}
+ALONG_AXIS = signature(indexed, axis_in_range(), inputs=2)
+REDUCTIONS = one_of("reduction", "none", "add", "mul", "min", "max")
+GRID_SAMPLE = signature(
+    same_dtype,
+    floating,
+    one_of("mode", "linear", "nearest", "cubic"),
+    one_of("padding", "zeros", "border", "reflection"),
+    inputs=2,
+)
 
 # Both scatters start from a copy of their data; written in place, the copy is free.
-INPLACE: dict[str, tuple[int, ...]] = {"ScatterND": (0,), "ScatterElements": (0,)}
-
-VIEWS: dict[str, ViewRule] = {}
+KINDS = (
+    kind(Kind.Gather, ALONG_AXIS, "axis=i"),
+    kind(Kind.GatherElements, ALONG_AXIS, "axis=i"),
+    kind(Kind.GatherND, signature(indexed, inputs=2), "batch_dims=i"),
+    kind(Kind.ScatterND, signature(indexed, REDUCTIONS, inputs=3), "reduction=s", inplace=(0,)),
+    kind(
+        Kind.ScatterElements,
+        signature(indexed, axis_in_range(), REDUCTIONS, inputs=3),
+        "axis=i,reduction=s",
+        inplace=(0,),
+    ),
+    kind(Kind.GridSample, GRID_SAMPLE, "mode=s,padding=s,align_corners=?"),
+    kind(Kind.TopK, signature(ranked, axis_in_range(), outputs=2), "axis=i,largest=?,k=i"),
+)

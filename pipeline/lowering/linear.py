@@ -1,39 +1,48 @@
-"""Matrix products. No kernel here may write over an operand: each output element reads a whole row and column."""
+"""Matrix products, and the recurrent kinds, which are products over time.
+
+No kernel here may write over an operand: each output element reads a whole row and column.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from pipeline.ir.builder import Emitter
-from pipeline.ir.graph import Attr
-from pipeline.lowering.emitter import Specs, emitter, same_dtype
+from pipeline.lowering.emitter_factory import OpCall, floating, kind, one_of, same_dtype, signature
 from pipeline.lowering.kinds import Kind
-from pipeline.lowering.layout import ViewRule
 
-__all__ = ["EMITTERS", "INPLACE", "VIEWS"]
+__all__ = ["KINDS"]
 
 
-def matrices(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+def matrices(call: OpCall) -> str | None:
     """Gemm: two matrices, and a third operand that broadcasts to the product."""
-    del attrs
-    if [ins[0].rank, ins[1].rank, outs[0].rank] != [2, 2, 2]:
-        return f"ranks {ins[0].rank}, {ins[1].rank} → {outs[0].rank}; expected matrices (MatMul takes other ranks)"
-    if len(ins) == 3 and ins[2].rank > 2:
-        return f"operand c has rank {ins[2].rank}; expected at most 2"
+    a, b, out = call.ins[0].rank, call.ins[1].rank, call.outs[0].rank
+    if [a, b, out] != [2, 2, 2]:
+        return f"ranks {a}, {b} → {out}; expected matrices (MatMul takes other ranks)"
+    if len(call.ins) == 3 and call.ins[2].rank > 2:
+        return f"operand c has rank {call.ins[2].rank}; expected at most 2"
     return None
 
 
-def at_least_vectors(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
-    del attrs, outs
-    return None if all(spec.rank for spec in ins) else "a scalar operand; expected rank 1 or more (Mul scales)"
+def at_least_vectors(call: OpCall) -> str | None:
+    return None if all(spec.rank for spec in call.ins) else "a scalar operand; expected rank 1 or more (Mul scales)"
 
 
-EMITTERS: dict[str, Emitter] = {
-    "MatMul": emitter(Kind.MatMul, "", same_dtype, at_least_vectors, inputs=2),
-    "Gemm": emitter(Kind.Gemm, "alpha=f,beta=f,trans_a=?,trans_b=?", same_dtype, matrices, inputs=(2, 3)),
-    "Einsum": emitter(Kind.Einsum, "equation=s", same_dtype, inputs=(1, None)),
-}
+def gates(call: OpCall) -> str | None:
+    """LSTM: W, R and B hold four gates for each direction; the last two inputs are the state before the first step."""
+    ins, directions = call.ins, 2 if call.attrs["direction"] == "bidirectional" else 1
+    batch, features, hidden = ins[0].shape[1], ins[0].shape[2], ins[2].shape[-1]
+    state = (directions, batch, hidden)
+    rows = ins[2].sizes[1] // 4 * 4
+    expected = [(directions, rows, features), (directions, rows, hidden), (directions, 2 * rows), state, state]
+    found = [spec.shape for spec in ins[1:]]
+    return None if found == expected else f"W, R, B and the states have the shapes {found}; expected {expected}"
 
-INPLACE: dict[str, tuple[int, ...]] = {}
 
-VIEWS: dict[str, ViewRule] = {}
+LSTM = signature(
+    same_dtype, floating, one_of("direction", "forward", "reverse", "bidirectional"), gates, inputs=6, outputs=3
+)
+
+KINDS = (
+    kind(Kind.MatMul, signature(same_dtype, at_least_vectors, inputs=2)),
+    kind(Kind.Gemm, signature(same_dtype, matrices, inputs=(2, 3)), "alpha=f,beta=f,trans_a=?,trans_b=?"),
+    kind(Kind.Einsum, signature(same_dtype, inputs=(1, None)), "equation=s"),
+    kind(Kind.LSTM, LSTM, "direction=s"),
+)

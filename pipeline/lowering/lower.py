@@ -12,9 +12,9 @@ from types import MappingProxyType
 
 from pipeline.errors import InternalError, Unsupported
 from pipeline.ir.graph import Graph, KernelSpec, Op, Plain
-from pipeline.lowering.aten import POINTWISE, changed_in_place, turned
-from pipeline.lowering.emitters import INPLACE, VIEWS
+from pipeline.lowering.aten import inplace_of
 from pipeline.lowering.kinds import Kind
+from pipeline.lowering.tables import KINDS
 
 __all__ = ["KernelCall", "lower"]
 
@@ -60,7 +60,7 @@ def _call(op: Op, kernel: KernelSpec) -> KernelCall:
     if inplace:
         facts["inplace"] = inplace
     inputs = op.inputs
-    if Kind(kernel.kind_id).name in VIEWS:
+    if KINDS[Kind(kernel.kind_id).name].view is not None:
         facts["view"] = 0
         inputs = inputs[:1]  # torch's view_as has a second one, of which only the shape counts
     return KernelCall(kernel.kind_id, kernel.attr_schema, kernel.attr_blob, inputs, op.outputs, facts)
@@ -68,10 +68,7 @@ def _call(op: Op, kernel: KernelSpec) -> KernelCall:
 
 def _inplace(op: Op) -> tuple[int, ...]:
     """What the kernel allows; an op may ask for less (`inplace: ()` for never), but not for more."""
-    if turned(op):  # of square sizes an operand looks like the result, and lies otherwise
-        return ()
-    anywhere = tuple(range(len(op.inputs))) if op.kind in POINTWISE else ()
-    allowed = anywhere or INPLACE.get(op.kind) or changed_in_place(op)
+    allowed = KINDS[op.kind].inplace if op.kind in KINDS else inplace_of(op)
     asked = op.constraints.get("inplace", allowed)
     asked = asked if isinstance(asked, tuple) else (asked,)
     beyond = [index for index in asked if index not in allowed]

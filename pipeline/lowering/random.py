@@ -2,61 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
-from pipeline.ir.builder import Emitter
-from pipeline.ir.graph import Attr
-from pipeline.lowering.emitter import Specs, emitter, floating
+from pipeline.lowering.emitter_factory import OpCall, floating, kind, signature
 from pipeline.lowering.kinds import Kind
-from pipeline.lowering.layout import ViewRule
 
-__all__ = ["EMITTERS", "INPLACE", "VIEWS"]
+__all__ = ["KINDS"]
 
 
-def makes_floats(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+def makes_floats(call: OpCall) -> str | None:
     """What is drawn is floating point."""
-    del ins
-    return floating(attrs, outs, outs)
+    return floating(replace(call, ins=call.outs))
 
 
-def same_shape(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+def same_shape(call: OpCall) -> str | None:
     """Every output has the shape of input 0."""
-    del attrs
-    wrong = [out.shape for out in outs if out.shape != ins[0].shape]
-    return f"an output of shape {wrong[0]}; expected {ins[0].shape}" if wrong else None
+    wrong = [out.shape for out in call.outs if out.shape != call.ins[0].shape]
+    return f"an output of shape {wrong[0]}; expected {call.ins[0].shape}" if wrong else None
 
 
-def probability(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+def probability(call: OpCall) -> str | None:
     """The share of elements that Dropout puts to zero; at 1 the others would be scaled by infinity."""
-    del ins, outs
-    ratio = attrs["ratio"]
+    ratio = call.attrs["ratio"]
     return None if isinstance(ratio, float) and 0 <= ratio < 1 else f"attr ratio={ratio}; expected 0 ≤ ratio < 1"
 
 
-def samples(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+def samples(call: OpCall) -> str | None:
     """Multinomial: for each row of log-probabilities a row of places, int32 or int64."""
-    del attrs
-    if ins[0].rank != 2 or outs[0].rank != 2:
-        return f"ranks {ins[0].rank} and {outs[0].rank}; expected rows of log-probabilities, and rows of places"
-    right = outs[0].dtype in ("int32", "int64")
-    return None if right else f"places of dtype {outs[0].dtype}; expected int32 or int64"
+    x, out = call.ins[0], call.outs[0]
+    if x.rank != 2 or out.rank != 2:
+        return f"ranks {x.rank} and {out.rank}; expected rows of log-probabilities, and rows of places"
+    return None if out.dtype in ("int32", "int64") else f"places of dtype {out.dtype}; expected int32 or int64"
 
 
-def masked(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+def masked(call: OpCall) -> str | None:
     """Dropout: a result like the input, and the mask of what was kept."""
-    found = (outs[0].dtype, outs[1].dtype)
-    wanted = (ins[0].dtype, "bool")
-    return same_shape(attrs, ins, outs) if found == wanted else f"outputs of {found}; expected {wanted}"
+    found, wanted = (call.outs[0].dtype, call.outs[1].dtype), (call.ins[0].dtype, "bool")
+    return same_shape(call) if found == wanted else f"outputs of {found}; expected {wanted}"
 
 
-EMITTERS: dict[str, Emitter] = {
-    "RandomNormal": emitter(Kind.RandomNormal, "mean=f,scale=f,seed=i", makes_floats, inputs=0),
-    "RandomUniform": emitter(Kind.RandomUniform, "low=f,high=f,seed=i", makes_floats, inputs=0),
-    "Bernoulli": emitter(Kind.Bernoulli, "seed=i", floating, same_shape),
-    "Multinomial": emitter(Kind.Multinomial, "seed=i", floating, samples),
-    "Dropout": emitter(Kind.Dropout, "ratio=f,seed=i", floating, probability, masked, outputs=2),
-}
-
-INPLACE: dict[str, tuple[int, ...]] = {}
-
-VIEWS: dict[str, ViewRule] = {}
+KINDS = (
+    kind(Kind.RandomNormal, signature(makes_floats, inputs=0), "mean=f,scale=f,seed=i"),
+    kind(Kind.RandomUniform, signature(makes_floats, inputs=0), "low=f,high=f,seed=i"),
+    kind(Kind.Bernoulli, signature(floating, same_shape), "seed=i"),
+    kind(Kind.Multinomial, signature(floating, samples), "seed=i"),
+    kind(Kind.Dropout, signature(floating, probability, masked, outputs=2), "ratio=f,seed=i"),
+)

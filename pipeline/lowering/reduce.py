@@ -1,54 +1,59 @@
-"""Reductions over named axes, arg-reductions, and the running sum."""
+"""Kinds that compute along axes: reductions, the running sum, softmaxes and normalisations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from pipeline.ir.builder import Emitter
-from pipeline.ir.graph import Attr
-from pipeline.lowering.emitter import Specs, axis_in_range, emitter, floating, same_dtype
+from pipeline.lowering.emitter_factory import OpCall, axis_in_range, floating, kind, same_dtype, signature
 from pipeline.lowering.kinds import Kind
-from pipeline.lowering.layout import ViewRule
 
-__all__ = ["EMITTERS", "INPLACE", "VIEWS"]
-
-
-def reduction(kind: Kind) -> Emitter:
-    return emitter(kind, "axes=i[],keepdims=?", same_dtype, some_axes, axis_in_range("axes"))
+__all__ = ["KINDS"]
 
 
-def arg_reduction(kind: Kind) -> Emitter:
-    return emitter(kind, "axis=i,keepdims=?", axis_in_range(), to_int64)
-
-
-def some_axes(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+def some_axes(call: OpCall) -> str | None:
     """No axes means "all" in one front end and "none" in another; here the axes are always spelled out."""
-    del outs
-    if attrs["axes"] or not ins[0].rank:
+    if call.attrs["axes"] or not call.ins[0].rank:
         return None
     return "attr axes=() is ambiguous; spell out every axis, or use Identity where nothing is reduced"
 
 
-def to_int64(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
-    del attrs, ins
-    return None if outs[0].dtype == "int64" else f"output dtype {outs[0].dtype}; expected int64"
+def to_int64(call: OpCall) -> str | None:
+    dtype = call.outs[0].dtype
+    return None if dtype == "int64" else f"output dtype {dtype}; expected int64"
 
 
-EMITTERS: dict[str, Emitter] = {
-    "ReduceSum": reduction(Kind.ReduceSum),
-    "ReduceMean": reduction(Kind.ReduceMean),
-    "ReduceMax": reduction(Kind.ReduceMax),
-    "ReduceMin": reduction(Kind.ReduceMin),
-    "ReduceProd": reduction(Kind.ReduceProd),
-    "ReduceL2": reduction(Kind.ReduceL2),
-    "ReduceLogSumExp": emitter(
-        Kind.ReduceLogSumExp, "axes=i[],keepdims=?", same_dtype, floating, some_axes, axis_in_range("axes")
+REDUCTION = signature(same_dtype, some_axes, axis_in_range("axes"))
+FLOAT_REDUCTION = signature(same_dtype, floating, some_axes, axis_in_range("axes"))
+ARG_REDUCTION = signature(axis_in_range(), to_int64)
+SOFTMAX = signature(same_dtype, floating, axis_in_range())
+GROUPED = signature(same_dtype, floating, inputs=3)
+
+# Torch has no out= form of the normalisations, so their kernels compute into scratch and write the output last: they
+# may write over input 0. Softmax writes its output while it still reads its input, and may not.
+KINDS = (
+    kind(Kind.ReduceSum, REDUCTION, "axes=i[],keepdims=?"),
+    kind(Kind.ReduceMean, REDUCTION, "axes=i[],keepdims=?"),
+    kind(Kind.ReduceMax, REDUCTION, "axes=i[],keepdims=?"),
+    kind(Kind.ReduceMin, REDUCTION, "axes=i[],keepdims=?"),
+    kind(Kind.ReduceProd, REDUCTION, "axes=i[],keepdims=?"),
+    kind(Kind.ReduceL2, REDUCTION, "axes=i[],keepdims=?"),
+    kind(Kind.ReduceLogSumExp, FLOAT_REDUCTION, "axes=i[],keepdims=?"),
+    kind(Kind.ArgMax, ARG_REDUCTION, "axis=i,keepdims=?"),
+    kind(Kind.ArgMin, ARG_REDUCTION, "axis=i,keepdims=?"),
+    kind(Kind.CumSum, signature(same_dtype, axis_in_range()), "axis=i,exclusive=?,reverse=?"),
+    kind(Kind.Softmax, SOFTMAX, "axis=i"),
+    kind(Kind.LogSoftmax, SOFTMAX, "axis=i"),
+    kind(
+        Kind.LayerNormalization,
+        signature(same_dtype, floating, axis_in_range(), inputs=(2, 3)),
+        "axis=i,epsilon=f",
+        inplace=(0,),
     ),
-    "ArgMax": arg_reduction(Kind.ArgMax),
-    "ArgMin": arg_reduction(Kind.ArgMin),
-    "CumSum": emitter(Kind.CumSum, "axis=i,exclusive=?,reverse=?", same_dtype, axis_in_range()),
-}
-
-INPLACE: dict[str, tuple[int, ...]] = {}
-
-VIEWS: dict[str, ViewRule] = {}
+    kind(
+        Kind.RMSNormalization,
+        signature(same_dtype, floating, axis_in_range(), inputs=2),
+        "axis=i,epsilon=f",
+        inplace=(0,),
+    ),
+    kind(Kind.BatchNormalization, signature(floating, inputs=5), "epsilon=f", inplace=(0,)),
+    kind(Kind.InstanceNormalization, GROUPED, "epsilon=f", inplace=(0,)),
+    kind(Kind.GroupNormalization, GROUPED, "groups=i,epsilon=f", inplace=(0,)),
+)

@@ -2,69 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from pipeline.ir.builder import Emitter
-from pipeline.ir.graph import Attr
-from pipeline.lowering.emitter import Specs, axis_in_range, emitter, one_of, same_dtype, sizes_of
+from pipeline.ir.graph import TensorSpec
+from pipeline.lowering.emitter_factory import OpCall, axis_in_range, kind, one_of, same_dtype, signature, sizes_of
 from pipeline.lowering.kinds import Kind
-from pipeline.lowering.layout import Layout, ViewRule
+from pipeline.lowering.layout import Layout
 
-__all__ = ["EMITTERS", "INPLACE", "VIEWS"]
+__all__ = ["KINDS"]
 
-
-def input_rank(ins: Specs, outs: Specs) -> int:
-    del outs
-    return ins[0].rank
+Attrs = Mapping[str, Any]
+Outs = Sequence[TensorSpec]
 
 
-def same_numel(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+def same_numel(call: OpCall) -> str | None:
     """Reshape keeps the number of elements, where both shapes are known."""
-    del attrs
-    if not (ins[0].is_static and outs[0].is_static) or ins[0].numel == outs[0].numel:
+    source, out = call.ins[0], call.outs[0]
+    if not (source.is_static and out.is_static) or source.numel == out.numel:
         return None
-    return f"{ins[0].numel} elements into {list(outs[0].shape)}, which holds {outs[0].numel}"
+    return f"{source.numel} elements into {list(out.shape)}, which holds {out.numel}"
 
 
-def parallel_lists(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
+def parallel_lists(call: OpCall) -> str | None:
     """Slice: one start, end and step per axis, and no step of zero."""
-    del ins, outs
-    lists = [attrs[name] for name in ("starts", "ends", "axes", "steps")]
+    lists = [call.attrs[name] for name in ("starts", "ends", "axes", "steps")]
     if len({len(items) for items in lists if isinstance(items, tuple)}) != 1:
         return "attrs starts, ends, axes and steps differ in length"
     return "attr steps holds 0" if isinstance(lists[3], tuple) and 0 in lists[3] else None
 
 
-def permutation(attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> str | None:
-    del outs
-    perm = attrs["perm"]
-    right = isinstance(perm, tuple) and set(perm) == set(range(ins[0].rank)) and len(perm) == ins[0].rank
-    return None if right else f"attr perm={perm} is no permutation of the {ins[0].rank} axes"
+def permutation(call: OpCall) -> str | None:
+    perm, rank = call.attrs["perm"], call.ins[0].rank
+    right = isinstance(perm, tuple) and set(perm) == set(range(rank)) and len(perm) == rank
+    return None if right else f"attr perm={perm} is no permutation of the {rank} axes"
 
 
-def reshaped(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout] | None:
+def reshaped(_: Attrs, source: Layout, outs: Outs) -> tuple[Layout] | None:
     """Squeeze, Unsqueeze and Flatten are Reshapes too."""
-    del attrs
     layout = source.reshaped(outs[0].sizes)
     return None if layout is None else (layout,)
 
 
-def permuted(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout]:
-    del outs
+def permuted(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout]:
     return (source.permuted(attrs["perm"]),)
 
 
-def pieces(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout, ...]:
-    del outs
+def pieces(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout, ...]:
     starts = accumulate(attrs["sizes"], initial=0)
     return tuple(source.sliced(attrs["axis"], start, size) for start, size in zip(starts, attrs["sizes"], strict=False))
 
 
-def sliced(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout] | None:
+def sliced(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout] | None:
     """Bounds clamp as Python's do. A negative step is a copy, since a stride is not negative."""
-    del outs
     if any(step < 0 for step in attrs["steps"]):
         return None
     for axis, start, end, step in zip(*(attrs[name] for name in ("axes", "starts", "ends", "steps")), strict=True):
@@ -73,81 +64,58 @@ def sliced(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layou
     return (source,)
 
 
-def expanded(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout]:
+def expanded(_: Attrs, source: Layout, outs: Outs) -> tuple[Layout]:
     """ONNX's Expand broadcasts both ways, so the output's shape is the one to follow."""
-    del attrs
     return (source.expanded(outs[0].sizes),)
 
 
-def selected(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout]:
-    del outs
+def selected(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout]:
     return (source.selected(attrs["axis"], attrs["index"]),)
 
 
-def unbound(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout, ...]:
+def unbound(attrs: Attrs, source: Layout, outs: Outs) -> tuple[Layout, ...]:
     return tuple(source.selected(attrs["axis"], index) for index in range(len(outs)))
 
 
-def diagonal(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout]:
-    del outs
+def diagonal(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout]:
     return (source.diagonal(attrs["distance"], attrs["first"], attrs["second"]),)
 
 
-def unfolded(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout]:
-    del outs
+def unfolded(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout]:
     return (source.unfolded(attrs["axis"], attrs["size"], attrs["step"]),)
 
 
-def in_rows(attrs: Mapping[str, Any], source: Layout, outs: Specs) -> tuple[Layout] | None:
+def in_rows(_attrs: Attrs, source: Layout, _outs: Outs) -> tuple[Layout] | None:
     """Contiguous copies what does not lie row after row, so that what reads it is fast."""
-    del attrs, outs
     return (source,) if source.is_contiguous else None
 
 
-EMITTERS: dict[str, Emitter] = {
-    "Reshape": emitter(Kind.Reshape, "shape=i[]", same_dtype, same_numel),
-    "Transpose": emitter(Kind.Transpose, "perm=i[]", same_dtype, permutation),
-    "Concat": emitter(Kind.Concat, "axis=i", same_dtype, axis_in_range(), inputs=(1, None)),
-    "Split": emitter(
-        Kind.Split,
-        "axis=i,sizes=i[]",
-        same_dtype,
-        axis_in_range(),
-        sizes_of("sizes", lambda _, outs: len(outs), "output"),
-        outputs=(1, None),
-    ),
-    "Slice": emitter(
-        Kind.Slice, "starts=i[],ends=i[],axes=i[],steps=i[]", same_dtype, axis_in_range("axes"), parallel_lists
-    ),
-    "Expand": emitter(Kind.Expand, "shape=i[]", same_dtype),
-    "Tile": emitter(Kind.Tile, "repeats=i[]", same_dtype, sizes_of("repeats", input_rank, "axis")),
-    "Pad": emitter(
-        Kind.Pad,
-        "pads=i[],mode=s,value=n",
-        same_dtype,
-        one_of("mode", "constant", "reflect", "edge"),
-        sizes_of("pads", lambda ins, _: 2 * ins[0].rank, "side of an axis"),
-    ),
-    "Select": emitter(Kind.Select, "axis=i,index=i", same_dtype, axis_in_range()),
-    "Unbind": emitter(Kind.Unbind, "axis=i", same_dtype, axis_in_range(), outputs=(0, None)),
-    "Diagonal": emitter(
-        Kind.Diagonal, "distance=i,first=i,second=i", same_dtype, axis_in_range("first"), axis_in_range("second")
-    ),
-    "Unfold": emitter(Kind.Unfold, "axis=i,size=i,step=i", same_dtype, axis_in_range()),
-    "Contiguous": emitter(Kind.Contiguous, "", same_dtype),
-}
+MOVED = signature(same_dtype)
+ON_AXIS = signature(same_dtype, axis_in_range())
+SPLIT = signature(
+    same_dtype, axis_in_range(), sizes_of("sizes", lambda call: len(call.outs), "output"), outputs=(1, None)
+)
+TILE = signature(same_dtype, sizes_of("repeats", lambda call: call.ins[0].rank, "axis"))
+PAD = signature(
+    same_dtype,
+    one_of("mode", "constant", "reflect", "edge"),
+    sizes_of("pads", lambda call: 2 * call.ins[0].rank, "side of an axis"),
+)
+SLICE = signature(same_dtype, axis_in_range("axes"), parallel_lists)
+DIAGONAL = signature(same_dtype, axis_in_range("first"), axis_in_range("second"))
 
-INPLACE: dict[str, tuple[int, ...]] = {}
-
-VIEWS: dict[str, ViewRule] = {
-    "Reshape": reshaped,
-    "Transpose": permuted,
-    "Split": pieces,
-    "Slice": sliced,
-    "Expand": expanded,
-    "Select": selected,
-    "Unbind": unbound,
-    "Diagonal": diagonal,
-    "Unfold": unfolded,
-    "Contiguous": in_rows,
-}
+KINDS = (
+    kind(Kind.Reshape, signature(same_dtype, same_numel), "shape=i[]", view=reshaped),
+    kind(Kind.Transpose, signature(same_dtype, permutation), "perm=i[]", view=permuted),
+    kind(Kind.Concat, signature(same_dtype, axis_in_range(), inputs=(1, None)), "axis=i"),
+    kind(Kind.Split, SPLIT, "axis=i,sizes=i[]", view=pieces),
+    kind(Kind.Slice, SLICE, "starts=i[],ends=i[],axes=i[],steps=i[]", view=sliced),
+    kind(Kind.Expand, MOVED, "shape=i[]", view=expanded),
+    kind(Kind.Tile, TILE, "repeats=i[]"),
+    kind(Kind.Pad, PAD, "pads=i[],mode=s,value=n"),
+    kind(Kind.Select, ON_AXIS, "axis=i,index=i", view=selected),
+    kind(Kind.Unbind, signature(same_dtype, axis_in_range(), outputs=(0, None)), "axis=i", view=unbound),
+    kind(Kind.Diagonal, DIAGONAL, "distance=i,first=i,second=i", view=diagonal),
+    kind(Kind.Unfold, ON_AXIS, "axis=i,size=i,step=i", view=unfolded),
+    kind(Kind.Contiguous, MOVED, view=in_rows),
+)

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.ir.graph import Graph, Role, Value
-from pipeline.lowering import VIEWS, KernelCall, Kind, Layout, unpack
-from pipeline.planning.given import first_layout
-from pipeline.planning.lifetime import Lifetime
+from pipeline.lowering import KINDS, KernelCall, Kind, Layout, unpack
+from pipeline.lowering.layout import first_layout
+from pipeline.planning.arena import Lifetime
 
 __all__ = ["EXTERNAL", "Sharing", "decide_aliases", "find_root", "storage_classes"]
 
@@ -115,8 +115,8 @@ def _views(call: KernelCall, classes: _Classes) -> dict[int, tuple[int, Layout]]
     if not isinstance(position, int) or not _may_share(call, call.in_vids[position], classes):
         return {}
     source, outs = call.in_vids[position], [classes.values[vid].spec for vid in call.out_vids]
-    rule, attrs = VIEWS[Kind(call.kind_id).name], unpack(call.attr_schema, call.attr_blob)
-    layouts = rule(attrs, classes.layouts[source], outs) or ()
+    rule, attrs = KINDS[Kind(call.kind_id).name].view, unpack(call.attr_schema, call.attr_blob)
+    layouts = (rule and rule(attrs, classes.layouts[source], outs)) or ()
     # Sizes that are not the declared ones are for the kernel to stumble over, which names the call.
     if [layout.sizes for layout in layouts] != [out.sizes for out in outs]:
         return {}

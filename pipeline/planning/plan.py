@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from pipeline.errors import InternalError, UsageError
-from pipeline.ir.graph import Graph, Role, Value
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Graph, Role, TensorSpec, Value
 from pipeline.lowering import KernelCall, Layout, lower, with_kernels
+from pipeline.lowering.layout import traced_strides
 from pipeline.planning.alias import EXTERNAL, decide_aliases, find_root, storage_classes
-from pipeline.planning.arena import Block, assign_offsets, live_peak
-from pipeline.planning.given import traced_strides
-from pipeline.planning.lifetime import Lifetime, lifetimes
+from pipeline.planning.arena import Block, Lifetime, assign_offsets, lifetimes, live_peak
 
 __all__ = ["ExecutionPlan", "FeedEntry", "FeedSignature", "Slot", "make_plan"]
 

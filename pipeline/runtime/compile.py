@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
+from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
 from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.aten import in_traced_order
 from pipeline.planning import ExecutionPlan, FeedSignature, check_plan, make_plan
-from pipeline.runtime.blame import place_of
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.fold import folded
+from pipeline.runtime.run_errors import place_of
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.weights import Weights, with_weights
 
@@ -76,8 +77,9 @@ def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgr
         Unsupported: ops without a kernel (all are listed), or a device other than the CPU.
         UsageError: dimensions that are still names, or weights that the graph does not have.
         SourceError: a weight does not fit its declaration.
-        InternalError: the plan did not pass its checker.
+        InternalError: the graph breaks a rule of the IR, or the plan did not pass its checker.
     """
+    check(graph, read_payloads=False)  # bytes that do not fit are named where they are bound
     graph = with_kernels(in_traced_order(folded(with_weights(graph, weights or {}))))
     plan = make_plan(graph, lower(graph))
     check_plan(plan)

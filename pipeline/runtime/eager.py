@@ -15,11 +15,9 @@ from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.runtime import higher_order
-from pipeline.runtime.blame import data_mistake, is_of_data, place_of
-from pipeline.runtime.dtypes import as_tensor, dtype_name
-from pipeline.runtime.lacking import ON_THE_CPU
-from pipeline.runtime.memory import resolved
-from pipeline.runtime.words import argument, operator_of, tensors_in
+from pipeline.runtime.run_errors import data_error, is_data_error, place_of
+from pipeline.runtime.tensors import as_tensor, dtype_name, resolve_views
+from pipeline.runtime.torch_args import CPU_FALLBACKS, argument, find_operator, tensors_in
 
 __all__ = ["EagerResult", "Observer", "Own", "apply", "as_traced", "run_eager"]
 
@@ -92,7 +90,7 @@ def as_traced(tensor: torch.Tensor, value: Value) -> torch.Tensor:
 
     It is itself where it lies so already.
     """
-    tensor = resolved(tensor)
+    tensor = resolve_views(tensor)
     if tuple(tensor.shape) != value.spec.shape:
         return tensor
     if value.strides is None:
@@ -132,10 +130,10 @@ def _applied(graph: Graph, op: Op, ins: Sequence[torch.Tensor], own: Own) -> lis
     try:
         return apply(op, ins, own)
     except (IndexError, RuntimeError) as error:
-        if op.kind in own or op.bodies or not is_of_data(error):
+        if op.kind in own or op.bodies or not is_data_error(error):
             raise
         values = [graph.values[vid] for vid in op.inputs]
-        raise data_mistake(place_of(op), [(value.name, value.spec) for value in values], error) from error
+        raise data_error(place_of(op), [(value.name, value.spec) for value in values], error) from error
 
 
 def _dies(value: Value, op: Op) -> bool:
@@ -156,13 +154,13 @@ def apply(op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
 
 def _operator(kind: str, given: dict[str, Any]) -> Any:
     """By position up to the first argument that was not given, then by name, as the schema asks."""
-    operator = operator_of(kind)
+    operator = find_operator(kind)
     positional: list[Any] = []
     for parameter in operator._schema.arguments:
         if parameter.kwarg_only or parameter.name not in given:
             break
         positional.append(given.pop(parameter.name))
-    return ON_THE_CPU.get(kind, operator)(*positional, **given)
+    return CPU_FALLBACKS.get(kind, operator)(*positional, **given)
 
 
 def _function(body: Graph, own: Own) -> Callable[..., tuple[torch.Tensor, ...]]:

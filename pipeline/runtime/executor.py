@@ -9,17 +9,16 @@ from threading import RLock
 import torch
 
 from pipeline.errors import InternalError, OnnxlineError, SourceError, Unsupported
-from pipeline.ir.graph import Payload
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Payload, TensorSpec
 from pipeline.lowering import KernelCall, Kind, unpack
 from pipeline.planning import ExecutionPlan
-from pipeline.runtime.blame import OtherResult, data_mistake, is_of_data
-from pipeline.runtime.dtypes import torch_dtype
-from pipeline.runtime.kernels import KERNELS, Attrs, Bind, Launch, prepared
+from pipeline.runtime.kernels import KERNELS, Attrs, Bind, Launch, bind_attrs
 from pipeline.runtime.kernels.index import KERNELS as INDEXING
-from pipeline.runtime.late import View, handed_over, late, views_of
+from pipeline.runtime.rebinding import View, find_rebinding, large_outputs, views_of
+from pipeline.runtime.run_errors import ResultMismatch, data_error, is_data_error
 from pipeline.runtime.slots import Feed, bind_arena, bind_feed, bind_weights, refuse_foreign_devices
 from pipeline.runtime.states import States
+from pipeline.runtime.tensors import torch_dtype
 
 __all__ = ["Executor"]
 
@@ -79,9 +78,9 @@ class Executor:
         self._signature = _fed_vids(plan)
         weights = set(self._signature) - inputs
         calls = [step.call for step in self._steps]
-        self._inputs = late(plan, calls, inputs)
-        self._large = late(plan, calls, handed_over(plan), self._inputs.steps)
-        self._weights = late(plan, calls, weights, {*self._inputs.steps, *self._large.steps})
+        self._inputs = find_rebinding(plan, calls, inputs)
+        self._large = find_rebinding(plan, calls, large_outputs(plan), self._inputs.steps)
+        self._weights = find_rebinding(plan, calls, weights, {*self._inputs.steps, *self._large.steps})
         self._in_arena = {vid: self._slots[vid] for vid in self._large.vids}
         self._at: list[int] = []
         """Addresses of the weights of the last feed."""
@@ -221,7 +220,7 @@ class Executor:
     def _failure(self, step: Step, error: Exception) -> OnnxlineError:
         described = self._described(step.index)
         place = self._places[step.index] if self._places else described
-        if isinstance(error, OtherResult):
+        if isinstance(error, ResultMismatch):
             return SourceError(f"{place}: {error}")
         if "not implemented for" in str(error):
             return Unsupported(
@@ -229,9 +228,9 @@ class Executor:
                 "cast to another dtype around it, or run the model by onnxruntime"
             )
         # Shapes were settled when the plan was made, so a gather that fails read an index that is too large.
-        if is_of_data(error) or Kind(step.call.kind_id) in INDEXING:
+        if is_data_error(error) or Kind(step.call.kind_id) in INDEXING:
             slots = [self.plan.slots[vid] for vid in step.call.in_vids]
-            return data_mistake(place, [(slot.name, slot.spec) for slot in slots], error)
+            return data_error(place, [(slot.name, slot.spec) for slot in slots], error)
         return InternalError(f"{described} failed: {error}")
 
     def _prove_shapes(self) -> None:
@@ -253,7 +252,7 @@ class Executor:
         attrs = unpack(call.attr_schema, call.attr_blob)
         unread = [at for at, vid in enumerate(call.out_vids) if vid not in self._read]
         attrs |= {"functional": self._functional, "bodies": self._bodies.get(index, ()), "unread": unread}
-        return Step(index, prepared(kind, attrs), call, attrs)
+        return Step(index, bind_attrs(kind, attrs), call, attrs)
 
     def _fill(self, bound: Mapping[int, torch.Tensor]) -> None:
         for vid, tensor in bound.items():

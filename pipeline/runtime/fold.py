@@ -8,10 +8,10 @@ import torch
 
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir import Graph, Op, Role
-from pipeline.ir.assemble import Facts, Stub, assemble
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.lowering.aten import is_call, memory_order
 from pipeline.lowering.aten.call import HIGHER_ORDER
-from pipeline.planning.given import traced_strides
+from pipeline.lowering.layout import traced_strides
 from pipeline.runtime.eager import apply
 from pipeline.runtime.kernels.aten.call import pure_operator
 from pipeline.runtime.weights import stored_tensor
@@ -66,10 +66,10 @@ def _stored(graph: Graph, vid: int) -> torch.Tensor:
 
 def _with_constants(graph: Graph, ops: list[Op], known: dict[int, torch.Tensor]) -> Graph:
     stubs = [
-        Stub(value.name, value.spec, Role.CONST if value.vid in known else value.role, value.strides)
+        ValueDecl(value.name, value.spec, Role.CONST if value.vid in known else value.role, value.strides)
         for value in graph.values
     ]
     payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
     payloads |= {graph.values[vid].name: TensorPayload(tensor) for vid, tensor in known.items()}
-    facts = Facts(graph.updates, graph.sources, graph.dims, graph.guards)
+    facts = GraphFacts(graph.updates, graph.sources, graph.dims, graph.guards)
     return assemble(graph.name, stubs, ops, graph.inputs, graph.outputs, payloads, facts=facts)

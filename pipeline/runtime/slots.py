@@ -15,8 +15,7 @@ import torch
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.ir.graph import Payload, Role
 from pipeline.planning import ExecutionPlan, FeedEntry, FeedSignature, Slot
-from pipeline.runtime.dtypes import as_tensor, dtype_name, torch_dtype
-from pipeline.runtime.memory import laid
+from pipeline.runtime.tensors import as_tensor, dtype_name, torch_dtype, with_strides
 from pipeline.runtime.weights import stored_tensor
 
 __all__ = ["Feed", "bind_arena", "bind_feed", "bind_weights", "refuse_foreign_devices"]
@@ -100,7 +99,7 @@ def _bind_one(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tenso
             f"input {entry.name!r} is {_shown(tensor)}; expected {spec.dtype}{list(spec.shape)} on {spec.device}: "
             "convert it, or compile the graph for this signature"
         )
-    return laid(tensor, entry.strides)
+    return with_strides(tensor, entry.strides)
 
 
 def _typed(raw: torch.Tensor, slot: Slot) -> torch.Tensor:

@@ -14,9 +14,8 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.ir.graph import Role
 from pipeline.planning import ExecutionPlan, FeedEntry
-from pipeline.runtime.dtypes import torch_dtype
-from pipeline.runtime.memory import room
 from pipeline.runtime.slots import Feed, bind_feed
+from pipeline.runtime.tensors import empty_strided, torch_dtype
 
 __all__ = ["LostStates", "States"]
 
@@ -40,7 +39,8 @@ class States:
         self._initial = {vid: tensor for vid, tensor in initial.items() if vid in plan.updates}
         slots = [plan.slots[vid] for vid in plan.updates if plan.slots[vid].role is Role.STATE]
         self.tensors = {
-            slot.vid: room(slot.spec.sizes, plan.strides(slot.vid), torch_dtype(slot.spec.dtype)) for slot in slots
+            slot.vid: empty_strided(slot.spec.sizes, plan.strides(slot.vid), torch_dtype(slot.spec.dtype))
+            for slot in slots
         }
         self._vids = {slot.name: slot.vid for slot in slots}
         self._missing: set[str] = set()

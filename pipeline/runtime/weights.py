@@ -11,8 +11,7 @@ import torch
 from pipeline.errors import SourceError
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir.graph import Graph, Payload, Value
-from pipeline.runtime.dtypes import as_tensor, dtype_name
-from pipeline.runtime.memory import laid
+from pipeline.runtime.tensors import as_tensor, dtype_name, with_strides
 
 __all__ = ["Weights", "stored_tensor", "with_stored", "with_weights"]
 
@@ -22,8 +21,8 @@ Weights = Mapping[str, torch.Tensor]
 def stored_tensor(payload: Payload, strides: Sequence[int] | None = None) -> torch.Tensor:
     """The payload on the CPU with these strides (None: row after row); its own bytes wherever they lie so already."""
     if isinstance(payload, TensorPayload):
-        return laid(payload.tensor.detach().to("cpu"), strides)
-    return laid(as_tensor(payload.numpy()), strides)
+        return with_strides(payload.tensor.detach().to("cpu"), strides)
+    return with_strides(as_tensor(payload.numpy()), strides)
 
 
 def with_weights(graph: Graph, weights: Weights) -> Graph:

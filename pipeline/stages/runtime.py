@@ -23,7 +23,7 @@ from pipeline.ir.json import to_json
 from pipeline.ir.text import to_text
 from pipeline.planning import to_json as plan_to_json
 from pipeline.report import BackendReport, ExportReport, RuntimeReport
-from pipeline.runtime.blame import DataError
+from pipeline.runtime.run_errors import DataError
 from pipeline.stages.export import key_of_parameter
 from pipeline.stages.weight_free import written_path
 from pipeline.verify.backends import BACKENDS, Backend, Plan, shapes_of

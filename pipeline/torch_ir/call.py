@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from pipeline.ir import Attr, Body, Op, Size, Use, Word
-from pipeline.ir.json_attr import read_attr, write_attr
+from pipeline.ir import Attr, BodyRef, InputRef, Op, SymExpr, TorchConst
+from pipeline.ir.json import read_attr, write_attr
 from pipeline.torch_ir.words import KINDS as KINDS_OF_WORDS
 from pipeline.torch_ir.words import word
 
@@ -59,10 +59,10 @@ def spelled(op: Op, spell: Callable[[Attr], Any]) -> Iterator[tuple[str, Any]]:
     sizes: list[int] = []
     masks: list[list[bool]] = []
     for name, item in op.attrs.items():
-        if isinstance(item, tuple) and any(type(part) is Use for part in item):
-            sizes.append(sum(type(part) is Use for part in item))
+        if isinstance(item, tuple) and any(type(part) is InputRef for part in item):
+            sizes.append(sum(type(part) is InputRef for part in item))
             masks.append([part is None for part in item])
-        elif type(item) is not Use:
+        elif type(item) is not InputRef:
             yield name, spell(item)
     if sizes:
         yield SIZES, sizes
@@ -113,13 +113,13 @@ def _plain(item: Attr) -> Any:
             return item if math.isfinite(item) else repr(item)
         case tuple():
             return [_plain(part) for part in item]
-        case Word("device", name):
+        case TorchConst("device", name):
             return name
-        case Word(kind, name):
+        case TorchConst(kind, name):
             return f"torch.{name}" if kind in KINDS_OF_WORDS else name
-        case Size(expression):
+        case SymExpr(expression):
             return expression
-        case Use(index) | Body(index):
+        case InputRef(index) | BodyRef(index):
             return index
         case complex():
             return [_plain(item.real), _plain(item.imag)]
@@ -137,7 +137,7 @@ def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
         elif argument.kind == "tensors" and SIZES in attrs:
             found[argument.name] = _listed(places, next(sizes, 0), next(masks, None))
         elif argument.kind == "tensor" and (place := next(places, None)) is not None:
-            found[argument.name] = Use(place)
+            found[argument.name] = InputRef(place)
     return found
 
 
@@ -148,7 +148,7 @@ def _read_bare(attrs: Mapping[str, Any]) -> dict[str, Attr]:
 
 def _listed(places: Iterator[int], count: int, mask: Sequence[bool] | None) -> tuple[Attr, ...]:
     absent = mask or [False] * count
-    return tuple(None if empty else Use(next(places, 0)) for empty in absent)
+    return tuple(None if empty else InputRef(next(places, 0)) for empty in absent)
 
 
 def _typed(kind: str, item: Any) -> Attr:
@@ -160,7 +160,7 @@ def _typed(kind: str, item: Any) -> Attr:
 
 
 def _known(item: Attr) -> Attr:
-    if type(item) is Word and item.kind in KINDS_OF_WORDS:
+    if type(item) is TorchConst and item.kind in KINDS_OF_WORDS:
         word(item.kind, item.name)
     return item
 

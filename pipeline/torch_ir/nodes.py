@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pipeline.ir import Attr, Graph, Role, Size, Value, Word
+from pipeline.ir import Attr, Graph, Role, SymExpr, TorchConst, Value
 from pipeline.torch_ir.call import spelled
 from pipeline.torch_ir.words import KINDS
 
@@ -139,11 +139,13 @@ def as_torch(item: Attr) -> Any:
     match item:
         case tuple():
             return [as_torch(part) for part in item]
-        case Word("device", name):
+        case TorchConst("device", name):
             return torch.device(name)
-        case Word(kind, name):  # an operator, as `auto_functionalized` has one, stays a name: it may not be imported
+        case TorchConst(
+            kind, name
+        ):  # an operator, as `auto_functionalized` has one, stays a name: it may not be imported
             return getattr(torch, name) if kind in KINDS else name
-        case Size(expression):
+        case SymExpr(expression):
             return expression
         case _:
             return item
@@ -155,7 +157,7 @@ def as_attr(item: Any) -> Attr:
         return tuple(as_attr(part) for part in item)
     for kind, cls in KINDS.items():
         if isinstance(item, cls):
-            return Word(kind, str(item).removeprefix("torch."))
+            return TorchConst(kind, str(item).removeprefix("torch."))
     return item
 
 

@@ -6,13 +6,13 @@ from functools import cache
 
 import torch
 
-from pipeline.ir import Word
+from pipeline.ir import TorchConst
 
 __all__ = ["KINDS", "word"]
 
 
 @cache  # a model has many, and few that differ
-def word(kind: str, name: str) -> Word:
+def word(kind: str, name: str) -> TorchConst:
     """The dtype, device, layout or memory format `name`, with or without `torch.`.
 
     Raises:
@@ -22,7 +22,7 @@ def word(kind: str, name: str) -> Word:
     found = _device(name) if kind == "device" else getattr(torch, name, None)
     if not isinstance(found, KINDS[kind]):
         raise ValueError(f"torch has no {kind} {name!r}, expected one such as {EXAMPLES[kind]}")
-    return Word(kind, name)
+    return TorchConst(kind, name)
 
 
 def _device(name: str) -> torch.device | None:

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipeline.errors import InternalError, SourceError, Unsupported, UsageError
 from pipeline.importers import from_onnx
-from pipeline.importers.from_onnx.contrib_shapes import SHAPES
-from pipeline.importers.from_onnx.tables import FAMILIES, importers, join
+from pipeline.importers.from_onnx.model import FAMILIES, importers, join
+from pipeline.importers.from_onnx.specs import CONTRIB_SHAPES
 from pipeline.ir import Graph, KernelSpec, check, to_text
 from tests.importers.pictures import imported, model, ops
 
@@ -360,4 +360,4 @@ def test_every_op_type_of_a_table_exists_in_onnx() -> None:
     known = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
     foreign = {kind for kind in importers() if "::" in kind}
     assert set(importers()) - foreign <= known
-    assert foreign == set(SHAPES)
+    assert foreign == set(CONTRIB_SHAPES)

@@ -6,7 +6,20 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from pipeline.ir import DTYPE_BITS, Body, Builder, DimRange, Graph, KernelSpec, Op, Role, Size, TensorSpec, Use, Word
+from pipeline.ir import (
+    DTYPE_BITS,
+    BodyRef,
+    Builder,
+    DimRange,
+    Graph,
+    InputRef,
+    KernelSpec,
+    Op,
+    Role,
+    SymExpr,
+    TensorSpec,
+    TorchConst,
+)
 
 __all__ = ["graphs", "kernel_of"]
 
@@ -16,7 +29,10 @@ PLAIN = st.one_of(
     st.booleans(), INTS, FLOATS, st.text(), *(st.lists(part).map(tuple) for part in (INTS, FLOATS, st.text()))
 )
 NAMED = st.one_of(
-    st.none(), st.complex_numbers(allow_nan=False), st.builds(Word, st.text(), st.text()), st.builds(Size, st.text())
+    st.none(),
+    st.complex_numbers(allow_nan=False),
+    st.builds(TorchConst, st.text(), st.text()),
+    st.builds(SymExpr, st.text()),
 )
 ATTRS = st.recursive(PLAIN | NAMED, lambda part: st.lists(part, max_size=3).map(tuple), max_leaves=5)
 CONSTRAINTS = st.dictionaries(st.text(), PLAIN, max_size=3)
@@ -61,9 +77,9 @@ def spelled(draw: st.DrawFn, op: Op) -> Op:
         return op
     body = Builder(draw(st.text()))
     body = body.build([body.input("x", draw(SPECS))])
-    uses = tuple(Use(index) for index in range(len(op.inputs)))
+    uses = tuple(InputRef(index) for index in range(len(op.inputs)))
     attrs = {key: item for key, item in op.attrs.items() if key not in ("call", "body")}
-    return replace(op, attrs={**attrs, "call": uses, "body": Body(0)}, bodies=(body,), line=draw(st.text()))
+    return replace(op, attrs={**attrs, "call": uses, "body": BodyRef(0)}, bodies=(body,), line=draw(st.text()))
 
 
 def with_facts(draw: st.DrawFn, graph: Graph) -> Graph:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import InternalError
-from pipeline.ir import Body, Builder, DimRange, Graph, Role, TensorSpec, Use, check
+from pipeline.ir import BodyRef, Builder, DimRange, Graph, InputRef, Role, TensorSpec, check
 
 F32 = TensorSpec((2, 3), "float32")
 
@@ -70,10 +70,16 @@ BROKEN = {
     "made over": (lambda g: with_op(g, 1, outputs=(1,)), "%1 'w' names the producer None; its producer is 1"),
     "attribute": (lambda g: with_op(g, 1, attrs={"a": [1]}), "op 1 Relu has the attribute 'a' = [1]"),
     "attribute in a tuple": (lambda g: with_op(g, 1, attrs={"a": (1, (b"",))}), "op 1 Relu has the attribute 'a'"),
-    "call skips an input": (lambda g: with_op(g, 0, attrs={"a": Use(1)}), "op 0 Add has 2 inputs, and its attributes"),
-    "call without a body": (lambda g: with_op(g, 0, attrs={"f": Body(0)}), "op 0 Add has 0 bodies, and its attributes"),
+    "call skips an input": (
+        lambda g: with_op(g, 0, attrs={"a": InputRef(1)}),
+        "op 0 Add has 2 inputs, and its attributes",
+    ),
+    "call without a body": (
+        lambda g: with_op(g, 0, attrs={"f": BodyRef(0)}),
+        "op 0 Add has 0 bodies, and its attrib",
+    ),
     "body": (
-        lambda g: with_op(g, 1, attrs={"x": Use(0), "f": Body(0)}, bodies=(replace(g, inputs=(0, 0)),)),
+        lambda g: with_op(g, 1, attrs={"x": InputRef(0), "f": BodyRef(0)}, bodies=(replace(g, inputs=(0, 0)),)),
         "in op 1 Relu, body 'small': %0 is 2 times a graph input",
     ),
     "update of a weight": (lambda g: replace(g, updates={1: 2}), "%1 'w' has the role param and an update"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import InternalError, Unsupported
-from pipeline.ir import Use
+from pipeline.ir import InputRef
 from pipeline.ir.builder import Builder
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import TensorSpec
 from pipeline.lowering import EMITTERS, Kind, lower, with_kernels
 
 F32 = TensorSpec((3,), "float32")
@@ -43,8 +43,13 @@ def test_an_operand_that_is_read_twice_is_not_changed_in_place() -> None:
     builder = Builder("changed", EMITTERS)
     x, at = builder.input("x", i64), builder.input("at", i64)
     twice, once = (
-        builder.emit(kind, [x, at], [(name, i64)], {"self": Use(0), "dim": 0, "index": Use(1), "source": Use(source)})
-        for name, source in (("twice", 0), ("once", 1))
+        builder.emit(
+            kind,
+            [x, at],
+            [(name, i64)],
+            {"self": InputRef(0), "dim": 0, "index": InputRef(1), "source": InputRef(read)},
+        )
+        for name, read in (("twice", 0), ("once", 1))
     )
     calls = lower(with_kernels(builder.build([*twice, *once])))
     assert [dict(call.constraints) for call in calls] == [{}, {"inplace": (0,)}]

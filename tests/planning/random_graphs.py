@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pipeline.ir.builder import Builder
-from pipeline.ir.graph import Graph
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import EMITTERS
 
 __all__ = ["SHAPES", "Stored", "graphs"]

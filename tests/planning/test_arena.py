@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.planning.arena import Block, assign_offsets, live_peak
-from pipeline.planning.lifetime import Lifetime
+from pipeline.planning.arena import Block, Lifetime, assign_offsets, live_peak
 
 
 @st.composite

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Builder
-from pipeline.ir.graph import Graph, Role
-from pipeline.ir.spec import TensorSpec
-from pipeline.lowering import EMITTERS, VIEWS, Kind, Layout, lower
+from pipeline.ir.graph import Graph, Role, TensorSpec
+from pipeline.lowering import EMITTERS, KINDS, Layout, lower
 from pipeline.planning import ExecutionPlan, check_plan, make_plan
 from pipeline.planning.check import violations
-from pipeline.planning.check.shown import SHOWN
+from pipeline.planning.check.view_semantics import VIEW_INDEX
 from tests.planning.random_graphs import graphs
 
 
@@ -262,7 +261,7 @@ def test_a_result_over_the_root_of_a_piece_that_is_read_later_is_caught() -> Non
 
 
 def test_every_kind_that_may_be_a_view_has_its_definition() -> None:
-    assert {Kind[kind] for kind in VIEWS} == set(SHOWN)
+    assert {row.kind for row in KINDS.values() if row.view is not None} == set(VIEW_INDEX)
 
 
 def test_two_results_of_one_call_on_the_same_bytes_are_caught_even_if_one_is_never_read() -> None:

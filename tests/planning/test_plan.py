@@ -8,11 +8,10 @@ import pytest
 
 from pipeline.errors import InternalError, UsageError
 from pipeline.ir.builder import Builder
-from pipeline.ir.graph import Graph
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import EMITTERS, Layout, lower
 from pipeline.planning import ExecutionPlan, check_plan, make_plan, to_json
-from pipeline.planning.lifetime import Lifetime, lifetimes
+from pipeline.planning.arena import Lifetime, lifetimes
 
 F32 = TensorSpec((16, 16), "float32")  # 1024 bytes
 FLAT = TensorSpec((256,), "float32")

@@ -16,8 +16,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from pipeline.ir.builder import Builder
-from pipeline.ir.graph import Graph
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import EMITTERS
 
 __all__ = ["TOLERANCE", "Case", "assert_close", "expected", "graph_of", "ints", "rand", "spec_of"]

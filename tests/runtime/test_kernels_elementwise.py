@@ -10,9 +10,8 @@ import pytest
 
 from pipeline.export.arrays import to_numpy
 from pipeline.ir.builder import Builder
-from pipeline.ir.spec import TensorSpec
-from pipeline.lowering import EMITTERS
-from pipeline.lowering.elementwise import INPLACE
+from pipeline.ir.graph import TensorSpec
+from pipeline.lowering import EMITTERS, KINDS
 from pipeline.runtime import compile_graph
 from tests.runtime.reference import Case, assert_close, expected, graph_of, ints, rand
 
@@ -99,11 +98,11 @@ def test_like_onnx(case: Case) -> None:
     assert_close(to_numpy(found["out0"]), results[0])
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.kind in INPLACE], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if KINDS[case.kind].inplace], ids=str)
 def test_like_onnx_in_place(case: Case) -> None:
     """Each operand in turn is a tmp value that dies here; where shape and dtype allow it, the result replaces it."""
     results = expected(case)
-    for position in INPLACE[case.kind]:
+    for position in KINDS[case.kind].inplace:
         program = compile_graph(graph_of(case, results, through_tmp=[position]))
         operand = case.inputs[position]
         same = (operand.shape, operand.dtype) == (results[0].shape, results[0].dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.lowering.norm import INPLACE
+from pipeline.lowering import KINDS
 from pipeline.runtime import compile_graph
 from tests.runtime.reference import Case, assert_close, expected, graph_of, ints, rand
 
@@ -81,7 +81,7 @@ def test_like_onnx(case: Case) -> None:
     assert_close(found["out0"].numpy(), results[0])
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.kind in INPLACE], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if KINDS[case.kind].inplace], ids=str)
 def test_like_onnx_in_place(case: Case) -> None:
     results = expected(case)
     program = compile_graph(graph_of(case, results, through_tmp=[0]))

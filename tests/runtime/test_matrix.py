@@ -1,12 +1,13 @@
-"""The tree reads as a matrix: every kind has its emitter and its kernel in the file of the same family."""
+"""The tree reads as a matrix: every kind has its row and its kernel in the file of the same family."""
 
 from __future__ import annotations
 
 import pytest
 
 from pipeline.lowering import Kind
-from pipeline.lowering.emitters import FAMILIES as EMITTER_FAMILIES
-from pipeline.lowering.emitters import INPLACE
+from pipeline.lowering.tables import FAMILIES as ROW_FAMILIES
+from pipeline.lowering.tables import KINDS
+from pipeline.planning.check.view_semantics import VIEW_INDEX
 from pipeline.runtime.kernels import FAMILIES as KERNEL_FAMILIES
 from pipeline.runtime.kernels import KERNELS
 from tests.runtime import test_kernels_elementwise as elementwise
@@ -36,12 +37,12 @@ def family(table: object) -> str:
 
 
 def test_the_families_are_the_same() -> None:
-    assert list(map(family, EMITTER_FAMILIES)) == list(map(family, KERNEL_FAMILIES))
+    assert list(map(family, ROW_FAMILIES)) == list(map(family, KERNEL_FAMILIES))
 
 
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
 def test_every_kind_has_a_kernel_in_its_family(kind: Kind) -> None:
-    emitted = [family(table) for table in EMITTER_FAMILIES if kind.name in table.EMITTERS]
+    emitted = [family(table) for table in ROW_FAMILIES for row in table.KINDS if row.kind is kind]
     run = [family(table) for table in KERNEL_FAMILIES if kind in table.KERNELS]
     assert len(emitted) == 1
     assert run == ([] if kind.name in NO_KERNEL else emitted)
@@ -55,4 +56,8 @@ def test_every_kernel_has_a_case() -> None:
 
 def test_every_in_place_fact_has_a_case() -> None:
     shown = {case.kind for module in (elementwise, norm_reduce, shape_index) for case in module.CASES}
-    assert set(INPLACE) <= shown
+    assert {name for name, row in KINDS.items() if row.inplace} <= shown
+
+
+def test_every_view_rule_has_a_definition_for_the_checker() -> None:
+    assert {row.kind for row in KINDS.values() if row.view is not None} == set(VIEW_INDEX)

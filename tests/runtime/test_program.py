@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InternalError, SourceError, Unsupported, UsageError
 from pipeline.ir.builder import Builder
-from pipeline.ir.graph import Graph
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Graph, TensorSpec
 from pipeline.lowering import EMITTERS
 from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.runtime.executor import Executor

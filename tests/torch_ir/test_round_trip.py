@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pipeline.ir.spec import DTYPE_BITS
+from pipeline.ir.graph import DTYPE_BITS
 from pipeline.torch_ir import IR, SerializationError, deserialize_ir, execute_ir, extract_ir, serialize_ir
 from pipeline.torch_ir.document.constants import read_constant, write_constant
 from tests.torch_ir.models import Cache, MaskedLinear, cache_call

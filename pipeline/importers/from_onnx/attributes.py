@@ -1,12 +1,14 @@
-"""The attributes of an ONNX node, by the type that the reader expects."""
+"""What one ONNX node says: its attributes by the type that the reader expects, its kind, its torch module."""
 
 from __future__ import annotations
+
+import ast
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-__all__ = ["Attributes", "schema_of"]
+__all__ = ["Attributes", "module_path", "op_key", "schema_of"]
 
 
 class Attributes:
@@ -80,3 +82,21 @@ def schema_of(kind: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
         return onnx.defs.get_schema(kind, opset, domain)
     except onnx.defs.SchemaError:
         return None
+
+
+def op_key(domain: str, op_type: str) -> str:
+    """How tables and messages name an op: "Conv", "com.microsoft::Attention"."""
+    return op_type if domain in ("", "ai.onnx") else f"{domain}::{op_type}"
+
+
+def module_path(node: onnx.NodeProto) -> str:
+    """The torch module that `node` was exported from, e.g. "layers.0.attention.q_proj"; "" where it is not written.
+
+    torch's exporter writes the scopes from the root inwards, and after the innermost module the name of the FX node.
+    """
+    written = next((prop.value for prop in node.metadata_props if prop.key == "pkg.torch.onnx.name_scopes"), "")
+    try:
+        scopes = ast.literal_eval(written) if written else []
+    except (SyntaxError, ValueError):
+        return ""
+    return str(scopes[-2]) if isinstance(scopes, list) and len(scopes) > 1 else ""

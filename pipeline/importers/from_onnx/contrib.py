@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.importers.from_onnx.contrib_shapes import qkv_sizes
 from pipeline.importers.from_onnx.node import Node
-from pipeline.ir.spec import TensorSpec
+from pipeline.importers.from_onnx.specs import qkv_sizes
+from pipeline.ir.graph import TensorSpec
 
 __all__ = ["IMPORTERS"]
 

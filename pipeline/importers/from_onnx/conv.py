@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.importers.from_onnx.node import Importer, Node
+from pipeline.importers.from_onnx.node import Importer, Node, direct
 from pipeline.ir.graph import Attr
 
 __all__ = ["IMPORTERS"]
@@ -66,10 +66,6 @@ def average_pool(node: Node) -> None:
         "count_include_pad": node.attributes.flag("count_include_pad"),
     }
     node.emit("AveragePool", node.operands(0), attrs)
-
-
-def global_pool(node: Node) -> None:
-    node.emit(node.kind, node.operands(0))
 
 
 def resize(node: Node) -> None:
@@ -170,8 +166,8 @@ IMPORTERS: dict[str, Importer] = {
     "AveragePool": average_pool,
     "Conv": conv,
     "ConvTranspose": conv_transpose,
-    "GlobalAveragePool": global_pool,
-    "GlobalMaxPool": global_pool,
+    "GlobalAveragePool": direct(),
+    "GlobalMaxPool": direct(),
     "MaxPool": max_pool,
     "Resize": resize,
 }

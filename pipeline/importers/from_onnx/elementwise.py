@@ -6,17 +6,11 @@ import math
 
 import numpy as np
 
-from pipeline.importers.from_onnx.dtypes import dtype_name
-from pipeline.importers.from_onnx.node import Importer, Node
-from pipeline.ir.graph import Attr
-from pipeline.ir.spec import TensorSpec
+from pipeline.importers.from_onnx.node import Importer, Node, direct, read_flag, read_number, read_text
+from pipeline.importers.from_onnx.specs import ir_dtype
+from pipeline.ir.graph import Attr, TensorSpec
 
 __all__ = ["IMPORTERS"]
-
-
-def plain(node: Node) -> None:
-    """The same kind, without attributes."""
-    node.emit(node.kind, node.operands())
 
 
 def passthrough(node: Node) -> None:
@@ -41,20 +35,6 @@ def chained(kind: str) -> Importer:
     return importer
 
 
-def with_numbers(**defaults: float) -> Importer:
-    """The same kind, with float attributes."""
-
-    def importer(node: Node) -> None:
-        attrs = {name: node.attributes.number(name, default) for name, default in defaults.items()}
-        node.emit(node.kind, node.operands(0), attrs)
-
-    return importer
-
-
-def gelu(node: Node) -> None:
-    node.emit("Gelu", node.operands(0), {"approximate": node.attributes.text("approximate", "none")})
-
-
 def swish(node: Node) -> None:
     alpha = node.attributes.number("alpha", 1.0)
     if alpha != 1.0:
@@ -68,12 +48,8 @@ def is_infinite(node: Node) -> None:
     node.emit("IsInf", node.operands(0))
 
 
-def modulo(node: Node) -> None:
-    node.emit("Mod", node.operands(), {"fmod": node.attributes.flag("fmod")})
-
-
 def cast(node: Node) -> None:
-    to = dtype_name(node.attributes.integer("to"), f"the attribute `to` of node {node.name!r}")
+    to = ir_dtype(node.attributes.integer("to"), f"the attribute `to` of node {node.name!r}")
     cast_to(node, to)
 
 
@@ -114,19 +90,19 @@ PLAIN = (
 )  # fmt: skip
 
 IMPORTERS: dict[str, Importer] = {
-    **dict.fromkeys(PLAIN, plain),
+    **dict.fromkeys(PLAIN, direct()),
     "Cast": cast,
     "CastLike": cast_like,
     "Clip": clip,
-    "Elu": with_numbers(alpha=1.0),
-    "Gelu": gelu,
-    "HardSigmoid": with_numbers(alpha=0.2, beta=0.5),
+    "Elu": direct(alpha=read_number("alpha", 1.0)),
+    "Gelu": direct(approximate=read_text("approximate", "none")),
+    "HardSigmoid": direct(alpha=read_number("alpha", 0.2), beta=read_number("beta", 0.5)),
     "Identity": passthrough,
     "IsInf": is_infinite,
-    "LeakyRelu": with_numbers(alpha=0.01),
+    "LeakyRelu": direct(alpha=read_number("alpha", 0.01)),
     "Max": chained("Max"),
     "Min": chained("Min"),
-    "Mod": modulo,
+    "Mod": direct(fmod=read_flag("fmod")),
     "Sum": chained("Add"),
     "Swish": swish,
 }

@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from pipeline.importers.from_onnx.node import Importer, Node
-from pipeline.ir.graph import Attr
-from pipeline.ir.spec import TensorSpec
+from pipeline.importers.from_onnx.node import Importer, Node, direct, read_axis, read_integer, read_text
+from pipeline.ir.graph import Attr, TensorSpec
 
 __all__ = ["IMPORTERS"]
-
-
-def along_axis(node: Node) -> None:
-    """Gather and GatherElements."""
-    node.emit(node.kind, node.operands(), {"axis": node.axis(0)})
-
-
-def gather_nd(node: Node) -> None:
-    node.emit("GatherND", node.operands(), {"batch_dims": node.attributes.integer("batch_dims")})
-
-
-def scatter_nd(node: Node) -> None:
-    node.emit("ScatterND", node.operands(), {"reduction": node.attributes.text("reduction", "none")})
-
-
-def scatter_elements(node: Node) -> None:
-    attrs: dict[str, Attr] = {"axis": node.axis(0), "reduction": node.attributes.text("reduction", "none")}
-    node.emit("ScatterElements", node.operands(), attrs)
 
 
 def one_hot(node: Node) -> None:
@@ -65,12 +46,12 @@ def top_k(node: Node) -> None:
 
 
 IMPORTERS: dict[str, Importer] = {
-    "Gather": along_axis,
-    "GatherElements": along_axis,
-    "GatherND": gather_nd,
+    "Gather": direct(axis=read_axis(0)),
+    "GatherElements": direct(axis=read_axis(0)),
+    "GatherND": direct(batch_dims=read_integer("batch_dims")),
     "GridSample": grid_sample,
     "OneHot": one_hot,
-    "ScatterElements": scatter_elements,
-    "ScatterND": scatter_nd,
+    "ScatterElements": direct(axis=read_axis(0), reduction=read_text("reduction", "none")),
+    "ScatterND": direct(reduction=read_text("reduction", "none")),
     "TopK": top_k,
 }

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import onnx
 
-from pipeline.errors import SourceError, Unsupported
-from pipeline.importers.from_onnx.node import Node
+from pipeline.errors import InternalError, SourceError, Unsupported
+from pipeline.importers.from_onnx import contrib, conv, elementwise, index, linear, random, reduce, shape
+from pipeline.importers.from_onnx.node import Importer, Node, Scope
 from pipeline.importers.from_onnx.resolve import Resolved, resolve
-from pipeline.importers.from_onnx.scope import Scope
-from pipeline.importers.from_onnx.sizes import Sizes
 from pipeline.importers.from_onnx.source import read_source
+from pipeline.importers.from_onnx.specs import Sizes
 from pipeline.importers.from_onnx.stored import read_initializers
-from pipeline.importers.from_onnx.tables import importers
 from pipeline.ir.builder import Builder, Emitter
+from pipeline.ir.check import check
 from pipeline.ir.graph import Graph
 
-__all__ = ["from_onnx"]
+__all__ = ["FAMILIES", "from_onnx", "importers", "join"]
 
 
 def from_onnx(
@@ -69,7 +69,9 @@ def from_onnx(
                     f"node {name!r} ({node.op_type}) has attributes and inputs that do not fit each other: {error}; "
                     "check the length of its lists"
                 ) from error
-    return builder.build([leave(scope, value.name) for value in graph.output])
+    built = builder.build([leave(scope, value.name) for value in graph.output])
+    check(built, read_payloads=False)
+    return built
 
 
 def output_labels(graph: onnx.GraphProto, resolved: Resolved) -> dict[str, str]:
@@ -99,3 +101,36 @@ def leave(scope: Scope, name: str) -> int:
 def value_names(graph: onnx.GraphProto, resolved: Resolved) -> set[str]:
     begin = {item.name for item in (*graph.input, *graph.initializer)}
     return begin | {name for node in resolved.nodes for name in node.output}
+
+
+def importers() -> dict[str, Importer]:
+    """Op type → the function that imports it. Shape, Size, Range and Constant have none: they are numbers by then."""
+    return join(FAMILIES)
+
+
+def join(families: Mapping[str, Mapping[str, Importer]]) -> dict[str, Importer]:
+    """One table of all `families`.
+
+    Raises:
+        InternalError: two families have the same op type.
+    """
+    table: dict[str, Importer] = {}
+    owner: dict[str, str] = {}
+    for family, entries in families.items():
+        for kind, importer in entries.items():
+            if kind in table:
+                raise InternalError(f"op type {kind} is in the tables of {owner[kind]} and {family}; keep one of them")
+            table[kind], owner[kind] = importer, family
+    return table
+
+
+FAMILIES: dict[str, Mapping[str, Importer]] = {
+    "elementwise": elementwise.IMPORTERS,
+    "linear": linear.IMPORTERS,
+    "conv": conv.IMPORTERS,
+    "reduce": reduce.IMPORTERS,
+    "shape": shape.IMPORTERS,
+    "index": index.IMPORTERS,
+    "random": random.IMPORTERS,
+    "contrib": contrib.IMPORTERS,
+}

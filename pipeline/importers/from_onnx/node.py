@@ -1,4 +1,8 @@
-"""One ONNX node, as the family files see it: operands, constants and attributes in; IR ops out."""
+"""One ONNX node, as the family files see it: operands, constants and attributes in; IR ops out.
+
+Names become vids in a Scope. A stored value joins the graph when an op first reads it, so what only gave a shape or a
+bound is not in the graph.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,116 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 import numpy as np
 import onnx
 
-from pipeline.errors import SourceError, Unsupported
-from pipeline.importers.from_onnx.attributes import Attributes, schema_of
-from pipeline.importers.from_onnx.pieces import Pieces
-from pipeline.importers.from_onnx.scope import Scope
-from pipeline.importers.from_onnx.source import op_key
-from pipeline.importers.from_onnx.unsupported import module_path
-from pipeline.ir.graph import Attr
-from pipeline.ir.spec import TensorSpec
+from pipeline.errors import InternalError, SourceError, Unsupported
+from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
+from pipeline.importers.from_onnx.resolve import Resolved
+from pipeline.importers.from_onnx.stored import ArrayPayload
+from pipeline.ir.builder import Builder
+from pipeline.ir.graph import Attr, TensorSpec
 
-__all__ = ["Importer", "Node"]
+__all__ = [
+    "Importer",
+    "Node",
+    "Scope",
+    "direct",
+    "read_axis",
+    "read_flag",
+    "read_integer",
+    "read_number",
+    "read_text",
+]
+
+
+class Scope:
+    """Names → vids, over one Builder."""
+
+    def __init__(self, builder: Builder, resolved: Resolved, labels: Mapping[str, str], taken: set[str]) -> None:
+        self.resolved = resolved
+        self._builder = builder
+        self._labels = labels
+        """Values that get another name than the model's: what a graph output is an Identity of."""
+        self._taken = taken
+        self._vids: dict[str, int] = {}
+        self._names: list[str] = []
+
+    def input(self, name: str) -> None:
+        self._bind_new(name, self._builder.input(name, self.resolved.specs[name]), name)
+
+    def bind(self, name: str, vid: int) -> None:
+        """Say that `name` means the value `vid`."""
+        self._vids[name] = vid
+
+    def vid(self, name: str) -> int:
+        """The value that `name` means; a param or const joins the graph here.
+
+        Raises:
+            InternalError: no importer has bound the name.
+        """
+        name = self.resolved.root(name)
+        if name in self._vids:
+            return self._vids[name]
+        if name in self.resolved.stored:
+            item = self.resolved.stored[name]
+            add = self._builder.param if item.trainable else self._builder.const
+            return self._bind_new(name, add(name, item.spec, item.payload), name)
+        if name in self.resolved.constants:
+            return self.constant(name, self.resolved.constants[name])
+        raise InternalError(f"{name!r} is read, but the node that makes it was not imported")
+
+    def knows(self, name: str) -> bool:
+        """Whether `name` means something by now."""
+        name = self.resolved.root(name)
+        if not name or name in self.resolved.pieces:
+            return True
+        return name in self._vids or name in self.resolved.stored or name in self.resolved.constants
+
+    def constant(self, name: str, array: np.ndarray) -> int:
+        """Add a const that the importer made."""
+        spec = TensorSpec(array.shape, array.dtype.name)
+        return self._bind_new(name, self._builder.const(name, spec, ArrayPayload(array)), name)
+
+    def emit(
+        self,
+        kind: str,
+        inputs: Sequence[int],
+        outputs: Sequence[tuple[str, TensorSpec]],
+        attrs: Mapping[str, Attr],
+        name: str,
+        origin: str,
+    ) -> tuple[int, ...]:
+        """Add an op. An output whose name is a value of the model is bound to it."""
+        labelled = [(self._labels.get(label, label), spec) for label, spec in outputs]
+        try:
+            made = self._builder.emit(kind, inputs, labelled, attrs, name=name, origin=origin)
+        except InternalError as error:  # the rules of the IR's kinds, which ONNX's inference does not all know
+            first = name or outputs[0][0]
+            raise SourceError(f"node {first!r} cannot be a {error}; check its inputs and attributes") from error
+        for (label, _), (written, _), vid in zip(outputs, labelled, made, strict=True):
+            self._bind_new(label, vid, written)
+        return made
+
+    def spec(self, vid: int) -> TensorSpec:
+        return self._builder.spec(vid)
+
+    def name(self, vid: int) -> str:
+        """The name of a value in the graph."""
+        return self._names[vid]
+
+    def fresh(self, base: str) -> str:
+        """A name that no value of the model or of the graph has."""
+        name, count = base, 0
+        while name in self._taken:
+            name, count = f"{base}.{count}", count + 1
+        self._taken.add(name)
+        return name
+
+    def _bind_new(self, name: str, vid: int, written: str) -> int:
+        if vid != len(self._names):
+            raise InternalError(f"value {written!r} has vid {vid}, expected {len(self._names)}")
+        self._vids[name] = vid
+        self._names.append(written)
+        self._taken.update((name, written))
+        return vid
 
 
 class Node:
@@ -33,7 +137,7 @@ class Node:
         self.attributes = Attributes(proto)
         self.input_names = given(proto.input)
         self.output_names = given(proto.output)
-        self._scope = scope
+        self.scope = scope
         self._read = read
         self._taken: set[int] = set()
         """Inputs that were asked for."""
@@ -64,13 +168,13 @@ class Node:
         if left := [index for index in range(len(self.input_names)) if self.has(index) and index not in self._taken]:
             raise self.refusal(f"its input {left[0]}, {self.input_names[left[0]]!r}, is not handled")
         for name in self.output_names:
-            if name in self._read and not self._scope.knows(name):
+            if name in self._read and not self.scope.knows(name):
                 raise self.refusal(f"its output {name!r} is read, and it is not made")
 
     def operand(self, index: int) -> int:
         """The vid of input `index`."""
         self._taken.add(index)
-        return self._scope.vid(self.input_names[index])
+        return self.scope.vid(self.input_names[index])
 
     def operands(self, *indices: int) -> list[int]:
         """The vids of the inputs that are given: all, or those at `indices`."""
@@ -79,16 +183,16 @@ class Node:
     def spec(self, index: int) -> TensorSpec:
         """Shape and dtype of input `index`."""
         self._taken.add(index)
-        return self._scope.resolved.specs[self.input_names[index]]
+        return self.scope.resolved.specs[self.input_names[index]]
 
     def output(self, index: int = 0) -> TensorSpec:
         """Shape and dtype of output `index`."""
-        return self._scope.resolved.specs[self.output_names[index]]
+        return self.scope.resolved.specs[self.output_names[index]]
 
     def constant(self, index: int) -> np.ndarray | None:
         """The numbers of input `index`; None if it is left out, or known only at run time."""
         self._taken.add(index)
-        return self._scope.resolved.constant(self.input_names[index]) if self.has(index) else None
+        return self.scope.resolved.constant(self.input_names[index]) if self.has(index) else None
 
     def need_constant(self, index: int, what: str) -> np.ndarray:
         """The numbers of input `index`, which says `what`.
@@ -126,7 +230,7 @@ class Node:
 
     def emit(self, kind: str, inputs: Sequence[int], attrs: Mapping[str, Attr] | None = None) -> None:
         """Add the op that makes every output of this node."""
-        outputs = [(name, self._scope.resolved.specs[name]) for name in self.output_names]
+        outputs = [(name, self.scope.resolved.specs[name]) for name in self.output_names]
         self.make(kind, inputs, outputs, attrs)
 
     def emit_first(self, kind: str, inputs: Sequence[int], attrs: Mapping[str, Attr] | None = None) -> None:
@@ -152,34 +256,25 @@ class Node:
         attrs: Mapping[str, Attr] | None = None,
     ) -> tuple[int, ...]:
         """Add an op with the given outputs (name, spec), and return their vids."""
-        return self._scope.emit(kind, inputs, outputs, attrs or {}, self.name, self._origin)
+        return self.scope.emit(kind, inputs, outputs, attrs or {}, self.name, self._origin)
 
     def constant_operand(self, array: np.ndarray) -> int:
         """The vid of a new const that holds `array`."""
-        return self._scope.constant(self.fresh(f"{self.output_names[0]}.value"), array)
+        return self.scope.constant(self.fresh(f"{self.output_names[0]}.value"), array)
 
     def alias(self, vid: int) -> None:
         """Output 0 is the value `vid`; no op is added."""
-        self._scope.bind(self.output_names[0], vid)
-
-    def bind(self, name: str, vid: int) -> None:
-        self._scope.bind(name, vid)
-
-    def vid(self, name: str) -> int:
-        return self._scope.vid(name)
+        self.scope.bind(self.output_names[0], vid)
 
     def vid_spec(self, vid: int) -> TensorSpec:
-        return self._scope.spec(vid)
+        return self.scope.spec(vid)
 
     def fresh(self, base: str) -> str:
-        return self._scope.fresh(base)
+        return self.scope.fresh(base)
 
     def is_read(self, index: int) -> bool:
         """Whether something reads output `index`."""
         return index < len(self.output_names) and self.output_names[index] in self._read
-
-    def pieces(self, name: str) -> Pieces:
-        return self._scope.resolved.pieces[name]
 
     def refusal(self, why: str) -> Unsupported:
         """The error to raise when this node, of a kind that is known, is one of its odd cases."""
@@ -192,6 +287,39 @@ class Node:
 
 Importer = Callable[[Node], None]
 """What a family file has for an op type: it adds the ops that make the node's outputs."""
+
+
+Reader = Callable[[Node], Attr]
+"""How a row of a table reads an attribute of the op from the node."""
+
+
+def direct(**attrs: Reader) -> Importer:
+    """The op of the same kind on the same inputs, with attributes that are read so."""
+
+    def importer(node: Node) -> None:
+        node.emit(node.kind, node.operands(), {name: read(node) for name, read in attrs.items()})
+
+    return importer
+
+
+def read_axis(default: int) -> Reader:
+    return lambda node: node.axis(default)
+
+
+def read_integer(name: str, default: int = 0) -> Reader:
+    return lambda node: node.attributes.integer(name, default)
+
+
+def read_flag(name: str, default: bool = False) -> Reader:
+    return lambda node: node.attributes.flag(name, default)
+
+
+def read_number(name: str, default: float = 0.0) -> Reader:
+    return lambda node: node.attributes.number(name, default)
+
+
+def read_text(name: str, default: str = "") -> Reader:
+    return lambda node: node.attributes.text(name, default)
 
 
 def given(names: Sequence[str]) -> tuple[str, ...]:

@@ -8,8 +8,7 @@ import zlib
 import numpy as np
 
 from pipeline.importers.from_onnx.node import Importer, Node
-from pipeline.ir.graph import Attr
-from pipeline.ir.spec import TensorSpec
+from pipeline.ir.graph import Attr, TensorSpec
 
 __all__ = ["IMPORTERS"]
 

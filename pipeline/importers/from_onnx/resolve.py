@@ -1,30 +1,27 @@
 """Find out, before any op is built, what every value is: its static spec, and its numbers where they are small.
 
 One walk in the order of the nodes. A node of known numbers is folded; of every other one the outputs' shapes are
-inferred from its inputs, and what inference cannot say is taken from the model's own value_info.
+inferred from its inputs, and what inference cannot say is taken from the model's own value_info. An If whose condition
+is known is the branch that it takes: torch exports `squeeze` as one, asking for the shape.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from pipeline.errors import SourceError, Unsupported, UsageError
-from pipeline.importers.from_onnx.attributes import Attributes, schema_of
-from pipeline.importers.from_onnx.branches import branch_nodes
-from pipeline.importers.from_onnx.contrib_shapes import SHAPES
+from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
-from pipeline.importers.from_onnx.infer import declared, infer
-from pipeline.importers.from_onnx.pieces import Pieces, split_pieces
-from pipeline.importers.from_onnx.sizes import Sizes
-from pipeline.importers.from_onnx.source import Source, op_key
+from pipeline.importers.from_onnx.source import Source
+from pipeline.importers.from_onnx.specs import CONTRIB_SHAPES, Pieces, Sizes, declared, infer, split_pieces
 from pipeline.importers.from_onnx.stored import Stored
-from pipeline.importers.from_onnx.unsupported import refuse_all
-from pipeline.ir.spec import DTYPE_BITS, TensorSpec
+from pipeline.ir.graph import DTYPE_BITS, TensorSpec
 
 __all__ = ["Resolved", "resolve"]
 
@@ -183,7 +180,7 @@ class Resolver:
         specs = {name: self._found.specs[name] for name in names if name in self._found.specs}
         if len(specs) < len(names) or not all(spec.is_static for spec in specs.values()):
             return {}
-        if (shapes := SHAPES.get(op_key(node.domain, node.op_type))) is not None:
+        if (shapes := CONTRIB_SHAPES.get(op_key(node.domain, node.op_type))) is not None:
             return shapes(node, specs)
         small = {name: array for name in names if (array := self._found.small(name)) is not None}
         return infer(node, self._opset, specs, small)
@@ -241,6 +238,72 @@ class Resolver:
         return name in self._found.specs or name in self._open or name in self._found.pieces
 
 
+def branch_nodes(node: onnx.NodeProto, taken: bool, fresh: Callable[[str], str]) -> list[onnx.NodeProto]:
+    """The nodes of the branch that the If `node` takes, to stand in its place; the model's own are left as they are.
+
+    Initializers become Constant nodes, and the If's outputs are Identities of the branch's. `fresh` gives the name for
+    a value of the branch: the branches of two Ifs may use the same one.
+    """
+    wanted = "then_branch" if taken else "else_branch"
+    branch = next(attribute.g for attribute in node.attribute if attribute.name == wanted)
+    made = [tensor.name for tensor in branch.initializer] + [name for one in branch.node for name in one.output if name]
+    names = {name: fresh(name) for name in made}
+    nodes = [
+        helper.make_node("Constant", [], [names[tensor.name]], name=tensor.name, value=tensor)
+        for tensor in branch.initializer
+    ]
+    nodes += [_renamed(one, names) for one in branch.node]
+    nodes += [
+        helper.make_node("Identity", [names.get(inner.name, inner.name)], [outer], name=node.name)
+        for inner, outer in zip(branch.output, node.output, strict=True)
+        if outer
+    ]
+    return nodes
+
+
+def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    """A copy under new names, inside of its own branches too; what those make shadows nothing, so says ONNX."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    _rename(copy, names)
+    return copy
+
+
+def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    node.input[:] = [names.get(name, name) for name in node.input]
+    node.output[:] = [names.get(name, name) for name in node.output]
+    for attribute in node.attribute:
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            for inner in graph.node:
+                _rename(inner, names)
+            for output in graph.output:
+                output.name = names.get(output.name, output.name)
+
+
+def refuse_all(nodes: Iterable[onnx.NodeProto], graph: str) -> None:
+    """Raise Unsupported for `nodes`: each op type, how often it occurs, and where."""
+    places: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        places.setdefault(op_key(node.domain, node.op_type), []).append(node)
+    lines = [
+        f"  - {kind}{KIND_NOTES.get(kind, '')}: {len(found)} × at {list_places(found)}"
+        for kind, found in sorted(places.items())
+    ]
+    raise Unsupported(
+        f"the model {graph!r} has {len(places)} op type{'s' if len(places) > 1 else ''} that onnxline cannot import:\n"
+        + "\n".join(lines)
+        + "\n"
+        "Expected ops of the tables in pipeline/importers/from_onnx, or nodes that fold because their inputs are "
+        "constants. Rewrite or skip the pass that made them, or add a function to the family file.",
+        operators=sorted(places),
+    )
+
+
+def list_places(nodes: list[onnx.NodeProto]) -> str:
+    first = [f"{node.name or node.output[0]!r}{f' in {path}' if (path := module_path(node)) else ''}" for node in nodes]
+    return ", ".join(first[:3]) + (", …" if len(first) > 3 else "")
+
+
 def refuse_open(values: Mapping[str, str], sizes: Sizes) -> None:
     left = sizes.missing()
     advice = (
@@ -264,3 +327,4 @@ def read_size(spec: TensorSpec, _: Attributes) -> np.ndarray:
 
 SHAPE_READERS = {"Shape": read_shape, "Size": read_size}
 NUMBERS = frozenset((*SHAPE_READERS, *FOLDERS))
+KIND_NOTES = {"If": " (its condition is known only at run time)"}

@@ -1,13 +1,15 @@
-"""Ops that move elements without reading their numbers. Shapes, axes and bounds are attributes, never inputs."""
+"""Ops that move elements without reading their numbers. Shapes, axes and bounds are attributes, never inputs.
+
+SplitToSequence and SequenceAt with constant places are a Split: torch exports GPT-2's q, k, v that way.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from pipeline.importers.from_onnx.attributes import Attributes
-from pipeline.importers.from_onnx.node import Importer, Node
-from pipeline.ir.graph import Attr
-from pipeline.ir.spec import TensorSpec
+from pipeline.importers.from_onnx.node import Importer, Node, direct, read_axis
+from pipeline.ir.graph import Attr, TensorSpec
 
 __all__ = ["IMPORTERS"]
 
@@ -26,10 +28,6 @@ def expand(node: Node) -> None:
 def transpose(node: Node) -> None:
     perm = node.attributes.integers("perm") or tuple(reversed(range(node.spec(0).rank)))
     node.emit("Transpose", node.operands(0), {"perm": perm})
-
-
-def concat(node: Node) -> None:
-    node.emit("Concat", node.operands(), {"axis": node.axis(0)})
 
 
 def split(node: Node) -> None:
@@ -148,8 +146,32 @@ def fill(attributes: Attributes) -> np.ndarray:
     return np.zeros((), np.float32) if value is None else value.reshape(())
 
 
+def split_to_sequence(node: Node) -> None:
+    sequence = node.output_names[0]
+    node.attributes.settle("axis", "keepdims")  # in the pieces
+    node.settle_inputs(1)
+    pieces = node.scope.resolved.pieces[sequence]
+    names = [pieces.names.get(place) or node.fresh(f"{sequence}.{place}") for place in range(len(pieces.sizes))]
+    squeezed = pieces.parts != pieces.items
+    outputs = [(node.fresh(name) if squeezed else name, part) for name, part in zip(names, pieces.parts, strict=True)]
+    made = node.make("Split", [node.operand(0)], outputs, {"axis": pieces.axis, "sizes": pieces.sizes})
+    for name, item, vid in zip(names, pieces.items, made, strict=True):
+        if squeezed:
+            (vid,) = node.make("Reshape", [vid], [(name, item)], {"shape": item.sizes})
+        node.scope.bind(name, vid)
+
+
+def sequence_at(node: Node) -> None:
+    pieces = node.scope.resolved.pieces[node.input_names[0]]
+    node.settle_inputs(0)
+    index = range(len(pieces.items))[int(node.need_constant(1, "the place").item())]
+    first = pieces.names[index]
+    if first != node.output_names[0]:
+        node.alias(node.scope.vid(first))
+
+
 IMPORTERS: dict[str, Importer] = {
-    "Concat": concat,
+    "Concat": direct(axis=read_axis(0)),
     "ConstantOfShape": constant_of_shape,
     "DepthToSpace": depth_to_space,
     "Expand": expand,
@@ -157,8 +179,10 @@ IMPORTERS: dict[str, Importer] = {
     "Pad": pad,
     "Reshape": reshape,
     "Slice": slices,
+    "SequenceAt": sequence_at,
     "SpaceToDepth": space_to_depth,
     "Split": split,
+    "SplitToSequence": split_to_sequence,
     "Squeeze": reshape,
     "Tile": tile,
     "Transpose": transpose,

@@ -15,9 +15,9 @@ from passes.model.external_data import ExternalFiles
 from passes.model.stand_ins import inline
 from passes.model.weights import inner_tensors
 from pipeline.errors import SourceError, Unsupported
-from pipeline.importers.from_onnx.attributes import schema_of
+from pipeline.importers.from_onnx.attributes import op_key, schema_of
 
-__all__ = ["OLDEST_OPSET", "Source", "op_key", "read_source"]
+__all__ = ["OLDEST_OPSET", "Source", "read_source"]
 
 OLDEST_OPSET = 7
 """The first opset with numpy's broadcasting; before it, Add and Mul mean something else."""
@@ -126,11 +126,6 @@ def _without_function(model: onnx.ModelProto, name: str, opset: int) -> onnx.Mod
     # code says so by errors of any kind; the operator is refused where it is imported.
     except Exception:
         return model
-
-
-def op_key(domain: str, op_type: str) -> str:
-    """How tables and messages name an op: "Conv", "com.microsoft::Attention"."""
-    return op_type if domain in ("", "ai.onnx") else f"{domain}::{op_type}"
 
 
 KEPT = frozenset({"Range"})

@@ -15,9 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from passes.load.external import entry_of, file_in
 from pipeline.errors import SourceError, UsageError
-from pipeline.importers.from_onnx.dtypes import dtype_name
-from pipeline.ir.graph import Payload
-from pipeline.ir.spec import TensorSpec
+from pipeline.importers.from_onnx.specs import ir_dtype
+from pipeline.ir.graph import Payload, TensorSpec
 
 __all__ = ["ArrayPayload", "FilePayload", "ProtoPayload", "Stored", "read_initializers"]
 
@@ -103,7 +102,7 @@ def read_initializers(
     stored = {}
     for proto in graph.initializer:
         name = proto.name
-        spec = TensorSpec(tuple(proto.dims), dtype_name(proto.data_type, f"initializer {name!r}"))
+        spec = TensorSpec(tuple(proto.dims), ir_dtype(proto.data_type, f"initializer {name!r}"))
         learns = name in trainable or any(fnmatchcase(name, pattern) for pattern in trainable)
         stored[name] = Stored(name, spec, payload_of(proto, folder), learns)
     return stored

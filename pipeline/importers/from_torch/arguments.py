@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.operators import Operator
-from pipeline.ir import Attr, Body, Graph, Use, Word
+from pipeline.ir import Attr, BodyRef, Graph, InputRef, TorchConst
 
 __all__ = ["Arguments", "Meaning", "Number", "Several"]
 
@@ -69,16 +69,16 @@ class Arguments:
             return tuple((key, self._item(part)) for key, part in item.items())
         for types, word in WORDS:
             if isinstance(item, types):
-                return Word(word, str(item).removeprefix("torch."))
+                return TorchConst(word, str(item).removeprefix("torch."))
         raise Unsupported(f"an argument of type {kind.__name__} ({item!r}); the IR holds tensors, numbers and names")
 
     def _of(self, meaning: Meaning) -> Attr:
         if type(meaning) is int:
             self.inputs.append(meaning)
-            return Use(len(self.inputs) - 1)
+            return InputRef(len(self.inputs) - 1)
         if isinstance(meaning, Graph):
             self.bodies.append(meaning)
-            return Body(len(self.bodies) - 1)
+            return BodyRef(len(self.bodies) - 1)
         if isinstance(meaning, Several):
             return tuple(None if vid is None else self._of(vid) for vid in meaning.vids)
         return meaning.item if isinstance(meaning, Number) else None

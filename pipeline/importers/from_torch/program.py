@@ -15,7 +15,7 @@ from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.importers.from_torch.region import Region
 from pipeline.importers.from_torch.tensors import Tensors
 from pipeline.ir import Graph, Payload, Role
-from pipeline.ir.assemble import Facts
+from pipeline.ir.builder import GraphFacts
 
 __all__ = ["from_torch"]
 
@@ -62,7 +62,7 @@ def from_torch(
             sources[vid] = (spec.target, *(tied or {}).get(spec.target, ()))
     region.read()
     outputs, updates = _leaving(program, region, targets)
-    facts = Facts(updates, sources, ranges(program, dims), guards(program, dims))
+    facts = GraphFacts(updates, sources, ranges(program, dims), guards(program, dims))
     return region.graph(name, inputs, outputs, facts)
 
 

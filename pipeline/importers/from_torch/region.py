@@ -17,9 +17,9 @@ from pipeline.importers.from_torch.operators import operator_of
 from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.importers.from_torch.place import line_of, module_of
 from pipeline.importers.from_torch.tensors import Tensors, contiguous
-from pipeline.ir import Attr, Body, Graph, Op, Payload, Role, TensorSpec
-from pipeline.ir.assemble import Facts, Stub, assemble
-from pipeline.ir.attr import parts
+from pipeline.ir import Attr, BodyRef, Graph, Op, Payload, Role, TensorSpec
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
+from pipeline.ir.graph import parts
 
 __all__ = ["Region"]
 
@@ -37,7 +37,7 @@ class Region:
         placeholders = [node.name for node in module.graph.nodes if node.op == "placeholder"]
         self._given = {name: f"arg{index}" if is_body else name for index, name in enumerate(placeholders)}
         self._names = Names(self._given.values())
-        self._stubs: list[Stub] = []
+        self._stubs: list[ValueDecl] = []
         self._ops: list[Op] = []
         self._payloads: dict[str, Payload] = {}
         self._meanings: dict[Node, Meaning] = {}
@@ -72,7 +72,7 @@ class Region:
         """What `node` stands for; a number of Python stands for itself."""
         return self._meanings[node] if isinstance(node, Node) else Number(node)
 
-    def graph(self, name: str, inputs: Sequence[int], outputs: Sequence[int], facts: Facts | None = None) -> Graph:
+    def graph(self, name: str, inputs: Sequence[int], outputs: Sequence[int], facts: GraphFacts | None = None) -> Graph:
         return assemble(name, self._stubs, self._ops, inputs, outputs, self._payloads, facts=facts)
 
     def _call(self, node: Node) -> Meaning:
@@ -177,7 +177,7 @@ def _refuse_other_orders(node: Node) -> None:
 def _named(bodies: Sequence[Graph], attrs: Mapping[str, Attr]) -> Iterator[Graph]:
     """Called as the argument is (`true_fn`): torch counts bodies through the whole program."""
     for index, body in enumerate(bodies):
-        yield replace(body, name=next(name for name, item in attrs.items() if Body(index) in parts(item)))
+        yield replace(body, name=next(name for name, item in attrs.items() if BodyRef(index) in parts(item)))
 
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

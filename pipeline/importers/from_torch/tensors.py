@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pipeline.errors import Unsupported
-from pipeline.ir import DTYPE_BITS, Dim, Role, Size, TensorSpec
-from pipeline.ir.assemble import Stub
+from pipeline.ir import DTYPE_BITS, Dim, Role, SymExpr, TensorSpec
+from pipeline.ir.builder import ValueDecl
 
 __all__ = ["Tensors", "contiguous"]
 
@@ -29,7 +29,7 @@ class Tensors:
         self._dims = dims
         self._seen: dict[tuple[object, ...], Described] = {}
 
-    def stub(self, name: str, tensor: torch.Tensor, role: Role) -> Stub:
+    def stub(self, name: str, tensor: torch.Tensor, role: Role) -> ValueDecl:
         """The value `name`, as `tensor` describes it.
 
         Raises:
@@ -39,16 +39,16 @@ class Tensors:
         described = self._seen.get(key)
         if described is None:
             described = self._seen[key] = self._described(name, tensor)
-        return Stub(name, described[0], role, described[1])
+        return ValueDecl(name, described[0], role, described[1])
 
-    def size(self, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> Size | int:
+    def size(self, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> SymExpr | int:
         """A number, or how it follows from named dims.
 
         Raises:
             Unsupported: it follows from the numbers in a tensor.
         """
         dim = self._dim(number)
-        return Size(dim) if isinstance(dim, str) else dim
+        return SymExpr(dim) if isinstance(dim, str) else dim
 
     def _described(self, name: str, tensor: torch.Tensor) -> Described:
         dtype = str(tensor.dtype).removeprefix("torch.")

@@ -1,7 +1,11 @@
 """The kinds Aten and HigherOrder: an operator of torch by its name, with its arguments by theirs.
 
 The arguments are text, since only text holds None, nested lists, names of dtypes, infinities and complex numbers: JSON
-as `pipeline.ir.json_attr` writes an attribute.
+as `pipeline.ir.json` writes an attribute.
+
+Some results may be written over an operand that dies. Elementwise operators read what they overwrite first, and the
+planner asks for one shape and dtype, so a broadcast operand drops out by itself. Operators such as `index_copy` give
+their first operand, changed in some places: written over it, nothing is copied but what changes (a KV cache).
 """
 
 from __future__ import annotations
@@ -9,19 +13,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import partial
+from typing import Final
 
 from pipeline.ir.builder import Emitter
-from pipeline.ir.graph import Attr, KernelSpec
-from pipeline.ir.json_attr import write_attr
-from pipeline.lowering.aten.order import ORDERS
-from pipeline.lowering.aten.shape import as_view
-from pipeline.lowering.emitter import Specs, emitter
+from pipeline.ir.graph import Attr, InputRef, KernelSpec, Op, parts
+from pipeline.ir.json import write_attr
+from pipeline.lowering.aten.order import ORDERS, turned
+from pipeline.lowering.aten.views import as_view
+from pipeline.lowering.emitter_factory import Specs, kind, signature
 from pipeline.lowering.kinds import Kind
-from pipeline.lowering.layout import ViewRule
 
-__all__ = ["EMITTERS", "INPLACE", "VIEWS", "emitter_of", "is_call"]
+__all__ = ["HIGHER_ORDER", "KINDS", "emitter_of", "inplace_of", "is_call"]
 
 HIGHER_ORDER = "higher_order."
+
+ANY = signature(inputs=(0, None), outputs=(0, None))
+ATEN = kind(Kind.Aten, ANY, "op=s,call=s,orders=s")
+BODIES = kind(Kind.HigherOrder, ANY, "op=s,call=s")
+KINDS = (ATEN, BODIES)
 
 
 def is_call(kind: str) -> bool:
@@ -41,15 +50,63 @@ def _emit(kind: str, attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> Kern
     call = {name: write_attr(item) for name, item in attrs.items() if name != ORDERS}
     found: dict[str, Attr] = {"op": kind, "call": json.dumps(call, separators=(",", ":"))}
     if kind.startswith(HIGHER_ORDER):
-        return EMITTERS["HigherOrder"](found, ins, outs)
-    return EMITTERS["Aten"]({**found, "orders": json.dumps(attrs.get(ORDERS, ()))}, ins, outs)
+        return BODIES.emit(found, ins, outs)
+    return ATEN.emit({**found, "orders": json.dumps(attrs.get(ORDERS, ()))}, ins, outs)
 
 
-EMITTERS: dict[str, Emitter] = {
-    "Aten": emitter(Kind.Aten, "op=s,call=s,orders=s", inputs=(0, None), outputs=(0, None)),
-    "HigherOrder": emitter(Kind.HigherOrder, "op=s,call=s", inputs=(0, None), outputs=(0, None)),
-}
+def inplace_of(op: Op) -> tuple[int, ...]:
+    """The inputs whose storage the first result of an operator of torch may take."""
+    if turned(op):  # of square sizes an operand looks like the result, and lies otherwise
+        return ()
+    if op.kind in POINTWISE:
+        return tuple(range(len(op.inputs)))
+    reads = [part.index for item in op.attrs.values() for part in parts(item) if isinstance(part, InputRef)]
+    return (0,) if op.kind in CHANGED and op.attrs.get("self") == InputRef(0) and reads.count(0) == 1 else ()
 
-INPLACE: dict[str, tuple[int, ...]] = {}
 
-VIEWS: dict[str, ViewRule] = {}
+OF_ONE_OR_TWO_TENSORS = """
+add sub mul div eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor fmod remainder
+"""
+
+OF_TENSORS = """
+abs acos asin atan bitwise_not ceil clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1 floor gelu
+hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logical_not mish neg reciprocal relu relu6 round rsqrt
+sigmoid sign silu sin sinh softplus sqrt square tan tanh trunc
+addcdiv addcmul atan2 logical_and logical_or logical_xor maximum minimum
+"""
+
+POINTWISE: Final = frozenset(
+    [
+        *(f"aten.{name}.{overload}" for name in OF_ONE_OR_TWO_TENSORS.split() for overload in ("Tensor", "Scalar")),
+        *(f"aten.{name}.default" for name in OF_TENSORS.split()),
+        "aten.clamp.Tensor",
+        "aten.div.Tensor_mode",
+        "aten.masked_fill.Scalar",
+        "aten.pow.Tensor_Scalar",
+        "aten.pow.Tensor_Tensor",
+        "aten.where.self",
+    ]
+)
+"""Operators of which element i of the result depends on elements i of the operands only."""
+
+CHANGED: Final = frozenset(
+    {
+        "aten.copy.default",
+        "aten.fill.Scalar",
+        "aten.fill.Tensor",
+        "aten.index_add.default",
+        "aten.index_copy.default",
+        "aten.index_fill.int_Scalar",
+        "aten.index_fill.int_Tensor",
+        "aten.index_put.default",
+        "aten.masked_fill.Tensor",
+        "aten.masked_scatter.default",
+        "aten.scatter.src",
+        "aten.scatter.value",
+        "aten.scatter_add.default",
+        "aten.select_scatter.default",
+        "aten.slice_scatter.default",
+        "aten.zero.default",
+    }
+)
+"""Operators whose result is their first operand, changed in some places."""

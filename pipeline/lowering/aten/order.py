@@ -5,7 +5,7 @@ the operator itself, whose result has its axes in the order of memory, and a Tra
 the operator writes as it writes in eager torch, what reads it finds the strides that it finds there, and a reshape that
 is a view there is one here.
 
-Inputs and stored values lie as they lay in the trace anyhow (`pipeline.planning.given`). An `as_strided` of one, which
+Inputs and stored values lie as they lay in the trace anyhow (`pipeline.lowering.layout`). An `as_strided` of one, which
 counts through its memory, gets its axes in the order of memory.
 """
 
@@ -14,11 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipeline.ir.assemble import Facts, Stub, assemble
-from pipeline.ir.attr import Attr
-from pipeline.ir.graph import Graph, Op, Role, Value
-from pipeline.ir.spec import TensorSpec
-from pipeline.lowering.aten.shape import as_view
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
+from pipeline.ir.graph import Attr, Graph, Op, Role, TensorSpec, Value
+from pipeline.lowering.aten.views import as_view
 
 __all__ = ["AS_STRIDED", "ORDERS", "in_traced_order", "memory_order", "turned"]
 
@@ -30,7 +28,7 @@ ORDERS = "orders of axes"
 
 def in_traced_order(graph: Graph) -> Graph:
     """The same values under the same vids; the stored ones come after them. Bodies are rewritten too."""
-    stubs = [Stub(value.name, value.spec, value.role, value.strides) for value in graph.values]
+    stubs = [ValueDecl(value.name, value.spec, value.role, value.strides) for value in graph.values]
     ops: list[Op] = []
     for op in graph.ops:
         op = _of_memory(graph, replace(op, bodies=tuple(map(in_traced_order, op.bodies))), stubs, ops)
@@ -47,7 +45,7 @@ def in_traced_order(graph: Graph) -> Graph:
             if made != vid:
                 ops.append(Op(len(ops), "Transpose", (made,), (vid,), {"perm": perm}, name=op.name, origin=op.origin))
     payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
-    facts = Facts(graph.updates, graph.sources, graph.dims, graph.guards)
+    facts = GraphFacts(graph.updates, graph.sources, graph.dims, graph.guards)
     return assemble(graph.name, stubs, ops, graph.inputs, graph.outputs, payloads, facts=facts)
 
 
@@ -57,7 +55,7 @@ def turned(op: Op) -> bool:
     return isinstance(orders, tuple) and any(orders)
 
 
-def _of_memory(graph: Graph, op: Op, stubs: list[Stub], ops: list[Op]) -> Op:
+def _of_memory(graph: Graph, op: Op, stubs: list[ValueDecl], ops: list[Op]) -> Op:
     """`op`; an `as_strided` of a given value that lay in another order counts through a Transpose of it."""
     given = graph.values[op.inputs[0]] if op.inputs else None
     if op.kind != AS_STRIDED or given is None or given.producer is not None:
@@ -70,7 +68,7 @@ def _of_memory(graph: Graph, op: Op, stubs: list[Stub], ops: list[Op]) -> Op:
     return replace(op, inputs=(rows, *op.inputs[1:]))
 
 
-def _is_computed(stubs: Sequence[Stub], op: Op, outs: Sequence[Value]) -> bool:
+def _is_computed(stubs: Sequence[ValueDecl], op: Op, outs: Sequence[Value]) -> bool:
     """Views have no storage of their own to put in order."""
     if not op.kind.startswith("aten.") or not all(out.spec.is_static for out in outs):
         return False
@@ -95,10 +93,10 @@ def memory_order(value: Value) -> tuple[int, ...] | None:
     return None if order == list(range(len(sizes))) else tuple(order)
 
 
-def _stored(stubs: list[Stub], vid: int, order: Sequence[int]) -> int:
+def _stored(stubs: list[ValueDecl], vid: int, order: Sequence[int]) -> int:
     stub = stubs[vid]
     spec = TensorSpec(tuple(stub.spec.shape[axis] for axis in order), stub.spec.dtype, stub.spec.device)
-    stubs.append(Stub(f"{stub.name} as stored", spec, Role.TMP))
+    stubs.append(ValueDecl(f"{stub.name} as stored", spec, Role.TMP))
     return len(stubs) - 1
 
 

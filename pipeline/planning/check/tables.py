@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.planning.check.places import apart, roots_of, rows, span
+from pipeline.planning.check.shadow_memory import apart, roots_of, rows, span
 from pipeline.planning.plan import ExecutionPlan, Slot
 
 __all__ = ["GIVEN", "outside", "wrong_tables"]

@@ -11,10 +11,9 @@ import json
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
 from pipeline.lowering import KernelCall, Kind, unpack
-from pipeline.planning.check.intact import Intact
-from pipeline.planning.check.places import ARENA, Place, place, roots_of, rows, strides_of
-from pipeline.planning.check.shown import shows_its_operand
+from pipeline.planning.check.shadow_memory import ARENA, Intact, Place, place, roots_of, rows, strides_of
 from pipeline.planning.check.tables import GIVEN, outside, wrong_tables
+from pipeline.planning.check.view_semantics import shows_its_operand
 from pipeline.planning.plan import ExecutionPlan
 
 __all__ = ["check_plan", "violations"]

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeline.lowering import Kind
-from pipeline.lowering.emitters import join
-from pipeline.runtime.kernels import aten, conv, elementwise, index, linear, norm, random, recurrent, reduce, shape
+from pipeline.lowering.tables import join
+from pipeline.runtime.kernels import aten, conv, elementwise, index, linear, random, reduce, shape
 from pipeline.runtime.kernels.base import Attrs, Bind, Kernel, Launch
 
-__all__ = ["KERNELS", "Attrs", "Bind", "Kernel", "Launch", "prepared"]
+__all__ = ["FAMILIES", "KERNELS", "Attrs", "Bind", "Kernel", "Launch", "bind_attrs"]
 
-FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent, random, aten)
+FAMILIES = (elementwise, linear, conv, reduce, shape, index, random, aten)
 
 KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)
 
 
-def prepared(kind: Kind, attrs: Attrs) -> Bind:
+def bind_attrs(kind: Kind, attrs: Attrs) -> Bind:
     """The kernel of `kind` with what can be decided by its attributes alone."""
-    if kind in aten.PREPARED:
-        return aten.PREPARED[kind](attrs)
+    if kind is Kind.Aten:
+        return aten.bind_attrs(attrs)
     kernel = KERNELS[kind]
     return lambda ins, outs: kernel(ins, outs, attrs)

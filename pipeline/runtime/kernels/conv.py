@@ -80,13 +80,11 @@ def average_pool(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     torch.div(average, share, out=outs[0])
 
 
-def global_average_pool(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    del attrs
+def global_average_pool(ins: Ins, outs: Outs, _: Attrs) -> None:
     torch.mean(ins[0], dim=list(range(2, ins[0].dim())), keepdim=True, out=outs[0])
 
 
-def global_max_pool(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    del attrs
+def global_max_pool(ins: Ins, outs: Outs, _: Attrs) -> None:
     torch.amax(ins[0], dim=list(range(2, ins[0].dim())), keepdim=True, out=outs[0])
 
 

@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matrix products, and the recurrent kinds: products in a loop over time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each
 
 __all__ = ["KERNELS"]
 
+BACKWARDS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
-def matmul(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+
+def matmul(ins: Ins, outs: Outs, _: Attrs) -> Launch:
     """A vector is a row on the left and a column on the right, as in numpy; torch's out= is unreliable for vectors."""
-    del attrs
     (a, b), out = ins, outs[0]
     if b.dim() == 1:
         b, out = b.unsqueeze(1), out.unsqueeze(-1)
@@ -66,4 +67,26 @@ def _scalar(value: float, like: torch.Tensor) -> float | int:
     return value if like.is_floating_point() else int(value)
 
 
-KERNELS: dict[Kind, Kernel] = {Kind.MatMul: matmul, Kind.Gemm: gemm, Kind.Einsum: each_time(einsum)}
+def lstm(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+    """Gates in ONNX's order: input, output, forget, cell. B holds the bias of the input, then that of the state."""
+    x, weights, recurrences, biases, first_hidden, first_cell = ins
+    every, last_hidden, last_cell = outs
+    for index, backwards in enumerate(BACKWARDS[attrs["direction"]]):
+        recurrence, bias = recurrences[index].T, biases[index].reshape(2, -1).sum(0)
+        of_input = torch.matmul(x, weights[index].T) + bias
+        hidden, cell = first_hidden[index], first_cell[index]
+        for step in reversed(range(len(x))) if backwards else range(len(x)):
+            gates = torch.addmm(of_input[step], hidden, recurrence)
+            enter, leave, forget, candidate = gates.chunk(4, dim=1)
+            cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(candidate)
+            hidden = torch.sigmoid(leave) * torch.tanh(cell)
+            every[step, index] = hidden
+        last_hidden[index], last_cell[index] = hidden, cell
+
+
+KERNELS: dict[Kind, Kernel] = {
+    Kind.MatMul: matmul,
+    Kind.Gemm: gemm,
+    Kind.Einsum: each_time(einsum),
+    Kind.LSTM: each_time(lstm),
+}

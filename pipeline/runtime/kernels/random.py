@@ -13,14 +13,12 @@ from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Outs, each_time
 __all__ = ["KERNELS"]
 
 
-def normal(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    del ins
+def normal(_: Ins, outs: Outs, attrs: Attrs) -> None:
     outs[0].normal_(attrs["mean"], attrs["scale"], generator=_generator(attrs))
 
 
-def uniform(ins: Ins, outs: Outs, attrs: Attrs) -> None:
+def uniform(_: Ins, outs: Outs, attrs: Attrs) -> None:
     """From `low` on, and below `high`. Drawn between 0 and 1: torch refuses ranges that a small dtype cannot span."""
-    del ins
     drawn = torch.rand(outs[0].shape, generator=_generator(attrs), dtype=torch.float64)
     outs[0].copy_(attrs["low"] + (attrs["high"] - attrs["low"]) * drawn)
 

@@ -12,9 +12,8 @@ from pipeline.runtime.kernels.base import Attrs, Ins, Kernel, Launch, Outs, each
 __all__ = ["KERNELS"]
 
 
-def reshape(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+def reshape(ins: Ins, outs: Outs, _: Attrs) -> Launch:
     """Runs only where the output is no view: it is a graph output, say, or the input's strides do not allow it."""
-    del attrs
     return partial(outs[0].view(ins[0].shape).copy_, ins[0])
 
 
@@ -47,9 +46,8 @@ def _flip_into(out: torch.Tensor, x: torch.Tensor, axes: list[int]) -> None:
     out.copy_(x.flip(axes))
 
 
-def expand(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+def expand(ins: Ins, outs: Outs, _: Attrs) -> Launch:
     """ONNX's Expand broadcasts both ways, so the output's shape is the one to follow."""
-    del attrs
     return partial(outs[0].copy_, ins[0].expand(outs[0].shape))
 
 
@@ -109,8 +107,7 @@ def unfold(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     return partial(outs[0].copy_, ins[0].unfold(attrs["axis"], attrs["size"], attrs["step"]))
 
 
-def contiguous(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    del attrs
+def contiguous(ins: Ins, outs: Outs, _: Attrs) -> Launch:
     return partial(outs[0].copy_, ins[0])
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from pipeline.importers.from_torch.payload import holds_values
-from pipeline.ir.spec import DTYPE_BITS
-from pipeline.runtime.memory import resolved
+from pipeline.ir.graph import DTYPE_BITS
+from pipeline.runtime.tensors import resolve_views
 from pipeline.torch_ir.document.expected import Unexpected, as_expected, is_text, text, whole_shape
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.given import a_type
@@ -119,7 +119,7 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def settled(tensor: torch.Tensor) -> torch.Tensor:
     """The numbers on the CPU, without a conjugation or a sign that is still to come."""
-    return resolved(tensor.detach()).cpu()
+    return resolve_views(tensor.detach()).cpu()
 
 
 def _spanned(tensor: torch.Tensor) -> torch.Tensor:

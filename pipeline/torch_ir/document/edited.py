@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pipeline.ir import Graph, Op
-from pipeline.ir.json_attr import write_attr
+from pipeline.ir.json import write_attr
 from pipeline.torch_ir.call import MASKS, SIZES, read_call, spelled
 from pipeline.torch_ir.document.alike import alike
 from pipeline.torch_ir.document.expected import Unexpected, as_expected, is_list, is_object, is_text

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipeline.importers.from_torch.payload import TensorPayload
-from pipeline.ir import Attr, Dim, Graph, Op, Payload, Role, Size, TensorSpec
-from pipeline.ir.assemble import Facts, Stub, assemble
-from pipeline.ir.attr import parts
+from pipeline.ir import Attr, Dim, Graph, Op, Payload, Role, SymExpr, TensorSpec
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
+from pipeline.ir.graph import parts
 from pipeline.torch_ir.call import read_call
 from pipeline.torch_ir.document.constants import read_constant
 from pipeline.torch_ir.document.dims import dims_in, read_dims
@@ -39,7 +39,7 @@ class Reader:
         self.where = "the top level"
         self.dims = dims
         """The names that a shape may speak of."""
-        self.stubs: list[Stub] = []
+        self.stubs: list[ValueDecl] = []
         self.ops: list[Op] = []
         self.sources: dict[int, tuple[str, ...]] = {}
         self._vids: dict[str, int] = {}
@@ -104,7 +104,7 @@ class Reader:
         strides = strides_of(tensor)
         if strides is not None:
             self._known("strides", strides)
-        self.stubs.append(Stub(name, spec, role, strides))
+        self.stubs.append(ValueDecl(name, spec, role, strides))
         self._vids[name] = vid = len(self.stubs) - 1
         return vid
 
@@ -174,7 +174,7 @@ class Reader:
         call = read_call(kind, inputs, node)
         if "call" in node:
             for name, item in call.items():
-                self._known(name, tuple(part.expression for part in parts(item) if type(part) is Size))
+                self._known(name, tuple(part.expression for part in parts(item) if type(part) is SymExpr))
         hold_call(kind, inputs, call, call if "call" in node else attrs, self.whole)
         return call
 
@@ -191,9 +191,9 @@ class Reader:
         self.where = at
         return tuple(found)
 
-    def facts(self, data: Data) -> Facts:
+    def facts(self, data: Data) -> GraphFacts:
         self.where = "updates"
-        return Facts(
+        return GraphFacts(
             {self.vid(name): self.vid(after) for name, after in mapping(data, "updates").items()},
             self.sources,
             *read_dims(data),

@@ -9,7 +9,7 @@ import torch
 
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir import Graph, Payload, Role
-from pipeline.ir.assemble import assemble
+from pipeline.ir.builder import assemble
 from pipeline.torch_ir.document.expected import TEXT, refused
 from pipeline.torch_ir.document.reader import Reader
 

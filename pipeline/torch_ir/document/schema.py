@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from pipeline.ir import Attr, Size, Use, Word
+from pipeline.ir import Attr, InputRef, SymExpr, TorchConst
 from pipeline.torch_ir.call import MASKS, SIZES, Argument, arguments
 from pipeline.torch_ir.document.expected import LIMIT, Unexpected
 
@@ -31,7 +31,7 @@ class Slot:
             return all(type(part) in self.each and self.holds(part) for part in item)
         if not self.holds(item):
             return False
-        if type(item) is Word:
+        if type(item) is TorchConst:
             return item.kind == self.argument.kind or object in self.alone
         return type(item) in self.alone or object in self.alone
 
@@ -56,10 +56,10 @@ def hold_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collec
             raise Unexpected(f"{kind}: found the argument {name!r}, expected only {', '.join(slots)}")
     used: list[int] = []
     for name, item in attrs.items():
-        if type(item) is Use:
+        if type(item) is InputRef:
             used.append(item.index)
         elif type(item) is tuple:
-            used += [part.index for part in item if type(part) is Use]
+            used += [part.index for part in item if type(part) is InputRef]
         if (type(item) not in slots[name].alone or type(item) is int) and not slots[name].takes(item):
             raise Unexpected(f"{kind}: {name}: found {_shown(item)}, expected {slots[name].argument.type}")
     if whole and not required <= attrs.keys():
@@ -87,11 +87,11 @@ def _slot(argument: Argument) -> Slot:
     if not is_list:
         return Slot(argument, TYPES.get(type_, ANYTHING) | none, frozenset())
     part, holes = _inner(part, "Optional[")
-    each = frozenset({Use}) if part == "Tensor" else TYPES.get(part, ANYTHING)
+    each = frozenset({InputRef}) if part == "Tensor" else TYPES.get(part, ANYTHING)
     if each is ANYTHING:
         return Slot(argument, ANYTHING, frozenset())
     # a number alone stands for as many as there are dims
-    return Slot(argument, each - {Use} | none, each | {type(None)} if holes else each)
+    return Slot(argument, each - {InputRef} | none, each | {type(None)} if holes else each)
 
 
 def _inner(type_: str, outer: str) -> tuple[str, bool]:
@@ -100,16 +100,16 @@ def _inner(type_: str, outer: str) -> tuple[str, bool]:
 
 
 def _shown(item: Attr) -> str:
-    if type(item) is Use:
+    if type(item) is InputRef:
         return "a tensor"
-    return "null" if item is None else str(item.name if type(item) is Word else repr(item))[:60]
+    return "null" if item is None else str(item.name if type(item) is TorchConst else repr(item))[:60]
 
 
 LISTS = frozenset({SIZES, MASKS})
 
 ANYTHING: frozenset[type] = frozenset({object})
 
-NUMBERS: frozenset[type] = frozenset({bool, int, Use, Size})
+NUMBERS: frozenset[type] = frozenset({bool, int, InputRef, SymExpr})
 """torch takes a tensor of one element where a number stands, and a size for one."""
 
 TYPES: dict[str, frozenset[type]] = {

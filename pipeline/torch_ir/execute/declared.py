@@ -14,10 +14,10 @@ import torch
 
 from pipeline.ir import Graph, Op, TensorSpec
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
-from pipeline.lowering.aten.shape import MOVES
-from pipeline.runtime.blame import place_of
-from pipeline.runtime.dtypes import dtype_name, torch_dtype
+from pipeline.lowering.aten.views import MOVES
 from pipeline.runtime.eager import apply
+from pipeline.runtime.run_errors import place_of
+from pipeline.runtime.tensors import dtype_name, torch_dtype
 from pipeline.torch_ir.call import arguments
 from pipeline.torch_ir.errors import ExecutionError
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from pipeline.ir import Graph, Op, Use
-from pipeline.ir.attr import parts
-from pipeline.runtime.words import operator_of
+from pipeline.ir import Graph, InputRef, Op
+from pipeline.ir.graph import parts
+from pipeline.runtime.torch_args import find_operator
 from pipeline.torch_ir.errors import ExecutionError
 
 __all__ = ["refuse_unspelled", "unspelled"]
@@ -31,7 +31,7 @@ def refuse_unspelled(ops: Sequence[Op]) -> None:
         ExecutionError: it has one by now.
     """
     for op in ops:
-        operator_of(op.kind)
+        find_operator(op.kind)
         raise ExecutionError(
             f"node {op.name!r}: {op.kind} was not there when the IR was read, so nobody knows which tensor is which "
             "argument: import the module that defines it first, then load the IR"
@@ -39,4 +39,4 @@ def refuse_unspelled(ops: Sequence[Op]) -> None:
 
 
 def _gives_tensors(op: Op) -> bool:
-    return any(type(part) is Use for item in op.attrs.values() for part in parts(item))
+    return any(type(part) is InputRef for item in op.attrs.values() for part in parts(item))

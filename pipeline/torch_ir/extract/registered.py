@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from pipeline.errors import InternalError
 from pipeline.ir import Graph, Op, TensorSpec, check
-from pipeline.ir.assemble import Facts, Stub, assemble
-from pipeline.ir.attr import Attr, Use, parts
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
+from pipeline.ir.graph import Attr, InputRef, parts
 from pipeline.torch_ir.call import read_call, resolve, spelled
 from pipeline.torch_ir.document.expected import Unexpected
 from pipeline.torch_ir.document.schema import hold_call
@@ -45,11 +45,11 @@ def _converted(graph: Graph, registry: Registry) -> Graph:
         ops.append(_op(op, node, vids, specs, registry))
     _refuse_twins(ops)
     stubs = [
-        Stub(value.name, spec, value.role, value.strides if spec.shape == value.spec.shape else None)
+        ValueDecl(value.name, spec, value.role, value.strides if spec.shape == value.spec.shape else None)
         for value, spec in zip(graph.values, specs, strict=True)
     ]
     payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
-    facts = Facts(graph.updates, graph.sources, graph.dims, graph.guards)
+    facts = GraphFacts(graph.updates, graph.sources, graph.dims, graph.guards)
     return assemble(graph.name, stubs, ops, graph.inputs, graph.outputs, payloads, facts=facts)
 
 
@@ -99,7 +99,7 @@ def _attrs(whose: str, op: Op, made: OpNode, inputs: tuple[int, ...]) -> dict[st
         except Unexpected as error:
             raise ConversionError(f"{whose}: {error}") from error
         return call
-    tensors = {name: item for name, item in op.attrs.items() if any(type(part) is Use for part in parts(item))}
+    tensors = {name: item for name, item in op.attrs.items() if any(type(part) is InputRef for part in parts(item))}
     own = {name: as_attr(item) for name, item in made.attrs.items() if not name.startswith("_tensor_list_")}
     return {**(tensors if inputs == op.inputs else {}), **own}
 

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 
 from pipeline.importers.from_torch.modules import every_tensor
 from pipeline.ir import Graph, Payload
-from pipeline.ir.assemble import Facts, Stub, assemble
+from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.torch_ir.nodes import stored
 
 __all__ = ["merged", "tied_in", "tied_names"]
@@ -54,7 +54,7 @@ def merged(graph: Graph) -> Graph:
     }
     return assemble(
         graph.name,
-        [Stub(value.name, value.spec, value.role, value.strides) for value in kept],
+        [ValueDecl(value.name, value.spec, value.role, value.strides) for value in kept],
         [
             replace(op, inputs=tuple(new[vid] for vid in op.inputs), outputs=tuple(new[vid] for vid in op.outputs))
             for op in graph.ops
@@ -62,7 +62,7 @@ def merged(graph: Graph) -> Graph:
         [new[vid] for vid in graph.inputs],
         [new[vid] for vid in graph.outputs],
         payloads,
-        facts=Facts(
+        facts=GraphFacts(
             {new[vid]: new[after] for vid, after in graph.updates.items()},
             {new[vid]: names for vid, names in graph.sources.items() if vid not in twins},
             graph.dims,

@@ -22,7 +22,7 @@ from torch import nn
 from pipeline.ir import Graph, Op
 from pipeline.runtime import higher_order
 from pipeline.runtime.eager import Own, apply, run_eager
-from pipeline.runtime.words import argument, tensors_in
+from pipeline.runtime.torch_args import argument, tensors_in
 from pipeline.torch_ir.execute import IRExecutor
 from pipeline.torch_ir.registry import kinds_of
 from pipeline.torch_ir.verify.numbers import compare

@@ -11,7 +11,7 @@ import torch
 from pipeline.export.tree import not_dense
 from pipeline.importers.from_torch.payload import holds_values
 from pipeline.ir import Graph, Role, Value
-from pipeline.runtime.dtypes import torch_dtype
+from pipeline.runtime.tensors import torch_dtype
 from pipeline.torch_ir.document.constants import raw_bytes, settled
 from pipeline.torch_ir.given import a_type
 from pipeline.torch_ir.ir import IR

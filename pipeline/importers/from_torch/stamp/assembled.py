@@ -17,7 +17,7 @@ from pipeline.importers.from_torch.stamp.repeat import Repeater
 from pipeline.importers.from_torch.stamp.run import Run
 from pipeline.importers.from_torch.stamp.unsuited import Unsuited
 from pipeline.ir import Graph, Payload
-from pipeline.ir.assemble import Facts, assemble
+from pipeline.ir.builder import GraphFacts, assemble
 
 __all__ = ["Called", "whole_graph"]
 
@@ -62,7 +62,7 @@ class _Writer:
         updates = dict(sorted(self._updates(inputs)))
         outputs = [self._output(one, inputs, updates) for one in leaving]
         writer = self._repeater
-        facts = Facts(updates, self._sources)
+        facts = GraphFacts(updates, self._sources)
         return assemble(
             self._short.name, writer.stubs, writer.ops, list(inputs.values()), outputs, self._payloads, facts=facts
         )

@@ -12,7 +12,7 @@ from pipeline.importers.from_torch.stamp.blocks import Blocks
 from pipeline.importers.from_torch.stamp.placeholders import Placeholder
 from pipeline.importers.from_torch.stamp.run import TRACED, Run
 from pipeline.ir import Graph, Op, Value
-from pipeline.ir.assemble import Stub
+from pipeline.ir.builder import ValueDecl
 
 __all__ = ["Repeater"]
 
@@ -24,7 +24,7 @@ class Repeater:
     """Declare what is stored and given first, then `write` the ops."""
 
     def __init__(self, run: Run, short: Graph, blocks: Blocks) -> None:
-        self.stubs: list[Stub] = []
+        self.stubs: list[ValueDecl] = []
         self.ops: list[Op] = []
         self._run = run
         self._short = short
@@ -105,5 +105,5 @@ class Repeater:
         return replace(op, origin=origin, bodies=tuple(bodies))
 
     def _declare(self, like: Value, name: str) -> int:
-        self.stubs.append(Stub(name, like.spec, like.role, like.strides))
+        self.stubs.append(ValueDecl(name, like.spec, like.role, like.strides))
         return len(self.stubs) - 1

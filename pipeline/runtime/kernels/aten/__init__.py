@@ -1,52 +1,42 @@
-"""Operators of torch: those that models spend their time in by torch's quickest way in, all others by their schema.
+"""Operators of torch: those that models spend their time in by a fast path, all others by their schema.
 
-`call.py` reads a call; `written.py` says how any operator writes into given storage; the families hold the quick ways
-(elementwise, linear, norm, reduce, shape, index); `regions.py` runs operators that have bodies.
+`call.py` reads a call; `out_variants.py` says how any operator writes into given storage; `fast_paths.py` holds faster
+ways; `regions.py` runs operators that have bodies.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 
 from pipeline.lowering import Kind
-from pipeline.lowering.emitters import join
-from pipeline.runtime.kernels.aten import elementwise, index, linear, norm, reduce, shape
-from pipeline.runtime.kernels.aten.call import Quick, read
+from pipeline.runtime.kernels.aten.call import read_call
+from pipeline.runtime.kernels.aten.fast_paths import FAST_PATHS
+from pipeline.runtime.kernels.aten.out_variants import make_and_copy, write_out
 from pipeline.runtime.kernels.aten.regions import higher_order
-from pipeline.runtime.kernels.aten.written import functional, made, written
 from pipeline.runtime.kernels.base import Attrs, Bind, Ins, Kernel, Launch, Outs
-from pipeline.runtime.lacking import ON_THE_CPU
 
-__all__ = ["KERNELS", "PREPARED", "QUICK"]
-
-FAMILIES = (elementwise, linear, norm, reduce, shape, index)
-LACKING: Mapping[str, Quick] = {kind: made(function) for kind, function in ON_THE_CPU.items()}
-
-QUICK: Mapping[str, Quick] = join((*(family.QUICK for family in FAMILIES), LACKING))
+__all__ = ["KERNELS", "bind_attrs"]
 
 
-def aten(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    return prepared(attrs)(ins, outs)
-
-
-def prepared(attrs: Attrs) -> Bind:
+def bind_attrs(attrs: Attrs) -> Bind:
     """The kernel Aten with its call read: what a run binds anew, since the caller's tensors are others, costs less.
 
     Under autocast torch picks the dtypes of an operator only when it makes its result itself.
     """
-    words, orders = read(attrs), json.loads(attrs["orders"])
-    way = functional if attrs.get("functional") else QUICK.get(words.kind, written)
+    template, orders = read_call(attrs), json.loads(attrs["orders"])
+    fast_path = make_and_copy if attrs.get("functional") else FAST_PATHS.get(template.kind, write_out)
 
     def bind(ins: Ins, outs: Outs) -> Launch:
-        call = words.call(ins)
+        call = template.call(ins)
         if any(orders):
             outs = [out.permute(order) if order else out for out, order in zip(outs, orders, strict=True)]
-        return way(call, outs) or written(call, outs)
+        return fast_path(call, outs) or write_out(call, outs)
 
     return bind
 
 
-KERNELS: dict[Kind, Kernel] = {Kind.Aten: aten, Kind.HigherOrder: higher_order}
+def aten(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
+    return bind_attrs(attrs)(ins, outs)
 
-PREPARED: dict[Kind, Callable[[Attrs], Bind]] = {Kind.Aten: prepared}
+
+KERNELS: dict[Kind, Kernel] = {Kind.Aten: aten, Kind.HigherOrder: higher_order}

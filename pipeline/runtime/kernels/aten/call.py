@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
 from pipeline.errors import Unsupported
-from pipeline.ir import Attr, Use
-from pipeline.ir.json_attr import read_attr
-from pipeline.runtime.kernels.base import Attrs, Ins, Launch, Outs
-from pipeline.runtime.words import argument, operator_of
+from pipeline.ir import Attr, InputRef
+from pipeline.ir.json import read_attr
+from pipeline.runtime.kernels.base import Attrs, Ins
+from pipeline.runtime.torch_args import argument, find_operator
 
-__all__ = ["Call", "Quick", "Words", "arguments", "into", "pure_operator", "read"]
+__all__ = ["AtenCall", "CallTemplate", "arguments", "pure_operator", "read_call"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AtenCall:
     """An operator with its arguments, those that stand first in its schema by position."""
 
     kind: str
@@ -33,13 +32,9 @@ class Call:
     """Results that nobody reads, by number."""
 
 
-Quick = Callable[[Call, Outs], Launch | None]
-"""A quicker way than the operator's own; None where it does not fit this call."""
-
-
 @dataclass(frozen=True, slots=True)
-class Words:
-    """A call as it is written down, read once; only its tensors are lacking."""
+class CallTemplate:
+    """The arguments of a call but for its tensors, decoded once."""
 
     kind: str
     operator: torch._ops.OpOverload
@@ -51,14 +46,14 @@ class Words:
     named: Sequence[str]
     unread: Collection[int]
 
-    def call(self, ins: Ins) -> Call:
+    def call(self, ins: Ins) -> AtenCall:
         """With these tensors."""
         given = {**self.fixed, **{name: argument(item, ins) for name, item in self.tensors.items()}}
         args, kwargs = [given[name] for name in self.positional], {name: given[name] for name in self.named}
-        return Call(self.kind, self.operator, given, args, kwargs, self.unread)
+        return AtenCall(self.kind, self.operator, given, args, kwargs, self.unread)
 
 
-def read(attrs: Attrs) -> Words:
+def read_call(attrs: Attrs) -> CallTemplate:
     """The call of a kernel of the kind Aten.
 
     Raises:
@@ -75,11 +70,11 @@ def read(attrs: Attrs) -> Words:
             break
         positional.append(parameter.name)
     named = [name for name in items if name not in positional]
-    return Words(attrs["op"], operator, fixed, tensors, positional, named, attrs.get("unread", ()))
+    return CallTemplate(attrs["op"], operator, fixed, tensors, positional, named, attrs.get("unread", ()))
 
 
 def _has_tensors(item: Attr) -> bool:
-    return isinstance(item, Use) or (isinstance(item, tuple) and any(map(_has_tensors, item)))
+    return isinstance(item, InputRef) or (isinstance(item, tuple) and any(map(_has_tensors, item)))
 
 
 def pure_operator(kind: str) -> torch._ops.OpOverload:
@@ -89,7 +84,7 @@ def pure_operator(kind: str) -> torch._ops.OpOverload:
         SourceError: torch does not know the operator.
         Unsupported: it writes to its arguments.
     """
-    operator = operator_of(kind)
+    operator = find_operator(kind)
     if operator._schema.is_mutable:
         raise Unsupported(
             f"{kind} writes to its arguments, and a plan holds values: import the program that "
@@ -101,12 +96,3 @@ def pure_operator(kind: str) -> torch._ops.OpOverload:
 def arguments(text: str, ins: Ins, bodies: Sequence[Any] = ()) -> dict[str, Any]:
     """The arguments by name, from the text that `pipeline.lowering.aten.call` wrote."""
     return {name: argument(read_attr(item), ins, bodies) for name, item in json.loads(text).items()}
-
-
-def into(function: Callable[..., Any]) -> Quick:
-    """By a function of torch's Python binding with the same arguments and `out=`, which costs half a call by schema."""
-
-    def quick(call: Call, outs: Outs) -> Launch:
-        return partial(function, *call.args, **call.kwargs, out=outs[0])
-
-    return quick

@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.ir.attr import Word
-from pipeline.ir.graph import Attr, KernelSpec
-from pipeline.ir.spec import TensorSpec
-from pipeline.lowering import shape
-from pipeline.lowering.elementwise import EMITTERS as ELEMENTWISE
+from pipeline.ir.graph import Attr, KernelSpec, TensorSpec, TorchConst
+from pipeline.lowering import elementwise, shape
 
 __all__ = ["MOVES", "as_view"]
 
@@ -34,7 +31,7 @@ def as_view(kind: str, attrs: Attrs, ins: Sequence[TensorSpec], outs: Outs) -> K
     if row is None:
         return None
     name, found = row
-    return (shape.EMITTERS.get(name) or ELEMENTWISE[name])(found, ins[:1], outs)
+    return VIEW_KINDS[name].emit(found, ins[:1], outs)
 
 
 def identity(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
@@ -44,12 +41,12 @@ def identity(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
     """
     if outs[0].shape != source.shape or attrs.get("memory_format") in CHANNELS_LAST:
         return None
-    rows = attrs.get("memory_format") == Word("memory_format", "contiguous_format")
+    rows = attrs.get("memory_format") == TorchConst("memory_format", "contiguous_format")
     return ("Contiguous" if rows else "Identity"), {}
 
 
 def contiguous(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
-    return identity({"memory_format": Word("memory_format", "contiguous_format"), **attrs}, source, outs)
+    return identity({"memory_format": TorchConst("memory_format", "contiguous_format"), **attrs}, source, outs)
 
 
 def real(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
@@ -61,13 +58,11 @@ def without_dropping(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None
     return None if attrs.get("train", True) and attrs.get("p", 0.5) != 0 else identity({}, source, outs)
 
 
-def reshaped(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
-    del attrs, source
+def reshaped(_attrs: Attrs, _source: TensorSpec, outs: Outs) -> Row:
     return "Reshape", {"shape": outs[0].sizes}
 
 
-def expanded(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
-    del attrs, source
+def expanded(_attrs: Attrs, _source: TensorSpec, outs: Outs) -> Row:
     return "Expand", {"shape": outs[0].sizes}
 
 
@@ -75,8 +70,7 @@ def permuted(perm: Sequence[int], rank: int) -> Row:
     return "Transpose", {"perm": tuple(axis % rank for axis in perm)}
 
 
-def permuted_by(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
-    del outs
+def permuted_by(attrs: Attrs, source: TensorSpec, _: Outs) -> Row:
     return permuted(attrs["dims"], source.rank)
 
 
@@ -101,8 +95,7 @@ def exchanged(first: int, second: int, source: TensorSpec, outs: Outs) -> Row | 
     return permuted(perm, source.rank)
 
 
-def reversed_axes(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
-    del attrs, outs
+def reversed_axes(_attrs: Attrs, source: TensorSpec, _outs: Outs) -> Row:
     return permuted(range(source.rank)[::-1], source.rank)
 
 
@@ -120,8 +113,7 @@ def listed(item: int | tuple[int, ...]) -> tuple[int, ...]:
     return item if isinstance(item, tuple) else (item,)
 
 
-def sliced(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
-    del source, outs
+def sliced(attrs: Attrs, _source: TensorSpec, _outs: Outs) -> Row:
     start, end = attrs.get("start") or 0, attrs.get("end")
     return part(attrs.get("dim", 0), start, FAR if end is None else end, attrs.get("step", 1))
 
@@ -136,8 +128,7 @@ def part(axis: int, start: int, end: int, step: int) -> Row:
     return "Slice", {"starts": (start,), "ends": (end,), "axes": (axis,), "steps": (step,)}
 
 
-def selected(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
-    del outs
+def selected(attrs: Attrs, source: TensorSpec, _: Outs) -> Row:
     axis = attrs["dim"] % source.rank
     return "Select", {"axis": axis, "index": attrs["index"] % source.sizes[axis]}
 
@@ -149,113 +140,70 @@ def split(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
     return ("Split", {"axis": axis, "sizes": sizes}) if sum(sizes) == source.sizes[axis] else None
 
 
-def unbound(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
-    del outs
+def unbound(attrs: Attrs, source: TensorSpec, _: Outs) -> Row:
     return "Unbind", {"axis": attrs.get("dim", 0) % source.rank}
 
 
-def diagonal(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row:
-    del outs
+def diagonal(attrs: Attrs, source: TensorSpec, _: Outs) -> Row:
     first, second = attrs.get("dim1", 0) % source.rank, attrs.get("dim2", 1) % source.rank
     return "Diagonal", {"distance": attrs.get("offset", 0), "first": first, "second": second}
 
 
-def unfolded(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
-    del outs
+def unfolded(attrs: Attrs, source: TensorSpec, _: Outs) -> Row | None:
     if not source.rank:
         return None
     return "Unfold", {"axis": attrs["dimension"] % source.rank, "size": attrs["size"], "step": attrs["step"]}
 
 
-CHANNELS_LAST = (Word("memory_format", "channels_last"), Word("memory_format", "channels_last_3d"))
+VIEW_KINDS = {row.kind.name: row for row in (*shape.KINDS, *elementwise.KINDS) if row.view is not None}
+
+CHANNELS_LAST = (TorchConst("memory_format", "channels_last"), TorchConst("memory_format", "channels_last_3d"))
 
 FAR = 2**63 - 1
 """How torch, and ONNX's Slice, write "to the end"."""
 
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(
-        (
-            "aten.view.default",
-            "aten._unsafe_view.default",
-            "aten.reshape.default",
-            "aten.view_as.default",
-            "aten.reshape_as.default",
-            "aten.flatten.using_ints",
-            "aten.unflatten.int",
-            "aten.ravel.default",
-            "aten.unsqueeze.default",
-            "aten.squeeze.default",
-            "aten.squeeze.dim",
-            "aten.squeeze.dims",
-            "aten.atleast_1d.default",
-            "aten.atleast_2d.default",
-            "aten.atleast_3d.default",
-        ),
+OPERATORS: tuple[tuple[Rule, str], ...] = (
+    (
         reshaped,
+        """
+        view.default _unsafe_view.default reshape.default view_as.default reshape_as.default flatten.using_ints
+        unflatten.int ravel.default unsqueeze.default squeeze.default squeeze.dim squeeze.dims atleast_1d.default
+        atleast_2d.default atleast_3d.default
+        """,
     ),
-    **dict.fromkeys(
-        (
-            "aten.clone.default",
-            "aten.detach.default",
-            "aten.alias.default",
-            "aten.positive.default",
-            "aten.lift.default",
-            "aten.lift_fresh_copy.default",
-            "aten._to_copy.default",
-            "aten.to.dtype",
-            "aten.to.device",
-            "aten.to.dtype_layout",
-            "aten.to.other",
-            "aten.type_as.default",
-        ),
+    (
         identity,
+        """
+        clone.default detach.default alias.default positive.default lift.default lift_fresh_copy.default
+        _to_copy.default to.dtype to.device to.dtype_layout to.other type_as.default
+        """,
     ),
-    "aten.contiguous.default": contiguous,
-    **dict.fromkeys(
-        ("aten.conj.default", "aten.resolve_conj.default", "aten.resolve_neg.default", "aten.real.default"), real
-    ),
-    **dict.fromkeys(
-        (
-            "aten.dropout.default",
-            "aten.feature_dropout.default",
-            "aten.alpha_dropout.default",
-            "aten.feature_alpha_dropout.default",
-        ),
-        without_dropping,
-    ),
-    **dict.fromkeys(("aten.expand.default", "aten.expand_as.default", "aten.broadcast_to.default"), expanded),
-    "aten.permute.default": permuted_by,
-    "aten.transpose.int": swapped("dim0", "dim1"),
-    "aten.swapaxes.default": swapped("axis0", "axis1"),
-    "aten.swapdims.default": swapped("dim0", "dim1"),
-    "aten.t.default": last_two,
-    "aten.mT.default": last_two,
-    "aten.numpy_T.default": reversed_axes,
-    "aten.movedim.int": moved,
-    "aten.movedim.intlist": moved,
-    "aten.moveaxis.int": moved,
-    "aten.moveaxis.intlist": moved,
-    "aten.slice.Tensor": sliced,
-    "aten.narrow.default": narrowed,
-    "aten.select.int": selected,
-    **dict.fromkeys(
-        (
-            "aten.split.Tensor",
-            "aten.split.sizes",
-            "aten.split_with_sizes.default",
-            "aten.chunk.default",
-            "aten.unsafe_split.Tensor",
-            "aten.unsafe_split_with_sizes.default",
-            "aten.unsafe_chunk.default",
-            "aten.tensor_split.sections",
-            "aten.tensor_split.indices",
-        ),
+    (contiguous, "contiguous.default"),
+    (real, "conj.default resolve_conj.default resolve_neg.default real.default"),
+    (without_dropping, "dropout.default feature_dropout.default alpha_dropout.default feature_alpha_dropout.default"),
+    (expanded, "expand.default expand_as.default broadcast_to.default"),
+    (permuted_by, "permute.default"),
+    (swapped("dim0", "dim1"), "transpose.int swapdims.default"),
+    (swapped("axis0", "axis1"), "swapaxes.default"),
+    (last_two, "t.default mT.default"),
+    (reversed_axes, "numpy_T.default"),
+    (moved, "movedim.int movedim.intlist moveaxis.int moveaxis.intlist"),
+    (sliced, "slice.Tensor"),
+    (narrowed, "narrow.default"),
+    (selected, "select.int"),
+    (
         split,
+        """
+        split.Tensor split.sizes split_with_sizes.default chunk.default unsafe_split.Tensor
+        unsafe_split_with_sizes.default unsafe_chunk.default tensor_split.sections tensor_split.indices
+        """,
     ),
-    "aten.unbind.int": unbound,
-    "aten.diagonal.default": diagonal,
-    "aten.unfold.default": unfolded,
-}
+    (unbound, "unbind.int"),
+    (diagonal, "diagonal.default"),
+    (unfolded, "unfold.default"),
+)
+
+RULES: dict[str, Rule] = {f"aten.{name}": rule for rule, names in OPERATORS for name in names.split()}
 
 MOVES = frozenset(RULES)
 """Operators of which some calls, or all, only move elements."""

@@ -1,4 +1,4 @@
-"""Attributes of a call as arguments of torch: names become torch's constants, `Use` and `Body` what they stand for."""
+"""Attributes of a call as arguments of torch: names become its constants, `InputRef` and `BodyRef` what they mean."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from pipeline.errors import SourceError
-from pipeline.ir import Attr, Body, Use, Word
+from pipeline.ir import Attr, BodyRef, InputRef, TorchConst
 
-__all__ = ["argument", "operator_of", "tensors_in"]
+__all__ = ["CPU_FALLBACKS", "argument", "find_operator", "tensors_in"]
 
 
 def argument(item: Attr, tensors: Sequence[torch.Tensor], bodies: Sequence[Any] = ()) -> Any:
@@ -18,16 +18,16 @@ def argument(item: Attr, tensors: Sequence[torch.Tensor], bodies: Sequence[Any] 
     match item:
         case tuple():
             return [argument(part, tensors, bodies) for part in item]
-        case Use(index):
+        case InputRef(index):
             return tensors[index]
-        case Body(index):
+        case BodyRef(index):
             return bodies[index]
-        case Word(kind, name) if kind in WORDS:
+        case TorchConst(kind, name) if kind in WORDS:
             return WORDS[kind](name)
     return item
 
 
-def operator_of(kind: str) -> torch._ops.OpOverload:
+def find_operator(kind: str) -> torch._ops.OpOverload:
     """The operator called `aten.add.Tensor`, or `mylib.op.default`.
 
     Raises:
@@ -65,5 +65,17 @@ WORDS: Mapping[str, Callable[[str], Any]] = {
     "layout": _constant,
     "memory_format": _constant,
     "device": _device,
-    "operator": operator_of,
+    "operator": find_operator,
 }
+
+
+def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    """Counts of whole numbers, as torch has it elsewhere (Mixtral's experts, by `transformers`)."""
+    if self.is_floating_point():
+        return torch.histc(self, bins, min, max)
+    return torch.histc(self.double(), bins, min, max).to(self.dtype)
+
+
+CPU_FALLBACKS: Mapping[str, Callable[..., torch.Tensor]] = {"aten.histc.default": histc}
+"""What torch's CPU cannot do, and meta traces all the same, since models choose their operators by device: by kind,
+functions with the operator's own arguments."""

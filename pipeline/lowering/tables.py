@@ -1,4 +1,4 @@
-"""The families joined: what can be emitted, what may be written in place, what is only a view."""
+"""The families joined: one row for each kind of kernel."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from pipeline.errors import InternalError
 from pipeline.ir.builder import Emitter
-from pipeline.lowering import aten, conv, elementwise, index, linear, norm, random, recurrent, reduce, shape
-from pipeline.lowering.layout import ViewRule
+from pipeline.lowering import aten, conv, elementwise, index, linear, random, reduce, shape
+from pipeline.lowering.emitter_factory import KernelKind
 
-__all__ = ["EMITTERS", "FAMILIES", "INPLACE", "VIEWS", "emitter_of", "join"]
+__all__ = ["EMITTERS", "FAMILIES", "KINDS", "emitter_of", "join"]
 
 Key = TypeVar("Key", bound=str | int)
 Row = TypeVar("Row")
@@ -34,11 +34,11 @@ def join(tables: Iterable[Mapping[Key, Row]]) -> Mapping[Key, Row]:
     return MappingProxyType(joined)
 
 
-FAMILIES = (elementwise, linear, conv, norm, reduce, shape, index, recurrent, random, aten)
+FAMILIES = (elementwise, linear, conv, reduce, shape, index, random, aten)
 
-EMITTERS: Mapping[str, Emitter] = join(family.EMITTERS for family in FAMILIES)
-INPLACE: Mapping[str, tuple[int, ...]] = join(family.INPLACE for family in FAMILIES)
-VIEWS: Mapping[str, ViewRule] = join(family.VIEWS for family in FAMILIES)
+KINDS: Mapping[str, KernelKind] = join({row.kind.name: row} for family in FAMILIES for row in family.KINDS)
+
+EMITTERS: Mapping[str, Emitter] = MappingProxyType({name: row.emit for name, row in KINDS.items()})
 
 
 def emitter_of(kind: str, emitters: Mapping[str, Emitter] = EMITTERS) -> Emitter | None:

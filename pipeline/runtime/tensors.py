@@ -1,14 +1,16 @@
-"""dtype names ↔ torch dtypes, and numpy arrays as tensors over the same bytes."""
+"""Tensors as a plan counts on them: dtypes by name, numpy arrays over the same bytes, the order in memory."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from pipeline.errors import UsageError
-from pipeline.ir.spec import DTYPE_BITS
+from pipeline.ir.graph import DTYPE_BITS
 
-__all__ = ["as_tensor", "dtype_name", "torch_dtype"]
+__all__ = ["as_tensor", "dtype_name", "empty_strided", "resolve_views", "torch_dtype", "with_strides"]
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -39,6 +41,36 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
     # As a vector of bytes first: numpy views no 0-d array as another dtype, and torch knows no ml_dtypes.
     raw = np.asarray(_Unlocked(array.reshape(-1).view(np.uint8)))
     return torch.from_numpy(raw).view(torch_dtype(name)).view(array.shape)
+
+
+def with_strides(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
+    """`tensor` with exactly these strides, in elements, or row after row (None); its own bytes where they lie so.
+
+    Axes of size 1 get the strides too: a convolution looks at all of them to tell channels_last.
+    """
+    tensor = resolve_views(tensor)
+    if strides is None:
+        return tensor.contiguous()
+    if tensor.stride() == tuple(strides):
+        return tensor
+    if not tensor.numel() or _lies(tensor, strides):
+        return tensor.as_strided(tensor.shape, strides)
+    return empty_strided(tensor.shape, strides, tensor.dtype).copy_(tensor)
+
+
+def resolve_views(tensor: torch.Tensor) -> torch.Tensor:
+    """Its numbers as they are in memory: `x.conj()` is a mere mark on those of `x`, and kernels read the memory."""
+    return tensor.resolve_conj().resolve_neg()
+
+
+def empty_strided(sizes: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype) -> torch.Tensor:
+    """An empty tensor on the CPU that lies so."""
+    return torch.empty(sizes, dtype=dtype) if strides is None else torch.empty_strided(sizes, strides, dtype=dtype)
+
+
+def _lies(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    axes = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return all(size == 1 or own == wanted for size, own, wanted in axes)
 
 
 class _Unlocked:

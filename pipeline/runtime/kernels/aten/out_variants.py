@@ -8,40 +8,32 @@ from typing import Any
 
 import torch
 
-from pipeline.runtime.blame import OtherResult
-from pipeline.runtime.kernels.aten.call import Call, Quick
+from pipeline.runtime.kernels.aten.call import AtenCall
 from pipeline.runtime.kernels.base import Launch, Outs
-from pipeline.runtime.words import tensors_in
+from pipeline.runtime.run_errors import ResultMismatch
+from pipeline.runtime.torch_args import tensors_in
 
-__all__ = ["functional", "made", "written"]
+__all__ = ["copy_result", "make_and_copy", "write_out"]
 
 
-def written(call: Call, outs: Outs) -> Launch:
+def write_out(call: AtenCall, outs: Outs) -> Launch:
     """Any operator, written into `outs`."""
     variant = _out_variant(call.operator)
     if variant is None or call.kind in FUNCTIONAL:
-        return functional(call, outs)
+        return make_and_copy(call, outs)
     overload, names = variant
     if len(names) != len(outs):  # some results are None, as those that a mask of `…_backward` leaves out
-        return functional(call, outs)
+        return make_and_copy(call, outs)
     return partial(overload, *call.args, **call.kwargs, **dict(zip(names, outs, strict=True)))
 
 
-def functional(call: Call, outs: Outs) -> Launch:
+def make_and_copy(call: AtenCall, outs: Outs) -> Launch:
     """What the operator makes is copied into `outs`."""
-    return _copied(partial(call.operator, *call.args, **call.kwargs), outs, call.unread)
+    return copy_result(partial(call.operator, *call.args, **call.kwargs), outs, call.unread)
 
 
-def made(function: Callable[..., Any]) -> Quick:
-    """By a function of torch's Python binding with the same arguments and no `out=`."""
-
-    def quick(call: Call, outs: Outs) -> Launch:
-        return _copied(partial(function, *call.args, **call.kwargs), outs, call.unread)
-
-    return quick
-
-
-def _copied(make: Callable[[], Any], outs: Outs, unread: Collection[int]) -> Launch:
+def copy_result(make: Callable[[], Any], outs: Outs, unread: Collection[int]) -> Launch:
+    """What `make` gives is copied into `outs`, but for the results that nobody reads."""
     if len(outs) != 1:
         return partial(_copy_all, make, outs, unread)
     (out,) = outs
@@ -59,7 +51,7 @@ def _copied(make: Callable[[], Any], outs: Outs, unread: Collection[int]) -> Lau
 
 
 def _copy_all(make: Callable[[], Any], outs: Outs, unread: Collection[int]) -> None:
-    """But those that nobody reads: of some, such as offsets that only a gradient needs, traces tell other sizes."""
+    """Results that nobody reads are left out: of some (offsets that only a gradient needs) traces tell other sizes."""
     for at, (result, out) in enumerate(zip(tensors_in(make()), outs, strict=True)):
         if at in unread:
             continue
@@ -74,8 +66,8 @@ def _holds(wide: torch.dtype, dtype: torch.dtype) -> bool:
     return dtype is wide or (floating and torch.promote_types(wide, dtype) is wide)
 
 
-def _misfit(result: torch.Tensor, out: torch.Tensor) -> OtherResult:
-    return OtherResult(
+def _misfit(result: torch.Tensor, out: torch.Tensor) -> ResultMismatch:
+    return ResultMismatch(
         f"it made {result.dtype}{list(result.shape)}, and the graph says {out.dtype}{list(out.shape)}; "
         "a trace on another device than the CPU may differ there, and torch before 2.13 gives the states of an LSTM "
         "one dim more than they have: trace the model on the CPU, or with a newer torch"

@@ -1,4 +1,4 @@
-"""What cannot be bound before a run: views and steps that hang on tensors of the caller's."""
+"""Views and steps to rebind when tensors of the caller's change: they cannot be bound before a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.lowering import KernelCall, Layout
 from pipeline.planning import ExecutionPlan
 
-__all__ = ["Late", "View", "handed_over", "late", "views_of"]
+__all__ = ["Rebinding", "View", "find_rebinding", "large_outputs", "views_of"]
 
 LARGE = 2**16
 """Bytes of an output from which on a copy costs more than binding the steps that make it."""
@@ -24,8 +24,8 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
-    """What hangs on some values that own their storage, and is bound anew when they are other tensors."""
+class Rebinding:
+    """Views and steps to rebind when the tensors of some values change."""
 
     vids: tuple[int, ...]
     views: tuple[View, ...]
@@ -34,13 +34,15 @@ class Late:
     """Positions of the calls that read or write them or those views."""
 
 
-def late(plan: ExecutionPlan, calls: Sequence[KernelCall], vids: set[int], but: Iterable[int] = ()) -> Late:
-    """What hangs on `vids`, of the `calls` that have something to do, without those at the positions `but`."""
+def find_rebinding(
+    plan: ExecutionPlan, calls: Sequence[KernelCall], vids: set[int], but: Iterable[int] = ()
+) -> Rebinding:
+    """Views and steps to rebind when the tensors of `vids` change; `calls` are the steps, `but` positions of others."""
     touched = [
         at for at, call in enumerate(calls) if any(plan.root(vid) in vids for vid in (*call.in_vids, *call.out_vids))
     ]
     steps = tuple(at for at in touched if at not in set(but))
-    return Late(tuple(sorted(vids)), tuple(view for view in views_of(plan) if view.root in vids), steps)
+    return Rebinding(tuple(sorted(vids)), tuple(view for view in views_of(plan) if view.root in vids), steps)
 
 
 def views_of(plan: ExecutionPlan) -> list[View]:
@@ -49,7 +51,7 @@ def views_of(plan: ExecutionPlan) -> list[View]:
     return [View(vid, plan.root(vid), plan.layout(vid)) for vid in vids]
 
 
-def handed_over(plan: ExecutionPlan) -> set[int]:
+def large_outputs(plan: ExecutionPlan) -> set[int]:
     """Values in the arena that a run may make in a tensor of the caller's: large ones that are outputs as a whole."""
     leaving = (*plan.outputs, *(after for vid, after in plan.updates.items() if vid in plan.inputs))
     return {

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pipeline.errors import UsageError
 from pipeline.ir import Op, TensorSpec
 
-__all__ = ["DataError", "OtherResult", "data_mistake", "is_of_data", "place_of"]
+__all__ = ["DataError", "ResultMismatch", "data_error", "is_data_error", "place_of"]
 
 Named = tuple[str, TensorSpec]
 
@@ -18,16 +18,16 @@ class DataError(UsageError):
     """The numbers of the feed do not suit an op, as an index that is out of range."""
 
 
-class OtherResult(RuntimeError):
+class ResultMismatch(RuntimeError):
     """An op made another dtype or shape than the graph says, as one that was traced on another device may."""
 
 
-def is_of_data(error: Exception) -> bool:
+def is_data_error(error: Exception) -> bool:
     """Whether torch speaks of numbers that it met, such as `index 9 is out of bounds for dimension 0 with size 4`."""
     return isinstance(error, IndexError) or any(words in str(error) for words in OF_DATA)
 
 
-def data_mistake(place: str, ins: Iterable[Named], error: Exception) -> DataError:
+def data_error(place: str, ins: Iterable[Named], error: Exception) -> DataError:
     """`error` of the op at `place`, which reads `ins`."""
     indices = [f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in ins if "int" in spec.dtype]
     read = f"; the op reads it from {' or '.join(indices)}" if indices else ""

@@ -9,8 +9,8 @@ from pipeline.errors import Unsupported
 from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import Graph, KernelSpec, Op
 from pipeline.lowering.aten import AS_STRIDED, as_view
-from pipeline.lowering.emitters import EMITTERS, emitter_of
 from pipeline.lowering.kinds import Kind
+from pipeline.lowering.tables import EMITTERS, emitter_of
 
 __all__ = ["with_kernels"]
 

@@ -1,0 +1,251 @@
+"""Specs of tensors: ONNX's element types, what a model declares, the sizes that the caller fixes, shape inference.
+
+A sequence whose tensors have constant places is data too: the pieces that SplitToSequence makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper, shape_inference
+
+from pipeline.errors import SourceError, Unsupported, UsageError
+from pipeline.importers.from_onnx.attributes import Attributes
+from pipeline.ir.graph import Dim, TensorSpec
+
+__all__ = [
+    "CONTRIB_SHAPES",
+    "Pieces",
+    "Sizes",
+    "declared",
+    "element_type",
+    "infer",
+    "ir_dtype",
+    "qkv_sizes",
+    "split_pieces",
+]
+
+
+def ir_dtype(element: int, where: str) -> str:
+    """The IR's name of an ONNX element type, e.g. 1 → "float32"; `where` is for the message.
+
+    Raises:
+        Unsupported: strings, and types of less than a byte.
+    """
+    if element not in NAMES:
+        found = TensorProto.DataType.Name(element) if element in TensorProto.DataType.values() else str(element)
+        raise Unsupported(
+            f"{where} has the ONNX element type {found}, expected one of {', '.join(NAMES.values())}; cast or drop it"
+        )
+    return NAMES[element]
+
+
+def element_type(dtype: str) -> int:
+    """The ONNX element type of one of the IR's dtype names."""
+    return ELEMENTS[dtype]
+
+
+def declared(value: onnx.ValueInfoProto, dims: Mapping[str, int]) -> TensorSpec | None:
+    """What a ValueInfoProto says of a tensor, named sizes bound by `dims`; None where it says too little.
+
+    A size without a number or a name is the name "?".
+    """
+    if not value.type.HasField("tensor_type") or not value.type.tensor_type.elem_type:
+        return None
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    sizes: list[Dim] = []
+    for dim in tensor.shape.dim:
+        known = dim.HasField("dim_value") and dim.dim_value >= 0
+        sizes.append(dim.dim_value if known else dims.get(dim.dim_param, dim.dim_param or "?"))
+    return TensorSpec(tuple(sizes), ir_dtype(tensor.elem_type, f"value {value.name!r}"))
+
+
+class Sizes:
+    """`dims` as given, and what `shapes` says of the names that stand in the model.
+
+    Raises:
+        UsageError: a name that the model does not have, a size below 0, or a shape that does not fit.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> None:
+        self._graph = graph
+        self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        self._check_dims(dims)
+        self._check_shapes()
+        self.dims = {**self._bound_by_shapes(), **dims}
+
+    def of(self, value: onnx.ValueInfoProto) -> TensorSpec | None:
+        """The spec of an input; None where the model says too little."""
+        spec = declared(value, self.dims)
+        if spec is None or value.name not in self._shapes:
+            return spec
+        return TensorSpec(self._shapes[value.name], spec.dtype)
+
+    def missing(self) -> list[str]:
+        """Names of dims that nothing fixes."""
+        return [name for name in self._names() if name not in self.dims]
+
+    def _names(self) -> list[str]:
+        dims = (dim.dim_param for value in self._graph.input for dim in value.type.tensor_type.shape.dim)
+        return list(dict.fromkeys(filter(None, dims)))
+
+    def _bound_by_shapes(self) -> dict[str, int]:
+        found: dict[str, set[int]] = {}
+        for value in self._graph.input:
+            for dim, size in zip(value.type.tensor_type.shape.dim, self._shapes.get(value.name, ()), strict=False):
+                if dim.dim_param:
+                    found.setdefault(dim.dim_param, set()).add(size)
+        # Paddle calls every open dim "?": two sizes for one name mean that it is no name.
+        return {name: sizes.pop() for name, sizes in found.items() if len(sizes) == 1}
+
+    def _check_dims(self, dims: Mapping[str, int]) -> None:
+        names = self._names()
+        if strange := [name for name in dims if name not in names]:
+            raise UsageError(
+                f"dims: found {', '.join(map(repr, strange))}, expected names of dimensions of the inputs: "
+                f"{', '.join(map(repr, names)) or 'this model has none'}"
+            )
+        for name, size in dims.items():
+            if size < 0:
+                raise UsageError(f"dims: found {name!r}: {size}, expected a size of at least 0")
+
+    def _check_shapes(self) -> None:
+        inputs = {value.name: value.type.tensor_type for value in self._graph.input}
+        for name, shape in self._shapes.items():
+            if name not in inputs:
+                raise UsageError(f"shapes: found {name!r}, expected names of inputs: {', '.join(map(repr, inputs))}")
+            own = [dim.dim_value if dim.dim_value > 0 else dim.dim_param or "?" for dim in inputs[name].shape.dim]
+            fits = len(own) == len(shape) and all(isinstance(a, str) or a == b for a, b in zip(own, shape, strict=True))
+            if inputs[name].HasField("shape") and not fits:
+                raise UsageError(f"shapes: found {name!r}: {list(shape)}, which does not fit the model's {own}")
+
+
+def infer(
+    node: onnx.NodeProto, opset: int, specs: Mapping[str, TensorSpec], constants: Mapping[str, np.ndarray]
+) -> dict[str, TensorSpec]:
+    """Specs of the outputs of `node`, as far as they are known; a size may be missing its number.
+
+    A model of one node is made and inferred (0.1 ms): the values of `constants` decide shapes exactly, where a whole
+    model's data propagation gives up at Range, Slice or a bound dimension.
+
+    Raises:
+        SourceError: ONNX finds that the node cannot be.
+    """
+    types = {name: helper.make_tensor_type_proto(element_type(spec.dtype), spec.shape) for name, spec in specs.items()}
+    graph = helper.make_graph(
+        [node],
+        "one_node",
+        [helper.make_value_info(name, kind) for name, kind in types.items() if name not in constants],
+        [onnx.ValueInfoProto(name=name) for name in node.output if name],
+        [numpy_helper.from_array(np.asarray(array, order="C"), name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    try:
+        inferred = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except shape_inference.InferenceError as error:
+        inputs = ", ".join(f"{name!r}: {spec.dtype}{list(spec.shape)}" for name, spec in specs.items())
+        raise SourceError(
+            f"node {node.name!r} ({node.op_type}) cannot read ({inputs}): {error}; "
+            "check the model with onnx.checker.check_model(…, full_check=True), and the sizes given as dims"
+        ) from error
+    found = {value.name: declared(value, {}) for value in inferred.graph.output}
+    return {name: spec for name, spec in found.items() if spec is not None}
+
+
+def qkv_sizes(attributes: Attributes, weight: TensorSpec) -> tuple[int, ...]:
+    return attributes.integers("qkv_hidden_sizes") or (weight.sizes[1] // 3,) * 3
+
+
+def attention_shapes(node: onnx.NodeProto, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    x, weight = specs[node.input[0]], specs[node.input[1]]
+    hidden = qkv_sizes(Attributes(node), weight)[2]
+    return {node.output[0]: TensorSpec((*x.shape[:2], hidden), x.dtype)}
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The tensors of a sequence: what Split makes of them, and what is read at each place."""
+
+    axis: int
+    sizes: tuple[int, ...]
+    parts: tuple[TensorSpec, ...]
+    """Specs as Split makes them."""
+    items: tuple[TensorSpec, ...]
+    """Specs as SequenceAt reads them: without the axis if keepdims is 0."""
+    names: dict[int, str] = field(default_factory=dict)
+    """Place → the output of the first SequenceAt that reads it."""
+
+    def pick(self, index: int, name: str) -> TensorSpec:
+        """Note that `name` is the tensor at `index`, and say what it is."""
+        if not -len(self.items) <= index < len(self.items):
+            raise SourceError(f"{name!r} is read from place {index} of a sequence of {len(self.items)} tensors")
+        place = range(len(self.items))[index]
+        self.names.setdefault(place, name)
+        return self.items[place]
+
+
+def split_pieces(attributes: Attributes, spec: TensorSpec, split: np.ndarray | None) -> Pieces:
+    """What SplitToSequence makes of a tensor of `spec`; `split` is its second input: one size, all sizes, or None."""
+    axis = attributes.integer("axis")
+    if not -spec.rank <= axis < spec.rank:
+        raise SourceError(f"SplitToSequence has the axis {axis}, and what it splits has {spec.rank} axes")
+    axis %= spec.rank
+    sizes = _sizes(spec.sizes[axis], split)
+    parts = tuple(TensorSpec((*spec.shape[:axis], size, *spec.shape[axis + 1 :]), spec.dtype) for size in sizes)
+    items = parts
+    if split is None and not attributes.flag("keepdims", True):
+        items = tuple(TensorSpec((*spec.shape[:axis], *spec.shape[axis + 1 :]), spec.dtype) for _ in sizes)
+    return Pieces(axis, sizes, parts, items)
+
+
+def _sizes(total: int, split: np.ndarray | None) -> tuple[int, ...]:
+    """How long each piece of `total` is; `split` is one size for all but the last, or the size of each."""
+    if split is not None and split.ndim:
+        sizes = tuple(int(size) for size in split.reshape(-1))
+        if sum(sizes) != total or any(size < 0 for size in sizes):
+            raise SourceError(f"SplitToSequence splits {total} into {list(sizes)}; expected sizes that make {total}")
+        return sizes
+    step = 1 if split is None else int(split.item())
+    if step < 1:
+        raise SourceError(f"SplitToSequence splits {total} into pieces of {step}; expected 1 or more")
+    if total > MOST_PIECES * step:
+        raise Unsupported(f"SplitToSequence makes {total // step:,} tensors; expected {MOST_PIECES:,} at most")
+    return tuple(min(step, total - start) for start in range(0, total, step))
+
+
+MOST_PIECES = 2**16
+"""Tensors of one sequence."""
+
+NAMES: dict[int, str] = {
+    TensorProto.BOOL: "bool",
+    TensorProto.UINT8: "uint8",
+    TensorProto.INT8: "int8",
+    TensorProto.UINT16: "uint16",
+    TensorProto.INT16: "int16",
+    TensorProto.UINT32: "uint32",
+    TensorProto.INT32: "int32",
+    TensorProto.UINT64: "uint64",
+    TensorProto.INT64: "int64",
+    TensorProto.FLOAT8E4M3FN: "float8_e4m3fn",
+    TensorProto.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
+    TensorProto.FLOAT8E5M2: "float8_e5m2",
+    TensorProto.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
+    TensorProto.BFLOAT16: "bfloat16",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.FLOAT: "float32",
+    TensorProto.DOUBLE: "float64",
+    TensorProto.COMPLEX64: "complex64",
+    TensorProto.COMPLEX128: "complex128",
+}
+
+ELEMENTS: dict[str, int] = {name: element for element, name in NAMES.items()}
+
+CONTRIB_SHAPES: dict[str, Callable[[onnx.NodeProto, Mapping[str, TensorSpec]], dict[str, TensorSpec]]] = {
+    "com.microsoft::Attention": attention_shapes
+}
+"""Shapes of the ops of onnxruntime's own domain, which ONNX's shape inference does not know."""

@@ -1,0 +1,185 @@
+"""One row of a family's table: all that lowering knows of a kind of kernel.
+
+    kind(Kind.Gemm, signature(same_dtype, matrices, inputs=(2, 3)), "alpha=f,beta=f,trans_a=?,trans_b=?")
+
+The emitter of a row refuses a call that its kernel could not run, then packs the attributes. The refusals are ours to
+fix (an importer normalises what ONNX and torch leave open), so all of them are InternalErrors that name the kind and
+the attribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.errors import InternalError
+from pipeline.ir.graph import Attr, KernelSpec, TensorSpec
+from pipeline.lowering.attrs import pack
+from pipeline.lowering.kinds import Kind
+from pipeline.lowering.layout import ViewRule
+
+__all__ = [
+    "Check",
+    "KernelKind",
+    "OpCall",
+    "axis_in_range",
+    "floating",
+    "kind",
+    "one_of",
+    "per_spatial_dim",
+    "same_dtype",
+    "signature",
+    "sizes_of",
+]
+
+Attrs = Mapping[str, Attr]
+Specs = Sequence[TensorSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """An op as its emitter sees it: attributes, and the specs of inputs and outputs."""
+
+    attrs: Attrs
+    ins: Specs
+    outs: Specs
+
+
+Check = Callable[[OpCall], str | None]
+"""What is wrong with a call, or None. It may rely on the counts, and on the types of the attributes."""
+
+Count = int | tuple[int, int | None]
+"""How many values: an exact number, or (least, most)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """How many values a call has, and what has to hold of it."""
+
+    checks: tuple[Check, ...]
+    inputs: Count
+    outputs: Count
+
+
+def signature(*checks: Check, inputs: Count = 1, outputs: Count = 1) -> Signature:
+    return Signature(checks, inputs, outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelKind:
+    """A kind of kernel: its number and attribute schema, which are the ABI, and what the planner may do with it."""
+
+    kind: Kind
+    schema: str
+    signature: Signature
+    inplace: tuple[int, ...]
+    """Inputs whose storage output 0 may take when they die. The planner asks for the same shape and dtype, so a
+    broadcast input and a comparison's operands drop out by themselves."""
+    view: ViewRule | None
+    """Where the outputs lie if they are views of input 0; None for a kind that always computes."""
+
+    def emit(self, attrs: Attrs, ins: Specs, outs: Specs) -> KernelSpec:
+        """The emitter of this kind.
+
+        Raises:
+            InternalError: a wrong number of values, an attribute that is missing, unknown or of the wrong type, or
+                what a check objects to.
+        """
+        blob = pack(self.schema, attrs)
+        objection = self._objection(OpCall(attrs, ins, outs))
+        if objection:
+            shown = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in ins)
+            raise InternalError(f"{self.kind.name}({shown}) {dict(attrs)}: {objection}")
+        return KernelSpec(int(self.kind), self.schema, blob)
+
+    def _objection(self, call: OpCall) -> str | None:
+        wanted = self.signature
+        miscount = _miscount("inputs", len(call.ins), wanted.inputs) or _miscount(
+            "outputs", len(call.outs), wanted.outputs
+        )
+        return miscount or next(filter(None, (check(call) for check in wanted.checks)), None)
+
+
+def kind(
+    number: Kind,
+    taken: Signature,
+    layout: str = "",
+    *,
+    inplace: tuple[int, ...] = (),
+    view: ViewRule | None = None,
+) -> KernelKind:
+    """A row; `layout` is the field part of the attribute schema (`pipeline.lowering.attrs`)."""
+    return KernelKind(number, f"{number.name.lower()}/1:{layout}", taken, inplace, view)
+
+
+def _miscount(what: str, found: int, wanted: Count) -> str | None:
+    least, most = wanted if isinstance(wanted, tuple) else (wanted, wanted)
+    if found >= least and (most is None or found <= most):
+        return None
+    expected = f"at least {least}" if most is None else " or ".join(map(str, range(least, most + 1)))
+    return f"{found} {what}; expected {expected}"
+
+
+def axis_in_range(name: str = "axis") -> Check:
+    """Attribute `name` (an int, or a tuple without repeats) names axes of input 0; negative counts from the end."""
+
+    def check(call: OpCall) -> str | None:
+        found, rank = call.attrs[name], call.ins[0].rank
+        axes = found if isinstance(found, tuple) else (found,)
+        wrong = [axis for axis in axes if not (isinstance(axis, int) and -rank <= axis < rank)]
+        if wrong:
+            return f"attr {name}={found} has {wrong[0]}, out of range for rank {rank}"
+        if len({axis % rank for axis in axes if isinstance(axis, int)}) != len(axes):
+            return f"attr {name}={found} names an axis twice"
+        return None
+
+    return check
+
+
+def one_of(name: str, *allowed: str) -> Check:
+    """Attribute `name` is one of the words `allowed`."""
+
+    def check(call: OpCall) -> str | None:
+        found = call.attrs[name]
+        return None if found in allowed else f"attr {name}={found!r}; expected one of {list(allowed)}"
+
+    return check
+
+
+def sizes_of(name: str, length: Callable[[OpCall], int], meaning: str) -> Check:
+    """Attribute `name` is a tuple of `length(call)` items, one per `meaning`."""
+
+    def check(call: OpCall) -> str | None:
+        found, wanted = call.attrs[name], length(call)
+        right = isinstance(found, tuple) and len(found) == wanted
+        return None if right else f"attr {name}={found}; expected {wanted} items, one per {meaning}"
+
+    return check
+
+
+def per_spatial_dim(*names: str) -> tuple[Check, ...]:
+    """Each of `names` has one item per spatial dimension of input 0 (`pads` two), of which there are 1 to 3."""
+
+    def spatial(call: OpCall) -> str | None:
+        rank = call.ins[0].rank
+        return None if 3 <= rank <= 5 else f"rank {rank}; expected batch, channels and 1 to 3 more"
+
+    lengths = [
+        sizes_of(name, lambda call: 2 * (call.ins[0].rank - 2), "side of a spatial dim")
+        if name == "pads"
+        else sizes_of(name, lambda call: call.ins[0].rank - 2, "spatial dim")
+        for name in names
+    ]
+    return (spatial, *lengths)
+
+
+def same_dtype(call: OpCall) -> str | None:
+    """All inputs and outputs share one dtype: there is no promotion in the IR, only Cast."""
+    found = list(dict.fromkeys(spec.dtype for spec in (*call.ins, *call.outs)))
+    return None if len(found) == 1 else f"dtypes {found} in one call; expected one, and Cast where they differ"
+
+
+def floating(call: OpCall) -> str | None:
+    """Input 0 is floating point."""
+    dtype = call.ins[0].dtype
+    return None if "float" in dtype else f"dtype {dtype}; expected floating point"

@@ -1,0 +1,141 @@
+"""What a view has to show, by the definition of its kind: which element of the operand each of its elements is.
+
+The planner composes strides; here nothing is composed. Elements of the view are picked, the definition says which
+element of the operand each one is, and both have to have the same address. Addresses are linear in the index, so a few
+positions on every axis tell (the first, the last, and powers of two, at which cut-up axes of a Reshape carry over).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.lowering import KernelCall, Kind, unpack
+from pipeline.planning.check.shadow_memory import address, rows
+from pipeline.planning.plan import ExecutionPlan
+
+__all__ = ["VIEW_INDEX", "shows_its_operand"]
+
+Index = Sequence[int]
+Sizes = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewElement:
+    """One element of an output of a view call."""
+
+    attrs: Mapping[str, Any]
+    output: int
+    """Which output of the call it is of."""
+    index: Index
+    sizes: Sizes
+    """Those of the output."""
+    source_sizes: Sizes
+    """Those of the operand."""
+
+
+def shows_its_operand(plan: ExecutionPlan, call: KernelCall, out: int, source: int) -> bool:
+    """Whether `out`, an output of `call`, lies on exactly those elements of `source` that its kind is about."""
+    index_in_source = VIEW_INDEX.get(call.kind_id)
+    sizes, source_sizes = plan.slots[out].spec.sizes, plan.slots[source].spec.sizes
+    if index_in_source is None:
+        return False
+    attrs, output = unpack(call.attr_schema, call.attr_blob), call.out_vids.index(out)
+    for index in _sampled(sizes):
+        found = index_in_source(ViewElement(attrs, output, index, sizes, source_sizes))
+        if len(found) != len(source_sizes) or any(
+            not 0 <= item < size for item, size in zip(found, source_sizes, strict=True)
+        ):
+            return False
+        if address(plan, out, index) != address(plan, source, found):
+            return False
+    return True
+
+
+def _sampled(sizes: Sizes) -> Iterator[Index]:
+    if 0 in sizes:
+        return
+    first, last = [0] * len(sizes), [size - 1 for size in sizes]
+    yield first
+    for axis, size in enumerate(sizes):
+        for position in {1 << bit for bit in range(size.bit_length())} | {size - 1}:
+            if position < size:
+                yield [*first[:axis], position, *first[axis + 1 :]]
+                yield [*last[:axis], position, *last[axis + 1 :]]
+
+
+def unchanged(view: ViewElement) -> Index:
+    return view.index
+
+
+def reshaped(view: ViewElement) -> Index:
+    """The elements counted through, row after row."""
+    if math.prod(view.sizes) != math.prod(view.source_sizes):
+        return ()
+    count = sum(position * step for position, step in zip(view.index, rows(view.sizes), strict=True))
+    return [count // step % size for step, size in zip(rows(view.source_sizes), view.source_sizes, strict=True)]
+
+
+def transposed(view: ViewElement) -> Index:
+    return [view.index[view.attrs["perm"].index(axis)] for axis in range(len(view.index))]
+
+
+def split(view: ViewElement) -> Index:
+    axis, before = view.attrs["axis"] % len(view.source_sizes), sum(view.attrs["sizes"][: view.output])
+    return [position + before if here == axis else position for here, position in enumerate(view.index)]
+
+
+def sliced(view: ViewElement) -> Index:
+    found = list(view.index)
+    bounds = (view.attrs[name] for name in ("axes", "starts", "ends", "steps"))
+    for axis, start, end, step in zip(*bounds, strict=True):
+        positions = range(view.source_sizes[axis])[start:end:step]
+        found[axis] = positions[found[axis]] if found[axis] < len(positions) else -1
+    return found
+
+
+def expanded(view: ViewElement) -> Index:
+    inner = view.index[len(view.sizes) - len(view.source_sizes) :]
+    return [0 if size == 1 else position for position, size in zip(inner, view.source_sizes, strict=True)]
+
+
+def selected(view: ViewElement) -> Index:
+    return with_axis(view, view.attrs["index"])
+
+
+def unbound(view: ViewElement) -> Index:
+    return with_axis(view, view.output)
+
+
+def with_axis(view: ViewElement, position: int) -> Index:
+    axis = view.attrs["axis"]
+    return [*view.index[:axis], position, *view.index[axis:]]
+
+
+def diagonal(view: ViewElement) -> Index:
+    rest, last, distance = list(view.index[:-1]), view.index[-1], view.attrs["distance"]
+    place = {view.attrs["first"]: last - min(distance, 0), view.attrs["second"]: last + max(distance, 0)}
+    return [place[axis] if axis in place else rest.pop(0) for axis in range(len(view.source_sizes))]
+
+
+def unfolded(view: ViewElement) -> Index:
+    axis, index = view.attrs["axis"], view.index
+    return [*index[:axis], index[axis] * view.attrs["step"] + index[-1], *index[axis + 1 : -1]]
+
+
+VIEW_INDEX: Mapping[int, Callable[[ViewElement], Index]] = {
+    Kind.Identity: unchanged,
+    Kind.Reshape: reshaped,
+    Kind.Transpose: transposed,
+    Kind.Split: split,
+    Kind.Slice: sliced,
+    Kind.Expand: expanded,
+    Kind.Select: selected,
+    Kind.Unbind: unbound,
+    Kind.Diagonal: diagonal,
+    Kind.Unfold: unfolded,
+    Kind.Contiguous: unchanged,
+}
+"""By kind, the index in the operand of each element of a view."""

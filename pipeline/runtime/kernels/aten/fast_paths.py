@@ -1,0 +1,215 @@
+"""Fast ways into the result's storage for the operators that models spend their time in.
+
+Most operators have a function in torch's Python binding with `out=`, which costs half a call by schema. Matrix products
+are flattened once, when the call is bound, where strides can say it. Operators that change some elements of an operand
+write in place where the plan put the result on that operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from pipeline.errors import Unsupported
+from pipeline.runtime.kernels.aten.call import AtenCall
+from pipeline.runtime.kernels.aten.out_variants import copy_result
+from pipeline.runtime.kernels.base import Launch, Outs
+from pipeline.runtime.torch_args import CPU_FALLBACKS
+
+__all__ = ["FAST_PATHS"]
+
+FastPath = Callable[[AtenCall, Outs], Launch | None]
+"""A faster way than the operator's own; None where it does not fit this call."""
+
+nn: Any = vars(torch._C)["_nn"]  # its stubs leave this module out
+
+
+def with_out(function: Callable[..., Any]) -> FastPath:
+    """A function with the operator's own arguments and `out=`."""
+
+    def bind(call: AtenCall, outs: Outs) -> Launch:
+        return partial(function, *call.args, **call.kwargs, out=outs[0])
+
+    return bind
+
+
+def then_copy(function: Callable[..., Any]) -> FastPath:
+    """A function with the operator's own arguments and no `out=`; its result is copied."""
+
+    def bind(call: AtenCall, outs: Outs) -> Launch:
+        return copy_result(partial(function, *call.args, **call.kwargs), outs, call.unread)
+
+    return bind
+
+
+def relu(call: AtenCall, outs: Outs) -> Launch:
+    """What torch's own does; it has no `out=`."""
+    return partial(torch.clamp_min, call.args[0], 0, out=outs[0])
+
+
+def convert(call: AtenCall, outs: Outs) -> Launch:
+    """To the dtype of the result, which is that of the graph, and into its order in memory."""
+    return partial(outs[0].copy_, call.args[0])
+
+
+def linear(call: AtenCall, outs: Outs) -> Launch | None:
+    """One product of matrices, with the bias in it, as torch does it for rows that lie one after the other."""
+    x, weight = call.args[:2]
+    bias = call.given.get("bias")
+    rows, out = _flat(x, 1), _flat(outs[0], 1)
+    if rows is None or out is None or weight.dim() != 2:
+        return then_copy(nn.linear)(call, outs)
+    if bias is None:
+        return partial(torch.mm, rows, weight.t(), out=out)
+    return partial(torch.addmm, bias, rows, weight.t(), out=out)
+
+
+def matmul(call: AtenCall, outs: Outs) -> Launch | None:
+    """As one product of matrices, or as one for each place of the batch."""
+    a, b = call.args
+    if b.dim() == 2 and a.dim() >= 2:
+        rows, out = _flat(a, 1), _flat(outs[0], 1)
+        return None if rows is None or out is None else partial(torch.mm, rows, b, out=out)
+    if a.dim() != b.dim() or a.dim() <= 2 or a.shape[:-2] != b.shape[:-2]:
+        return None
+    left, right, out = _flat(a, 2), _flat(b, 2), _flat(outs[0], 2)
+    return None if left is None or right is None or out is None else partial(torch.bmm, left, right, out=out)
+
+
+def _flat(tensor: torch.Tensor, kept: int) -> torch.Tensor | None:
+    """All axes but the last `kept` as one; None where that takes a copy."""
+    if tensor.dim() <= kept or not tensor.numel():
+        return None
+    try:
+        return tensor.view(-1, *tensor.shape[tensor.dim() - kept :])
+    except RuntimeError:
+        return None
+
+
+def batch_norm(call: AtenCall, outs: Outs) -> Launch | None:
+    """With given statistics torch's own goes into the result; a copy of it would take as long again."""
+    x, *rest, training, momentum, epsilon, _ = call.args
+    if training or any(item is not None and item.dtype != x.dtype for item in rest):
+        return then_copy(torch.batch_norm)(call, outs)
+    saved = {"save_mean": x.new_empty(0), "save_invstd": x.new_empty(0)}  # empty without training
+    return partial(torch.ops.aten.native_batch_norm.out, x, *rest, False, momentum, epsilon, out=outs[0], **saved)
+
+
+def as_strided(call: AtenCall, outs: Outs) -> Launch:
+    """Counted from the first element of the operand, which may lie anywhere in the arena."""
+    x, sizes, strides = call.args[:3]
+    offset = call.given.get("storage_offset") or 0
+    last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    if 0 not in sizes and last >= x.numel():
+        raise Unsupported(
+            f"as_strided({sizes}, {strides}, {offset}) leaves the {x.numel()} elements of its operand; a plan holds "
+            "values, not storage: use slices in its place"
+        )
+    return partial(_strided_into, outs[0], x, sizes, strides, offset)
+
+
+def _strided_into(out: torch.Tensor, x: torch.Tensor, sizes: list[int], strides: list[int], offset: int) -> None:
+    rows = x.contiguous()
+    out.copy_(rows.as_strided(sizes, strides, int(rows.storage_offset()) + offset))
+
+
+def embedding(call: AtenCall, outs: Outs) -> Launch | None:
+    """Rows of the table, picked into the result at once, as torch itself picks them."""
+    table, indices = call.args[:2]
+    if not (indices.is_contiguous() and outs[0].is_contiguous() and outs[0].numel() and table.dim() == 2):
+        return None
+    return partial(torch.index_select, table, 0, indices.view(-1), out=outs[0].view(-1, table.shape[1]))
+
+
+def write_in_place(in_place: Callable[..., Any]) -> FastPath:
+    """By torch's own writing in place, where the plan put the result on the operand; else as any operator."""
+
+    def bind(call: AtenCall, outs: Outs) -> Launch | None:
+        operand, *rest = call.args
+        return partial(in_place, outs[0], *rest, **call.kwargs) if _lies_on(outs[0], operand) else None
+
+    return bind
+
+
+def replace_part(part_of: Callable[..., torch.Tensor]) -> FastPath:
+    """A part of the operand becomes the second argument; the other arguments say which part."""
+
+    def bind(call: AtenCall, outs: Outs) -> Launch:
+        operand, new, *rest = call.args
+        part = part_of(outs[0], *rest, **call.kwargs)
+        if _lies_on(outs[0], operand):
+            return partial(part.copy_, new)
+        return partial(_copy_and_replace, outs[0], operand, part, new)
+
+    return bind
+
+
+def overwrite(in_place: Callable[..., Any]) -> FastPath:
+    """Of the operand's elements none is left, so it does not matter where the result lies."""
+
+    def bind(call: AtenCall, outs: Outs) -> Launch:
+        return partial(in_place, outs[0], *call.args[1:], **call.kwargs)
+
+    return bind
+
+
+def _lies_on(out: torch.Tensor, operand: torch.Tensor) -> bool:
+    return out.data_ptr() == operand.data_ptr() and out.stride() == operand.stride() and out.shape == operand.shape
+
+
+def _copy_and_replace(out: torch.Tensor, operand: torch.Tensor, part: torch.Tensor, new: torch.Tensor) -> None:
+    out.copy_(operand)
+    part.copy_(new)
+
+
+WITH_OUT = """
+add.Tensor sub.Tensor mul.Tensor div.Tensor pow.Tensor_Scalar pow.Tensor_Tensor
+eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar
+bitwise_and.Tensor bitwise_or.Tensor bitwise_not.default logical_and.default logical_or.default logical_not.default
+maximum.default minimum.default neg.default abs.default exp.default log.default sqrt.default rsqrt.default
+reciprocal.default sin.default cos.default erf.default tanh.default sigmoid.default clamp.default clamp.Tensor
+where.self mm.default bmm.default addmm.default baddbmm.default softmax.int log_softmax.int
+sum.dim_IntList mean.dim amax.default amin.default argmax.default cumsum.default
+cat.default stack.default gather.default index_select.default
+"""
+
+WITHOUT_OUT = "conv1d.default conv2d.default conv3d.default layer_norm.default group_norm.default rms_norm.default"
+
+NN_WITH_OUT = "gelu silu leaky_relu hardtanh hardswish hardsigmoid softplus"
+
+CONVERSIONS = "to.dtype to.device to.dtype_layout to.other _to_copy.default clone.default contiguous.default"
+
+FAST_PATHS: Mapping[str, FastPath] = {
+    **{f"aten.{name}": with_out(getattr(torch, name.partition(".")[0])) for name in WITH_OUT.split()},
+    **{f"aten.{name}": then_copy(getattr(torch, name.partition(".")[0])) for name in WITHOUT_OUT.split()},
+    **{f"aten.{name}.default": with_out(getattr(nn, name)) for name in NN_WITH_OUT.split()},
+    **{f"aten.{name}": convert for name in CONVERSIONS.split()},
+    **{kind: then_copy(function) for kind, function in CPU_FALLBACKS.items()},
+    "aten.relu.default": relu,
+    "aten.linear.default": linear,
+    "aten.matmul.default": matmul,
+    "aten.scaled_dot_product_attention.default": then_copy(nn.scaled_dot_product_attention),
+    "aten.batch_norm.default": batch_norm,
+    "aten.as_strided.default": as_strided,
+    "aten.embedding.default": embedding,
+    "aten.copy.default": overwrite(torch.Tensor.copy_),
+    "aten.fill.Scalar": overwrite(torch.Tensor.fill_),
+    "aten.fill.Tensor": overwrite(torch.Tensor.fill_),
+    "aten.zero.default": overwrite(torch.Tensor.zero_),
+    "aten.index_add.default": write_in_place(torch.Tensor.index_add_),
+    "aten.index_copy.default": write_in_place(torch.Tensor.index_copy_),
+    "aten.index_fill.int_Scalar": write_in_place(torch.Tensor.index_fill_),
+    "aten.index_fill.int_Tensor": write_in_place(torch.Tensor.index_fill_),
+    "aten.index_put.default": write_in_place(torch.ops.aten.index_put_.default),  # that of torch.Tensor takes no None
+    "aten.masked_fill.Tensor": write_in_place(torch.Tensor.masked_fill_),
+    "aten.masked_scatter.default": write_in_place(torch.Tensor.masked_scatter_),
+    "aten.scatter.src": write_in_place(torch.Tensor.scatter_),
+    "aten.scatter.value": write_in_place(torch.Tensor.scatter_),
+    "aten.scatter_add.default": write_in_place(torch.Tensor.scatter_add_),
+    "aten.select_scatter.default": replace_part(torch.ops.aten.select.int),
+    "aten.slice_scatter.default": replace_part(torch.ops.aten.slice.Tensor),
+}
+"""By operator. All others go by their schema (`out_variants.py`)."""
