@@ -12,8 +12,8 @@ from torch.export import ExportedProgram
 from pipeline.export.apart import apart
 from pipeline.export.blame import advice_on_type
 from pipeline.export.caches import register_caches
+from pipeline.importers.from_torch.module_state import preserve_module_state
 from pipeline.importers.from_torch.modules import every_module, every_path
-from pipeline.importers.from_torch.untouched import untouched
 from pipeline.torch_ir.errors import ExportError
 from pipeline.torch_ir.extract.meta import validate_inputs_dense, validate_inputs_meta, validate_meta_device
 from pipeline.torch_ir.given import a_module, arguments, by_name, mistaken
@@ -47,7 +47,7 @@ def exported(
         ExportError: torch.export does not take the model.
     """
     try:
-        with untouched(model):
+        with preserve_module_state(model):
             return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:
         if advice := advice_on_type(error):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeline.importers.from_torch.module_state import preserve_module_state
 from pipeline.importers.from_torch.modules import STANDARD
-from pipeline.importers.from_torch.untouched import untouched
 
 __all__ = ["set_aside"]
 
@@ -31,7 +31,7 @@ def set_aside(module: nn.Module, blank: Callable[[torch.Tensor], torch.Tensor]) 
             made[id(tensor)] = blank(tensor)
         return made[id(tensor)]
 
-    with untouched(module) as modules:
+    with preserve_module_state(module) as modules:
         for one in modules:
             if one._buffers:
                 _replace(one._buffers, once)
