@@ -17,8 +17,6 @@ from pipeline.torch_ir.document import files, writing
 from pipeline.torch_ir.document.constants import THRESHOLD, read_constant, write_constant
 from pipeline.torch_ir.document.expected import TEXT, refused
 from pipeline.torch_ir.document.head import constants_in, read_head
-from pipeline.torch_ir.document.loading import whole
-from pipeline.torch_ir.document.saving import save
 from pipeline.torch_ir.document.signature import write_tree
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.given import a_number, mistaken, path_of
@@ -124,7 +122,7 @@ class IR:
         if threshold != math.inf:
             a_number("threshold", threshold, "a number of bytes of 0 or more, as in 4096", SerializationError)
         with files.explained(path, "written"):
-            save(path, self._sections(), self.constants, threshold)
+            files.save(path, self._sections(), self.constants, threshold)
 
     @classmethod
     @collector_paused()
@@ -136,7 +134,7 @@ class IR:
             SerializationError: the file cannot be read, or is no IR; or the file of its constants is gone.
         """
         path = path_of("the IR", path, SerializationError)
-        return cls._of_written(*whole(path), what=str(path))
+        return cls._of_written(*files.load(path), what=str(path))
 
     def __eq__(self, other: object) -> bool:
         """Whether the documents are the same, to the bit of each constant."""

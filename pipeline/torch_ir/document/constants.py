@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,25 +23,16 @@ from pipeline.torch_ir.document.expected import Unexpected, as_expected, is_text
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.given import a_type
 
-__all__ = ["THRESHOLD", "Beside", "raw_bytes", "read_constant", "settled", "write_constant"]
+__all__ = ["THRESHOLD", "raw_bytes", "read_constant", "settled", "write_constant"]
 
 THRESHOLD = 4096
 """Bytes: larger constants go to a file of their own."""
 
 
-@dataclass
-class Beside:
-    """The constants that go to the file beside the JSON: {key: its bytes}."""
-
-    threshold: int = THRESHOLD
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def takes(self, tensor: torch.Tensor) -> bool:
-        return tensor.nbytes > self.threshold
-
-
-def write_constant(key: str, tensor: torch.Tensor, beside: Beside | None = None) -> dict[str, Any]:
-    """One constant. With `beside`, a large one is put there; the caller names the `file`.
+def write_constant(
+    key: str, tensor: torch.Tensor, beside: dict[str, torch.Tensor] | None = None, threshold: float = THRESHOLD
+) -> dict[str, Any]:
+    """One constant. With `beside`, the bytes of one over `threshold` are put there; the caller names the `file`.
 
     Raises:
         SerializationError: it holds no values, as on meta, or is no tensor.
@@ -57,8 +47,8 @@ def write_constant(key: str, tensor: torch.Tensor, beside: Beside | None = None)
     if not _dense(tensor):
         facts["view"] = list(tensor.shape)
         tensor = _spanned(tensor)
-    if beside is not None and beside.takes(tensor):
-        beside.tensors[key] = raw_bytes(tensor)
+    if beside is not None and tensor.nbytes > threshold:
+        beside[key] = raw_bytes(tensor)
         return {"key": key, "shape": list(tensor.shape), **facts}
     if not tensor.numel():
         facts["shape"] = list(tensor.shape)

@@ -16,7 +16,7 @@ from pipeline.torch_ir.document.writing import FORMAT_VERSION
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.tree import Tree
 
-__all__ = ["Head", "constants_in", "files_in", "read_head"]
+__all__ = ["Head", "constants_in", "read_head"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,6 @@ def constants_in(data: Mapping[str, Any], what: str = TEXT) -> Mapping[str, Mapp
         for name, one in found.items():
             as_expected(one, f"constants: {name}", "an object of data and dtype", is_object)
         return found
-
-
-def files_in(data: Mapping[str, Any], what: str = TEXT) -> set[str]:
-    """The names of the files beside the JSON that hold its large constants."""
-    return {str(one["file"]) for one in constants_in(data, what).values() if "file" in one}
 
 
 def _refuse_other_formats(data: Mapping[str, Any], what: str) -> None:
