@@ -61,8 +61,8 @@ def extract(
     from pipeline.commands.ir_source import open_model, read_source, told_mode
 
     read_source(source, overrides or ())  # what follows loads torch, which takes seconds
+    from pipeline.torch_ir.command_files import check_place
     from pipeline.torch_ir.extract.source import extract_source
-    from pipeline.torch_ir.output import check_place
 
     path = out or (Path(f"{name}_ir.json") if name else None)
     if path is not None:  # a trace may take long
@@ -99,7 +99,7 @@ def info(
     """Tell what an IR consists of."""
     _check_file(file)
     from pipeline.torch_ir import load_ir
-    from pipeline.torch_ir.output import write_text
+    from pipeline.torch_ir.command_files import write_text
     from pipeline.torch_ir.summary import summary, summary_text
 
     found = summary(load_ir(file))
@@ -149,7 +149,7 @@ def verify(
 
     model = open_model(source, overrides or (), (), False, train)
     from pipeline.torch_ir import load_ir, load_weights, verify_ir_with_state_dict
-    from pipeline.torch_ir.weights.arrays import read_arrays
+    from pipeline.torch_ir.command_files import read_arrays
 
     if said := told_mode(model):
         typer.echo(f"onnxline: {said}", err=True)
@@ -178,8 +178,7 @@ def run(
     """Run an IR on weights and inputs from files."""
     _check_file(file)
     from pipeline.torch_ir import IRExecutor, load_ir, load_weights
-    from pipeline.torch_ir.output import check_place
-    from pipeline.torch_ir.weights.arrays import ENDINGS, read_arrays, write_arrays
+    from pipeline.torch_ir.command_files import ENDINGS, check_place, read_arrays, write_arrays
 
     check_place(out, ENDINGS)  # a run may take long
     loaded = load_ir(file)

@@ -9,8 +9,8 @@ from pipeline.errors import InternalError
 from pipeline.ir import check
 from pipeline.torch_ir.document.files import explained, parse_json
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.given import mistaken, path_of
 from pipeline.torch_ir.ir import IR, an_ir
+from pipeline.torch_ir.validation import mistaken, path_of
 
 __all__ = ["deserialize_ir", "load_ir", "save_ir", "serialize_ir", "validate_ir"]
 

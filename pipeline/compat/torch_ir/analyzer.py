@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from pipeline.torch_ir import TensorMeta, convert_exported_program
-from pipeline.torch_ir.call import resolve
+from pipeline.torch_ir.calls import resolve
 from pipeline.torch_ir.registry import NodeInfo
 
 __all__ = ["GraphAnalyzer", "NodeInfo", "_dtype_to_str"]

@@ -19,9 +19,9 @@ import torch
 from pipeline.importers.from_torch.payload import holds_values
 from pipeline.ir.spec import DTYPE_BITS
 from pipeline.runtime.memory import resolved
-from pipeline.torch_ir.document.expected import Unexpected, as_expected, is_text, text, whole_shape
+from pipeline.torch_ir.document.fields import Unexpected, as_expected, is_text, text, whole_shape
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.given import a_type
+from pipeline.torch_ir.validation import a_type
 
 __all__ = ["THRESHOLD", "raw_bytes", "read_constant", "settled", "write_constant"]
 

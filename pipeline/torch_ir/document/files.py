@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from passes.model.files import replace_when_done
 from pipeline.torch_ir.document.constants import write_constant
-from pipeline.torch_ir.document.head import constants_in
+from pipeline.torch_ir.document.header import constants_in
 from pipeline.torch_ir.errors import NoIRFile, SerializationError
 
 __all__ = ["explained", "load", "parse_json", "save"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from pipeline.ir import Attr, Size, Use, Word
-from pipeline.torch_ir.call import MASKS, SIZES, Argument, arguments
-from pipeline.torch_ir.document.expected import LIMIT, Unexpected
+from pipeline.torch_ir.calls import MASKS, SIZES, Argument, arguments
+from pipeline.torch_ir.document.fields import LIMIT, Unexpected
 
 __all__ = ["hold_call"]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.ir import Graph, Op, Role, Value
-from pipeline.torch_ir.call import write_call
+from pipeline.torch_ir.calls import write_call
 from pipeline.torch_ir.document.constants import write_constant
 from pipeline.torch_ir.nodes import key_of, producer_of, stored
 

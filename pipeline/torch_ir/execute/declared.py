@@ -18,7 +18,7 @@ from pipeline.lowering.aten.shape import MOVES
 from pipeline.runtime.blame import place_of
 from pipeline.runtime.dtypes import dtype_name, torch_dtype
 from pipeline.runtime.eager import apply
-from pipeline.torch_ir.call import arguments
+from pipeline.torch_ir.calls import arguments
 from pipeline.torch_ir.errors import ExecutionError
 
 __all__ = ["misdeclared", "refuse_other_moves"]

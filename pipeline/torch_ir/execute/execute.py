@@ -24,10 +24,10 @@ from pipeline.torch_ir.execute.feed import Inputs
 from pipeline.torch_ir.execute.states import given_states, lost
 from pipeline.torch_ir.execute.strided import counted, counts_from_storage, from_the_first
 from pipeline.torch_ir.execute.unspelled import refuse_unspelled, unspelled
-from pipeline.torch_ir.given import by_name
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.nodes import stored
 from pipeline.torch_ir.registry import REGISTERED, Registry
+from pipeline.torch_ir.validation import by_name
 from pipeline.torch_ir.weights.load import load_weights
 from pipeline.torch_ir.weights.stored import Bound, bind_stored
 

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.importers.from_torch.operators import WHEN_TRAINING
 from pipeline.ir import Graph, Op, Role, Value
-from pipeline.torch_ir.call import resolve
+from pipeline.torch_ir.calls import resolve
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.nodes import key_of, stored
 from pipeline.torch_ir.weights.stored import misfit

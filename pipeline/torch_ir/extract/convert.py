@@ -13,19 +13,18 @@ from pipeline.importers.from_torch import from_torch, functional
 from pipeline.importers.from_torch.lost_writes import refuse_lost_writes
 from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.ir import Graph, Role
-from pipeline.torch_ir.errors import ConversionError
+from pipeline.torch_ir.errors import ConversionError, warn
 from pipeline.torch_ir.extract.autocast import refuse_idle_autocast
 from pipeline.torch_ir.extract.registered import converted
 from pipeline.torch_ir.extract.shared import refuse_written_in_two
 from pipeline.torch_ir.extract.signature import signature_of
 from pipeline.torch_ir.extract.strided import refuse_counting_beyond
 from pipeline.torch_ir.extract.tied import merged, tied_in
-from pipeline.torch_ir.given import mistaken
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of, stored
 from pipeline.torch_ir.registry import REGISTERED
 from pipeline.torch_ir.tree import Signature
-from pipeline.torch_ir.warned import warn
+from pipeline.torch_ir.validation import mistaken
 
 __all__ = ["convert_exported_program", "graph_of", "ir_of"]
 

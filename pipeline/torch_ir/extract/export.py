@@ -16,7 +16,7 @@ from pipeline.importers.from_torch.module_state import preserve_module_state
 from pipeline.importers.from_torch.modules import every_module, every_path
 from pipeline.torch_ir.errors import ExportError
 from pipeline.torch_ir.extract.meta import validate_inputs_dense, validate_inputs_meta, validate_meta_device
-from pipeline.torch_ir.given import a_module, arguments, by_name, mistaken
+from pipeline.torch_ir.validation import a_module, arguments, by_name, mistaken
 
 __all__ = ["arguments_of", "export_model", "exported"]
 

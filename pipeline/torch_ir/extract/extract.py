@@ -10,16 +10,15 @@ from torch import nn
 from passes.run.gc_pause import collector_paused
 from pipeline.importers.from_torch.stamp import TracedWhole, stamped
 from pipeline.ir import Graph
-from pipeline.torch_ir.errors import ExportError
+from pipeline.torch_ir.errors import ExportError, warn
 from pipeline.torch_ir.extract.buffers import recomputed, unsaved
 from pipeline.torch_ir.extract.convert import convert_exported_program, graph_of, ir_of
 from pipeline.torch_ir.extract.dims import dim_names
 from pipeline.torch_ir.extract.export import arguments_of, exported
 from pipeline.torch_ir.extract.signature import signature_of_ends
 from pipeline.torch_ir.extract.tied import tied_names
-from pipeline.torch_ir.given import mistaken
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.warned import warn
+from pipeline.torch_ir.validation import mistaken
 
 __all__ = ["extract_ir"]
 

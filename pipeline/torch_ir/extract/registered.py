@@ -9,8 +9,8 @@ from pipeline.errors import InternalError
 from pipeline.ir import Graph, Op, TensorSpec, check
 from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.ir.attr import Attr, Use, parts
-from pipeline.torch_ir.call import read_call, resolve, spelled
-from pipeline.torch_ir.document.expected import Unexpected
+from pipeline.torch_ir.calls import read_call, resolve, spelled
+from pipeline.torch_ir.document.fields import Unexpected
 from pipeline.torch_ir.document.schema import hold_call
 from pipeline.torch_ir.errors import ConversionError
 from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_attr, as_torch, parts_of

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 from pipeline.errors import UsageError
+from pipeline.torch_ir.command_files import written
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.output import written
 from pipeline.torch_ir.picture.mermaid import ir_to_mermaid
 from pipeline.torch_ir.picture.svg import ir_to_svg
 

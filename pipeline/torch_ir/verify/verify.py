@@ -14,8 +14,8 @@ from torch import nn
 from pipeline.errors import OnnxlineError, message_with_notes
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute import IRExecutor
-from pipeline.torch_ir.given import a_module, a_number, arguments, by_name
 from pipeline.torch_ir.ir import IR, an_ir
+from pipeline.torch_ir.validation import a_module, a_number, arguments, by_name
 from pipeline.torch_ir.verify.localize import first_divergence
 from pipeline.torch_ir.verify.numbers import Difference, compare
 from pipeline.torch_ir.verify.original import answer_of, copied, same_randomness

@@ -13,9 +13,9 @@ from pipeline.importers.from_torch.payload import holds_values
 from pipeline.ir import Graph, Role, Value
 from pipeline.runtime.dtypes import torch_dtype
 from pipeline.torch_ir.document.constants import raw_bytes, settled
-from pipeline.torch_ir.given import a_type
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of, stored
+from pipeline.torch_ir.validation import a_type
 
 __all__ = ["Bound", "absent", "bind_stored", "misfit", "sized"]
 

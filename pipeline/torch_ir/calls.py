@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from pipeline.errors import SourceError
 from pipeline.ir import Attr, Body, Op, Size, Use, Word
 from pipeline.ir.json_attr import read_attr, write_attr
-from pipeline.torch_ir.words import KINDS as KINDS_OF_WORDS
-from pipeline.torch_ir.words import word
+from pipeline.runtime.words import operator_of
 
-__all__ = ["MASKS", "SIZES", "Argument", "arguments", "read_call", "resolve", "spelled", "write_call"]
+__all__ = ["KINDS", "Argument", "arguments", "read_call", "resolve", "spelled", "word", "write_call"]
 
 SIZES, MASKS = "_tensor_list_sizes", "_tensor_list_none_masks"
 
@@ -73,8 +73,8 @@ def spelled(op: Op, spell: Callable[[Attr], Any]) -> Iterator[tuple[str, Any]]:
 def resolve(kind: str) -> Any:
     """The operator `aten.linear.default`; None where torch has no such operator, as for a higher-order one."""
     try:
-        return _resolved(kind)
-    except LookupError:
+        return operator_of(kind)
+    except SourceError:
         return None
 
 
@@ -82,26 +82,15 @@ def arguments(kind: str) -> tuple[Argument, ...]:
     """Those that the operator's schema has; none where torch has no such operator."""
     try:
         return _arguments(kind)
-    except LookupError:
+    except SourceError:
         return ()
 
 
 @cache
 def _arguments(kind: str) -> tuple[Argument, ...]:
-    found = ((one, str(one.real_type)) for one in _resolved(kind)._schema.arguments)
-    return tuple(Argument(one.name, _kind(type), type, not one.has_default_value()) for one, type in found)
-
-
-@cache
-def _resolved(kind: str) -> Any:
     """An operator that is not there may come with a module that is imported later: an error is not kept by `cache`."""
-    namespace, _, rest = kind.partition(".")
-    name, _, overload = rest.rpartition(".")
-    packet = getattr(getattr(torch.ops, namespace, None), name or overload, None) if rest else None
-    found = getattr(packet, overload or "default", None) if hasattr(packet, "overloads") else None
-    if found is None:
-        raise LookupError(kind)
-    return found
+    found = ((one, str(one.real_type)) for one in operator_of(kind)._schema.arguments)
+    return tuple(Argument(one.name, _kind(type), type, not one.has_default_value()) for one, type in found)
 
 
 def _plain(item: Attr) -> Any:
@@ -116,7 +105,7 @@ def _plain(item: Attr) -> Any:
         case Word("device", name):
             return name
         case Word(kind, name):
-            return f"torch.{name}" if kind in KINDS_OF_WORDS else name
+            return f"torch.{name}" if kind in KINDS else name
         case Size(expression):
             return expression
         case Use(index) | Body(index):
@@ -154,26 +143,26 @@ def _listed(places: Iterator[int], count: int, mask: Sequence[bool] | None) -> t
 def _typed(kind: str, item: Any) -> Attr:
     if isinstance(item, list):
         return tuple(_typed(kind, part) for part in item)
-    if kind in KINDS_OF_WORDS and isinstance(item, str | KINDS_OF_WORDS[kind]):
+    if kind in KINDS and isinstance(item, str | KINDS[kind]):
         return word(kind, str(item))
     return item
 
 
 def _known(item: Attr) -> Attr:
-    if type(item) is Word and item.kind in KINDS_OF_WORDS:
+    if type(item) is Word and item.kind in KINDS:
         word(item.kind, item.name)
     return item
 
 
 def _kind(schema_type: str) -> str:
     inner = schema_type.removeprefix("Optional[").rstrip("]") if schema_type.startswith("Optional[") else schema_type
-    return KINDS.get(inner, "tensors" if "Tensor" in inner else "other")
+    return SCHEMA_KINDS.get(inner, "tensors" if "Tensor" in inner else "other")
 
 
 TORCHS_OWN = frozenset({"aten", "prims"})
 """Namespaces of operators that are there wherever torch is."""
 
-KINDS = {
+SCHEMA_KINDS = {
     "Tensor": "tensor",
     "ScalarType": "dtype",
     "Device": "device",
@@ -181,3 +170,39 @@ KINDS = {
     "MemoryFormat": "memory_format",
 }
 """Types of a schema's arguments, as torch names them (torch 2.13), optional or not."""
+
+
+@cache  # a model has many, and few that differ
+def word(kind: str, name: str) -> Word:
+    """The dtype, device, layout or memory format `name`, with or without `torch.`.
+
+    Raises:
+        ValueError: torch has no such constant.
+    """
+    name = name.removeprefix("torch.")
+    found = _device(name) if kind == "device" else getattr(torch, name, None)
+    if not isinstance(found, KINDS[kind]):
+        raise ValueError(f"torch has no {kind} {name!r}, expected one such as {EXAMPLES[kind]}")
+    return Word(kind, name)
+
+
+def _device(name: str) -> torch.device | None:
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        return None
+
+
+KINDS: dict[str, type] = {
+    "dtype": torch.dtype,
+    "device": torch.device,
+    "layout": torch.layout,
+    "memory_format": torch.memory_format,
+}
+
+EXAMPLES = {
+    "dtype": "'float32'",
+    "device": "'cpu' and 'cuda:0'",
+    "layout": "'strided'",
+    "memory_format": "'contiguous_format'",
+}

@@ -1,4 +1,4 @@
-"""What somebody has changed in the view of an IR, as the data that `reading` reads.
+"""What somebody has changed in the view of an IR, as the data that `reader` reads.
 
 The view shows less than the Graph has: no exact calls, bodies, module paths or lines, no devices, strides, updates or
 further names of weights. What is still there keeps them. A node is known as the very object that was handed out,
@@ -13,14 +13,13 @@ from typing import Any, TypeVar
 
 from pipeline.ir import Graph, Op
 from pipeline.ir.json_attr import write_attr
-from pipeline.torch_ir.call import MASKS, SIZES, read_call, spelled
-from pipeline.torch_ir.document.alike import alike
-from pipeline.torch_ir.document.expected import Unexpected, as_expected, is_list, is_object, is_text
+from pipeline.torch_ir.calls import MASKS, SIZES, read_call, spelled
+from pipeline.torch_ir.document.fields import Unexpected, as_expected, is_list, is_object, is_text
 from pipeline.torch_ir.document.writing import facts, nodes
-from pipeline.torch_ir.given import a_type
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, as_attr, as_torch
+from pipeline.torch_ir.validation import a_type
 
-__all__ = ["edited"]
+__all__ = ["alike", "edited"]
 
 Data = dict[str, Any]
 Pair = tuple[Data, Data]
@@ -159,3 +158,22 @@ def _each(where: str, items: Any, kind: type[T]) -> Iterator[tuple[str, T]]:
         if not isinstance(item, kind):
             raise Unexpected(f"{where}[{index}]: found {a_type(item)}, expected one of type {kind.__name__}")
         yield f"{where}[{index}]", item
+
+
+def alike(one: Any, other: Any) -> bool:
+    """To the type of each number: 1, 1.0 and True are three, and so are 0.0, -0.0 and nan."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    match one:
+        case TensorMeta():
+            return one == other
+        case OpNode() | Parts():
+            return all(alike(getattr(one, name), getattr(other, name)) for name in one.__match_args__)
+        case list() | tuple():
+            return len(one) == len(other) and all(map(alike, one, other))
+        case dict():
+            return one.keys() == other.keys() and all(alike(item, other[key]) for key, item in one.items())
+        case _:
+            return repr(one) == repr(other)
