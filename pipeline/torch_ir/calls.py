@@ -21,7 +21,7 @@ from pipeline.ir import Attr, Body, Op, Size, Use, Word
 from pipeline.ir.json_attr import read_attr, write_attr
 from pipeline.runtime.words import operator_of
 
-__all__ = ["KINDS", "Argument", "arguments", "read_call", "resolve", "spelled", "word", "write_call"]
+__all__ = ["KINDS", "Argument", "arguments", "find_operator", "read_call", "spelled", "word", "write_call"]
 
 SIZES, MASKS = "_tensor_list_sizes", "_tensor_list_none_masks"
 
@@ -70,7 +70,7 @@ def spelled(op: Op, spell: Callable[[Attr], Any]) -> Iterator[tuple[str, Any]]:
         yield MASKS, masks
 
 
-def resolve(kind: str) -> Any:
+def find_operator(kind: str) -> Any:
     """The operator `aten.linear.default`; None where torch has no such operator, as for a higher-order one."""
     try:
         return operator_of(kind)
@@ -115,7 +115,7 @@ def _plain(item: Attr) -> Any:
 
 
 def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
-    if resolve(kind) is None:
+    if find_operator(kind) is None:
         return _read_bare(attrs)
     places = iter(range(inputs))
     sizes, masks = iter(attrs.get(SIZES, ())), iter(attrs.get(MASKS, ()))

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pipeline.importers.from_torch.payload import holds_values
+from pipeline.importers.from_torch.tensors import holds_values
 from pipeline.ir.spec import DTYPE_BITS
 from pipeline.runtime.memory import resolved
 from pipeline.torch_ir.document.fields import Unexpected, as_expected, is_text, text, whole_shape

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import InternalError
-from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir import Attr, Dim, Graph, Op, Payload, Role, Size, TensorSpec, check
 from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.ir.attr import parts

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.importers.from_torch.operators import WHEN_TRAINING
 from pipeline.ir import Graph, Op, Role, Value
-from pipeline.torch_ir.calls import resolve
+from pipeline.torch_ir.calls import find_operator
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.nodes import key_of, stored
 from pipeline.torch_ir.weights.stored import misfit
@@ -62,7 +62,7 @@ def writes(graph: Graph) -> bool:
 
 
 def _changes(op: Op) -> bool:
-    operator = resolve(op.kind)
+    operator = find_operator(op.kind)
     if operator is not None and operator._schema.is_mutable:
         return True
     return op.kind in WHEN_TRAINING and (op.attrs.get("training") or op.attrs.get("use_input_stats")) is True

@@ -9,7 +9,7 @@ from pipeline.errors import InternalError
 from pipeline.ir import Graph, Op, TensorSpec, check
 from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.ir.attr import Attr, Use, parts
-from pipeline.torch_ir.calls import read_call, resolve, spelled
+from pipeline.torch_ir.calls import find_operator, read_call, spelled
 from pipeline.torch_ir.document.fields import Unexpected
 from pipeline.torch_ir.document.schema import hold_call
 from pipeline.torch_ir.errors import ConversionError
@@ -58,7 +58,9 @@ def _op(op: Op, node: OpNode, vids: Mapping[str, int], specs: list[TensorSpec], 
     convert = looked_up(registry.conversions, op.kind)
     if convert is None:
         return op
-    info = NodeInfo(node.name, resolve(op.kind) or op.kind, list(node.inputs), list(node.outputs), dict(node.attrs))
+    info = NodeInfo(
+        node.name, find_operator(op.kind) or op.kind, list(node.inputs), list(node.outputs), dict(node.attrs)
+    )
     whose = f"node {op.name!r}: the registered conversion of {op.kind}"
     try:
         made = convert(info)
@@ -92,7 +94,7 @@ def _spec(whose: str, meta: TensorMeta, known: TensorSpec) -> TensorSpec:
 
 def _attrs(whose: str, op: Op, made: OpNode, inputs: tuple[int, ...]) -> dict[str, Attr]:
     """Where the tensors are still those of the call, they keep their places in it; else torch's schema says them."""
-    if resolve(made.op_type) is not None and (made.op_type, inputs) != (op.kind, op.inputs):
+    if find_operator(made.op_type) is not None and (made.op_type, inputs) != (op.kind, op.inputs):
         call = read_call(made.op_type, len(inputs), {"attrs": made.attrs})
         try:
             hold_call(made.op_type, len(inputs), call, made.attrs, whole=True)

@@ -20,8 +20,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from pipeline.errors import Unsupported
-from pipeline.importers.from_torch.functional import functional
-from pipeline.importers.from_torch.operators import operator_of
+from pipeline.importers.from_torch.functionalize import functional
+from pipeline.importers.from_torch.operators import describe_operator
 from pipeline.torch_ir.verify.original import copied, copied_model, same_randomness
 
 __all__ = ["REGIONS", "Place", "Places", "Results", "traced"]
@@ -96,7 +96,7 @@ class _Recorder(Interpreter):
 def _name(target: Any) -> str:
     """What the IR calls a node of this operator; empty for what is no node of the IR."""
     try:
-        operator = operator_of(target)
+        operator = describe_operator(target)
     except Unsupported:  # `getitem`, numbers
         return ""
     return "" if operator.nothing or operator.same else operator.base

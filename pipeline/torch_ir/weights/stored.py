@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from pipeline.export.dense import not_dense
-from pipeline.importers.from_torch.payload import holds_values
+from pipeline.importers.from_torch.tensors import holds_values
 from pipeline.ir import Graph, Role, Value
 from pipeline.runtime.dtypes import torch_dtype
 from pipeline.torch_ir.document.constants import raw_bytes, settled

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from pipeline.importers.from_torch.payload import TensorPayload, holds_values
 from pipeline.importers.from_torch.stamp.blocks import blocks_of
 from pipeline.importers.from_torch.stamp.call import Call
 from pipeline.importers.from_torch.stamp.placeholders import Placeholder, repeated_stores
@@ -16,6 +15,7 @@ from pipeline.importers.from_torch.stamp.proof import Kept, Leaving, Proof, Repe
 from pipeline.importers.from_torch.stamp.repeat import Repeater
 from pipeline.importers.from_torch.stamp.run import Run
 from pipeline.importers.from_torch.stamp.unsuited import Unsuited
+from pipeline.importers.from_torch.tensors import TensorPayload, holds_values
 from pipeline.ir import Graph, Payload
 from pipeline.ir.assemble import Facts, assemble
 

@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from pipeline.importers.from_torch.payload import TensorPayload
 from pipeline.importers.from_torch.stamp.meta import MetaResults
 from pipeline.importers.from_torch.stamp.unsuited import Unsuited
+from pipeline.importers.from_torch.tensors import TensorPayload
 
 __all__ = ["Event", "Recorder", "Ref"]
 

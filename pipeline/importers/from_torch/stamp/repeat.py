@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
-from pipeline.importers.from_torch.names import Names, base_name
+from pipeline.importers.from_torch.operators import Names, base_name
 from pipeline.importers.from_torch.stamp.blocks import Blocks
 from pipeline.importers.from_torch.stamp.placeholders import Placeholder
 from pipeline.importers.from_torch.stamp.run import TRACED, Run

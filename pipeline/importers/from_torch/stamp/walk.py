@@ -18,8 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from pipeline.importers.from_torch.exporting import as_exporting
-from pipeline.importers.from_torch.modules import STANDARD, every_path
+from pipeline.importers.from_torch.modules import STANDARD, as_exporting, every_path
 from pipeline.importers.from_torch.stamp.aside import set_aside
 from pipeline.importers.from_torch.stamp.call import Call
 from pipeline.importers.from_torch.stamp.meta import MetaResults

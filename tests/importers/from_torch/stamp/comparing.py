@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.importers.from_torch import from_torch, functional
+from pipeline.importers.from_torch import from_torch
+from pipeline.importers.from_torch.functionalize import functional
 from pipeline.importers.from_torch.stamp import Stamped, TracedWhole, stamped
 from pipeline.ir import Graph, check, to_text
 

@@ -2,9 +2,15 @@
 
 torch functionalizes a program by running it again. Operators stay what they are, with three exceptions. What may be a
 view of its argument or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes the one that it is: only so
-is it known which writes reach it (hidden.py and copies.py: where torch loses that). `batch_norm`, which may write too,
+is it known which writes reach it (implicit_views.py: where torch loses that). `batch_norm`, which may write too,
 becomes another operator also where it does not; that one is put back. And an `instance_norm` that writes becomes its
 parts.
+
+Copies that convert need care: `buffer.copy_(x)` where `x` has another dtype, shape or order in memory than the buffer.
+Where a buffer ends as a copy, `run_decompositions` takes what was copied for the copy (torch 2.13:
+`_remove_unnecessary_copy_op_pass`). Whatever reads the buffer afterwards would compute on integers for floats, on a row
+for a matrix, or on columns for rows. So such a copy goes into an alias of its target while torch runs the program
+again: then no buffer ends as a copy, and the aliases are taken out afterwards.
 """
 
 from __future__ import annotations
@@ -22,11 +28,10 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from pipeline.importers.from_torch.bodies import calls_in
-from pipeline.importers.from_torch.copies import converting, through_aliases, without_aliases
-from pipeline.importers.from_torch.held import held_tensors
-from pipeline.importers.from_torch.hidden import decompositions, hidden_views, without_identities
-from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING, marks_vmap, operator_of
+from pipeline.importers.from_torch.exported_program import calls_in, held_tensors, recompile
+from pipeline.importers.from_torch.implicit_views import decompositions, hidden_views, without_identities
+from pipeline.importers.from_torch.memory import as_written
+from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING, describe_operator, marks_vmap
 
 __all__ = ["arguments_of", "functional", "mutates", "writing", "written"]
 
@@ -43,13 +48,13 @@ def writing(program: ExportedProgram) -> Iterator[Node]:
 
 def written(node: Node) -> frozenset[str]:
     """The names of the arguments that this call changes."""
-    operator = operator_of(node.target)
+    operator = describe_operator(node.target)
     return RUNNING if operator.kind in WHEN_TRAINING and trains(*node.args[3:6]) else operator.written
 
 
 def arguments_of(node: Node, names: Collection[str]) -> list[Node]:
     """What `node`, a call of an operator, is given by these names."""
-    given = {**dict(zip(operator_of(node.target).arguments, node.args, strict=False)), **node.kwargs}
+    given = {**dict(zip(describe_operator(node.target).arguments, node.args, strict=False)), **node.kwargs}
     found: list[Node] = []
     map_arg([given[name] for name in names if name in given], found.append)
     return found
@@ -140,3 +145,45 @@ INSTANCE_NORM = torch.ops.aten.instance_norm.default
 """torch keeps it as it is, and sees what it writes in its parts alone (torch 2.13)."""
 NO_TRAINING = torch.ops.aten._native_batch_norm_legit_no_training.default
 """What functionalizing makes of it where it does not train: (input, weight, bias, mean, variance, momentum, eps)."""
+
+
+def converting(program: ExportedProgram) -> list[str]:
+    """The names of the nodes that copy into something unlike what they copy, in regions too: torch takes these into the
+    graph around them.
+    """
+    return [node.name for node in calls_in(program.graph_module) if node.target is COPY and _converts(node)]
+
+
+def through_aliases(program: ExportedProgram, copies: list[str]) -> ExportedProgram:
+    """Another program, in which the nodes `copies` write to an alias."""
+    module = copy.deepcopy(program.graph_module)
+    for node in list(calls_in(module)):
+        if node.target is COPY and node.name in copies:
+            target = node.all_input_nodes[0]
+            with node.graph.inserting_before(node):
+                alias = node.graph.call_function(ALIAS, (target,))
+            alias.meta = dict(target.meta)
+            node.update_arg(0, alias)
+    recompile(module)
+    return program._update(module, program.graph_signature)
+
+
+def without_aliases(program: ExportedProgram) -> None:
+    """Take the aliases out of `program`, which writes to nothing: each is its argument."""
+    module = program.graph_module
+    with module._set_replace_hook(program.graph_signature.get_replace_hook()):
+        for node in [node for node in calls_in(module) if node.target is ALIAS]:
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            node.graph.erase_node(node)
+    recompile(module)
+
+
+def _converts(node: Node) -> bool:
+    target, given = (one.meta.get("val") if isinstance(one, Node) else None for one in node.args[:2])
+    if not isinstance(target, torch.Tensor) or not isinstance(given, torch.Tensor):
+        return False
+    return target.dtype != given.dtype or as_written(target) != as_written(given)
+
+
+COPY = torch.ops.aten.copy_.default
+ALIAS = torch.ops.aten.alias.default

@@ -17,9 +17,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from pipeline.importers.from_torch.bodies import calls_in, recompile
+from pipeline.importers.from_torch.exported_program import calls_in, recompile
 from pipeline.importers.from_torch.memory import as_written, memory_of
-from pipeline.importers.from_torch.operators import operator_of
+from pipeline.importers.from_torch.operators import describe_operator
 
 __all__ = ["decompositions", "hidden_views", "memories_at", "without_identities"]
 
@@ -79,7 +79,7 @@ def _looked_at(tensor: torch.Tensor) -> tuple[str, ...]:
 
 
 def _hides(node: Node) -> bool:
-    if not isinstance(node.target, OpOverload) or operator_of(node.target).viewed:
+    if not isinstance(node.target, OpOverload) or describe_operator(node.target).viewed:
         return False
     return any(memories_at(node) & memories_at(given) for given in node.all_input_nodes)
 
