@@ -62,7 +62,7 @@ def extract(
 
     read_source(source, overrides or ())  # what follows loads torch, which takes seconds
     from pipeline.torch_ir.command_files import check_place
-    from pipeline.torch_ir.extract.source import extract_source
+    from pipeline.torch_ir.extract.extract import extract_source
 
     path = out or (Path(f"{name}_ir.json") if name else None)
     if path is not None:  # a trace may take long
@@ -124,7 +124,7 @@ def visualize(
     """Draw an IR by module: a Mermaid flowchart, or an SVG."""
     _check_file(file)
     from pipeline.torch_ir import ir_to_mermaid, load_ir
-    from pipeline.torch_ir.picture.file import write_picture
+    from pipeline.torch_ir.command_files import write_picture
 
     if out is None:
         typer.echo(ir_to_mermaid(load_ir(file), max_nodes, weights, by_module=modules))
@@ -199,7 +199,7 @@ def _check_file(file: Path) -> None:
 
 
 def _into(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
-    from pipeline.torch_ir.extract.tied import tied_names
+    from pipeline.torch_ir.extract.stored import tied_names
 
     try:  # not strictly: of tied weights, a checkpoint has one
         missing, unknown = module.load_state_dict(state, strict=False)

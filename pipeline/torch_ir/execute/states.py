@@ -11,7 +11,7 @@ from pipeline.ir import Graph, Op, Role, Value
 from pipeline.torch_ir.calls import find_operator
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.nodes import key_of, stored
-from pipeline.torch_ir.weights.stored import misfit
+from pipeline.torch_ir.weights.binding import misfit
 
 __all__ = ["given_states", "lost", "versions", "writes"]
 

@@ -15,9 +15,9 @@ from pipeline.importers.from_torch.refusals import refuse_lost_writes, refuse_un
 from pipeline.importers.from_torch.tensors import TensorPayload, holds_values
 from pipeline.ir import Graph, Role, check
 from pipeline.torch_ir.errors import ConversionError, warn
-from pipeline.torch_ir.extract.registered import converted
+from pipeline.torch_ir.extract.conversions import converted
 from pipeline.torch_ir.extract.signature import signature_of
-from pipeline.torch_ir.extract.tied import merged, tied_in
+from pipeline.torch_ir.extract.stored import merged, tied_in
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of, stored
 from pipeline.torch_ir.registry import REGISTERED

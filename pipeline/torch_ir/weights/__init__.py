@@ -1,8 +1,4 @@
-"""Weights of an IR.
-
-load.py   from the files of a checkpoint                stored.py   which tensor is which weight
-arrays.py   named tensors in a file
-"""
+"""Weights of an IR: load.py reads the files of a checkpoint, binding.py tells which tensor is which weight."""
 
 from pipeline.torch_ir.weights.load import (
     load_weights,

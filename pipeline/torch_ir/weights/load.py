@@ -12,7 +12,7 @@ from pipeline.export.checkpoint import read_checkpoint, read_pickle, read_safete
 from pipeline.torch_ir.errors import NoWeightFile, WeightLoadError
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.validation import by_name, path_of
-from pipeline.torch_ir.weights.stored import bind_stored
+from pipeline.torch_ir.weights.binding import bind_stored
 
 __all__ = ["load_weights", "load_weights_pt", "load_weights_safetensors", "validate_weights_against_ir"]
 

@@ -1,4 +1,4 @@
-"""Runs of equal layers in a module, found by what the layers are; whether they also do the same, `walk` tells."""
+"""Runs of equal layers in a module, found by what the layers are; `meta_trace` tells whether they also do the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from pipeline.importers.from_torch.modules import STANDARD
 
-__all__ = ["TRACED", "Run", "runs_in"]
+__all__ = ["TRACED", "LayerRun", "NotRepeatable", "runs_in"]
 
 TRACED = 2
 """Units that are traced: the first, which reads what stands before the run, and one that reads another unit."""
@@ -21,7 +21,7 @@ LONGEST_PERIOD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LayerRun:
     """`count` equal units of `period` layers each, in the list at `path`, from the layer `first` on.
 
     Further lists may be `beside` it, whose layers of the same numbers belong to the same units: `self.norms[i]`.
@@ -55,15 +55,15 @@ class Run:
         """Of the layers of a unit, list by list."""
         return range(self.period * (1 + len(self.beside)))
 
-    def joined(self, others: Sequence[Run]) -> Run | None:
+    def joined(self, others: Sequence[LayerRun]) -> LayerRun | None:
         """One run of them all, of the numbers that they share; None where those save nothing."""
         first = max(run.first for run in (self, *others))
         count = min(run.numbers.stop for run in (self, *others)) - first
         if count <= TRACED or any(run.period != 1 for run in (self, *others)):
             return None
-        return Run(self.path, first, 1, count, tuple(run.path for run in others))
+        return LayerRun(self.path, first, 1, count, tuple(run.path for run in others))
 
-    def others(self) -> Iterator[Run]:
+    def others(self) -> Iterator[LayerRun]:
         """The same layers in other units: without the first, which may prepare something for all, or without the last;
         then larger ones, what is left over before them, since every second may do something else. Each led, too.
         """
@@ -73,7 +73,7 @@ class Run:
             if run.first > 0:
                 yield replace(run, led=True)
 
-    def _parts(self) -> Iterator[Run]:
+    def _parts(self) -> Iterator[LayerRun]:
         yield self
         for first, count in ((1, self.count - 1), (0, self.count - 1), (1, self.count - 2)):
             if count > TRACED:
@@ -104,13 +104,13 @@ class Run:
         return tuple([f"{path}." if path else "" for path in (self.path, *self.beside)])
 
 
-def runs_in(module: nn.Module) -> list[Run]:
+def runs_in(module: nn.Module) -> list[LayerRun]:
     """The runs that save a trace, the longest first; none overlaps another."""
     runs = [run for found in _by_list(module, "") for run in _disjoint(found)]
     return sorted(runs, key=lambda run: -run.saved)
 
 
-def _by_list(module: nn.Module, path: str) -> Iterator[list[Run]]:
+def _by_list(module: nn.Module, path: str) -> Iterator[list[LayerRun]]:
     """The runs of each list. One inside of another's layers (the experts of each layer) is looked at only where those
     are all different."""
     if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > TRACED:
@@ -122,7 +122,7 @@ def _by_list(module: nn.Module, path: str) -> Iterator[list[Run]]:
         yield from _by_list(child, f"{path}.{name}" if path else name)
 
 
-def _disjoint(runs: list[Run]) -> Iterator[Run]:
+def _disjoint(runs: list[LayerRun]) -> Iterator[LayerRun]:
     """Of runs of one list the longest, the longest of what stands beside it, and so on."""
     taken: set[int] = set()
     for run in sorted(runs, key=lambda run: (-run.saved, run.period)):
@@ -131,19 +131,19 @@ def _disjoint(runs: list[Run]) -> Iterator[Run]:
             yield run
 
 
-def _runs_of(path: str, layers: list[nn.Module]) -> list[Run]:
+def _runs_of(path: str, layers: list[nn.Module]) -> list[LayerRun]:
     known: dict[Any, int] = {}
     looks = [_look(layer, known) for layer in layers]
     return [run for period in range(1, LONGEST_PERIOD + 1) for run in _runs(path, looks, period) if run.saved > 0]
 
 
-def _runs(path: str, looks: list[int], period: int) -> Iterator[Run]:
+def _runs(path: str, looks: list[int], period: int) -> Iterator[LayerRun]:
     """Stretches in which each layer looks like the one a period before. What is left over stands before the units."""
     start = 0
     for index in range(period, len(looks) + 1):
         if index == len(looks) or looks[index] != looks[index - period]:
             count = (index - start) // period
-            yield Run(path, index - count * period, period, count)
+            yield LayerRun(path, index - count * period, period, count)
             start = index - period + 1
 
 
@@ -177,3 +177,7 @@ def _spec(tensor: torch.Tensor | None) -> tuple[Any, ...] | None:
 
 
 PLAIN = frozenset({bool, float, str, type(None), torch.dtype})
+
+
+class NotRepeatable(Exception):
+    """Why a model has to be traced whole; a sentence without its end."""

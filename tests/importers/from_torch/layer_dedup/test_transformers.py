@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from tests.importers.from_torch.stamp.comparing import expect_stamped
+from tests.importers.from_torch.layer_dedup.comparing import expect_stamped
 
 SMALL: dict[str, Any] = {
     "hidden_size": 16,

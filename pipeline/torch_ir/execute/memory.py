@@ -1,24 +1,54 @@
-"""Tensors whose order in memory the results depend on: an `as_strided` counts through it, not through elements.
+"""Memory of tensors where it matters: two share it and somebody writes to it, or an `as_strided` counts through it.
 
-What is given is brought to the strides of the trace otherwise. Here that would be another thing than the model itself
-makes of the tensor.
+What is given is brought to the strides of the trace otherwise. Where it is counted through, that would be another thing
+than the model itself makes of the tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from pipeline.importers.from_torch.memory import copy_as_it_lies, extent
+from pipeline.importers.from_torch.memory import copy_as_it_lies, extent, meet
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.lowering import Layout
 from pipeline.lowering.aten.order import AS_STRIDED
 
-__all__ = ["counted", "counts_from_storage", "from_the_first", "laid_otherwise"]
+__all__ = ["counted", "counts_from_storage", "from_the_first", "laid_otherwise", "shared_and_written", "unshared"]
 
 Tensors = Mapping[str, torch.Tensor]
+
+
+def shared_and_written(graph: Graph, tensors: Tensors) -> Iterator[str]:
+    """Inputs that the model writes to and that have bytes in common with another: an IR takes each for one of its own.
+
+    The halves of a cache have none in common, though they may lie in the same memory.
+    """
+    written = [graph.values[vid].name for vid in graph.inputs if vid in graph.updates]
+    places = {name: (tensor.data_ptr(), tensor.data_ptr() + extent(tensor)) for name, tensor in tensors.items()}
+    for name in written:
+        begin, end = places[name]
+        others = [
+            other
+            for other, (first, last) in places.items()
+            if first < end and begin < last and other != name and meet(tensors[name], tensors[other], first - begin)
+        ]
+        if others:
+            yield (
+                f"input {name!r} shares memory with {', '.join(map(repr, others))}, and the model writes to it, "
+                "which the IR shows in one place only: give copies (.clone())"
+            )
+
+
+def unshared(outputs: Tensors, kept: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Outputs with memory of their own: who writes to one must not write to a weight, an input or a state."""
+    taken = {tensor.untyped_storage().data_ptr() for tensor in kept if tensor.layout is torch.strided}
+    return {
+        name: tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
+        for name, tensor in outputs.items()
+    }
 
 
 def counted(graph: Graph) -> list[Value]:

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.stamp import Stamped, blocks, proof, stamped
-from pipeline.importers.from_torch.stamp import model as way_in
+from pipeline.importers.from_torch.layer_dedup import Stamped, proof, stamped
 from pipeline.ir import Graph, to_text
-from tests.importers.from_torch.stamp.comparing import reason, stamp, traced
-from tests.importers.from_torch.stamp.models import WIDTH, Decode, Layer, RegionsByTurns, Stack, x
+from tests.importers.from_torch.layer_dedup.comparing import reason, stamp, traced
+from tests.importers.from_torch.layer_dedup.models import WIDTH, Decode, Layer, RegionsByTurns, Stack, x
 
 
 def other_eps(layer: Layer, x: Tensor) -> Tensor:
@@ -213,7 +212,7 @@ def test_a_wrong_correspondence_of_inputs_shows(monkeypatch: pytest.MonkeyPatch)
 
     model = Decode(4)
     right = stamp(model, model.inputs())
-    monkeypatch.setattr(way_in, "alike_units", exchanged)
+    monkeypatch.setattr("pipeline.importers.from_torch.layer_dedup.deduplicate.alike_units", exchanged)
     wrong = stamp(model, model.inputs())
     assert isinstance(right, Stamped) and isinstance(wrong, Stamped)
     whole = to_text(traced(model, model.inputs()))
@@ -223,5 +222,8 @@ def test_a_wrong_correspondence_of_inputs_shows(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_op_given_to_the_wrong_layer_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regions are held by their own origin alone, which they do not have: the weights in them tell."""
-    monkeypatch.setattr(blocks, "_unit_of", lambda run, op: (run.locate(op.origin) or (None,))[0])
+    monkeypatch.setattr(
+        "pipeline.importers.from_torch.layer_dedup.repeat._unit_of",
+        lambda run, op: (run.locate(op.origin) or (None,))[0],
+    )
     assert "torch lists layers.2.fc.weight with the ops of layers.3" in reason(RegionsByTurns(7), (x(),))

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from pipeline.importers.from_torch.stamp.blocks import blocks_of
-from pipeline.importers.from_torch.stamp.call import Call
-from pipeline.importers.from_torch.stamp.placeholders import Placeholder, repeated_stores
-from pipeline.importers.from_torch.stamp.proof import Kept, Leaving, Proof, Repeated
-from pipeline.importers.from_torch.stamp.repeat import Repeater
-from pipeline.importers.from_torch.stamp.run import Run
-from pipeline.importers.from_torch.stamp.unsuited import Unsuited
+from pipeline.importers.from_torch.layer_dedup.layer_runs import LayerRun, NotRepeatable
+from pipeline.importers.from_torch.layer_dedup.meta_trace import Call
+from pipeline.importers.from_torch.layer_dedup.proof import Kept, Leaving, Proof, Repeated
+from pipeline.importers.from_torch.layer_dedup.repeat import Placeholder, Repeater, blocks_of, repeated_stores
 from pipeline.importers.from_torch.tensors import TensorPayload, holds_values
 from pipeline.ir import Graph, Payload
 from pipeline.ir.assemble import Facts, assemble
@@ -32,7 +29,9 @@ class Called:
     constants: Mapping[str, torch.Tensor]
 
 
-def whole_graph(run: Run, short: Graph, part: Call, whole: Called, proof: Proof, outputs: Sequence[Leaving]) -> Graph:
+def whole_graph(
+    run: LayerRun, short: Graph, part: Call, whole: Called, proof: Proof, outputs: Sequence[Leaving]
+) -> Graph:
     """The Graph that a trace of `whole` would give; `short` is that of the shortened module, called with `part`.
 
     Raises:
@@ -42,7 +41,7 @@ def whole_graph(run: Run, short: Graph, part: Call, whole: Called, proof: Proof,
 
 
 class _Writer:
-    def __init__(self, run: Run, short: Graph, part: Call, whole: Called, proof: Proof) -> None:
+    def __init__(self, run: LayerRun, short: Graph, part: Call, whole: Called, proof: Proof) -> None:
         self._run = run
         self._short = short
         self._whole = whole
@@ -92,7 +91,7 @@ class _Writer:
         for key, tensor in tensors.items():
             model = key if key in self._vid_of else like[key]
             if _look(tensor) != _look(tensors[like.get(key, key)]):
-                raise Unsuited(f"the layers' inputs differ: {_look(tensor)}, {_look(tensors[like[key]])}")
+                raise NotRepeatable(f"the layers' inputs differ: {_look(tensor)}, {_look(tensors[like[key]])}")
             value = self._short.values[self._vid_of[model]]
             found[key] = self._repeater.give(value, spare.get(key, value.name))
         for key, vid in self._vid_of.items():

@@ -7,13 +7,69 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import Any, TypeAlias
 
-from pipeline.importers.from_torch.stamp.difference import bare, difference
-from pipeline.importers.from_torch.stamp.record import Event, Ref
-from pipeline.importers.from_torch.stamp.run import TRACED, Run
-from pipeline.importers.from_torch.stamp.unsuited import Unsuited
-from pipeline.importers.from_torch.stamp.walk import Walk
+from pipeline.importers.from_torch.layer_dedup.layer_runs import TRACED, LayerRun, NotRepeatable
+from pipeline.importers.from_torch.layer_dedup.meta_trace import MetaTrace
+from pipeline.importers.from_torch.layer_dedup.recorder import Event, Ref
 
-__all__ = ["Kept", "Leaving", "Proof", "Repeated", "alike_around", "alike_units"]
+__all__ = ["Kept", "Leaving", "Proof", "Repeated", "alike_around", "alike_units", "bare", "difference"]
+
+LONGEST = 160
+"""Characters of a call that are shown."""
+
+
+def bare(event: Event) -> Event:
+    """The call alone: not where it is made, and of which tensors."""
+    return Event(event.function, event.form, ())
+
+
+def difference(expected: Event | None, found: Event | None) -> str:
+    """What `found` does in the place of `expected`; None where there is no further call."""
+    if expected is None:
+        return "it does the same" if found is None else f"it also calls {_call(found)}"
+    if found is None:
+        return f"it does not call {_call(expected)}"
+    if bare(expected) != bare(found):
+        return f"it calls {_call(found)} in place of {_call(expected)}"
+    for was, now in zip(expected.refs, found.refs, strict=True):
+        if was != now:
+            place = f" in place of {_source(was)}" if _source(was) != _source(now) else ", but another one"
+            return f"{_call(found)} reads {_source(now)}{place}"
+    return f"{_call(found)} is called in {found.origin!r} in place of {expected.origin!r}"
+
+
+def _source(ref: Ref) -> str:
+    match ref:
+        case ("stored", str(name)):
+            return name
+        case ("stored", _, str(rest)):
+            return f"its own {rest[1:]}"
+        case ("given", int(key)):
+            return f"the input number {key}"
+    what = "constant" if ref[0] == "found" else "result"
+    return {"own": f"a {what} of its own", "before": f"a {what} of the layer before"}.get(ref[1], f"an earlier {what}")
+
+
+def _call(event: Event) -> str:
+    """`layer_norm(tensor, (4), eps=1e-06)`; a property of a tensor as `.device`."""
+    name = event.name.replace("::", ".").rpartition(".")[2]
+    if name == "__get__":
+        return f".{getattr(event.function.__self__, '__name__', 'attribute')} of a tensor"
+    (_, *args), (_, *kwargs) = event.form
+    shown = [*map(_shown, args), *(f"{key}={_shown(item)}" for key, item in kwargs)]
+    text = f"{name}({', '.join(shown)})"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…)"
+
+
+def _shown(form: Any) -> str:
+    """An argument as the recorder has written it down."""
+    if not isinstance(form, tuple):
+        return repr(form) if isinstance(form, str) else str(form)
+    kind, *parts = form
+    if issubclass(kind, list | tuple | slice):
+        return f"({', '.join(map(_shown, parts))})"
+    if issubclass(kind, dict):
+        return f"{{{', '.join(f'{key!r}: {_shown(item)}' for key, item in parts)}}}"
+    return str(parts[0]) if isinstance(parts[0], str) else f"a {kind.__name__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +105,14 @@ Frame: TypeAlias = tuple[int, range, range]
 """Unit, its events and those of the unit before: what makes a Ref of one unit comparable with one of another."""
 
 
-def alike_units(run: Run, whole: Walk) -> Proof:
+def alike_units(run: LayerRun, whole: MetaTrace) -> Proof:
     """
     Raises:
         Unsuited: a unit does something else than unit 1.
     """
     units = [_unit(run, whole, unit) for unit in range(run.count)]
     if any(before.stop > after.start for before, after in pairwise(units)):
-        raise Unsuited(f"the layers of {run.path} are not called one after the other")
+        raise NotRepeatable(f"the layers of {run.path} are not called one after the other")
     if run.led:
         units[0] = range(max(0, units[0].start - (units[1].start - units[0].stop)), units[0].stop)
     frames = tuple((unit, _with_gap(units, unit), _with_gap(units, unit - 1)) for unit in range(1, run.count))
@@ -64,7 +120,7 @@ def alike_units(run: Run, whole: Walk) -> Proof:
     return Proof(_alike_inputs(run, whole, frames), frames)
 
 
-def alike_around(run: Run, whole: Walk, short: Walk, proof: Proof) -> tuple[Leaving, ...]:
+def alike_around(run: LayerRun, whole: MetaTrace, short: MetaTrace, proof: Proof) -> tuple[Leaving, ...]:
     """What the whole model's outputs are, in terms of the shortened one.
 
     Raises:
@@ -80,10 +136,10 @@ def alike_around(run: Run, whole: Walk, short: Walk, proof: Proof) -> tuple[Leav
     return tuple(_leaving(whole, short, proof.frames))
 
 
-def _unit(run: Run, walk: Walk, unit: int) -> range:
+def _unit(run: LayerRun, walk: MetaTrace, unit: int) -> range:
     spans = sorted(walk.span(run.layer(unit, offset)) for offset in run.offsets)
     if any(before[1] > after[0] for before, after in pairwise(spans)):
-        raise Unsuited(f"the layers of {run.path} are not called one after the other")
+        raise NotRepeatable(f"the layers of {run.path} are not called one after the other")
     return range(spans[0][0], spans[-1][1])
 
 
@@ -92,7 +148,7 @@ def _with_gap(units: list[range], unit: int) -> range:
     return range(units[unit - 1].stop, units[unit].stop) if unit else units[0]
 
 
-def _alike_inputs(run: Run, walk: Walk, frames: Sequence[Frame]) -> tuple[Mapping[int, int], ...]:
+def _alike_inputs(run: LayerRun, walk: MetaTrace, frames: Sequence[Frame]) -> tuple[Mapping[int, int], ...]:
     model = [_relative(run, event, frames[0]) for event in _of(walk, frames[0])]
     order = _inputs_read(walk, frames[0])
     found = []
@@ -100,21 +156,21 @@ def _alike_inputs(run: Run, walk: Walk, frames: Sequence[Frame]) -> tuple[Mappin
         where = f"{run.layer(frame[0], 0)} does not do as {run.layer(frames[0][0], 0)} does"
         reads = _inputs_read(walk, frame)
         if len(reads) != len(order):
-            raise Unsuited(f"{where}: it reads {len(reads)} of the model's inputs, that one {len(order)}")
+            raise NotRepeatable(f"{where}: it reads {len(reads)} of the model's inputs, that one {len(order)}")
         renamed = dict(zip(reads, order, strict=True))
         _expect_equal(model, (_relative(run, event, frame, renamed) for event in _of(walk, frame)), where)
         found.append(dict(zip(order, reads, strict=True)))
     return tuple(found)
 
 
-def _alike_first(run: Run, walk: Walk, units: list[range], second: Frame) -> None:
+def _alike_first(run: LayerRun, walk: MetaTrace, units: list[range], second: Frame) -> None:
     """The first unit makes the same calls, though on what stands before the run: so its results have a counterpart."""
     first = [bare(event) for event in walk.events[units[0].start : units[0].stop]]
     other = [bare(event) for event in walk.events[second[1].stop - len(first) : second[1].stop]]
     _expect_equal(other, iter(first), f"{run.layer(0, 0)} does not do as {run.layer(1, 0)} does")
 
 
-def _leaving(whole: Walk, short: Walk, frames: Sequence[Frame]) -> Iterator[Leaving]:
+def _leaving(whole: MetaTrace, short: MetaTrace, frames: Sequence[Frame]) -> Iterator[Leaving]:
     places = {}
     for place, ref in enumerate(ref for ref in short.outputs if ref is not None):
         places.setdefault(_seat(ref, frames[:1]), place)
@@ -127,7 +183,7 @@ def _leaving(whole: Walk, short: Walk, frames: Sequence[Frame]) -> Iterator[Leav
         unit, *seat = _seat(ref, frames)
         place = places.get((None if unit is None else 1, *seat))
         if place is None:
-            raise Unsuited(f"with {TRACED} layers the model does not give back all that it does with its own")
+            raise NotRepeatable(f"with {TRACED} layers the model does not give back all that it does with its own")
         yield Kept(place) if unit is None else Repeated(place, unit)
 
 
@@ -142,27 +198,27 @@ def _seat(ref: Ref, frames: Sequence[Frame]) -> tuple[Any, ...]:
     return None, kind, "after", number - frames[-1][1].stop, *rest
 
 
-def _of(walk: Walk, frame: Frame) -> tuple[Event, ...]:
+def _of(walk: MetaTrace, frame: Frame) -> tuple[Event, ...]:
     return walk.events[frame[1].start : frame[1].stop]
 
 
-def _inputs_read(walk: Walk, frame: Frame) -> list[int]:
+def _inputs_read(walk: MetaTrace, frame: Frame) -> list[int]:
     """In the order in which they are read first."""
     return list(dict.fromkeys(ref[1] for event in _of(walk, frame) for ref in event.refs if ref[0] == "given"))
 
 
-def _relative(run: Run, event: Event, frame: Frame, renamed: Mapping[int, int] | None = None) -> Event:
+def _relative(run: LayerRun, event: Event, frame: Frame, renamed: Mapping[int, int] | None = None) -> Event:
     refs = tuple(_seen_from(run, ref, frame, renamed or {}) for ref in event.refs)
     return Event(event.function, event.form, refs, _origin_in(run, event.origin, frame))
 
 
-def _origin_in(run: Run, origin: str, frame: Frame) -> str:
+def _origin_in(run: LayerRun, origin: str, frame: Frame) -> str:
     """The path of a module within the unit; as it is where that is elsewhere."""
     place = run.locate(origin)
     return f"unit {place[1]}{place[2]}" if place is not None and place[0] == frame[0] else origin
 
 
-def _seen_from(run: Run, ref: Ref, frame: Frame, renamed: Mapping[int, int]) -> Ref:
+def _seen_from(run: LayerRun, ref: Ref, frame: Frame, renamed: Mapping[int, int]) -> Ref:
     """`ref` without the numbers that count units; as it is where it points to neither this unit nor the one before."""
     unit, own, before = frame
     if ref[0] == "stored":
@@ -179,4 +235,4 @@ def _seen_from(run: Run, ref: Ref, frame: Frame, renamed: Mapping[int, int]) -> 
 def _expect_equal(model: Iterable[Event], events: Iterable[Event], where: str) -> None:
     for expected, found in zip_longest(model, events):
         if expected != found:
-            raise Unsuited(f"{where}: {difference(expected, found)}")
+            raise NotRepeatable(f"{where}: {difference(expected, found)}")

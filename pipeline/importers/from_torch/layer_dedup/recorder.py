@@ -1,4 +1,7 @@
-"""Writes down calls of torch: the function, its plain arguments, and for each tensor where it comes from."""
+"""Writes down calls of torch: the function, its plain arguments, and for each tensor where it comes from.
+
+Results of operators on meta are worked out once: equal layers ask the same again and again.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,11 +19,47 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from pipeline.importers.from_torch.stamp.meta import MetaResults
-from pipeline.importers.from_torch.stamp.unsuited import Unsuited
+from pipeline.importers.from_torch.layer_dedup.layer_runs import NotRepeatable
 from pipeline.importers.from_torch.tensors import TensorPayload
 
-__all__ = ["Event", "Recorder", "Ref"]
+__all__ = ["Event", "MetaResults", "Recorder", "Ref"]
+
+Look = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+
+
+class MetaResults:
+    """Calls operators. One that makes new tensors on meta is really called once for the same arguments and looks."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[type, tuple[Look, ...]]] = {}
+
+    def call(self, operator: Any, form: Any, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
+        """`form` is all that the arguments say beside `tensors`."""
+        if not makes_new(operator):
+            return operator(*args, **kwargs)
+        key = operator, form, *map(look, tensors)
+        known = self._known.get(key)
+        if known is None:
+            result = operator(*args, **kwargs)
+            parts = result if isinstance(result, list | tuple) else (result,)
+            if all(isinstance(part, torch.Tensor) and part.is_meta for part in parts):
+                self._known[key] = type(result), tuple(map(look, parts))
+            return result
+        kind, looks = known
+        made = [torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype, device in looks]
+        return kind(made) if kind in (list, tuple) else made[0]
+
+
+def look(tensor: torch.Tensor) -> Look:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+@cache
+def makes_new(operator: Any) -> bool:
+    """Whether its results are no views of its arguments, and it writes to none."""
+    schema = getattr(operator, "_schema", None)
+    return schema is not None and not schema.is_mutable and all(one.alias_info is None for one in schema.returns)
+
 
 Ref: TypeAlias = tuple[Any, ...]
 """Where a tensor comes from.
@@ -149,7 +189,7 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, HigherOrderOperator):
-            raise Unsuited(
+            raise NotRepeatable(
                 f"{self._recorder.origin or 'it'} calls the higher-order operator {func.name()}, whose bodies "
                 "a run without numbers does not enter"
             )

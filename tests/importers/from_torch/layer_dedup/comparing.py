@@ -11,7 +11,7 @@ from torch import nn
 
 from pipeline.importers.from_torch import from_torch
 from pipeline.importers.from_torch.functionalize import functional
-from pipeline.importers.from_torch.stamp import Stamped, TracedWhole, stamped
+from pipeline.importers.from_torch.layer_dedup import Stamped, TracedWhole, stamped
 from pipeline.ir import Graph, check, to_text
 
 Call = tuple[Sequence[Any], Mapping[str, Any]]

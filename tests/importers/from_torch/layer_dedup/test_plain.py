@@ -10,10 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.stamp import Stamped, stamped
+from pipeline.importers.from_torch.layer_dedup import Stamped, stamped
 from pipeline.ir import Graph, to_text
-from tests.importers.from_torch.stamp.comparing import expect_stamped, stamp, traced
-from tests.importers.from_torch.stamp.models import WIDTH, Decode, LastLayer, Layer, RegionsByTurns, Stack, Stateful, x
+from tests.importers.from_torch.layer_dedup.comparing import expect_stamped, stamp, traced
+from tests.importers.from_torch.layer_dedup.models import (
+    WIDTH,
+    Decode,
+    LastLayer,
+    Layer,
+    RegionsByTurns,
+    Stack,
+    Stateful,
+    x,
+)
 
 
 def test_three_layers_of_which_two_were_traced() -> None:
