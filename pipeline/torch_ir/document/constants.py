@@ -18,6 +18,7 @@ import torch
 
 from pipeline.importers.from_torch.tensors import holds_values
 from pipeline.ir.spec import DTYPE_BITS
+from pipeline.runtime.dtypes import dtype_name
 from pipeline.runtime.memory import resolved
 from pipeline.torch_ir.document.fields import Unexpected, as_expected, is_text, text, whole_shape
 from pipeline.torch_ir.errors import SerializationError
@@ -41,7 +42,7 @@ def write_constant(
         found = "a tensor on meta" if getattr(tensor, "is_meta", False) else a_type(tensor)
         raise SerializationError(f"constant {key!r}: found {found}, expected one with values; give one, or remove it")
     tensor = settled(tensor)
-    facts: dict[str, Any] = {"dtype": str(tensor.dtype).removeprefix("torch.")}
+    facts: dict[str, Any] = {"dtype": dtype_name(tensor.dtype)}
     if not tensor.is_contiguous():
         facts["strides"] = list(tensor.stride())
     if not _dense(tensor):

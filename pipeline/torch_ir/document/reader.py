@@ -13,6 +13,7 @@ from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir import Attr, Dim, Graph, Op, Payload, Role, Size, TensorSpec, check
 from pipeline.ir.assemble import Facts, Stub, assemble
 from pipeline.ir.attr import parts
+from pipeline.runtime.dtypes import dtype_name
 from pipeline.torch_ir.calls import read_call, word
 from pipeline.torch_ir.document.constants import read_constant
 from pipeline.torch_ir.document.fields import (
@@ -236,7 +237,7 @@ class Reader:
         inputs = [self.declare(one, Role.INPUT) for one in self.each(data, "inputs")]
         for name, constant in mapping(data, "constants").items():
             tensor = read_constant(name, constant, {})
-            shape, dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+            shape, dtype = list(tensor.shape), dtype_name(tensor.dtype)
             self.declare({"name": name, "shape": shape, "dtype": dtype}, Role.CONST)
             payloads[name] = TensorPayload(tensor)
         self.nodes(data)

@@ -2,8 +2,7 @@
 
 executor.py   all of it                                 checks.py             what does not fit
 arguments.py  the caller's arguments as inputs          declared_results.py   nodes that say what they do not do
-engines.py    planned runtime and reference             memory.py             shared by two, or counted through
-states.py     what the model writes to
+engines.py    planned runtime, reference, states        memory.py             shared by two, or counted through
 """
 
 from pipeline.torch_ir.execute.executor import IRExecutor, execute_ir

@@ -17,7 +17,7 @@ from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute.arguments import Inputs, feed
 from pipeline.torch_ir.execute.memory import laid_otherwise, shared_and_written
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.weights.binding import Bound, absent, misfit, sized
+from pipeline.torch_ir.weights import Bound, absent, misfit, sized
 
 __all__ = ["checked", "refuse_unspelled", "unspelled"]
 

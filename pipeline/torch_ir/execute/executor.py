@@ -20,15 +20,13 @@ from pipeline.torch_ir.errors import ExecutionError, NoWeights
 from pipeline.torch_ir.execute.arguments import Inputs
 from pipeline.torch_ir.execute.checks import checked, refuse_unspelled, unspelled
 from pipeline.torch_ir.execute.declared_results import misdeclared
-from pipeline.torch_ir.execute.engines import Engines
+from pipeline.torch_ir.execute.engines import Engines, given_states, lost
 from pipeline.torch_ir.execute.memory import counted, counts_from_storage, from_the_first
-from pipeline.torch_ir.execute.states import given_states, lost
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.nodes import stored
 from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.validation import by_name
-from pipeline.torch_ir.weights.binding import Bound, bind_stored
-from pipeline.torch_ir.weights.load import load_weights
+from pipeline.torch_ir.weights import Bound, bind_stored, load_weights
 
 __all__ = ["IRExecutor", "execute_ir"]
 

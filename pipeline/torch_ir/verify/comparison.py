@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from passes.proof.numbers import Tolerance, tolerance_for
+from pipeline.runtime.dtypes import dtype_name
 from pipeline.torch_ir.tree import Leaf, Tree, structure, under
 
 __all__ = ["Difference", "Pair", "_compare_tensors", "compare", "pairs", "tolerance"]
@@ -113,7 +114,7 @@ def tolerance(dtype: torch.dtype, rtol: float | None = None, atol: float | None 
 
     A dtype that is listed nowhere, an integer or float8, has to be equal.
     """
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     own = OWN.get(name) or tolerance_for(name)
     return Tolerance(own.atol if atol is None else atol, own.rtol if rtol is None else rtol)
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import OnnxlineError, message_with_notes
+from pipeline.runtime.dtypes import dtype_name
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute import IRExecutor
 from pipeline.torch_ir.ir import IR, an_ir
@@ -194,7 +195,7 @@ class IRVerifier:
             found, shape, dtype = Difference(False, float("inf"), float("inf"), pair.why), [], ""
         else:
             found = compare(pair.expected, pair.found, self.rtol, self.atol)
-            shape, dtype = list(pair.expected.shape), str(pair.expected.dtype).removeprefix("torch.")
+            shape, dtype = list(pair.expected.shape), dtype_name(pair.expected.dtype)
         return {
             "index": index,
             "path": pair.path,

@@ -1,23 +1,40 @@
-"""Which tensor is which weight: checkpoints name them in their way, an IR by its placeholders."""
+"""Weights of an IR: from the files of a checkpoint, and which tensor is which weight.
+
+Checkpoints name tensors in their way, an IR by its placeholders.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from pipeline.errors import SourceError
+from pipeline.export.checkpoint import read_checkpoint, read_pickle, read_safetensors
 from pipeline.export.dense import not_dense
 from pipeline.importers.from_torch.tensors import holds_values
 from pipeline.ir import Graph, Role, Value
-from pipeline.runtime.dtypes import torch_dtype
+from pipeline.runtime.dtypes import dtype_name, torch_dtype
 from pipeline.torch_ir.document.constants import raw_bytes, settled
-from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.errors import NoWeightFile, WeightLoadError
+from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.nodes import key_of, stored
-from pipeline.torch_ir.validation import a_type
+from pipeline.torch_ir.validation import a_type, by_name, path_of
 
-__all__ = ["Bound", "absent", "bind_stored", "misfit", "sized"]
+__all__ = [
+    "Bound",
+    "absent",
+    "bind_stored",
+    "load_weights",
+    "load_weights_pt",
+    "load_weights_safetensors",
+    "misfit",
+    "sized",
+    "validate_weights_against_ir",
+]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -88,7 +105,7 @@ def misfit(what: str, tensor: object, value: Value, shape: Sequence[int | str]) 
     if other := not_dense(tensor):
         yield f"{what}: found {other}"
         return
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype = dtype_name(tensor.dtype)
     if not sized(tensor, shape) or dtype != value.spec.dtype:
         expected = f"{value.spec.dtype}[{', '.join(map(str, value.spec.shape))}]"
         yield f"{what}: found {dtype}{list(tensor.shape)}, expected {expected}"
@@ -173,3 +190,56 @@ def _prefix(missing: Sequence[str], weights: Tensors) -> str:
         if first.endswith(f".{name}") and all(one.removeprefix(prefix) in weights for one in missing):
             return f"The weights have them without the prefix {prefix!r}; add it to their names."
     return ""
+
+
+State = dict[str, torch.Tensor]
+
+
+def load_weights(path: str | Path) -> State:
+    """Name → tensor, of a .pt, .pth, .bin or .safetensors, an .index.json of shards, or a folder with one of these.
+
+    A file of `torch.save` may have any other name too, as `last.ckpt`. Nothing but tensors is unpickled.
+
+    Raises:
+        NoWeightFile: there is no such file (a FileNotFoundError too).
+        WeightLoadError: it is broken, or it holds something else than tensors.
+    """
+    return _loaded(path, read_checkpoint)
+
+
+def load_weights_pt(path: str | Path) -> State:
+    """Name → tensor, of a file of `torch.save`, whatever it is called. Nothing but tensors is unpickled.
+
+    Raises:
+        WeightLoadError: it cannot be read, or holds something else than tensors.
+    """
+    return _loaded(path, read_pickle)
+
+
+def load_weights_safetensors(path: str | Path) -> State:
+    """Name → tensor, of a safetensors file, whatever it is called.
+
+    Raises:
+        WeightLoadError: it cannot be read.
+    """
+    return _loaded(path, read_safetensors)
+
+
+def validate_weights_against_ir(weights: Mapping[str, torch.Tensor], ir: IR) -> list[str]:
+    """What hinders `weights` from being those of `ir`: tensors that are absent, or of another shape or dtype.
+
+    Empty where they fit. Constants that the IR holds itself need not be among them; what the IR does not use may be.
+    """
+    weights = by_name("weights", weights, WeightLoadError)
+    return bind_stored(an_ir(ir, WeightLoadError), weights, {}).problems
+
+
+def _loaded(path: str | Path, read: Callable[[Path], State]) -> State:
+    path = path_of("weights", path, WeightLoadError)
+    if not path.exists():
+        raise NoWeightFile(f"Weight file not found: {path}; expected .pt, .pth, .bin or .safetensors")
+    try:
+        return read(path)
+    except SourceError as error:
+        said = str(error).removeprefix(f"checkpoint {path}: ")
+        raise WeightLoadError(f"Failed to load weights from {path}: {said}") from error
