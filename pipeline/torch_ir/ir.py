@@ -245,7 +245,7 @@ class IR:
             constants=constants,
             model_name=head.model_name,
             pytorch_version=head.pytorch_version,
-            signature=Signature(*head.trees),
+            signature=head.signature,
             unsaved=head.unsaved,
             source=Source(data, what=what),
         )

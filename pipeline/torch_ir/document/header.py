@@ -29,21 +29,22 @@ from pipeline.torch_ir.document.fields import (
     mapping,
     refused,
     rows,
+    text,
 )
 from pipeline.torch_ir.document.writing import FORMAT_VERSION
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.tree import Branch, Leaf, Tree, leaves
+from pipeline.torch_ir.tree import Branch, Leaf, Signature, Tree, leaves
 
 __all__ = ["Head", "constants_in", "dims_in", "read_dims", "read_head", "write_tree"]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The fields of an IR with these names; `trees` are those of the arguments and of the result."""
+    """The fields of an IR with these names."""
 
     model_name: str
     pytorch_version: str
-    trees: tuple[Tree | None, Tree | None]
+    signature: Signature
     unsaved: frozenset[str]
 
 
@@ -58,7 +59,8 @@ def read_head(data: Mapping[str, Any], what: str = TEXT) -> Head:
         _refuse_other_formats(data, what)
         read_dims(data)  # the Graph takes them, when it is asked for
         unsaved = as_expected(data.get("unsaved") or (), "unsaved", "a list of names of buffers", are_names)
-        return Head(_text(data, "model_name"), _text(data, "pytorch_version"), read_trees(data), frozenset(unsaved))
+        names = text(data, "model_name", ""), text(data, "pytorch_version", "")
+        return Head(*names, Signature(*read_trees(data)), frozenset(unsaved))
 
 
 def constants_in(data: Mapping[str, Any], what: str = TEXT) -> Mapping[str, Mapping[str, Any]]:
@@ -85,10 +87,6 @@ def _refuse_other_formats(data: Mapping[str, Any], what: str) -> None:
     if missing:
         said = f"the key {missing[0]} is" if len(missing) == 1 else f"the keys {', '.join(missing)} are"
         raise SerializationError(f"{what}: {said} missing; expected what IR.save writes")
-
-
-def _text(data: Mapping[str, Any], key: str) -> str:
-    return as_expected(data.get(key, ""), key, "a string", is_text)
 
 
 def write_tree(tree: Tree) -> Any:
