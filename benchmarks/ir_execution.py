@@ -23,7 +23,8 @@ from transformers import BertConfig, BertModel
 
 from benchmarks.decoder import CACHED, Decoder
 from benchmarks.measure import machine, versions_line
-from pipeline.importers.from_torch import from_torch, functional
+from pipeline.importers.from_torch import from_torch
+from pipeline.importers.from_torch.functionalize import functional
 from pipeline.runtime import compile_graph
 
 Side = Callable[[], Any]

@@ -66,8 +66,8 @@ def extract(
 ) -> None:
     """Trace a model in eval mode, and write its graph: shapes, dtypes, names of weights, but no weights."""
     read_source(source, overrides or ())  # what follows loads torch, which takes seconds
-    from pipeline.torch_ir.extract.source import extract_source
-    from pipeline.torch_ir.output import check_place
+    from pipeline.torch_ir.command_files import check_place
+    from pipeline.torch_ir.extract.extract import extract_source
 
     path = out or (Path(f"{name}_ir.json") if name else None)
     if path is not None:  # a trace may take long
@@ -104,7 +104,7 @@ def info(
     """Tell what an IR consists of."""
     _check_file(file)
     from pipeline.torch_ir import load_ir
-    from pipeline.torch_ir.output import write_text
+    from pipeline.torch_ir.command_files import write_text
     from pipeline.torch_ir.summary import summary, summary_text
 
     found = summary(load_ir(file))
@@ -129,7 +129,7 @@ def visualize(
     """Draw an IR by module: a Mermaid flowchart, or an SVG."""
     _check_file(file)
     from pipeline.torch_ir import ir_to_mermaid, load_ir
-    from pipeline.torch_ir.picture.file import write_picture
+    from pipeline.torch_ir.command_files import write_picture
 
     if out is None:
         typer.echo(ir_to_mermaid(load_ir(file), max_nodes, weights, by_module=modules))
@@ -152,7 +152,7 @@ def verify(
     _check_file(file)
     model = open_model(source, overrides or (), (), False, train)
     from pipeline.torch_ir import load_ir, load_weights, verify_ir_with_state_dict
-    from pipeline.torch_ir.weights.arrays import read_arrays
+    from pipeline.torch_ir.command_files import read_arrays
 
     if said := told_mode(model):
         typer.echo(f"onnxline: {said}", err=True)
@@ -181,8 +181,7 @@ def run(
     """Run an IR on weights and inputs from files."""
     _check_file(file)
     from pipeline.torch_ir import IRExecutor, load_ir, load_weights
-    from pipeline.torch_ir.output import check_place
-    from pipeline.torch_ir.weights.arrays import ENDINGS, read_arrays, write_arrays
+    from pipeline.torch_ir.command_files import ENDINGS, check_place, read_arrays, write_arrays
 
     check_place(out, ENDINGS)  # a run may take long
     loaded = load_ir(file)
@@ -203,7 +202,7 @@ def _check_file(file: Path) -> None:
 
 
 def _into(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
-    from pipeline.torch_ir.extract.tied import tied_names
+    from pipeline.torch_ir.extract.stored import tied_names
 
     try:  # not strictly: of tied weights, a checkpoint has one
         missing, unknown = module.load_state_dict(state, strict=False)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir import Graph, Op, Role
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.lowering.aten import is_call, memory_order

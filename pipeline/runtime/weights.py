@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from pipeline.errors import SourceError
-from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir.graph import Graph, Payload, Value
 from pipeline.runtime.tensors import as_tensor, dtype_name, with_strides
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import InitVar, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import InitVar, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +16,69 @@ from pipeline.errors import UsageError
 from pipeline.ir import Graph
 from pipeline.torch_ir.document import files, writing
 from pipeline.torch_ir.document.constants import THRESHOLD, read_constant, write_constant
-from pipeline.torch_ir.document.expected import TEXT, refused
-from pipeline.torch_ir.document.head import constants_in, read_head
-from pipeline.torch_ir.document.loading import whole
-from pipeline.torch_ir.document.saving import save
-from pipeline.torch_ir.document.signature import write_tree
+from pipeline.torch_ir.document.edits import alike, edited
+from pipeline.torch_ir.document.fields import TEXT, refused
+from pipeline.torch_ir.document.header import constants_in, read_head, write_tree
+from pipeline.torch_ir.document.reader import read_graph
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.given import a_number, mistaken, path_of
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of
-from pipeline.torch_ir.source import EMPTY, Source, named
 from pipeline.torch_ir.tree import Signature
+from pipeline.torch_ir.validation import a_number, mistaken, path_of
 
-__all__ = ["IR", "an_ir"]
+__all__ = ["EMPTY", "IR", "Source", "an_ir", "named"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(slots=True)
+class Source:
+    """`found` is the Graph, or the data of a file, which is read when somebody asks for the Graph.
+
+    `shown` is the view that the Graph was read from; None where the Graph was first, and shows what `parts_of` says.
+    `handed` are the nodes of the view, as the objects that whoever asked for them has, and the names of their ops.
+    """
+
+    found: Graph | Mapping[str, Any]
+    shown: Parts | None = None
+    handed: list[tuple[OpNode, str]] = field(default_factory=list)
+    what: str = TEXT
+    """The file that the data is of."""
+
+    def graph(self, constants: Tensors) -> Graph:
+        """
+        Raises:
+            SerializationError: the data is no IR.
+        """
+        if not isinstance(self.found, Graph):
+            with collector_paused(), refused(self.what):
+                self.found = read_graph(self.found, constants, whole="signature" in self.found)
+        return self.found
+
+    @collector_paused()
+    def seen(self, view: Parts, name: str, constants: Tensors, whole: bool) -> Source:
+        """This one, where `view` is as it was shown; otherwise that of the Graph `name`, of which it is the view.
+
+        Raises:
+            SerializationError: there is no such Graph; the message says where.
+        """
+        graph = self.graph(constants)
+        if alike(self.shown or parts_of(graph), view):
+            return self
+        with refused("IR, as it was put together", "change that part of it"):
+            graph = read_graph(edited(graph, name, view, self.handed), constants, whole)
+        return Source(graph, deepcopy(view), named(view.nodes))
+
+    def called(self, name: str, constants: Tensors) -> Source:
+        """That of the same Graph by another name."""
+        return replace(self, found=replace(self.graph(constants), name=name))
+
+
+def named(nodes: Iterable[OpNode]) -> list[tuple[OpNode, str]]:
+    """Each node with the name that it has now."""
+    return [(node, node.name) for node in nodes]
+
+
+EMPTY = Graph("", (), (), (), ())
 
 
 @dataclass
@@ -124,7 +176,7 @@ class IR:
         if threshold != math.inf:
             a_number("threshold", threshold, "a number of bytes of 0 or more, as in 4096", SerializationError)
         with files.explained(path, "written"):
-            save(path, self._sections(), self.constants, threshold)
+            files.save(path, self._sections(), self.constants, threshold)
 
     @classmethod
     @collector_paused()
@@ -136,7 +188,7 @@ class IR:
             SerializationError: the file cannot be read, or is no IR; or the file of its constants is gone.
         """
         path = path_of("the IR", path, SerializationError)
-        return cls._of_written(*whole(path), what=str(path))
+        return cls._of_written(*files.load(path), what=str(path))
 
     def __eq__(self, other: object) -> bool:
         """Whether the documents are the same, to the bit of each constant."""
@@ -193,7 +245,7 @@ class IR:
             constants=constants,
             model_name=head.model_name,
             pytorch_version=head.pytorch_version,
-            signature=Signature(*head.trees),
+            signature=head.signature,
             unsaved=head.unsaved,
             source=Source(data, what=what),
         )

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from pipeline.ir import Attr, Graph, Role, SymExpr, TorchConst, Value
-from pipeline.torch_ir.call import spelled
-from pipeline.torch_ir.words import KINDS
+from pipeline.torch_ir.calls import KINDS, spelled
 
 __all__ = ["OpNode", "Parts", "TensorMeta", "as_attr", "as_torch", "key_of", "parts_of", "producer_of", "stored"]
 

@@ -15,10 +15,10 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op
 from pipeline.runtime.eager import Own
-from pipeline.torch_ir.call import spelled
+from pipeline.torch_ir.calls import spelled
 from pipeline.torch_ir.errors import ExecutionError
-from pipeline.torch_ir.given import mistaken
 from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_torch
+from pipeline.torch_ir.validation import mistaken
 
 __all__ = [
     "REGISTERED",

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from pipeline.errors import InternalError
 from pipeline.ir import check
-from pipeline.torch_ir.document.files import explained
-from pipeline.torch_ir.document.parse import parsed
+from pipeline.torch_ir.document.files import explained, parse_json
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.given import mistaken, path_of
 from pipeline.torch_ir.ir import IR, an_ir
+from pipeline.torch_ir.validation import mistaken, path_of
 
 __all__ = ["deserialize_ir", "load_ir", "save_ir", "serialize_ir", "validate_ir"]
 
@@ -31,7 +30,7 @@ def deserialize_ir(json_str: str | bytes) -> IR:
         raise mistaken(
             "the text of the IR", json_str, "a str or bytes", SerializationError, {dict: "IR.from_dict reads it"}
         )
-    return IR.from_dict(parsed("the text of the IR", json_str.encode() if isinstance(json_str, str) else json_str))
+    return IR.from_dict(parse_json("the text of the IR", json_str.encode() if isinstance(json_str, str) else json_str))
 
 
 def save_ir(ir: IR, path: str | Path) -> None:

@@ -34,7 +34,7 @@ class Branch:
     """`kind` is `tuple`, `list`, `dict` or the full name of a class; `keys` are those of children that have names.
 
     `fixed` are the plain values of a cache, by path, which the graph has as constants: {"layers.0.max_cache_len": 16}.
-    None where nobody knows them: of anything else, and in files from before they were kept.
+    None of anything else.
     """
 
     kind: str

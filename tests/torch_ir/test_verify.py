@@ -23,8 +23,8 @@ from pipeline.torch_ir import (
 )
 from pipeline.torch_ir.tree import Branch, Leaf, Tree
 from pipeline.torch_ir.verify import _compare_tensors
+from pipeline.torch_ir.verify.comparison import compare
 from pipeline.torch_ir.verify.localize import first_divergence
-from pipeline.torch_ir.verify.numbers import compare
 from tests.torch_ir.models import Cache, MaskedLinear, Norm, cache_call
 
 NAN, INF = math.nan, math.inf

@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from pipeline.torch_ir import TensorMeta, convert_exported_program
-from pipeline.torch_ir.call import resolve
+from pipeline.torch_ir.calls import find_known_operator
 from pipeline.torch_ir.registry import NodeInfo
 
 __all__ = ["GraphAnalyzer", "NodeInfo", "_dtype_to_str"]
@@ -41,7 +41,9 @@ class GraphAnalyzer:
 
     def get_call_function_nodes(self) -> list[NodeInfo]:
         return [
-            NodeInfo(node.name, resolve(node.op_type) or node.op_type, node.inputs, node.outputs, node.attrs)
+            NodeInfo(
+                node.name, find_known_operator(node.op_type) or node.op_type, node.inputs, node.outputs, node.attrs
+            )
             for node in self._ir.nodes
         ]
 

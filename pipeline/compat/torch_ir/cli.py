@@ -11,8 +11,7 @@ from typing import NoReturn
 
 from pipeline.errors import OnnxlineError
 from pipeline.torch_ir import IR, SerializationError, ir_to_mermaid, load_ir
-from pipeline.torch_ir.output import write_text
-from pipeline.torch_ir.picture.file import write_picture
+from pipeline.torch_ir.command_files import write_picture, write_text
 from pipeline.torch_ir.summary import summary, summary_text
 from torch_ir._version import __version__
 

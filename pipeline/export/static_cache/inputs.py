@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pipeline.errors import UsageError
 from pipeline.export.static_cache.masks import causal_mask
 from pipeline.export.static_cache.wrappers import Prefill
-from pipeline.importers.from_torch.exporting import as_exporting
+from pipeline.importers.from_torch.modules import as_exporting
 
 __all__ = ["CacheSizes", "CacheSpec", "cache_specs", "decode_inputs", "prefill_inputs"]
 

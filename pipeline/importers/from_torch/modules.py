@@ -1,13 +1,17 @@
-"""The modules of a model, quickly: torch's own walks make a name for each, and a model of experts has 90,000."""
+"""The caller's modules: walked quickly, and run as torch.export would run them.
+
+torch's own walks make a name for each module, and a model of experts has 90,000.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-__all__ = ["STANDARD", "every_module", "every_path", "every_tensor"]
+__all__ = ["STANDARD", "as_exporting", "every_module", "every_path", "every_tensor"]
 
 
 def every_module(model: nn.Module) -> list[nn.Module]:
@@ -44,3 +48,17 @@ def every_tensor(model: nn.Module) -> list[torch.Tensor]:
 
 STANDARD = frozenset(vars(nn.Module()))
 """Attributes that every module has; none of them is a tensor."""
+
+
+@contextmanager
+def as_exporting() -> Iterator[None]:
+    """Let models that ask `torch.compiler.is_exporting()` take the way that they take for torch.export."""
+    flags = ("_is_compiling_flag", "_is_exporting_flag")
+    before = {flag: getattr(torch.compiler, flag) for flag in flags if hasattr(torch.compiler, flag)}
+    try:
+        for flag in before:
+            setattr(torch.compiler, flag, True)
+        yield
+    finally:
+        for flag, value in before.items():
+            setattr(torch.compiler, flag, value)

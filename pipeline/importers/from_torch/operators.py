@@ -1,7 +1,15 @@
-"""What is known of an operator before any call of it: its name, the names of its arguments, what it does to them."""
+"""What is known of an operator before any call of it: its name, the names of its arguments, what it does to them.
+
+Names of ops and values are torch.fx's: `linear`, `linear_1`, `sum_1` where the plain name is Python's own. They are
+counted afresh here, in the order of the ops. So what torch numbered while it traced and threw away later leaves no gap,
+and a graph that was traced in part and repeated has the names of one that was traced whole.
+"""
 
 from __future__ import annotations
 
+import builtins
+import keyword
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -9,9 +17,8 @@ from typing import Any
 from torch._ops import HigherOrderOperator
 
 from pipeline.errors import Unsupported
-from pipeline.importers.from_torch.names import base_name
 
-__all__ = ["RUNNING", "WHEN_TRAINING", "Operator", "marks_vmap", "operator_of"]
+__all__ = ["RUNNING", "WHEN_TRAINING", "Names", "Operator", "base_name", "describe_operator", "marks_vmap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class Operator:
 
 
 @cache
-def operator_of(target: Any) -> Operator:
+def describe_operator(target: Any) -> Operator:
     """The Operator of a node's target; a higher-order one has no schema, so its arguments are listed here."""
     schema = getattr(target, "_schema", None)
     if schema is None:
@@ -103,3 +110,34 @@ WHEN_TRAINING = frozenset({"aten.batch_norm.default", "aten.instance_norm.defaul
 """They write to their running statistics when they train, which their schema does not say."""
 
 RUNNING = frozenset({"running_mean", "running_var"})
+
+
+RESERVED = frozenset(
+    {*dir(builtins), *keyword.kwlist, "inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree"}
+)
+"""What torch.fx never uses as a name by itself, since its generated code has another meaning for it."""
+
+
+def base_name(kind: str) -> str:
+    """What an op of this kind is called: `linear` of aten.linear.default, `cond` of higher_order.cond."""
+    parts = kind.split(".")
+    return parts[-1] if parts[0] == "higher_order" else parts[-2]
+
+
+class Names:
+    """The names of one graph."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = set(taken)
+        self._counts: dict[str, int] = {}
+
+    def new(self, base: str) -> str:
+        """`base`, or `base_1`, `base_2`, … when that is taken or reserved."""
+        name = base
+        count = self._counts.get(base, 0)
+        while name in self._taken or name in RESERVED:
+            count += 1
+            name = f"{base}_{count}"
+        self._counts[base] = count
+        self._taken.add(name)
+        return name

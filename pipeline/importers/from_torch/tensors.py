@@ -1,17 +1,21 @@
-"""What is known of a value of the traced program: its spec, its strides, the sizes that it has by name."""
+"""What is known of a tensor of the traced program: its spec, its strides, the sizes that it has by name, its bytes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import ml_dtypes
+import numpy as np
 import torch
+from torch._subclasses import FakeTensor
 
 from pipeline.errors import Unsupported
 from pipeline.ir import DTYPE_BITS, Dim, Role, SymExpr, TensorSpec
 from pipeline.ir.builder import ValueDecl
 
-__all__ = ["Tensors", "contiguous"]
+__all__ = ["TensorPayload", "Tensors", "contiguous", "holds_values"]
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
@@ -93,3 +97,24 @@ def contiguous(tensor: torch.Tensor) -> bool:
 
 UNBACKED = re.compile(r"u\d+|zuf\d+")
 """How torch names a number that it cannot know before the run."""
+
+
+def holds_values(tensor: torch.Tensor) -> bool:
+    """Whether there are numbers in it: on meta there are none, and a FakeTensor has none on any device."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPayload:
+    """`tensor` of any dtype, device and strides; nothing is copied until numpy asks."""
+
+    tensor: torch.Tensor
+
+    def numpy(self) -> np.ndarray:
+        """C order on the CPU; dtypes that numpy has not come as ml_dtypes'."""
+        tensor = self.tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+        name = str(tensor.dtype).removeprefix("torch.")
+        foreign = getattr(ml_dtypes, name, None)
+        if foreign is None:
+            return tensor.numpy()
+        return tensor.reshape(-1).view(torch.uint8).numpy().view(foreign).reshape(tuple(tensor.shape))

@@ -12,37 +12,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from pipeline.importers.from_torch.payload import holds_values
+from pipeline.importers.from_torch.tensors import holds_values
 from pipeline.ir.graph import DTYPE_BITS
-from pipeline.runtime.tensors import resolve_views
-from pipeline.torch_ir.document.expected import Unexpected, as_expected, is_text, text, whole_shape
+from pipeline.runtime.tensors import dtype_name, resolve_views
+from pipeline.torch_ir.document.fields import Unexpected, as_expected, is_text, text, whole_shape
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.given import a_type
+from pipeline.torch_ir.validation import a_type
 
-__all__ = ["THRESHOLD", "Beside", "raw_bytes", "read_constant", "settled", "write_constant"]
+__all__ = ["THRESHOLD", "raw_bytes", "read_constant", "settled", "write_constant"]
 
 THRESHOLD = 4096
 """Bytes: larger constants go to a file of their own."""
 
 
-@dataclass
-class Beside:
-    """The constants that go to the file beside the JSON: {key: its bytes}."""
-
-    threshold: int = THRESHOLD
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def takes(self, tensor: torch.Tensor) -> bool:
-        return tensor.nbytes > self.threshold
-
-
-def write_constant(key: str, tensor: torch.Tensor, beside: Beside | None = None) -> dict[str, Any]:
-    """One constant. With `beside`, a large one is put there; the caller names the `file`.
+def write_constant(
+    key: str, tensor: torch.Tensor, beside: dict[str, torch.Tensor] | None = None, threshold: float = THRESHOLD
+) -> dict[str, Any]:
+    """One constant. With `beside`, the bytes of one over `threshold` are put there; the caller names the `file`.
 
     Raises:
         SerializationError: it holds no values, as on meta, or is no tensor.
@@ -51,14 +41,14 @@ def write_constant(key: str, tensor: torch.Tensor, beside: Beside | None = None)
         found = "a tensor on meta" if getattr(tensor, "is_meta", False) else a_type(tensor)
         raise SerializationError(f"constant {key!r}: found {found}, expected one with values; give one, or remove it")
     tensor = settled(tensor)
-    facts: dict[str, Any] = {"dtype": str(tensor.dtype).removeprefix("torch.")}
+    facts: dict[str, Any] = {"dtype": dtype_name(tensor.dtype)}
     if not tensor.is_contiguous():
         facts["strides"] = list(tensor.stride())
     if not _dense(tensor):
         facts["view"] = list(tensor.shape)
         tensor = _spanned(tensor)
-    if beside is not None and beside.takes(tensor):
-        beside.tensors[key] = raw_bytes(tensor)
+    if beside is not None and tensor.nbytes > threshold:
+        beside[key] = raw_bytes(tensor)
         return {"key": key, "shape": list(tensor.shape), **facts}
     if not tensor.numel():
         facts["shape"] = list(tensor.shape)

@@ -1,4 +1,4 @@
-"""Writing and reading the files of an IR: the JSON, packed with zstd where its name ends in .zst, and its constants.
+"""The files of an IR: the JSON, packed with zstd where its name ends in .zst, and large constants beside it.
 
 Both are written under a temporary name and renamed, the constants first: they are named by content, so at every moment
 the JSON that is there finds its own. A save that fails leaves what was there.
@@ -6,30 +6,23 @@ the JSON that is there finds its own. A save that fails leaves what was there.
 
 from __future__ import annotations
 
+import codecs
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+import orjson
 import torch
 from blake3 import blake3
 
 from passes.model.files import replace_when_done
-from pipeline.torch_ir.document.parse import AGAIN, parsed
+from pipeline.torch_ir.document.constants import write_constant
+from pipeline.torch_ir.document.header import constants_in
 from pipeline.torch_ir.errors import NoIRFile, SerializationError
 
-__all__ = [
-    "Gone",
-    "explained",
-    "read",
-    "read_tensors",
-    "sidecar_name",
-    "sidecar_prefix",
-    "write",
-    "write_tensors",
-    "written",
-]
+__all__ = ["explained", "load", "parse_json", "save"]
 
 PACKED = ".zst"
 LEVEL = 9
@@ -41,107 +34,50 @@ DIGEST = 12
 MAGIC = b"\x28\xb5\x2f\xfd"
 """How a file of zstd begins (RFC 8878)."""
 
-
-class Gone(SerializationError):
-    """A file of constants is not there: it was not copied, or a save of this moment has put others in its place."""
+AGAIN = "copy it again from where it was saved, or save the IR again"
 
 
-@contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, which it becomes in the end.
+def save(
+    path: Path, sections: Iterable[tuple[str, Any]], constants: Mapping[str, torch.Tensor], threshold: float
+) -> None:
+    """Write `sections`, of which the last are the nodes, and constants; those over `threshold` bytes beside.
+
+    The file of constants that only the replaced JSON named is removed.
 
     Raises:
-        SerializationError: the file cannot be written, and what was there stays.
+        SerializationError: a file cannot be written, and what was there stays.
     """
-    with explained(path, "written"):
-        if path.is_dir():
-            raise IsADirectoryError
-        with replace_when_done(path) as temporary:
-            yield temporary
-
-
-def write(temporary: Path, pieces: Iterator[str], named: Path) -> None:
-    """The text of `pieces` in the file `temporary`, packed if it is to be `named` so."""
-    with _opened(temporary, named) as file:
-        for piece in pieces:
+    beside: dict[str, torch.Tensor] = {}
+    written = {key: write_constant(key, tensor, beside, threshold) for key, tensor in constants.items()}
+    large = path.with_name(f"{_prefix(path)}{_digest(beside)}.safetensors")
+    written |= {key: {"file": large.name, **written[key]} for key in beside}
+    replaced = _files_of_replaced(path)
+    with _replacing(path) as temporary, _opened(temporary, packed=path.suffix == PACKED, named=path) as file:
+        for piece in _json_pieces(sections, written):
             file.write(piece.encode())
+        if beside:
+            _save_tensors(large, beside)  # in place before the JSON that names it
+    for name in replaced - {large.name}:
+        path.with_name(name).unlink(missing_ok=True)
 
 
-def write_tensors(temporary: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """`tensors` (vectors of bytes) as a safetensors file, all of it under the name `temporary`.
-
-    safetensors' own `save_file` has a hidden name of its own for the time, which nobody knows to remove after a kill,
-    and makes a file that only its owner may read.
-    """
-    places: dict[str, Any] = {}
-    end = 0
-    for key, tensor in tensors.items():
-        start, end = end, end + tensor.numel()
-        places[key] = {"dtype": "U8", "shape": [tensor.numel()], "data_offsets": [start, end]}
-    header = json.dumps(places, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)  # the bytes begin at a multiple of 8
-    with temporary.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for tensor in tensors.values():
-            file.write(tensor.numpy().data)
-
-
-def read_tensors(path: Path, name: str) -> Mapping[str, torch.Tensor]:
-    """The tensors of the safetensors file `name` beside `path`.
-
-    Raises:
-        Gone: there is no such file.
-        SerializationError: it cannot be read, or the name leads out of the folder.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    beside = path.with_name(Path(name).name)
-    if name != beside.name:
-        raise SerializationError(f"{path} names the file {name!r} for its constants, which is not beside it")
-    with explained(beside, "read"):
-        if beside.is_dir():
-            raise IsADirectoryError
-        try:
-            tensors = load_file(beside)
-        except Exception as error:  # safetensors opens the file twice, and torch says in words of its own that it went
-            if not beside.exists():
-                raise Gone(f"{path} has its large constants in {name}, which is not beside it; copy it too") from error
-            if not isinstance(error, SafetensorError):
-                raise
-            raise SerializationError(
-                f"{beside}, the constants of {path.name}, ends early or is damaged ({error}); {AGAIN}"
-            ) from error
-    digest = beside.stem.rpartition(".")[2]
-    if len(digest) == 2 * DIGEST and digest != _digest(tensors):  # older files have a shorter one, of other things
-        raise SerializationError(f"{beside}, the constants of {path.name}, is damaged: it holds other bytes; {AGAIN}")
-    return tensors
-
-
-def read(path: Path) -> Mapping[str, Any]:
-    """What the JSON of `path` holds.
+def load(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, torch.Tensor]]]:
+    """What the JSON of `path` holds, and the tensors in the files that it names.
 
     Raises:
         NoIRFile: there is no such file (a FileNotFoundError too).
-        SerializationError: it is damaged, or it is no JSON object.
+        SerializationError: a file cannot be read or is damaged, or that of the constants is gone.
     """
-    with explained(path, "read"):
-        text = path.read_bytes()
-        if path.suffix == PACKED:
-            text = _unpacked(path, text)
-        elif text.startswith(MAGIC):
-            raise SerializationError(f"{path} is packed with zstd; rename it to {path.name}{PACKED}")
-        return parsed(str(path), text)
-
-
-def sidecar_prefix(path: Path) -> str:
-    """How the files of constants beside `path` begin."""
-    return f"{path.name}.constants."
-
-
-def sidecar_name(prefix: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    """The file of `tensors` (vectors of bytes), called by what it holds."""
-    return f"{prefix}{_digest(tensors)}.safetensors"
+    data = _read_json(path)
+    while True:
+        names = _files_in(data, str(path))
+        try:
+            return data, {name: _read_tensors(path, name) for name in names}
+        except _MissingConstantsError:
+            data = _read_json(path)
+            if _files_in(data, str(path)) == names:
+                raise
+            # a save has put another JSON in place meanwhile, and removed what the first one named
 
 
 @contextmanager
@@ -162,6 +98,96 @@ def explained(path: Path, done: str) -> Iterator[None]:
         raise SerializationError(f"{path} cannot be {done}: {error}") from error
 
 
+class _MissingConstantsError(SerializationError):
+    """A file of constants is not there: it was not copied, or a save of this moment has put others in its place."""
+
+
+def _prefix(path: Path) -> str:
+    """How the names of the files of constants of `path` begin."""
+    return f"{path.name}.constants."
+
+
+def _files_in(data: Mapping[str, Any], what: str) -> set[str]:
+    """The names of the files beside the JSON that hold its large constants."""
+    return {str(one["file"]) for one in constants_in(data, what).values() if "file" in one}
+
+
+def _files_of_replaced(path: Path) -> set[str]:
+    """The files of constants that the JSON in the place of `path` names."""
+    prefix = _prefix(path)
+    with suppress(OSError, SerializationError):  # nothing is there, or it may not be listed or is damaged: that stays
+        here = {file.name for file in path.parent.iterdir() if file.name.startswith(prefix)}
+        return here & _files_in(_read_json(path), str(path)) if here else set()
+    return set()
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, which it becomes in the end.
+
+    Raises:
+        SerializationError: the file cannot be written, and what was there stays.
+    """
+    with explained(path, "written"):
+        if path.is_dir():
+            raise IsADirectoryError
+        with replace_when_done(path) as temporary:
+            yield temporary
+
+
+def _json_pieces(sections: Iterable[tuple[str, Any]], constants: Mapping[str, Any]) -> Iterator[str]:
+    """The JSON in pieces, a line for each node, so that a large graph is never one string."""
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+    opening = "{"
+    for key, part in (*sections, ("constants", constants)):
+        yield f"{opening}{encode(key)}:"
+        opening = ",\n"
+        if key == "nodes":
+            yield "["
+            for index, node in enumerate(part):
+                yield f",\n{encode(node)}" if index else f"\n{encode(node)}"
+            yield "]"
+        else:
+            yield encode(part)
+    yield "}\n"
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    from safetensors.torch import save  # whose `save_file` makes a file that only its owner may read
+
+    with _replacing(path) as temporary:
+        temporary.write_bytes(save(dict(tensors)))
+
+
+def _read_tensors(path: Path, name: str) -> Mapping[str, torch.Tensor]:
+    """The tensors of the safetensors file `name` beside `path`.
+
+    Raises:
+        _MissingConstantsError: there is no such file.
+        SerializationError: it cannot be read, or the name leads out of the folder.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    beside = path.with_name(Path(name).name)
+    if name != beside.name:
+        raise SerializationError(f"{path} names the file {name!r} for its constants, which is not beside it")
+    with explained(beside, "read"):
+        try:
+            tensors = load(beside.read_bytes())
+        except FileNotFoundError as error:
+            raise _MissingConstantsError(
+                f"{path} has its large constants in {name}, which is not beside it; copy it too"
+            ) from error
+        except SafetensorError as error:
+            raise SerializationError(
+                f"{beside}, the constants of {path.name}, ends early or is damaged ({error}); {AGAIN}"
+            ) from error
+    if beside.stem.rpartition(".")[2] != _digest(tensors):
+        raise SerializationError(f"{beside}, the constants of {path.name}, is damaged: it holds other bytes; {AGAIN}")
+    return tensors
+
+
 def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
     digest = blake3()
     for key in sorted(tensors):
@@ -170,15 +196,70 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest(DIGEST)
 
 
+def _read_json(path: Path) -> Mapping[str, Any]:
+    """The object in the file `path`.
+
+    Raises:
+        NoIRFile: there is no such file (a FileNotFoundError too).
+        SerializationError: it is damaged, or it is no JSON object.
+    """
+    with explained(path, "read"):
+        text = path.read_bytes()
+        if path.suffix == PACKED:
+            text = _unpacked(path, text)
+        elif text.startswith(MAGIC):
+            raise SerializationError(f"{path} is packed with zstd; rename it to {path.name}{PACKED}")
+        return parse_json(str(path), text)
+
+
+def parse_json(what: str, text: bytes) -> Mapping[str, Any]:
+    """The JSON object `text` of the file `what`.
+
+    orjson is quicker; Python's own takes the NaN and Infinity in files of pytorch-ir, and other encodings.
+    """
+    try:
+        data = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        data = _parse_by_python(what, text)
+    if not isinstance(data, dict):
+        raise SerializationError(f"{what} holds a {type(data).__name__}; expected the object that IR.save writes")
+    return data
+
+
+def _parse_by_python(what: str, text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except UnicodeDecodeError as error:
+        said = (
+            _other_than_json(text) or f"is not in UTF-8: byte {error.start} is {text[error.start : error.start + 1]!r}"
+        )
+    except json.JSONDecodeError as error:
+        said = _other_than_json(text) or _place_of_damage(text, error)
+    raise SerializationError(f"Invalid JSON: {what} {said}; expected the JSON that IR.save writes: {AGAIN}")
+
+
+def _other_than_json(text: bytes) -> str:
+    start = text.removeprefix(codecs.BOM_UTF8).lstrip()
+    if not start:
+        return "is empty"
+    return "" if start.startswith((b"{", b"[")) else f"is no JSON: it begins with {start[:12]!r}"
+
+
+def _place_of_damage(text: bytes, error: json.JSONDecodeError) -> str:
+    if not text.rstrip().endswith((b"}", b"]")) or error.pos >= len(error.doc.rstrip()):
+        return f"ends early, after {len(text)} bytes in line {error.doc.count(chr(10)) + 1}"
+    return f"is damaged in line {error.lineno}, column {error.colno} ({error.msg})"
+
+
 @contextmanager
-def _opened(path: Path, named: Path) -> Iterator[IO[bytes]]:
+def _opened(path: Path, *, packed: bool, named: Path) -> Iterator[IO[bytes]]:
     with path.open("wb") as file:
-        if named.suffix != PACKED:
+        if not packed:
             yield file
             return
         packer = _zstandard(named).ZstdCompressor(level=LEVEL, write_checksum=True)
-        with packer.stream_writer(file, closefd=False) as packed:
-            yield packed
+        with packer.stream_writer(file, closefd=False) as packing:
+            yield packing
 
 
 def _unpacked(path: Path, packed: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The tensors and nodes in the JSON of an IR, as values and ops, one after the other."""
+"""The JSON of an IR, ours or pytorch-ir's, as a Graph: tensors and nodes, one after the other."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.importers.from_torch.payload import TensorPayload
-from pipeline.ir import Attr, Dim, Graph, Op, Payload, Role, SymExpr, TensorSpec
+import torch
+
+from pipeline.errors import InternalError
+from pipeline.importers.from_torch.tensors import TensorPayload
+from pipeline.ir import Attr, Dim, Graph, Op, Payload, Role, SymExpr, TensorSpec, check
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import parts
-from pipeline.torch_ir.call import read_call
+from pipeline.runtime.tensors import dtype_name
+from pipeline.torch_ir.calls import read_call, word
 from pipeline.torch_ir.document.constants import read_constant
-from pipeline.torch_ir.document.dims import dims_in, read_dims
-from pipeline.torch_ir.document.expected import (
+from pipeline.torch_ir.document.fields import (
     Unexpected,
     are_names,
     as_expected,
@@ -23,12 +26,42 @@ from pipeline.torch_ir.document.expected import (
     strides_of,
     text,
 )
+from pipeline.torch_ir.document.header import dims_in, read_dims
 from pipeline.torch_ir.document.schema import hold_call
-from pipeline.torch_ir.words import word
 
-__all__ = ["Reader"]
+__all__ = ["read_graph"]
 
 Data = Mapping[str, Any]
+
+
+def read_graph(data: Data, constants: Mapping[str, torch.Tensor], whole: bool) -> Graph:
+    """The Graph of an IR as `writing.py` writes it; `constants` are its values by checkpoint name.
+
+    The calls of a traced model, which has a signature, are `whole`; nodes that were put together by hand may be only a
+    picture, whose calls lack arguments.
+
+    Raises:
+        Unexpected: the data is no IR, names a tensor that nothing makes, or breaks a rule of the Graph.
+    """
+    reader = Reader(whole)
+    with reader.placed():
+        reader.meet_dims(data)
+        reader.weights(data)
+        inputs = [reader.declare(one, Role.INPUT) for one in reader.each(data, "graph_inputs")]
+        reader.nodes(data)
+        outputs = [reader.used(one) for one in reader.each(data, "graph_outputs")]
+        payloads: dict[str, Payload] = {
+            stub.name: TensorPayload(constants[keys[0]])
+            for vid, keys in reader.sources.items()
+            if keys[0] in constants and (stub := reader.stubs[vid])
+        }
+        facts = reader.facts(data)
+        graph = assemble(data.get("model_name", ""), reader.stubs, reader.ops, inputs, outputs, payloads, facts=facts)
+    try:
+        check(graph)
+    except InternalError as error:
+        raise Unexpected(f"found a graph that is not sound ({error}), expected one that keeps the rules") from error
+    return graph
 
 
 class Reader:
@@ -204,7 +237,7 @@ class Reader:
         inputs = [self.declare(one, Role.INPUT) for one in self.each(data, "inputs")]
         for name, constant in mapping(data, "constants").items():
             tensor = read_constant(name, constant, {})
-            shape, dtype = list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+            shape, dtype = list(tensor.shape), dtype_name(tensor.dtype)
             self.declare({"name": name, "shape": shape, "dtype": dtype}, Role.CONST)
             payloads[name] = TensorPayload(tensor)
         self.nodes(data)

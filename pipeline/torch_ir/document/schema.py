@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from pipeline.ir import Attr, InputRef, SymExpr, TorchConst
-from pipeline.torch_ir.call import MASKS, SIZES, Argument, arguments
-from pipeline.torch_ir.document.expected import LIMIT, Unexpected
+from pipeline.torch_ir.calls import MASKS, SIZES, Argument, arguments
+from pipeline.torch_ir.document.fields import LIMIT, Unexpected
 
 __all__ = ["hold_call"]
 
@@ -126,4 +126,4 @@ TYPES: dict[str, frozenset[type]] = {
     "MemoryFormat": frozenset({int}),
 }
 """What torch takes for a schema's types (torch 2.13); of any other type anything is taken.
-A Word is taken where its own kind is asked for."""
+A TorchConst is taken where its own kind is asked for."""

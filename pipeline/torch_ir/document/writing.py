@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.importers.from_torch.payload import TensorPayload
+from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir import Graph, Op, Role, Value
-from pipeline.torch_ir.call import write_call
+from pipeline.torch_ir.calls import write_call
 from pipeline.torch_ir.document.constants import write_constant
 from pipeline.torch_ir.nodes import key_of, producer_of, stored
 

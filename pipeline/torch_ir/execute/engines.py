@@ -1,21 +1,216 @@
-"""The two that run an IR, and what passes from one to the other: the states."""
+"""The two that run an IR: the planned runtime, a program for each set of sizes, and the reference, op by op.
+
+What the model writes to, its states, passes from one to the other: given back by name, and told where a run that failed
+took it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 import torch
 
 from pipeline.errors import Unsupported
-from pipeline.ir import Graph
-from pipeline.runtime.eager import Own
-from pipeline.torch_ir.execute.planned import Planned
-from pipeline.torch_ir.execute.reference import Reference, Tensors
-from pipeline.torch_ir.execute.strided import counts_from_storage
-from pipeline.torch_ir.weights.stored import sized
+from pipeline.importers.from_torch.operators import WHEN_TRAINING
+from pipeline.ir import Graph, Op, Role, Value
+from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.runtime import CompiledProgram, compile_graph
+from pipeline.runtime.eager import Own, as_traced, run_eager
+from pipeline.runtime.states import LostStates
+from pipeline.runtime.weights import with_stored
+from pipeline.torch_ir.calls import find_known_operator
+from pipeline.torch_ir.errors import ExecutionError
+from pipeline.torch_ir.execute.declared_results import refuse_other_moves
+from pipeline.torch_ir.execute.memory import counts_from_storage, unshared
+from pipeline.torch_ir.nodes import key_of, stored
+from pipeline.torch_ir.weights import misfit, sized
 
-__all__ = ["Engines"]
+__all__ = ["Engines", "Planned", "Reference", "Results", "Tensors", "given_states", "lost", "versions", "writes"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def given_states(graph: Graph, given: Tensors, *, any_stored: bool) -> dict[str, torch.Tensor]:
+    """Copies of `given` by the names of placeholders; they come by these, or by names in the checkpoint.
+
+    With `any_stored`, whatever is stored may be written to, as it is where ops write to their arguments.
+
+    Raises:
+        ExecutionError: no such state, or another shape or dtype; the message lists all of it.
+    """
+    values = [value for value in stored(graph) if any_stored or _is_state(graph, value)]
+    names = graph.weight_names()
+    named = {name: value for value in values for name in names[value.vid]}
+    known = ", ".join(repr(key_of(graph, value)) for value in values) or "none"
+    wrong = [
+        f"state {name!r}: the model writes to no such buffer; expected of {known}" for name in given.keys() - named
+    ]
+    for name in given.keys() & named:
+        wrong.extend(misfit(f"state {name!r}", given[name], named[name], named[name].spec.shape))
+    if wrong:
+        raise ExecutionError("\n".join(sorted(wrong)))
+    return {named[name].name: tensor.detach().clone() for name, tensor in given.items()}
+
+
+def lost(graph: Graph, names: Collection[str]) -> ExecutionError:
+    """What to do where a run that failed had begun to write to the states `names`."""
+    keys = [key_of(graph, value) for value in stored(graph) if value.name in names]
+    which = ", ".join(map(repr, keys))
+    return ExecutionError(
+        f"a run that failed had begun to write to {which}, which hold no value now; put back what `updates` gave "
+        f"before that run, as in give_states({{{keys[0]!r}: tensor}}), or load the weights again (load_weights, "
+        "load_weights_from_state_dict): then what all earlier runs have written is lost"
+    )
+
+
+def versions(tensors: Tensors) -> dict[str, int]:
+    """Torch counts the writes to each tensor, through views too."""
+    return {name: tensor._version for name, tensor in tensors.items()}
+
+
+def writes(graph: Graph) -> bool:
+    """Whether some op writes to its arguments: the IR was not functionalized."""
+    return any(_changes(op) or any(map(writes, op.bodies)) for op in graph.ops)
+
+
+def _changes(op: Op) -> bool:
+    operator = find_known_operator(op.kind)
+    if operator is not None and operator._schema.is_mutable:
+        return True
+    return op.kind in WHEN_TRAINING and (op.attrs.get("training") or op.attrs.get("use_input_stats")) is True
+
+
+def _is_state(graph: Graph, value: Value) -> bool:
+    return value.role is Role.STATE and value.vid in graph.updates
+
+
+Results = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
+"""Outputs by name, and the values after the run of the inputs that the model writes to."""
+
+
+class Reference:
+    """Keeps what runs have written to states, and tensors of the caller are never written to.
+
+    `writes` tells whether ops of the graph write to their arguments, as they do without functionalization: then
+    whatever is stored may be written to, and is copied before the first run.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.writes = writes(graph)
+        self._graph = graph
+        self._names = {value.name for value in graph.with_role(Role.STATE)}
+        self._values = {value.name: value for value in stored(graph)}
+        self._states: dict[str, torch.Tensor] = {}
+        self._lost: set[str] = set()
+        """States on which ops had begun to write when a run failed."""
+
+    def run(self, stored: Tensors, inputs: Tensors, own: Own, given: Collection[str] = ()) -> Results:
+        """
+        `stored` are weights, constants and states as they were at first; those in `given` are taken for this run as
+        they come. `own` are executors of single ops.
+
+        Raises:
+            DataError: an index in the inputs is out of range.
+            LostStates: an earlier run that failed had begun to write to some states.
+        """
+        self._refuse_lost()
+        tensors = {**self._kept(stored, given), **(_copies(inputs) if self.writes else inputs)}
+        before = versions(self._states)
+        try:
+            with torch.no_grad():
+                result = run_eager(self._graph, tensors, check=False, own=own)
+        except BaseException:
+            after = versions(self._states)
+            self._lost = {name for name in after if after[name] != before[name]}
+            raise
+        updates = unshared(result.updates, tensors.values())
+        self._states |= {name: tensor for name, tensor in updates.items() if name in self._names}
+        updated = {name: tensor for name, tensor in updates.items() if name not in self._names}
+        return unshared(result.outputs, [*tensors.values(), *self._states.values(), *updated.values()]), updated
+
+    def states(self) -> dict[str, torch.Tensor]:
+        """Copies of the states that were written or given.
+
+        Raises:
+            LostStates: a run that failed had begun to write to some.
+        """
+        self._refuse_lost()
+        return _copies(self._states)
+
+    def give_states(self, states: Tensors) -> None:
+        self._states |= self._laid(states)
+        self._lost -= states.keys()
+
+    def _refuse_lost(self) -> None:
+        if self._lost:
+            raise LostStates(self._lost)
+
+    def _kept(self, stored: Tensors, given: Collection[str]) -> Tensors:
+        if self.writes:
+            missing = {name: one for name, one in stored.items() if name not in self._states}
+            self._states |= self._laid(_copies(missing))
+        return {**stored, **{name: one for name, one in self._states.items() if name not in given}}
+
+    def _laid(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """In the order in memory that a run wants: else it would copy them, and write to the copies."""
+        return {name: as_traced(tensor, self._values[name]) for name, tensor in tensors.items()}
+
+
+def _copies(tensors: Tensors) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+class Planned:
+    """Compiles when sizes come that it has not met. What is written to states goes from program to program."""
+
+    def __init__(self, graph: Graph, weights: Tensors) -> None:
+        self._graph = graph
+        self._weights = weights
+        self._dynamic = bool(dim_names(graph))
+        self._stateful = bool(graph.with_role(Role.STATE))
+        self._programs: dict[tuple[tuple[str, int], ...], CompiledProgram] = {}
+        self._current: CompiledProgram | None = None
+
+    def run(self, inputs: Tensors) -> Results:
+        """
+        Raises:
+            Unsupported: the runtime cannot run this graph; the message says what it lacks.
+            UsageError: sizes that the graph does not hold for.
+            ExecutionError: a node has other results than the graph says.
+            DataError: an index in the inputs is out of range.
+            LostStates: an earlier run that failed had begun to write to some states.
+        """
+        program = self._program(inputs)
+        if self._stateful and self._current not in (None, program):
+            program.give_states(self._current.states())  # type: ignore[union-attr]
+        self._current = program
+        return program.run_updating(inputs)
+
+    def states(self) -> dict[str, torch.Tensor]:
+        """Copies of the states as they are; empty before the first run.
+
+        Raises:
+            LostStates: a run that failed had begun to write to some.
+        """
+        return {} if self._current is None else self._current.states()
+
+    def give_states(self, states: Tensors) -> None:
+        if self._current is not None:
+            self._current.give_states(states)
+        else:
+            self._weights = {**self._weights, **states}
+
+    def _program(self, inputs: Tensors) -> CompiledProgram:
+        shapes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
+        dims = dims_of(self._graph, shapes) if self._dynamic else {}
+        key = tuple(sorted(dims.items()))
+        if key not in self._programs:
+            graph = bind_dims(self._graph, dims) if dims else self._graph
+            refuse_other_moves(graph)
+            self._programs[key] = compile_graph(with_stored(graph, self._weights))
+        return self._programs[key]
+
 
 Engine = TypeVar("Engine", Planned, Reference)
 

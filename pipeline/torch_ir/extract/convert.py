@@ -9,23 +9,20 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from pipeline.errors import InternalError, Unsupported
-from pipeline.importers.from_torch import from_torch, functional
-from pipeline.importers.from_torch.lost_writes import refuse_lost_writes
-from pipeline.importers.from_torch.payload import TensorPayload, holds_values
-from pipeline.ir import Graph, Role
-from pipeline.torch_ir.errors import ConversionError
-from pipeline.torch_ir.extract.autocast import refuse_idle_autocast
-from pipeline.torch_ir.extract.registered import converted
-from pipeline.torch_ir.extract.shared import refuse_written_in_two
+from pipeline.importers.from_torch import from_torch
+from pipeline.importers.from_torch.functionalize import functional
+from pipeline.importers.from_torch.refusals import refuse_lost_writes, refuse_unfaithful
+from pipeline.importers.from_torch.tensors import TensorPayload, holds_values
+from pipeline.ir import Graph, Role, check
+from pipeline.torch_ir.errors import ConversionError, warn
+from pipeline.torch_ir.extract.conversions import converted
 from pipeline.torch_ir.extract.signature import signature_of
-from pipeline.torch_ir.extract.strided import refuse_counting_beyond
-from pipeline.torch_ir.extract.tied import merged, tied_in
-from pipeline.torch_ir.given import mistaken
+from pipeline.torch_ir.extract.stored import merged, tied_in
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of, stored
 from pipeline.torch_ir.registry import REGISTERED
 from pipeline.torch_ir.tree import Signature
-from pipeline.torch_ir.warned import warn
+from pipeline.torch_ir.validation import mistaken
 
 __all__ = ["convert_exported_program", "graph_of", "ir_of"]
 
@@ -70,24 +67,26 @@ def graph_of(
     Raises:
         ConversionError: it holds something that the IR cannot.
     """
-    refuse_written_in_two(program)
-    refuse_counting_beyond(program)
-    refuse_idle_autocast(program)
     try:
+        refuse_unfaithful(program)
         if functionalize:
             refuse_lost_writes(program)
-            program = functional(program)
+            program = _functionalized(program)
+        return from_torch(program, name, dims=dims, tied=tied, constants=constants)
     except Unsupported as error:
         raise ConversionError(str(error)) from error
+
+
+def _functionalized(program: ExportedProgram) -> ExportedProgram:
+    try:
+        return functional(program)
+    except Unsupported:
+        raise
     except Exception as error:
         raise ConversionError(
             f"torch cannot functionalize the program: {type(error).__name__}: {error}\n"
             "an attribute that is no buffer may be written to: register_buffer makes it one; or functionalize=False"
         ) from error
-    try:
-        return from_torch(program, name, dims=dims, tied=tied, constants=constants)
-    except Unsupported as error:
-        raise ConversionError(str(error)) from error
 
 
 def ir_of(graph: Graph, signature: Signature, unsaved: frozenset[str]) -> IR:
@@ -97,6 +96,7 @@ def ir_of(graph: Graph, signature: Signature, unsaved: frozenset[str]) -> IR:
     """
     _warn_of_meta(graph)
     graph = merged(graph)
+    check(graph)
     known = {key_of(graph, value) for value in stored(graph)}
     return IR.of(converted(graph, REGISTERED), _constants(graph), signature, unsaved=unsaved & known)
 

@@ -1,27 +1,29 @@
-"""Module → IR: the way in."""
+"""Module → IR: the way in, for a caller's module and for a model of the configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torch.export import ExportedProgram
 
 from passes.run.gc_pause import collector_paused
-from pipeline.importers.from_torch.stamp import TracedWhole, stamped
+from pipeline.errors import UsageError
+from pipeline.export.inputs import InputSpec
+from pipeline.export.source import TorchSource
+from pipeline.export.trace import capture
+from pipeline.importers.from_torch.layer_dedup import TracedWhole, stamped
 from pipeline.ir import Graph
-from pipeline.torch_ir.errors import ExportError
-from pipeline.torch_ir.extract.buffers import recomputed, unsaved
+from pipeline.torch_ir.errors import ExportError, warn
 from pipeline.torch_ir.extract.convert import convert_exported_program, graph_of, ir_of
-from pipeline.torch_ir.extract.dims import dim_names
 from pipeline.torch_ir.extract.export import arguments_of, exported
-from pipeline.torch_ir.extract.signature import signature_of_ends
-from pipeline.torch_ir.extract.tied import tied_names
-from pipeline.torch_ir.given import mistaken
+from pipeline.torch_ir.extract.signature import dim_names, inputs_of, signature_of_ends
+from pipeline.torch_ir.extract.stored import recomputed, tied_names, unsaved
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.warned import warn
+from pipeline.torch_ir.validation import mistaken
 
-__all__ = ["extract_ir"]
+__all__ = ["extract_ir", "extract_source"]
 
 
 def extract_ir(
@@ -82,3 +84,38 @@ def _stamped(
     for reason in found.left:
         warn(f"Some layers of {type(model).__name__} are traced one by one: {reason}.")
     return ir_of(found.graph, signature_of_ends(found.inputs, found.outputs), unsaved(model))
+
+
+def extract_source(source: TorchSource, name: str, *, functionalize: bool = True) -> IR:
+    """The IR of `source`, under its own names of dynamic dims.
+
+    Raises:
+        SourceError: torch.export cannot trace the module.
+        ConversionError: the program holds something that the IR cannot.
+        UsageError: a dim that was asked to be dynamic came out as a number.
+    """
+    program = capture(source)
+    return convert_exported_program(
+        program,
+        name,
+        functionalize=functionalize,
+        dims=dict(_dims(program, source.inputs)),
+        tied=tied_names(source.module),
+    )
+
+
+def _dims(program: ExportedProgram, inputs: Iterable[InputSpec]) -> Iterator[tuple[str, str]]:
+    """(torch's symbol, the declared name) of every named dim."""
+    for (_, tensor), spec in zip(inputs_of(program), inputs, strict=True):
+        for axis, declared in enumerate(spec.shape):
+            if not isinstance(declared, str):
+                continue
+            symbol = str(tensor.shape[axis])
+            if symbol.isdecimal():
+                raise UsageError(
+                    f"input {spec.name!r}, axis {axis}: the dim {declared!r} was asked to be dynamic and came out as "
+                    f"the constant {symbol}: the model's code fixes it (a comparison, int(x.shape[{axis}]), a literal "
+                    f"in reshape); change that, or declare {symbol}"
+                )
+            if symbol.isidentifier():
+                yield symbol, declared

@@ -1,4 +1,4 @@
-"""An IR as a picture: as Mermaid text (mermaid.py), as SVG (svg.py), and as a file (file.py)."""
+"""An IR as a picture: as Mermaid text (mermaid.py), and as SVG (svg.py)."""
 
 from pipeline.torch_ir.picture.mermaid import generate_op_distribution_pie, ir_to_mermaid
 from pipeline.torch_ir.picture.svg import ir_to_svg

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,65 @@ import torch
 from torch import nn
 
 from pipeline.errors import OnnxlineError, message_with_notes
+from pipeline.runtime.tensors import dtype_name
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute import IRExecutor
-from pipeline.torch_ir.given import a_module, a_number, arguments, by_name
 from pipeline.torch_ir.ir import IR, an_ir
+from pipeline.torch_ir.validation import a_module, a_number, arguments, by_name
+from pipeline.torch_ir.verify.comparison import Difference, Pair, compare, pairs
 from pipeline.torch_ir.verify.localize import first_divergence
-from pipeline.torch_ir.verify.numbers import Difference, compare
-from pipeline.torch_ir.verify.original import answer_of, copied, same_randomness
-from pipeline.torch_ir.verify.report import VerificationReport
-from pipeline.torch_ir.verify.trees import Pair, pairs
-from pipeline.torch_ir.verify.written import written
+from pipeline.torch_ir.verify.original import answer_of, copied, same_randomness, written
 from pipeline.torch_ir.weights import load_weights
 
-__all__ = ["IRVerifier", "verify_ir", "verify_ir_with_state_dict"]
+__all__ = ["IRVerifier", "VerificationReport", "verify_ir", "verify_ir_with_state_dict"]
+
+
+@dataclass
+class VerificationReport:
+    """`max_diff` and `mean_diff` are the largest of all outputs; infinite where there is nothing to subtract.
+
+    `output_details` has a dict for each tensor of the result, and for each buffer that the model writes to: `index`,
+    `path` (such as `past_key_values.layers.0.keys`, or `buffer cache`), `shape`, `dtype`, `is_close`, `max_diff`,
+    `mean_diff`, `reason`. `first_divergence` says where intermediates part, if it was asked for.
+    """
+
+    is_valid: bool
+    max_diff: float = 0.0
+    mean_diff: float = 0.0
+    num_outputs: int = 0
+    output_details: list[dict[str, Any]] = field(default_factory=list)
+    error_message: str | None = None
+    first_divergence: str | None = None
+
+    def __str__(self) -> str:
+        lines = [f"Verification {'PASSED' if self.is_valid else 'FAILED'}"]
+        lines.append(f"  Outputs compared: {self.num_outputs or 'none'}")
+        if self.num_outputs:
+            lines.append(f"  Max difference: {_figure(self.max_diff)}")
+            lines.append(f"  Mean difference: {_figure(self.mean_diff)}")
+        if self.error_message:
+            lines.append(_entry("Error", self.error_message))
+        if self.first_divergence:
+            lines.append(_entry("First divergence", self.first_divergence))
+        return "\n".join(lines)
+
+
+def _figure(difference: float) -> str:
+    return f"{difference:.2e}" if math.isfinite(difference) else "none can be given"
+
+
+def _entry(title: str, text: str) -> str:
+    """Further lines stand under the first; of very many the last are counted."""
+    lines = text.splitlines()
+    if len(lines) > MOST:
+        lines[MOST - 1 :] = [f"and {len(lines) - MOST + 1} more; output_details has all"]
+    indent = "\n" + " " * (len(title) + 4)
+    return f"  {title}: {indent.join(lines)}"
+
+
+MOST = 12
+"""Lines of one entry: a cache of 60 layers has 120 tensors."""
+
 
 Tensors = Mapping[str, torch.Tensor]
 Verdict = tuple[bool, VerificationReport]
@@ -149,7 +195,7 @@ class IRVerifier:
             found, shape, dtype = Difference(False, float("inf"), float("inf"), pair.why), [], ""
         else:
             found = compare(pair.expected, pair.found, self.rtol, self.atol)
-            shape, dtype = list(pair.expected.shape), str(pair.expected.dtype).removeprefix("torch.")
+            shape, dtype = list(pair.expected.shape), dtype_name(pair.expected.dtype)
         return {
             "index": index,
             "path": pair.path,

@@ -12,7 +12,8 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch.nn import functional as F  # noqa: N812
 
 from pipeline.errors import Unsupported
-from pipeline.importers.from_torch import from_torch, functional
+from pipeline.importers.from_torch import from_torch
+from pipeline.importers.from_torch.functionalize import functional
 from pipeline.ir import Graph, to_text
 
 

@@ -88,7 +88,7 @@ def pure_operator(kind: str) -> torch._ops.OpOverload:
     if operator._schema.is_mutable:
         raise Unsupported(
             f"{kind} writes to its arguments, and a plan holds values: import the program that "
-            "pipeline.importers.from_torch.functional gives"
+            "pipeline.importers.from_torch.functionalize gives"
         )
     return operator
 

@@ -1,0 +1,189 @@
+"""Writes become values: a program without in-place ops, whose updates of buffers and inputs are among its outputs.
+
+torch functionalizes a program by running it again. Operators stay what they are, with three exceptions. What may be a
+view of its argument or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes the one that it is: only so
+is it known which writes reach it (implicit_views.py: where torch loses that). `batch_norm`, which may write too,
+becomes another operator also where it does not; that one is put back. And an `instance_norm` that writes becomes its
+parts.
+
+Copies that convert need care: `buffer.copy_(x)` where `x` has another dtype, shape or order in memory than the buffer.
+Where a buffer ends as a copy, `run_decompositions` takes what was copied for the copy (torch 2.13:
+`_remove_unnecessary_copy_op_pass`). Whatever reads the buffer afterwards would compute on integers for floats, on a row
+for a matrix, or on columns for rows. So such a copy goes into an alias of its target while torch runs the program
+again: then no buffer ends as a copy, and the aliases are taken out afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from operator import getitem
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from pipeline.importers.from_torch.exported_program import calls_in, held_tensors, recompile
+from pipeline.importers.from_torch.implicit_views import decompositions, hidden_views, without_identities
+from pipeline.importers.from_torch.memory import as_written
+from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING, describe_operator, marks_vmap
+
+__all__ = ["arguments_of", "functional", "mutates", "writing", "written"]
+
+
+def mutates(program: ExportedProgram) -> bool:
+    """Whether some op, in a body too, writes to one of its arguments."""
+    return any(True for _ in writing(program))
+
+
+def writing(program: ExportedProgram) -> Iterator[Node]:
+    """The calls, in bodies too, that write to one of their arguments."""
+    return (node for node in calls_in(program.graph_module) if isinstance(node.target, OpOverload) and written(node))
+
+
+def written(node: Node) -> frozenset[str]:
+    """The names of the arguments that this call changes."""
+    operator = describe_operator(node.target)
+    return RUNNING if operator.kind in WHEN_TRAINING and trains(*node.args[3:6]) else operator.written
+
+
+def arguments_of(node: Node, names: Collection[str]) -> list[Node]:
+    """What `node`, a call of an operator, is given by these names."""
+    given = {**dict(zip(describe_operator(node.target).arguments, node.args, strict=False)), **node.kwargs}
+    found: list[Node] = []
+    map_arg([given[name] for name in names if name in given], found.append)
+    return found
+
+
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """`program` itself where nothing is written, else as torch functionalizes it, without decomposing anything else.
+
+    What is written to a buffer or to an input is an output of the program then (`BUFFER_MUTATION`); a value that was
+    read after the write reads the new one. Calls inside of `torch.vmap`, which a trace only marks, become calls on
+    whole batches.
+    """
+    if not (mutates(program) or any(marks_vmap(node.target) for node in calls_in(program.graph_module))):
+        return program
+    asked = next((node for node in calls_in(program.graph_module) if node.target in (BATCH_NORM, INSTANCE_NORM)), None)
+    with warnings.catch_warnings():  # of torch's own copy of the program
+        warnings.filterwarnings("ignore", r".*LeafSpec", FutureWarning)
+        found = _run_again(_one_name_each(program))
+    if asked is not None:
+        for node in list(calls_in(found.graph_module)):
+            if node.target is NO_TRAINING:
+                _put_back(node, cudnn=asked.args[8])
+    return found
+
+
+def _run_again(program: ExportedProgram) -> ExportedProgram:
+    """`program` as torch functionalizes it, with all of its copies and views."""
+    changed = [one for node in writing(program) for one in arguments_of(node, written(node))]
+    hidden, copies = hidden_views(calls_in(program.graph_module), changed), converting(program)
+    if hidden:
+        program = without_identities(program, {node.name for node in hidden})
+    if copies:
+        program = through_aliases(program, copies)
+    silent = [node for node in writing(program) if node.target is INSTANCE_NORM]
+    found = program.run_decompositions(decompositions([*hidden, *silent]))
+    if copies:
+        without_aliases(found)
+    return found
+
+
+def _one_name_each(program: ExportedProgram) -> ExportedProgram:
+    """`program` with one placeholder for each stored tensor, that of its first name, whichever is read.
+
+    torch.export reads a tensor that the model has under several names by one of them. Functionalizing it trips over the
+    others if it is written to (torch 2.13: `expected compiled_fn to be GraphModule`).
+    """
+    twins = _twins(program)
+    if not twins:
+        return program
+    module = copy.deepcopy(program.graph_module)
+    nodes = {node.name: node for node in module.graph.find_nodes(op="placeholder")}
+    for name, first in twins.items():
+        nodes[name].replace_all_uses_with(nodes[first])
+        module.graph.erase_node(nodes[name])
+    module.recompile()
+    specs = [spec for spec in program.graph_signature.input_specs if spec.arg.name not in twins]
+    return program._update(module, replace(program.graph_signature, input_specs=specs))
+
+
+def _twins(program: ExportedProgram) -> dict[str, str]:
+    """{a further placeholder of a stored tensor: the first}."""
+    first: dict[int, str] = {}
+    made = {name: first.setdefault(id(tensor), name) for name, _, tensor in held_tensors(program)}
+    return {name: one for name, one in made.items() if name != one}
+
+
+def trains(mean: object, variance: object, training: object) -> bool:
+    return bool(training) and (mean is not None or variance is not None)
+
+
+def _put_back(node: Node, *, cudnn: Any) -> None:
+    """`batch_norm` in the place of `node`, if of its three results the first alone is read."""
+    reads = list(node.users)
+    if any(read.target is not getitem or read.args[1] != 0 for read in reads):
+        return
+    *tensors, momentum, eps = node.args
+    with node.graph.inserting_before(node):
+        norm = node.graph.call_function(BATCH_NORM, (*tensors, False, momentum, eps, cudnn))
+    norm.meta = {**node.meta, "val": node.meta["val"][0]}
+    for read in reads:
+        read.replace_all_uses_with(norm)
+        node.graph.erase_node(read)
+    node.graph.erase_node(node)
+
+
+BATCH_NORM = torch.ops.aten.batch_norm.default
+INSTANCE_NORM = torch.ops.aten.instance_norm.default
+"""torch keeps it as it is, and sees what it writes in its parts alone (torch 2.13)."""
+NO_TRAINING = torch.ops.aten._native_batch_norm_legit_no_training.default
+"""What functionalizing makes of it where it does not train: (input, weight, bias, mean, variance, momentum, eps)."""
+
+
+def converting(program: ExportedProgram) -> list[str]:
+    """The names of the nodes that copy into something unlike what they copy, in regions too: torch takes these into the
+    graph around them.
+    """
+    return [node.name for node in calls_in(program.graph_module) if node.target is COPY and _converts(node)]
+
+
+def through_aliases(program: ExportedProgram, copies: list[str]) -> ExportedProgram:
+    """Another program, in which the nodes `copies` write to an alias."""
+    module = copy.deepcopy(program.graph_module)
+    for node in list(calls_in(module)):
+        if node.target is COPY and node.name in copies:
+            target = node.all_input_nodes[0]
+            with node.graph.inserting_before(node):
+                alias = node.graph.call_function(ALIAS, (target,))
+            alias.meta = dict(target.meta)
+            node.update_arg(0, alias)
+    recompile(module)
+    return program._update(module, program.graph_signature)
+
+
+def without_aliases(program: ExportedProgram) -> None:
+    """Take the aliases out of `program`, which writes to nothing: each is its argument."""
+    module = program.graph_module
+    with module._set_replace_hook(program.graph_signature.get_replace_hook()):
+        for node in [node for node in calls_in(module) if node.target is ALIAS]:
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            node.graph.erase_node(node)
+    recompile(module)
+
+
+def _converts(node: Node) -> bool:
+    target, given = (one.meta.get("val") if isinstance(one, Node) else None for one in node.args[:2])
+    if not isinstance(target, torch.Tensor) or not isinstance(given, torch.Tensor):
+        return False
+    return target.dtype != given.dtype or as_written(target) != as_written(given)
+
+
+COPY = torch.ops.aten.copy_.default
+ALIAS = torch.ops.aten.alias.default

@@ -1,0 +1,238 @@
+"""Whether every unit of the run does as the traced one does, and the whole model as the shortened one around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
+from typing import Any, TypeAlias
+
+from pipeline.importers.from_torch.layer_dedup.layer_runs import TRACED, LayerRun, NotRepeatable
+from pipeline.importers.from_torch.layer_dedup.meta_trace import MetaTrace
+from pipeline.importers.from_torch.layer_dedup.recorder import Event, Ref
+
+__all__ = ["Kept", "Leaving", "Proof", "Repeated", "alike_around", "alike_units", "bare", "difference"]
+
+LONGEST = 160
+"""Characters of a call that are shown."""
+
+
+def bare(event: Event) -> Event:
+    """The call alone: not where it is made, and of which tensors."""
+    return Event(event.function, event.form, ())
+
+
+def difference(expected: Event | None, found: Event | None) -> str:
+    """What `found` does in the place of `expected`; None where there is no further call."""
+    if expected is None:
+        return "it does the same" if found is None else f"it also calls {_call(found)}"
+    if found is None:
+        return f"it does not call {_call(expected)}"
+    if bare(expected) != bare(found):
+        return f"it calls {_call(found)} in place of {_call(expected)}"
+    for was, now in zip(expected.refs, found.refs, strict=True):
+        if was != now:
+            place = f" in place of {_source(was)}" if _source(was) != _source(now) else ", but another one"
+            return f"{_call(found)} reads {_source(now)}{place}"
+    return f"{_call(found)} is called in {found.origin!r} in place of {expected.origin!r}"
+
+
+def _source(ref: Ref) -> str:
+    match ref:
+        case ("stored", str(name)):
+            return name
+        case ("stored", _, str(rest)):
+            return f"its own {rest[1:]}"
+        case ("given", int(key)):
+            return f"the input number {key}"
+    what = "constant" if ref[0] == "found" else "result"
+    return {"own": f"a {what} of its own", "before": f"a {what} of the layer before"}.get(ref[1], f"an earlier {what}")
+
+
+def _call(event: Event) -> str:
+    """`layer_norm(tensor, (4), eps=1e-06)`; a property of a tensor as `.device`."""
+    name = event.name.replace("::", ".").rpartition(".")[2]
+    if name == "__get__":
+        return f".{getattr(event.function.__self__, '__name__', 'attribute')} of a tensor"
+    (_, *args), (_, *kwargs) = event.form
+    shown = [*map(_shown, args), *(f"{key}={_shown(item)}" for key, item in kwargs)]
+    text = f"{name}({', '.join(shown)})"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…)"
+
+
+def _shown(form: Any) -> str:
+    """An argument as the recorder has written it down."""
+    if not isinstance(form, tuple):
+        return repr(form) if isinstance(form, str) else str(form)
+    kind, *parts = form
+    if issubclass(kind, list | tuple | slice):
+        return f"({', '.join(map(_shown, parts))})"
+    if issubclass(kind, dict):
+        return f"{{{', '.join(f'{key!r}: {_shown(item)}' for key, item in parts)}}}"
+    return str(parts[0]) if isinstance(parts[0], str) else f"a {kind.__name__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The output that is in `unit` what the shortened model's output at `place` is in its last unit."""
+
+    place: int
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The output that is the shortened model's at `place`; it is made outside of the run, or in its first unit."""
+
+    place: int
+
+
+Leaving: TypeAlias = Repeated | Kept | Ref
+"""An output of the whole model; as a Ref it is ("stored", name) or ("given", key), as it is after the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """That the units from 1 on do the same."""
+
+    inputs: tuple[Mapping[int, int], ...]
+    """For each of them {key of an input that unit 1 reads: the key of what this one reads in its place}."""
+    frames: tuple[Frame, ...]
+    """For each of them where it is in the walk."""
+
+
+Frame: TypeAlias = tuple[int, range, range]
+"""Unit, its events and those of the unit before: what makes a Ref of one unit comparable with one of another."""
+
+
+def alike_units(run: LayerRun, whole: MetaTrace) -> Proof:
+    """
+    Raises:
+        Unsuited: a unit does something else than unit 1.
+    """
+    units = [_unit(run, whole, unit) for unit in range(run.count)]
+    if any(before.stop > after.start for before, after in pairwise(units)):
+        raise NotRepeatable(f"the layers of {run.path} are not called one after the other")
+    if run.led:
+        units[0] = range(max(0, units[0].start - (units[1].start - units[0].stop)), units[0].stop)
+    frames = tuple((unit, _with_gap(units, unit), _with_gap(units, unit - 1)) for unit in range(1, run.count))
+    _alike_first(run, whole, units, frames[0])
+    return Proof(_alike_inputs(run, whole, frames), frames)
+
+
+def alike_around(run: LayerRun, whole: MetaTrace, short: MetaTrace, proof: Proof) -> tuple[Leaving, ...]:
+    """What the whole model's outputs are, in terms of the shortened one.
+
+    Raises:
+        Unsuited: before the units, or after them, the shortened model does something else.
+    """
+    first, last = proof.frames[0], proof.frames[-1]
+    where = f"with {TRACED * run.period} layers in place of {run.count * run.period} the model does something else"
+    second = first[1].stop
+    _expect_equal(list(whole.events[:second]), iter(short.events[:second]), f"{where} up to {run.layer(1, 0)}")
+    ending = [_relative(run, event, last) for event in whole.events[last[1].stop :]]
+    shorter = (_relative(run, event, first) for event in short.events[second:])
+    _expect_equal(ending, shorter, f"{where} after the layers")
+    return tuple(_leaving(whole, short, proof.frames))
+
+
+def _unit(run: LayerRun, walk: MetaTrace, unit: int) -> range:
+    spans = sorted(walk.span(run.layer(unit, offset)) for offset in run.offsets)
+    if any(before[1] > after[0] for before, after in pairwise(spans)):
+        raise NotRepeatable(f"the layers of {run.path} are not called one after the other")
+    return range(spans[0][0], spans[-1][1])
+
+
+def _with_gap(units: list[range], unit: int) -> range:
+    """A unit begins where the one before ended: what is called between two layers belongs to the later one."""
+    return range(units[unit - 1].stop, units[unit].stop) if unit else units[0]
+
+
+def _alike_inputs(run: LayerRun, walk: MetaTrace, frames: Sequence[Frame]) -> tuple[Mapping[int, int], ...]:
+    model = [_relative(run, event, frames[0]) for event in _of(walk, frames[0])]
+    order = _inputs_read(walk, frames[0])
+    found = []
+    for frame in frames:
+        where = f"{run.layer(frame[0], 0)} does not do as {run.layer(frames[0][0], 0)} does"
+        reads = _inputs_read(walk, frame)
+        if len(reads) != len(order):
+            raise NotRepeatable(f"{where}: it reads {len(reads)} of the model's inputs, that one {len(order)}")
+        renamed = dict(zip(reads, order, strict=True))
+        _expect_equal(model, (_relative(run, event, frame, renamed) for event in _of(walk, frame)), where)
+        found.append(dict(zip(order, reads, strict=True)))
+    return tuple(found)
+
+
+def _alike_first(run: LayerRun, walk: MetaTrace, units: list[range], second: Frame) -> None:
+    """The first unit makes the same calls, though on what stands before the run: so its results have a counterpart."""
+    first = [bare(event) for event in walk.events[units[0].start : units[0].stop]]
+    other = [bare(event) for event in walk.events[second[1].stop - len(first) : second[1].stop]]
+    _expect_equal(other, iter(first), f"{run.layer(0, 0)} does not do as {run.layer(1, 0)} does")
+
+
+def _leaving(whole: MetaTrace, short: MetaTrace, frames: Sequence[Frame]) -> Iterator[Leaving]:
+    places = {}
+    for place, ref in enumerate(ref for ref in short.outputs if ref is not None):
+        places.setdefault(_seat(ref, frames[:1]), place)
+    for ref in whole.outputs:
+        if ref is None:
+            continue
+        if ref[0] in ("given", "stored"):
+            yield ref
+            continue
+        unit, *seat = _seat(ref, frames)
+        place = places.get((None if unit is None else 1, *seat))
+        if place is None:
+            raise NotRepeatable(f"with {TRACED} layers the model does not give back all that it does with its own")
+        yield Kept(place) if unit is None else Repeated(place, unit)
+
+
+def _seat(ref: Ref, frames: Sequence[Frame]) -> tuple[Any, ...]:
+    """(unit, and where in it), or None and where around the run. The events of the first unit are the same in both."""
+    kind, number, *rest = ref
+    if kind in ("given", "stored") or number < frames[0][1].start:
+        return None, *ref
+    for unit, events, _ in frames:
+        if number in events:
+            return unit, kind, number - events.stop, *rest
+    return None, kind, "after", number - frames[-1][1].stop, *rest
+
+
+def _of(walk: MetaTrace, frame: Frame) -> tuple[Event, ...]:
+    return walk.events[frame[1].start : frame[1].stop]
+
+
+def _inputs_read(walk: MetaTrace, frame: Frame) -> list[int]:
+    """In the order in which they are read first."""
+    return list(dict.fromkeys(ref[1] for event in _of(walk, frame) for ref in event.refs if ref[0] == "given"))
+
+
+def _relative(run: LayerRun, event: Event, frame: Frame, renamed: Mapping[int, int] | None = None) -> Event:
+    refs = tuple(_seen_from(run, ref, frame, renamed or {}) for ref in event.refs)
+    return Event(event.function, event.form, refs, _origin_in(run, event.origin, frame))
+
+
+def _origin_in(run: LayerRun, origin: str, frame: Frame) -> str:
+    """The path of a module within the unit; as it is where that is elsewhere."""
+    place = run.locate(origin)
+    return f"unit {place[1]}{place[2]}" if place is not None and place[0] == frame[0] else origin
+
+
+def _seen_from(run: LayerRun, ref: Ref, frame: Frame, renamed: Mapping[int, int]) -> Ref:
+    """`ref` without the numbers that count units; as it is where it points to neither this unit nor the one before."""
+    unit, own, before = frame
+    if ref[0] == "stored":
+        place = run.locate(ref[1])
+        return ("stored", *place[1:]) if place is not None and place[0] == unit else ref
+    if ref[0] == "given":
+        return "given", renamed.get(ref[1], ref[1])
+    kind, number, *rest = ref
+    if number >= own.start:
+        return kind, "own", number - own.start, *rest
+    return (kind, "before", number - before.stop, *rest) if number in before else ref
+
+
+def _expect_equal(model: Iterable[Event], events: Iterable[Event], where: str) -> None:
+    for expected, found in zip_longest(model, events):
+        if expected != found:
+            raise NotRepeatable(f"{where}: {difference(expected, found)}")

@@ -1,0 +1,220 @@
+"""Writes down calls of torch: the function, its plain arguments, and for each tensor where it comes from.
+
+Results of operators on meta are worked out once: equal layers ask the same again and again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from pipeline.importers.from_torch.layer_dedup.layer_runs import NotRepeatable
+from pipeline.importers.from_torch.tensors import TensorPayload
+
+__all__ = ["Event", "MetaResults", "Recorder", "Ref"]
+
+Look = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+
+
+class MetaResults:
+    """Calls operators. One that makes new tensors on meta is really called once for the same arguments and looks."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[type, tuple[Look, ...]]] = {}
+
+    def call(self, operator: Any, form: Any, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
+        """`form` is all that the arguments say beside `tensors`."""
+        if not makes_new(operator):
+            return operator(*args, **kwargs)
+        key = operator, form, *map(look, tensors)
+        known = self._known.get(key)
+        if known is None:
+            result = operator(*args, **kwargs)
+            parts = result if isinstance(result, list | tuple) else (result,)
+            if all(isinstance(part, torch.Tensor) and part.is_meta for part in parts):
+                self._known[key] = type(result), tuple(map(look, parts))
+            return result
+        kind, looks = known
+        made = [torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype, device in looks]
+        return kind(made) if kind in (list, tuple) else made[0]
+
+
+def look(tensor: torch.Tensor) -> Look:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+@cache
+def makes_new(operator: Any) -> bool:
+    """Whether its results are no views of its arguments, and it writes to none."""
+    schema = getattr(operator, "_schema", None)
+    return schema is not None and not schema.is_mutable and all(one.alias_info is None for one in schema.returns)
+
+
+Ref: TypeAlias = tuple[Any, ...]
+"""Where a tensor comes from.
+
+("stored", name), ("given", key of the call), ("made", event, which of its results), and ("found", event, which of its
+tensors, what it is) for one that nobody made: a constant, first seen there.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One call. `form` is its arguments with TENSOR in the place of each of `refs`, `origin` the path of the module."""
+
+    function: Any
+    form: tuple[Any, ...]
+    refs: tuple[Ref, ...]
+    origin: str = ""
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.function, "__qualname__", None) or self.function)
+
+
+class Recorder:
+    """A context: while it is entered, calls are added to `events`. `results` makes those of operators on meta."""
+
+    def __init__(self, results: MetaResults | None) -> None:
+        self._results = results
+        self.events: list[Event] = []
+        self.origin = ""
+        """The path of the module whose forward runs."""
+        self._refs: dict[int, Ref] = {}
+        self._alive: list[Any] = []
+        """So that no other object gets the id of one that is known."""
+        self._stack = ExitStack()
+
+    def __enter__(self) -> None:
+        self._stack.enter_context(_Functions(self))
+        self._stack.enter_context(_Operators(self))
+
+    def __exit__(self, *reason: Any) -> None:
+        self._stack.__exit__(*reason)
+
+    def known(self, tensor: torch.Tensor) -> Ref | None:
+        """Where `tensor` comes from, where that was seen."""
+        return self._refs.get(id(tensor))
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], operator: bool) -> Any:
+        """Call it, and write it down. What an operator writes into counts as made by it.
+
+        Autograd asks for devices as it likes, and nothing follows from it: that is not written down.
+        """
+        if function is torch.ops.prim.device.default:
+            return function(*args, **kwargs)
+        number = len(self.events)
+        tensors: list[torch.Tensor] = []
+        form = self._form(args, tensors), self._form(dict(kwargs), tensors)
+        refs = [self._ref(tensor, number, index) for index, tensor in enumerate(tensors)]
+        self.events.append(Event(function, form, tuple(refs), self.origin))
+        if operator and self._results is not None:
+            result = self._results.call(function, form, tensors, args, kwargs)
+        else:
+            result = function(*args, **kwargs)
+        writes = operator and function._schema.is_mutable
+        parts = result if isinstance(result, list | tuple) else (result,)
+        for index, part in enumerate(parts):
+            if isinstance(part, torch.Tensor) and (writes or id(part) not in self._refs):
+                self.know(part, ("made", number, index))
+        return result
+
+    def note(self, function: Any, args: tuple[Any, ...]) -> None:
+        """Write it down alone."""
+        self.events.append(Event(function, (self._form(args, []), self._form({}, [])), (), self.origin))
+
+    def know(self, tensor: torch.Tensor, ref: Ref) -> None:
+        """`tensor` comes from there."""
+        self._refs[id(tensor)] = ref
+        self._alive.append(tensor)
+
+    def _form(self, item: Any, tensors: list[torch.Tensor]) -> Any:
+        kind = type(item)
+        if isinstance(item, torch.Tensor):
+            tensors.append(item)
+            return TENSOR
+        if kind in BY_VALUE:
+            return item
+        if kind in NUMBERS or isinstance(item, np.generic):
+            return kind, repr(item)  # 1, 1.0 and True are not the same argument, and nan is
+        if kind in SERIES or isinstance(item, tuple):
+            return kind, *(self._form(part, tensors) for part in item)
+        if kind is dict:
+            return kind, *((key, self._form(part, tensors)) for key, part in item.items())
+        if kind is slice:
+            return kind, *(self._form(part, tensors) for part in (item.start, item.stop, item.step))
+        self._alive.append(item)
+        return kind, id(item)
+
+    def _ref(self, tensor: torch.Tensor, number: int, index: int) -> Ref:
+        ref = self._refs.get(id(tensor))
+        if ref is None:
+            ref = "found", number, index, _facts(tensor)
+            self.know(tensor, ref)
+        return ref
+
+
+class _Functions(PreDispatchTorchFunctionMode):
+    """Calls as the model makes them. Torch tells only a mode of this class where autocast begins and ends."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(tracer=None)  # type: ignore[arg-type]
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in AUTOCAST:  # Python has entered it, or left
+            return self._recorder.note(func, args)
+        return self._recorder.call(func, args, kwargs or {}, operator=False)
+
+
+class _Operators(TorchDispatchMode):
+    """Calls as torch breaks them down; those of operators that have bodies too, which are left to a trace."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            raise NotRepeatable(
+                f"{self._recorder.origin or 'it'} calls the higher-order operator {func.name()}, whose bodies "
+                "a run without numbers does not enter"
+            )
+        return self._recorder.call(func, args, kwargs or {}, operator=True)
+
+
+def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What makes two constants the same: their look, and their bytes where they have any."""
+    look = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+    held = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+    if held is None or held.is_meta:
+        return look
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return *look, hashlib.blake2b(TensorPayload(held).numpy().tobytes()).hexdigest()
+
+
+class _Tensor:
+    """The place of a tensor."""
+
+    def __repr__(self) -> str:
+        return "tensor"
+
+
+TENSOR = _Tensor()
+AUTOCAST = frozenset({torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast})
+NUMBERS = frozenset({bool, int, float, complex})
+SERIES = frozenset({list, tuple, torch.Size})
+BY_VALUE = frozenset({str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format})

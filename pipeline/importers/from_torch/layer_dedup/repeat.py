@@ -1,0 +1,260 @@
+"""The ops and placeholders of the whole graph, written from the shortened one: the second unit again and again.
+
+Names are counted afresh, and parameters, buffers, constants and inputs stand in torch's order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import TypeAlias
+
+from pipeline.importers.from_torch.layer_dedup.layer_runs import TRACED, LayerRun, NotRepeatable
+from pipeline.importers.from_torch.operators import Names, base_name
+from pipeline.ir import Graph, Op, Role, Value
+from pipeline.ir.builder import ValueDecl
+
+__all__ = ["Blocks", "Placeholder", "Repeater", "blocks_of", "repeated_stores"]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """`second` are the oids of the unit that is repeated, those between both units too."""
+
+    second: range
+    heirs: Mapping[int, int]
+    """{vid that the first unit makes: vid that the second makes in its place}"""
+
+
+def blocks_of(run: LayerRun, graph: Graph) -> Blocks:
+    """
+    Raises:
+        Unsuited: the ops of both units are mixed, or are not the same.
+    """
+    if any(body.payloads for op in graph.ops for body in op.bodies):
+        raise NotRepeatable("a region of autocast, of a mode of gradients or of cond holds a constant of its own")
+    units = {op.oid: unit for op in graph.ops if (unit := _unit_of(run, op)) is not None}
+    first, second = ([oid for oid, unit in units.items() if unit == wanted] for wanted in (0, 1))
+    if not first or not second:
+        raise NotRepeatable("torch does not say which ops belong to which layer")
+    if first[-1] > second[0]:
+        raise NotRepeatable("torch lists the ops of two layers mixed")
+    block = range(first[-1] + 1, second[-1] + 1)
+    if run.led and len(block) > block.start:
+        raise NotRepeatable("torch lists the ops of two layers mixed")
+    own = graph.ops[first[-1] + 1 - len(block) if run.led else first[0] : first[-1] + 1]
+    return Blocks(block, _heirs(graph, own, graph.ops[block.stop - len(own) : block.stop]))
+
+
+def _unit_of(run: LayerRun, op: Op) -> int | None:
+    """A region (autocast, a mode of gradients) has no module of its own: it belongs where the ops in it do."""
+    place = run.locate(op.origin)
+    inner = {_unit_of(run, one) for body in op.bodies for one in body.ops} - {None}
+    if len(inner) > 1:
+        raise NotRepeatable("several layers are in one region of autocast or of a mode of gradients")
+    return place[0] if place is not None else next(iter(inner), None)
+
+
+def _heirs(graph: Graph, first: tuple[Op, ...], second: tuple[Op, ...]) -> dict[int, int]:
+    heirs: dict[int, int] = {}
+    for one, other in zip(first, second, strict=True):
+        if _op_facts(graph, one) != _op_facts(graph, other):
+            raise NotRepeatable(f"the first two layers are not traced alike: {one.name!r} and {other.name!r} differ")
+        heirs.update(zip(one.outputs, other.outputs, strict=True))
+    return heirs
+
+
+def _op_facts(graph: Graph, op: Op) -> tuple[object, ...]:
+    """Without what counts units: the op's name and where it comes from, in its bodies too."""
+    made = [graph.values[vid] for vid in op.outputs]
+    return op.kind, op.attrs, op.line, [(value.spec, value.strides) for value in made], [*map(_inside, op.bodies)]
+
+
+def _inside(body: Graph) -> tuple[object, ...]:
+    ops = [(*_op_facts(body, op), op.inputs, op.outputs) for op in body.ops]
+    return body.name, body.inputs, body.outputs, ops
+
+
+LIFTED = re.compile(r"(?:.*\.)?lifted_tensor_(\d+)")
+"""What torch calls a constant that the code made: its module, and a number that goes through the whole model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """`value` of the shortened graph as it stands in `unit`, or None where it is outside of the units from 1 on."""
+
+    value: Value
+    unit: int | None
+    name: str
+    target: str
+    """Its name in the module."""
+
+
+def repeated_stores(run: LayerRun, graph: Graph) -> list[Placeholder]:
+    """All but inputs. What belongs to unit 1 stands together there, and again for each further unit.
+
+    Raises:
+        Unsuited: a name that torch made in another way than this file knows.
+    """
+    stores = [value for value in graph.values if value.producer is None and value.role is not Role.INPUT]
+    found: list[Placeholder] = []
+    for inside, group in groupby(stores, lambda value: _unit_of_value(run, graph, value) == 1):
+        values = [_as_traced(graph, value) for value in group]
+        found += _repeated(run, values) if inside else values
+    return _renumbered(run, found)
+
+
+def _as_traced(graph: Graph, value: Value) -> Placeholder:
+    target = _target(graph, value)
+    if value.name[2:] != _cleaned(target):
+        raise NotRepeatable(f"torch calls {target} {value.name}, since another has its name")
+    return Placeholder(value, None, value.name, target)
+
+
+def _repeated(run: LayerRun, ones: Sequence[Placeholder]) -> list[Placeholder]:
+    """For each unit from 1 on. Names are cleaned in parts, since a large model has 70,000 of them."""
+    found = []
+    parts = [(one.value, one.name[:2], place[1], place[2]) for one in ones if (place := run.locate(one.target))]
+    cleaned = [_cleaned(rest) for *_, rest in parts]
+    for unit in range(1, run.count):
+        paths = [run.layer(unit, offset) for offset in run.offsets]
+        names = [_cleaned(path) for path in paths]
+        for (value, prefix, offset, rest), tail in zip(parts, cleaned, strict=True):
+            found.append(Placeholder(value, unit, f"{prefix}{names[offset]}{tail}", f"{paths[offset]}{rest}"))
+    return found
+
+
+def _renumbered(run: LayerRun, stores: Sequence[Placeholder]) -> list[Placeholder]:
+    """With the numbers of lifted constants as a trace of the whole would give them."""
+    own = sorted(number for one in stores if one.unit == 1 and (number := _number(one.target)) is not None)
+    if not own:
+        return list(stores)
+    if own != list(range(own[0], own[0] + len(own))):
+        raise NotRepeatable("the constants of a layer are not numbered one after the other")
+    return [_shifted(one, len(own), own[-1], run.count) for one in stores]
+
+
+def _shifted(one: Placeholder, each: int, last: int, count: int) -> Placeholder:
+    number = _number(one.target)
+    if number is None:
+        return one
+    before = one.unit - 1 if one.unit is not None else (count - TRACED) * (number > last)
+    target = one.target.removesuffix(str(number)) + str(number + before * each)
+    return replace(one, name=one.name[:2] + _cleaned(target), target=target)
+
+
+def _number(target: str) -> int | None:
+    found = LIFTED.fullmatch(target)
+    return None if found is None else int(found[1])
+
+
+def _cleaned(target: str) -> str:
+    """As torch cleans a name. (`self_…` and `L__self___…`, which it also cuts, are no names that a module gets.)"""
+    return re.sub(r"[^a-z0-9]", "_", target.lower())
+
+
+def _target(graph: Graph, value: Value) -> str:
+    if value.vid not in graph.sources:
+        raise NotRepeatable(f"torch keeps the tensor {value.name} beside the graph")
+    return graph.sources[value.vid][0]
+
+
+def _unit_of_value(run: LayerRun, graph: Graph, value: Value) -> int | None:
+    place = run.locate(_target(graph, value))
+    return None if place is None else place[0]
+
+
+Reading: TypeAlias = Callable[[int], int]
+"""vid of the shortened graph → vid of the whole one."""
+
+
+class Repeater:
+    """Declare what is stored and given first, then `write` the ops."""
+
+    def __init__(self, run: LayerRun, short: Graph, blocks: Blocks) -> None:
+        self.stubs: list[ValueDecl] = []
+        self.ops: list[Op] = []
+        self._run = run
+        self._short = short
+        self._blocks = blocks
+        self._around: dict[int, int] = {}
+        """{vid of what is not in a unit from 1 on: its vid in the whole graph}"""
+        self._own: list[dict[int, int]] = [{} for _ in range(run.count)]
+        """For each unit {vid of what unit 1 makes or stores: vid of what this unit has in its place}."""
+        self._given: list[dict[int, int]] = [{} for _ in range(run.count)]
+        """The same for the model's inputs that unit 1 reads."""
+
+    def store(self, one: Placeholder) -> int:
+        """Declare a parameter, buffer or constant."""
+        vid = self._declare(one.value, one.name)
+        (self._around if one.unit is None else self._own[one.unit])[one.value.vid] = vid
+        return vid
+
+    def give(self, like: Value, name: str) -> int:
+        """Declare an input that looks like this one of the shortened graph."""
+        return self._declare(like, name)
+
+    def bind(self, vid: int, given: int, unit: int | None = None) -> None:
+        """Where the shortened graph reads the input `vid` the whole reads `given`: in this unit, or outside of all."""
+        (self._around if unit is None else self._given[unit])[vid] = given
+
+    def write(self) -> None:
+        """Write the ops. Everything has been declared."""
+        names = Names(stub.name for stub in self.stubs)
+        ops, second = self._short.ops, self._blocks.second
+        for op in ops[: second.start]:
+            self._write(op, names, self.around, self._around)
+        for unit in range(1, self._run.count):
+            reading = partial(self.within, unit)
+            for op in ops[second.start : second.stop]:
+                self._write(self._moved(op, unit), names, reading, self._own[unit])
+        for op in ops[second.stop :]:
+            self._write(op, names, self._after, self._around)
+
+    def around(self, vid: int) -> int:
+        """What `vid` is before and after the units; of what unit 1 makes, the last is meant."""
+        own = self._own[-1].get(vid)
+        return self._around[vid] if own is None else own
+
+    def within(self, unit: int, vid: int) -> int:
+        """What `vid` of unit 1 is in this unit, 1 or later. What the first unit makes, the unit before makes here."""
+        for known in (self._own[unit], self._given[unit]):
+            if vid in known:
+                return known[vid]
+        heir = self._blocks.heirs.get(vid)
+        return self._around[vid] if heir is None or unit == 1 else self._own[unit - 1][heir]
+
+    def _after(self, vid: int) -> int:
+        """What `vid` is for an op that stands after the units: what the first unit makes, the last but one makes here.
+
+        (The proof has counted from the end: `hidden_states[-2]`. What is counted from the start it has refused.)
+        """
+        heir = self._blocks.heirs.get(vid)
+        return self.around(vid) if heir is None or self._run.count == TRACED else self._own[-2][heir]
+
+    def _write(self, op: Op, names: Names, reading: Reading, made: dict[int, int]) -> None:
+        name = names.new(base_name(op.kind))
+        for vid in op.outputs:
+            value = self._short.values[vid]
+            made[vid] = self._declare(value, self._result_name(op, value, name, names))
+        inputs, outputs = tuple(map(reading, op.inputs)), tuple(made[vid] for vid in op.outputs)
+        self.ops.append(replace(op, oid=len(self.ops), inputs=inputs, outputs=outputs, name=name))
+
+    def _result_name(self, op: Op, value: Value, name: str, names: Names) -> str:
+        """One result has the op's name; of several each has its number, after which names may have counted on."""
+        rest = value.name.removeprefix(op.name)
+        return names.new(f"{name}_{rest.split('_')[1]}") if rest else name
+
+    def _moved(self, op: Op, unit: int) -> Op:
+        """As it stands in this unit, its bodies too."""
+        place = self._run.locate(op.origin)
+        origin = op.origin if place is None or place[0] != 1 else self._run.layer(unit, *place[1:])
+        bodies = [replace(body, ops=tuple(self._moved(inner, unit) for inner in body.ops)) for body in op.bodies]
+        return replace(op, origin=origin, bodies=tuple(bodies))
+
+    def _declare(self, like: Value, name: str) -> int:
+        self.stubs.append(ValueDecl(name, like.spec, like.role, like.strides))
+        return len(self.stubs) - 1

@@ -1,0 +1,231 @@
+"""Programs that are refused, since their Graph would compute something else than the model, and nothing else tells.
+
+Weights and buffers may be different tensors with bytes in common; a Graph takes each for one of its own. (The halves of
+one cache have none in common, though they lie in the same memory.) So a write to one of two is refused, and an
+`as_strided` that shows more than the tensor that it is made of.
+
+A write to a view becomes a new value of what it is a view of, by the inverse of each view on the way; torch's
+functionalization loses some (torch 2.13). The inverse of `unfold` has zeros where no window lies, and not what was
+there; those of an `expand` and of an `as_strided` over itself add up, or choose one of, what is written to the same
+place.
+
+An autocast region for the CPU casts nothing where it is traced on meta, so the graph would tell other dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from operator import getitem
+
+import torch
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from pipeline.errors import Unsupported
+from pipeline.importers.from_torch.exported_program import bodies_of, calls_in, held_tensors, line_of
+from pipeline.importers.from_torch.functionalize import arguments_of, writing, written
+from pipeline.importers.from_torch.implicit_views import memories_at
+from pipeline.importers.from_torch.memory import extent, meet, memory_of
+from pipeline.importers.from_torch.operators import describe_operator
+
+__all__ = ["refuse_lost_writes", "refuse_unfaithful"]
+
+Held = Mapping[str, tuple[str, torch.Tensor]]
+"""{placeholder: the name in the model, the tensor}, of those that lie in one memory with another."""
+
+
+def refuse_unfaithful(program: ExportedProgram) -> None:
+    """
+    Raises:
+        Unsupported: it writes to a tensor that has bytes in common with another, an `as_strided` leaves a stored
+            tensor, or an autocast region that casts for the CPU was traced on meta.
+    """
+    _refuse_written_in_two(program)
+    _refuse_counting_beyond(program)
+    _refuse_idle_autocast(program)
+
+
+def refuse_lost_writes(program: ExportedProgram) -> None:
+    """For a program that is to be functionalized.
+
+    Raises:
+        Unsupported: an op writes through a view that leaves elements out, or that shows one of them several times.
+    """
+    for node in writing(program):
+        for target in arguments_of(node, written(node)):
+            for view in _views_to_the_root(target):
+                if reason := _loses(view):
+                    raise Unsupported(
+                        f"{_described(node)} writes through {view.name!r}, a "
+                        f"view that {reason}, and torch's functionalization loses what such a write does to the rest: "
+                        "write to slices or to a clone in its place, or extract with functionalize=False"
+                    )
+
+
+def _refuse_written_in_two(program: ExportedProgram) -> None:
+    calls = list(writing(program))
+    held = _sharing(program) if calls else {}
+    if not held:
+        return
+    top = {node.name: node for node in program.graph.nodes}
+    for node in calls:
+        for argument in arguments_of(node, written(node)):
+            first, *others = _written_together(held, _roots(argument, top)) or [""]
+            if others:
+                raise Unsupported(
+                    f"{_described(node)} writes to memory that {first!r} and {', '.join(map(repr, others))} share; "
+                    "expected one tensor in it: register it once, or the very same tensor under both names, and take "
+                    "views of it in forward"
+                )
+
+
+def _sharing(program: ExportedProgram) -> Held:
+    held: dict[str, tuple[str, torch.Tensor]] = {}
+    tensors: dict[int, set[int]] = {}
+    for name, target, tensor in held_tensors(program):
+        if (memory := memory_of(tensor)) is not None:
+            held[name] = target, tensor
+            tensors.setdefault(memory, set()).add(id(tensor))
+    return {name: one for name, one in held.items() if len(tensors[memory_of(one[1]) or 0]) > 1}
+
+
+def _written_together(held: Held, placeholders: Collection[str]) -> list[str]:
+    """The names of the different tensors that change where those of the `placeholders` do."""
+    found: dict[int, str] = {}
+    for changed in (held[name][1] for name in placeholders if name in held):
+        for name, tensor in held.values():
+            if tensor is changed or _share_bytes(changed, tensor):
+                found.setdefault(id(tensor), name)
+    return list(found.values())
+
+
+def _share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    first, second = (int(tensor.storage_offset()) * tensor.element_size() for tensor in (one, other))
+    return memory_of(one) == memory_of(other) and meet(one, other, second - first)
+
+
+def _roots(node: Node, top: Mapping[str, Node]) -> set[str]:
+    """The placeholders of which `node` is a view, as operators declare it, or as it came out in the trace.
+
+    Some, as `einsum`, give views and do not declare them. A program that was saved and loaded has forgotten what was in
+    one memory. An `as_strided` may be a view of all that lies there.
+    """
+    found: set[str] = set()
+    pending = [node]
+    for one in pending:  # which grows meanwhile
+        if one.op == "placeholder":
+            one = top.get(one.name, one)  # that of a body is named as what it stands for outside
+        if one.op == "placeholder" and one.name in top:
+            found.add(one.name)
+        elif one.op == "placeholder" or one.target is AS_STRIDED:
+            found |= {name for name, other in top.items() if memories_at(one) & memories_at(other)}
+        pending += (other for other in _viewed(one) if other not in pending)
+    return found
+
+
+def _views_to_the_root(node: Node) -> Iterator[Node]:
+    """`node`, what it is a view of, and so on."""
+    pending = [node]
+    for one in pending:  # which grows meanwhile
+        yield one
+        if one.op != "placeholder":
+            pending += (source for source in _viewed(one) if source not in pending)
+
+
+def _viewed(node: Node) -> list[Node]:
+    """What `node` is, or may be, a view of: by its schema, or since both lie in one memory."""
+    if node.target is getitem:
+        return node.all_input_nodes
+    declared = arguments_of(node, describe_operator(node.target).viewed) if isinstance(node.target, OpOverload) else []
+    return declared or [other for other in node.all_input_nodes if memories_at(node) & memories_at(other)]
+
+
+def _loses(node: Node) -> str:
+    """What is wrong with `node` as a view to write through; "" where nothing is."""
+    shown = node.meta.get("val")
+    if not isinstance(shown, torch.Tensor) or node.op == "placeholder":
+        return ""
+    if node.target is UNFOLD:
+        whole = node.all_input_nodes[0].meta["val"]
+        if not statically_known_true(shown.numel() >= whole.numel()):
+            return "leaves elements out"
+    return "shows one element in several places" if _overlaps(shown) else ""
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two places of `tensor` may be one element; sizes that are symbols are taken to be more than 1."""
+    axes = [
+        (stride, size)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if not statically_known_true(size == 1)
+    ]
+    if any(statically_known_true(stride == 0) for stride, _ in axes):
+        return True
+    if not all(isinstance(number, int) for axis in axes for number in axis):
+        return False
+    reach = 0
+    for stride, size in sorted(axes):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def _refuse_counting_beyond(program: ExportedProgram) -> None:
+    held = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target}
+    stored = [node for node in program.graph.find_nodes(op="placeholder") if node.name in held]
+    for node in (one for one in calls_in(program.graph_module) if str(one.target).startswith("aten.as_strided")):
+        roots = [one for one in stored if memories_at(one) & memories_at(node)]
+        if roots and not any(_holds(root, node) for root in roots):
+            raise Unsupported(
+                f"{_described(node)} counts through memory of which {held[roots[0].name]!r} is a part only; expected a "
+                "tensor that has its memory for itself: register a clone of it, or the whole"
+            )
+
+
+def _holds(root: Node, node: Node) -> bool:
+    """Whether all that `node` shows are bytes of `root`, as far as that is known; sizes that are symbols are not."""
+    whole, shown = root.meta["val"], node.meta["val"]
+    numbers = (*shown.shape, *shown.stride(), shown.storage_offset())
+    if not all(isinstance(number, int) for number in numbers):
+        return True
+    counted_from_storage = len(node.args) > 3 and node.args[3] is not None
+    if counted_from_storage and whole.storage_offset():
+        return False
+    begin, first = (one.storage_offset() * one.element_size() for one in (whole, shown))
+    return begin <= first and first + extent(shown) <= begin + extent(whole)
+
+
+def _refuse_idle_autocast(program: ExportedProgram) -> None:
+    for module in bodies_of(program.graph_module):
+        for region in module.graph.find_nodes(op="call_function", target=AUTOCAST):
+            device, _, enabled, _, wrapped = region.args[:5]
+            if enabled and device == "cpu" and any(map(_on_meta, region.all_input_nodes)):
+                raise Unsupported(
+                    f"autocast at {_first_line(module, wrapped)} casts nothing on meta, so the graph would have "
+                    "other dtypes than the model has on the CPU; expected a model on the CPU: trace it there, with "
+                    "strict=False"
+                )
+
+
+def _on_meta(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_meta
+
+
+def _first_line(module: GraphModule, region: object) -> str:
+    """The line of the first call inside of a region."""
+    body = module.get_submodule(str(region.target)) if isinstance(region, Node) else None
+    nodes = body.graph.nodes if isinstance(body, GraphModule) else ()
+    return next(filter(None, map(line_of, nodes)), "a line that is not known")
+
+
+def _described(node: Node) -> str:
+    return f"node {node.name!r} ({line_of(node) or 'no line is known'})"
+
+
+AS_STRIDED = torch.ops.aten.as_strided.default
+UNFOLD = torch.ops.aten.unfold.default
+AUTOCAST = torch.ops.higher_order.wrap_with_autocast

@@ -1,0 +1,165 @@
+"""Files that the commands read and write: named tensors (.npz, .safetensors), text and pictures.
+
+A place that will not do is named before the work, and what is there is replaced after it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from passes.model.files import replace_when_done
+from pipeline.errors import UsageError
+from pipeline.export.arrays import VIEWS, to_numpy, to_torch
+from pipeline.torch_ir.ir import IR
+from pipeline.torch_ir.picture.mermaid import ir_to_mermaid
+from pipeline.torch_ir.picture.svg import ir_to_svg
+
+__all__ = ["ENDINGS", "check_place", "read_arrays", "write_arrays", "write_picture", "write_text", "written"]
+
+
+def check_place(path: Path, endings: tuple[str, ...] = ()) -> None:
+    """
+    Raises:
+        UsageError: `path` ends in none of `endings`, is a folder, or lies in none.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; expected a file, as in {path}/name{endings[0] if endings else '.txt'}")
+    if endings and not path.name.endswith(endings):
+        raise UsageError(f"{path}: expected {', '.join(endings[:-1])} or {endings[-1]}")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
+
+
+@contextmanager
+def written(path: Path, endings: tuple[str, ...] = ()) -> Iterator[Path]:
+    """A temporary path beside `path`, which it becomes in the end.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    check_place(path, endings)
+    try:
+        with replace_when_done(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` and the end of its line, at once."""
+    with written(path) as temporary:
+        temporary.write_text(f"{text}\n", encoding="utf-8")
+
+
+ENDINGS = (".npz", ".safetensors")
+
+
+def read_arrays(path: Path) -> dict[str, torch.Tensor]:
+    """Name → tensor. Nothing is unpickled.
+
+    Raises:
+        UsageError: there is no such file, it is none of the two, or it is damaged.
+    """
+    if path.suffix not in ENDINGS:
+        raise UsageError(f"{path}: expected {' or '.join(ENDINGS)}")
+    if not path.is_file():
+        raise UsageError(f"{path} cannot be read: there is no such file")
+    try:
+        return _from_safetensors(path) if path.suffix == ".safetensors" else _from_npz(path)
+    except UsageError:
+        raise
+    except Exception as error:  # of the two libraries, or the file system's
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write `tensors`, at once.
+
+    Raises:
+        UsageError: another ending, a dtype that .npz has not, or a place that cannot be written.
+    """
+    foreign = [name for name, tensor in tensors.items() if tensor.dtype in VIEWS]
+    if path.suffix == ".npz" and foreign:
+        raise UsageError(
+            f"{path}: numpy has no {str(tensors[foreign[0]].dtype)[6:]} ({foreign[0]!r}); use .safetensors"
+        )
+    with written(path, ENDINGS) as temporary:
+        if path.suffix == ".npz":
+            with temporary.open("wb") as file:
+                np.savez(file, **{name: to_numpy(tensor) for name, tensor in tensors.items()})  # type: ignore[arg-type]
+        else:
+            from safetensors.torch import save_file
+
+            save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, temporary)
+
+
+def _from_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def _from_npz(path: Path) -> dict[str, torch.Tensor]:
+    if not zipfile.is_zipfile(path):  # numpy would ask whether to unpickle it
+        raise UsageError(f"{path} is no whole .npz file; write it with numpy.savez(path, name=array)")
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: _tensor(path, name, archive) for name in archive.files}
+
+
+def _tensor(path: Path, name: str, archive: Mapping[str, np.ndarray]) -> torch.Tensor:
+    try:
+        return to_torch(archive[name])
+    except (TypeError, ValueError) as error:  # strings and objects
+        raise UsageError(f"{path}: the array {name!r} holds no numbers: {error}") from error
+
+
+TEXTS = (".mmd", ".md", ".mermaid", ".txt")
+SECONDS = 120
+
+
+def write_picture(ir: IR, path: Path, max_nodes: int, include_weights: bool, *, by_module: bool = False) -> None:
+    """Draw `ir` into `path`, as its ending says; see `ir_to_mermaid`. An SVG is always by module.
+
+    Raises:
+        UsageError: a PNG is asked for and there is no `mmdc`, or it fails; another ending; a place that cannot be
+            written.
+    """
+    with written(path, (*TEXTS, ".png", ".svg")) as temporary:
+        if path.suffix == ".svg":
+            temporary.write_text(ir_to_svg(ir, max_nodes, include_weights), encoding="utf-8")
+            return
+        mermaid = ir_to_mermaid(ir, max_nodes, include_weights, by_module=by_module)
+        if path.suffix == ".png":
+            _draw(mermaid, temporary, path.suffix)
+        else:
+            text = f"```mermaid\n{mermaid}\n```\n" if path.suffix == ".md" else f"{mermaid}\n"
+            temporary.write_text(text, encoding="utf-8")
+
+
+def _draw(mermaid: str, path: Path, suffix: str) -> None:
+    command = shutil.which("mmdc")
+    if command is None:
+        raise UsageError(
+            f"a {suffix} needs the command mmdc, which is not installed; pip install mmdc, or write a .svg or .md file"
+        )
+    source, drawn = path.with_name(f"{path.name}.mmd"), path.with_name(f"{path.name}{suffix}")
+    try:
+        source.write_text(mermaid, encoding="utf-8")
+        subprocess.run(
+            [command, "--input", source, "--output", drawn], check=True, capture_output=True, text=True, timeout=SECONDS
+        )
+        drawn.replace(path)
+    except (subprocess.SubprocessError, FileNotFoundError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        raise UsageError(f"mmdc could not draw the graph: {said[-1] if said else error}") from error
+    finally:
+        source.unlink(missing_ok=True)
+        drawn.unlink(missing_ok=True)

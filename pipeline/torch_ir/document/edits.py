@@ -1,0 +1,179 @@
+"""What somebody has changed in the view of an IR, as the data that `reader` reads.
+
+The view shows less than the Graph has: no exact calls, bodies, module paths or lines, no devices, strides, updates or
+further names of weights. What is still there keeps them. A node is known as the very object that was handed out,
+whatever its name is by now, or by its first output; a tensor by its name, or by its place if only that is new.
+An IR that was put together by hand is a view of the empty Graph, and all of it is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pipeline.ir import Graph, Op
+from pipeline.ir.json import write_attr
+from pipeline.torch_ir.calls import MASKS, SIZES, read_call, spelled
+from pipeline.torch_ir.document.fields import Unexpected, as_expected, is_list, is_object, is_text
+from pipeline.torch_ir.document.writing import facts, nodes
+from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, as_attr, as_torch
+from pipeline.torch_ir.validation import a_type
+
+__all__ = ["alike", "edited"]
+
+Data = dict[str, Any]
+Pair = tuple[Data, Data]
+"""A tensor as it was (empty: it was not there), and as it is."""
+T = TypeVar("T")
+
+
+def edited(graph: Graph, name: str, view: Parts, handed: Sequence[tuple[OpNode, str]]) -> Data:
+    """The document of `graph`, called `name`, with what `view` has in place of all that it shows.
+
+    `handed` are the nodes as objects, each with the name of the op of `graph` that it has shown.
+
+    Raises:
+        Unexpected: something in `view` is no node or no tensor; or a tensor was changed where it is read alone.
+    """
+    before = facts(graph)
+    inputs = [*_tensors("graph_inputs", view.graph_inputs, before["graph_inputs"])]
+    outputs = [*_tensors("graph_outputs", view.graph_outputs, before["graph_outputs"])]
+    weights = [*_tensors("weights", view.weights, before["weights"])]
+    found = [*_nodes(graph, view.nodes, handed)]
+    made = [*inputs, *(pair for _, pairs in found for pair in pairs)]
+    names, keys = _renamed(made), _renamed(weights)
+    now = {
+        "model_name": name,
+        "graph_inputs": [one for _, one in inputs],
+        "graph_outputs": [one for _, one in outputs],
+        "weights": [one for _, one in weights],
+        "weight_name_mapping": _names(view.weight_name_mapping),
+        "updates": {names.get(one, one): names.get(after, after) for one, after in before.get("updates", {}).items()},
+        "tied": {keys.get(key, key): others for key, others in before.get("tied", {}).items()},
+        "nodes": [node for node, _ in found],
+    }
+    _refuse_lost(graph, now, made)
+    return before | now
+
+
+def _nodes(
+    graph: Graph, view: Sequence[OpNode], handed: Sequence[tuple[OpNode, str]]
+) -> Iterator[tuple[Data, list[Pair]]]:
+    """Each node with its outputs."""
+    were = list(zip(graph.ops, nodes(graph), strict=True))
+    named = {op.name: (op, was) for op, was in were}
+    known = {id(node): named[name] for node, name in handed if name in named}
+    making = {was["outputs"][0]["name"]: (op, was) for op, was in were if was["outputs"]}
+    for where, node in _each("nodes", view, OpNode):
+        inputs = [one for _, one in _tensors(f"{where}.inputs", node.inputs, ())]
+        first = next((one.name for _, one in _each(f"{where}.outputs", node.outputs, TensorMeta)), None)
+        name = as_expected(node.name, f"{where}.name", "a string", is_text)
+        op, was = known.get(id(node)) or making.get(first or "") or (None, {})
+        outputs = [*_tensors(f"{where}.outputs", node.outputs, was.get("outputs", ()))]
+        now: Data = {"name": name, "op_type": node.op_type, "inputs": inputs}
+        now |= {"outputs": [one for _, one in outputs], "attrs": _attrs(node.attrs)}
+        yield now | ({} if op is None else _hidden(op, was, now)), outputs
+
+
+def _attrs(given: Any) -> Any:
+    """What is no mapping is for the reader to refuse."""
+    return {name: as_attr(item) for name, item in given.items()} if isinstance(given, Mapping) else given
+
+
+def _hidden(op: Op, was: Data, now: Data) -> Data:
+    """What the view does not show of `op`, as far as it holds of the node `now`."""
+    same = now["op_type"] == op.kind
+    found = {key: was[key] for key in ("module_path", "line", *(["bodies"] if same else [])) if key in was}
+    if same and "call" in was and isinstance(now["attrs"], dict) and (call := _call(op, now)) is not None:
+        found["call"] = call
+    return found
+
+
+def _call(op: Op, now: Data) -> Data | None:
+    """The exact call of `op`, where `now` has other arguments with these; None where that cannot be told."""
+    attrs, shown = now["attrs"], {name: as_attr(item) for name, item in spelled(op, as_torch)}
+    if len(now["inputs"]) != len(op.inputs) or any(attrs.get(key) != shown.get(key) for key in (SIZES, MASKS)):
+        return None
+    new = {name: item for name, item in attrs.items() if name not in shown or not alike(shown[name], item)}
+    read = read_call(op.kind, len(op.inputs), {"attrs": new})
+    kept = {name: item for name, item in op.attrs.items() if name not in shown or name in attrs}
+    try:
+        return {name: write_attr(item) for name, item in (kept | {name: read[name] for name in new}).items()}
+    except KeyError:  # no such argument, or nothing that one can be: the reader says so of the attributes
+        return None
+
+
+def _tensors(where: str, view: Sequence[TensorMeta], before: Sequence[Data]) -> Iterator[Pair]:
+    named = {was["name"]: was for was in before}
+    for index, (place, meta) in enumerate(_each(where, view, TensorMeta)):
+        now = _facts(place, meta)
+        was = named.get(meta.name, {})
+        if not was and len(view) == len(before) and _look(before[index]) == _look(now):
+            was = before[index]
+        hidden = ("device", "strides") if was.get("shape") == now["shape"] else ("device",)
+        yield was, now | {key: was[key] for key in hidden if key in was}
+
+
+def _facts(where: str, meta: TensorMeta) -> Data:
+    name = as_expected(meta.name, f"{where}.name", "a string", is_text)
+    shape = list(meta.shape) if isinstance(meta.shape, list | tuple) else meta.shape
+    now: Data = {"name": name, "shape": shape, "dtype": meta.dtype}
+    if meta.producer_node is None:
+        return now
+    return now | {"producer_node": meta.producer_node, "producer_output_idx": meta.producer_output_idx or 0}
+
+
+def _names(given: Any) -> Mapping[str, str]:
+    found = as_expected(given or {}, "weight_name_mapping", "an object", is_object)
+    for name, key in found.items():
+        as_expected(key, f"weight_name_mapping: {name}", "the name of a weight", is_text)
+    return found
+
+
+def _look(tensor: Data) -> tuple[Any, Any]:
+    return tensor["shape"], tensor["dtype"]
+
+
+def _renamed(pairs: Iterable[Pair]) -> dict[str, str]:
+    return {was["name"]: now["name"] for was, now in pairs if was}
+
+
+def _refuse_lost(graph: Graph, now: Data, made: Sequence[Pair]) -> None:
+    """Where a tensor is read its name alone decides, so that another shape or dtype there would change nothing."""
+    was = {value.name: (list(value.spec.shape), value.spec.dtype) for value in graph.values}
+    keys = {key: name for name, key in now["weight_name_mapping"].items()}
+    declared = {one["name"]: _look(one) for _, one in made}
+    declared |= {keys.get(one["name"], one["name"]): _look(one) for one in now["weights"]}
+    places = ((f"nodes[{index}].inputs", node["inputs"]) for index, node in enumerate(now["nodes"]))
+    for where, tensors in (*places, ("graph_outputs", now["graph_outputs"])):
+        for one in tensors:
+            name, look = one["name"], _look(one)
+            if name in was and look not in (was[name], declared.get(name)):
+                expected = "{1}{0}".format(*declared.get(name, was[name]))
+                raise Unexpected(f"{where}: {name!r}: found {look[1]}{look[0]}, expected {expected}, as it is made")
+
+
+def _each(where: str, items: Any, kind: type[T]) -> Iterator[tuple[str, T]]:
+    for index, item in enumerate(as_expected(items, where, "a list", is_list)):
+        if not isinstance(item, kind):
+            raise Unexpected(f"{where}[{index}]: found {a_type(item)}, expected one of type {kind.__name__}")
+        yield f"{where}[{index}]", item
+
+
+def alike(one: Any, other: Any) -> bool:
+    """To the type of each number: 1, 1.0 and True are three, and so are 0.0, -0.0 and nan."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    match one:
+        case TensorMeta():
+            return one == other
+        case OpNode() | Parts():
+            return all(alike(getattr(one, name), getattr(other, name)) for name in one.__match_args__)
+        case list() | tuple():
+            return len(one) == len(other) and all(map(alike, one, other))
+        case dict():
+            return one.keys() == other.keys() and all(alike(item, other[key]) for key, item in one.items())
+        case _:
+            return repr(one) == repr(other)

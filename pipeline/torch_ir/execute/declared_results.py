@@ -1,0 +1,79 @@
+"""Nodes whose results, as the IR declares them, are not those that their operators make.
+
+A trace has none of these; an IR that was edited, or damaged where no reader sees it, may. Each operator is asked on the
+meta device, on tensors as they are declared, so nothing is computed. One that cannot answer there is passed over.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from pipeline.ir import Graph, Op, TensorSpec
+from pipeline.ir.bind import bind_dims, dim_names, dims_of
+from pipeline.lowering.aten.views import MOVES
+from pipeline.runtime.eager import apply
+from pipeline.runtime.run_errors import place_of
+from pipeline.runtime.tensors import dtype_name, torch_dtype
+from pipeline.torch_ir.calls import arguments
+from pipeline.torch_ir.errors import ExecutionError
+
+__all__ = ["misdeclared", "refuse_other_moves"]
+
+
+def refuse_other_moves(graph: Graph) -> None:
+    """Of operators that only move elements a plan takes the results as they are declared; nobody would see the call.
+
+    Raises:
+        ExecutionError: one of them makes others.
+    """
+    with torch.no_grad():
+        said = [*_told(graph, (op for op in graph.ops if op.kind in MOVES))]
+    if said:
+        raise ExecutionError("\n".join(_of_all(graph) or said))  # all of them: it may be another that is wrong
+
+
+def misdeclared(graph: Graph, inputs: Mapping[str, torch.Tensor], own: Container[str]) -> ExecutionError | None:
+    """What to raise of a run on `inputs` that failed, if results are others than declared; `own` are not asked."""
+    if dim_names(graph):
+        graph = bind_dims(graph, dims_of(graph, {name: tuple(tensor.shape) for name, tensor in inputs.items()}))
+    said = _of_all(graph, own)
+    return ExecutionError("\n".join(said)) if said else None
+
+
+def _of_all(graph: Graph, own: Container[str] = ()) -> list[str]:
+    with torch.no_grad(), torch.device("meta"), warnings.catch_warnings(action="ignore"):
+        return [*_told(graph, (op for op in graph.ops if op.kind not in own))]
+
+
+def _told(graph: Graph, ops: Iterable[Op]) -> Iterator[str]:
+    for op in ops:
+        if not op.bodies and not _on_a_device(op):
+            ins, outs = ([graph.values[vid].spec for vid in vids] for vids in (op.inputs, op.outputs))
+            if said := _wrong(op, ins, outs):
+                yield f"{place_of(op)}: {said}; correct the node, or extract the IR again"
+
+
+def _wrong(op: Op, ins: Sequence[TensorSpec], outs: Sequence[TensorSpec]) -> str:
+    if "device" in op.attrs:
+        op = replace(op, attrs={name: item for name, item in op.attrs.items() if name != "device"})
+    try:
+        made = apply(op, [torch.empty(one.sizes, dtype=torch_dtype(one.dtype), device="meta") for one in ins], {})
+    except NotImplementedError:
+        return ""
+    except (RuntimeError, IndexError, TypeError, ValueError, OverflowError, AssertionError) as error:
+        found = ", ".join(f"{one.dtype}{list(one.shape)}" for one in ins)
+        return f"torch refuses it on {found or 'no tensors'} ({str(error).partition(chr(10))[0]})"
+    shown = [f"{dtype_name(one.dtype)}{list(one.shape)}" for one in made]
+    expected = [f"{one.dtype}{list(one.shape)}" for one in outs]
+    if shown == expected:
+        return ""
+    return f"found {', '.join(expected)} in the IR for what it makes, expected {', '.join(shown)}"
+
+
+def _on_a_device(op: Op) -> bool:
+    """Whether the call makes no sense without a device, as that of `to.device`."""
+    return any(one.required for one in arguments(op.kind) if one.name == "device")

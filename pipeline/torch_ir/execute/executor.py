@@ -1,0 +1,245 @@
+"""Running an IR: everything is checked, then the planned runtime runs it, or the plain reference beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+import torch
+
+from pipeline.errors import InternalError, SourceError
+from pipeline.ir import Graph
+from pipeline.ir.bind import dim_names
+from pipeline.runtime.eager import Own
+from pipeline.runtime.run_errors import DataError
+from pipeline.runtime.states import LostStates
+from pipeline.torch_ir.errors import ExecutionError, NoWeights
+from pipeline.torch_ir.execute.arguments import Inputs
+from pipeline.torch_ir.execute.checks import checked, refuse_unspelled, unspelled
+from pipeline.torch_ir.execute.declared_results import misdeclared
+from pipeline.torch_ir.execute.engines import Engines, given_states, lost
+from pipeline.torch_ir.execute.memory import counted, counts_from_storage, from_the_first
+from pipeline.torch_ir.ir import IR, an_ir
+from pipeline.torch_ir.nodes import stored
+from pipeline.torch_ir.registry import REGISTERED, Registry
+from pipeline.torch_ir.validation import by_name
+from pipeline.torch_ir.weights import Bound, bind_stored, load_weights
+
+__all__ = ["IRExecutor", "execute_ir"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+NOT_LOADED = (
+    "Weights not loaded. Call load_weights() or load_weights_from_state_dict() first, or give IRExecutor weights"
+)
+
+
+def execute_ir(
+    ir: IR,
+    inputs: Inputs,
+    weights: Tensors | None = None,
+    weights_path: str | Path | None = None,
+    constants: Tensors | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    strict_sizes: bool = True,
+) -> tuple[torch.Tensor, ...]:
+    """The outputs of one run of `ir`, in the order of `ir.graph_outputs`. See `IRExecutor`.
+
+    Raises:
+        NoWeights: neither weights nor a path to them, for an IR that has some (a ValueError too).
+        ExecutionError: something does not fit the IR; the message lists all of it. Or torch has no operator of a name.
+        WeightLoadError: the file of weights cannot be read; NoWeightFile where there is none.
+    """
+    if weights is None and weights_path is not None:
+        weights = load_weights(weights_path)
+    executor = IRExecutor(ir, weights, constants, strict_sizes=strict_sizes)
+    executor.refuse_without_weights("Either weights or weights_path must be provided: the IR holds none")
+    return executor.execute(inputs, kwargs)
+
+
+class IRExecutor:
+    """Runs `ir` on `weights`, by their names in the checkpoint or by those of the placeholders.
+
+    `constants` go before `weights` and before what the IR holds itself. Buffers that the model writes to (a KV cache,
+    running statistics) are kept here from call to call; the caller's tensors are never written to.
+
+    Runs are planned: storage and kernels are settled once for all calls with equal sizes. `planned=False` takes the
+    plain reference, op by op with torch's operators, and so does an IR that was not functionalized or that has ops with
+    an executor of the user's own. Threads may share an executor, and wait for one another: the runs of one are planned
+    in one storage. `strict_sizes=False` lets inputs have other sizes than the declared ones, on the
+    reference too: right where the ops happen not to care, as with a batch of 2 for a batch of 1.
+    """
+
+    def __init__(
+        self,
+        ir: IR,
+        weights: Tensors | None = None,
+        constants: Tensors | None = None,
+        *,
+        planned: bool = True,
+        strict_sizes: bool = True,
+        registry: Registry = REGISTERED,
+    ) -> None:
+        self.ir = ir = an_ir(ir, ExecutionError).settled()  # compared once with what somebody may have changed
+        self._weights = None if weights is None else by_name("weights", weights, ExecutionError)
+        self._constants = _optional("constants", constants)
+        self._strict_sizes = strict_sizes
+        self._own = registry.own(ir.graph)
+        self._unspelled = unspelled(ir.graph, self._own)
+        self._counted = counted(ir.graph)
+        self._dynamic = strict_sizes and bool(dim_names(ir.graph))
+        self._bound: Bound | None = None
+        self._planned = planned
+        self._engines = Engines(ir.graph, self._own, planned=planned)
+        self._alone = RLock()
+
+    @property
+    def not_planned(self) -> str:
+        """Why runs are not planned although they were to be; "" as far as they are."""
+        return self._engines.not_planned
+
+    def load_weights(self, path: str | Path) -> None:
+        """Take the weights of a file.
+
+        Raises:
+            WeightLoadError: it cannot be read.
+        """
+        self.load_weights_from_state_dict(load_weights(path))
+
+    def load_weights_from_state_dict(self, state_dict: Tensors) -> None:
+        """Take these weights; what earlier runs have written to buffers is forgotten."""
+        weights = by_name("weights", state_dict, ExecutionError)
+        with self._alone:
+            self._weights, self._bound = weights, None
+            self._engines = Engines(self.ir.graph, self._own, planned=self._planned)
+
+    def give_states(self, states: Tensors) -> None:
+        """Set buffers that the model writes to, by their names in the checkpoint or by those of the placeholders.
+
+        They are copied; the rest stay. So a run that failed can be undone, and a cache that was kept be used again.
+
+        Raises:
+            ExecutionError: the model writes to no such buffer, or it has another shape or dtype.
+        """
+        states = by_name("states", states, ExecutionError)
+        given = given_states(self.ir.graph, states, any_stored=self.writes)
+        with self._alone:
+            self._engines.give_states(given)
+
+    def refuse_without_weights(self, said: str = NOT_LOADED) -> None:
+        """
+        Raises:
+            NoWeights: no weights were given, and there are some that neither the IR nor `constants` has.
+        """
+        if self._weights is None and (bound := self._stored({})).unloaded:
+            raise NoWeights("\n".join([said, *bound.hints]))
+
+    def execute(
+        self, inputs: Inputs, kwargs: Mapping[str, Any] | None = None, constants: Tensors | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """The outputs, in the order of `ir.graph_outputs`.
+
+        `inputs` and `kwargs` nest as the model takes them; all tensors in a row do too, or a mapping by input name.
+
+        Raises:
+            ExecutionError: weights were never loaded; or inputs, weights or constants are missing or do not fit, all of
+                it in one message, before anything runs; or torch has no operator of a node's name; or an index
+                in the inputs is out of range, which the run tells;
+                or an earlier run that failed so left states half written (see `give_states`).
+        """
+        return self._execute(inputs, _optional("kwargs", kwargs), _optional("constants", constants), None)
+
+    def observe(
+        self,
+        inputs: Inputs,
+        kwargs: Mapping[str, Any] | None,
+        beside: Callable[[Graph, Own], Own],
+    ) -> tuple[torch.Tensor, ...]:
+        """`execute` on the reference, whose ops are run by what `beside` makes of the user's own executors."""
+        return self._execute(inputs, kwargs, {}, beside(self.ir.graph, self._own))
+
+    def _execute(
+        self, inputs: Inputs, kwargs: Mapping[str, Any] | None, constants: Tensors, own: Own | None
+    ) -> tuple[torch.Tensor, ...]:
+        """With `own` for the executors of single ops, it is the reference that runs."""
+        with self._alone:
+            if not constants:
+                self.refuse_without_weights()
+            bound = self._stored(constants)
+            fed = checked(
+                self.ir,
+                bound,
+                inputs,
+                kwargs,
+                strict_sizes=self._strict_sizes,
+                dynamic=self._dynamic,
+                counted=self._counted,
+            )
+            with self._explained(fed):
+                refuse_unspelled(self._unspelled)
+                outputs = self._run(bound.tensors, fed, constants, own)
+        return tuple(outputs[self.ir.graph.values[vid].name] for vid in self.ir.graph.outputs)
+
+    def _run(self, tensors: Tensors, fed: Tensors, constants: Tensors, own: Own | None) -> Tensors:
+        if own is None and not constants:
+            return self._engines.run(tensors, fed, strict_sizes=self._strict_sizes)
+        graph = self.ir.graph
+        names = graph.weight_names()
+        given = [one.name for one in stored(graph) if not constants.keys().isdisjoint(names[one.vid])]
+        return self._engines.refer(tensors, fed, own, given)
+
+    @contextmanager
+    def _explained(self, fed: Tensors) -> Iterator[None]:
+        """A run that fails says what to do."""
+        try:
+            yield
+        except DataError as error:  # an index out of range, or an edited node that reads another tensor as its index
+            raise misdeclared(self.ir.graph, fed, self._own) or ExecutionError(str(error)) from error
+        except SourceError as error:  # an operator that torch has not
+            raise ExecutionError(str(error)) from error
+        except LostStates as error:
+            raise lost(self.ir.graph, error.names) from error
+        except (InternalError, RuntimeError, ArithmeticError) as error:
+            if (told := misdeclared(self.ir.graph, fed, self._own)) is not None:
+                raise told from error
+            raise
+
+    @property
+    def updates(self) -> dict[str, torch.Tensor]:
+        """After a run: copies of the buffers and inputs that the model has written to, by name in the graph.
+
+        Raises:
+            ExecutionError: a run that failed left some of them half written (see `give_states`).
+        """
+        with self._alone:
+            try:
+                kept = self._engines.states()
+            except LostStates as error:
+                raise lost(self.ir.graph, error.names) from error
+            return {**{name: tensor.clone() for name, tensor in self._engines.updated.items()}, **kept}
+
+    @property
+    def writes(self) -> bool:
+        """Whether ops of the IR write to their arguments, as they do without functionalization."""
+        return self._engines.writes
+
+    def _stored(self, constants: Tensors) -> Bound:
+        if constants:
+            return self._bind({**self._constants, **constants})
+        if self._bound is None:
+            self._bound = self._bind(self._constants)
+        return self._bound
+
+    def _bind(self, constants: Tensors) -> Bound:
+        bound = bind_stored(self.ir, self._weights or {}, constants)
+        if counts_from_storage(self.ir.graph):
+            bound.tensors.update(from_the_first(self._counted, bound.tensors))
+        return bound
+
+
+def _optional(what: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    return {} if given is None else by_name(what, given, ExecutionError)

@@ -1,0 +1,245 @@
+"""Weights of an IR: from the files of a checkpoint, and which tensor is which weight.
+
+Checkpoints name tensors in their way, an IR by its placeholders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from pipeline.errors import SourceError
+from pipeline.export.checkpoint import read_checkpoint, read_pickle, read_safetensors
+from pipeline.export.tree import not_dense
+from pipeline.importers.from_torch.tensors import holds_values
+from pipeline.ir import Graph, Role, Value
+from pipeline.runtime.tensors import dtype_name, torch_dtype
+from pipeline.torch_ir.document.constants import raw_bytes, settled
+from pipeline.torch_ir.errors import NoWeightFile, WeightLoadError
+from pipeline.torch_ir.ir import IR, an_ir
+from pipeline.torch_ir.nodes import key_of, stored
+from pipeline.torch_ir.validation import a_type, by_name, path_of
+
+__all__ = [
+    "Bound",
+    "absent",
+    "bind_stored",
+    "load_weights",
+    "load_weights_pt",
+    "load_weights_safetensors",
+    "misfit",
+    "sized",
+    "validate_weights_against_ir",
+]
+
+Tensors = Mapping[str, torch.Tensor]
+
+ABSENT: Final = object()
+"""None may stand where a tensor belongs; then it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Weights by the names of their values in the graph, and what is wrong, a line each.
+
+    `missing` are lines in pytorch-ir's words; `wrong` speak of shapes and dtypes; `hints` may say why some are missing.
+    `unloaded` is whether weights are among these, which a checkpoint would have.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    hints: tuple[str, ...] = ()
+    unloaded: bool = False
+
+    @property
+    def problems(self) -> list[str]:
+        return [*self.missing, *self.wrong, *self.hints]
+
+
+def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
+    """Find every weight, buffer and constant of `ir`.
+
+    `constants` go before `weights`, and these before what the IR holds itself; both go by the name in the checkpoint,
+    by any other name of a tied weight, or by the placeholder's.
+    """
+    graph = ir.graph
+    bound = Bound()
+    lacking: list[Value] = []
+    names_by_vid = graph.weight_names()
+    for value in stored(graph):
+        names = names_by_vid[value.vid]
+        tensor = _first(names, (constants, weights, ir.constants))
+        if tensor is ABSENT and 0 in value.spec.shape:  # as caches begin; without elements, it is known
+            tensor = torch.empty(value.spec.sizes, dtype=torch_dtype(value.spec.dtype))
+        if tensor is ABSENT and value.vid not in graph.payloads and _needed(graph, value):
+            lacking.append(value)
+        elif tensor is not ABSENT:
+            bound.tensors[value.name] = tensor
+            kind = "constant" if any(name in constants for name in names) else _kind(value)
+            wrong = [*misfit(f"{kind} {key_of(graph, value)!r}", tensor, value, value.spec.shape)]
+            bound.wrong.extend(wrong or _other_twins(names, weights))
+    bound.wrong.extend(_unknown(graph, constants))
+    bound.missing.extend(absent(graph, value) for value in lacking)
+    keys = {key_of(graph, value): _kind(value) for value in lacking}
+    hints = (_prefix(list(keys), weights), _unsaved([key for key in keys if key in ir.unsaved]))
+    unloaded = any(kind == "weight" and key not in ir.unsaved for key, kind in keys.items())
+    return Bound(bound.tensors, bound.missing, bound.wrong, tuple(filter(None, hints)), unloaded)
+
+
+def absent(graph: Graph, value: Value) -> str:
+    """pytorch-ir's sentence for a tensor that is not there."""
+    reader = graph.ops[value.users[0]].name if value.users else "output"
+    return f"Weight/input '{value.name}' not found in registry for node '{reader}'."
+
+
+def misfit(what: str, tensor: object, value: Value, shape: Sequence[int | str]) -> Iterator[str]:
+    """How `tensor` differs from what the graph declares for `value`; a size that is still a name fits any."""
+    if not isinstance(tensor, torch.Tensor):
+        yield f"{what}: found {a_type(tensor)}, expected a tensor"
+        return
+    if other := not_dense(tensor):
+        yield f"{what}: found {other}"
+        return
+    dtype = dtype_name(tensor.dtype)
+    if not sized(tensor, shape) or dtype != value.spec.dtype:
+        expected = f"{value.spec.dtype}[{', '.join(map(str, value.spec.shape))}]"
+        yield f"{what}: found {dtype}{list(tensor.shape)}, expected {expected}"
+    elif not holds_values(tensor):
+        found = "a tensor on meta" if tensor.is_meta else a_type(tensor)
+        yield f"{what}: found {found}, which holds no values; expected one with values"
+
+
+def sized(tensor: torch.Tensor, shape: Sequence[int | str]) -> bool:
+    """Whether `tensor` has this shape, where a size that is still a name fits any."""
+    return len(shape) == tensor.dim() and all(
+        isinstance(size, str) or size == found for size, found in zip(shape, tensor.shape, strict=True)
+    )
+
+
+def _first(names: Sequence[str], places: Sequence[Tensors]) -> Any:
+    """What stands there; it may be no tensor."""
+    return next((place[name] for place in places for name in names if name in place), ABSENT)
+
+
+def _needed(graph: Graph, value: Value) -> bool:
+    return bool(value.users) or value.vid in graph.outputs or value.vid in graph.updates.values()
+
+
+def _kind(value: Value) -> str:
+    return "constant" if value.role is Role.CONST and value.name.startswith("c_") else "weight"
+
+
+def _unknown(graph: Graph, constants: Tensors) -> Iterator[str]:
+    """An override that nothing reads would be silent otherwise."""
+    known = {name for names in graph.weight_names().values() for name in names}
+    for name in constants:
+        if name not in known:
+            yield f"constant {name!r}: the IR has no such constant, buffer or weight"
+
+
+def _other_twins(names: Sequence[str], weights: Tensors) -> Iterator[str]:
+    """A weight under two names is one tensor in the model: which of two different ones it is, nobody can say."""
+    first, *others = [name for name in names if name in weights] or [""]
+    for other in others:
+        if not _same(weights[first], weights[other]):
+            yield (
+                f"weight {first!r}: the model has it as {other!r} too, and the two tensors in the weights differ; "
+                "remove the one that is not meant"
+            )
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Bit for bit; one without values says nothing."""
+    if not isinstance(right, torch.Tensor):
+        return False
+    if left is right or not holds_values(right):
+        return True
+    if not_dense(right) or left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    if left.device == right.device and left.data_ptr() == right.data_ptr() and left.stride() == right.stride():
+        return True
+    return torch.equal(raw_bytes(settled(left)), raw_bytes(settled(right)))
+
+
+def _unsaved(missing: Sequence[str]) -> str:
+    if not missing:
+        return ""
+    names = ", ".join(map(repr, missing))
+    what = "is a non-persistent buffer" if len(missing) == 1 else "are non-persistent buffers"
+    return (
+        f"{names} {what}: no checkpoint has such values, and the IR has none either, since the model was on meta; "
+        f"give them by name, as in constants={{{missing[0]!r}: tensor}}"
+    )
+
+
+def _prefix(missing: Sequence[str], weights: Tensors) -> str:
+    """Said where all that is missing is there under a common prefix, or without one: nothing is renamed by guessing."""
+    if not missing:
+        return ""
+    first = missing[0]
+    for name in weights:
+        prefix = name.removesuffix(first)
+        if name.endswith(f".{first}") and all(prefix + one in weights for one in missing):
+            return f"The weights have them under the prefix {prefix!r}; remove it from their names."
+        prefix = first.removesuffix(name)
+        if first.endswith(f".{name}") and all(one.removeprefix(prefix) in weights for one in missing):
+            return f"The weights have them without the prefix {prefix!r}; add it to their names."
+    return ""
+
+
+State = dict[str, torch.Tensor]
+
+
+def load_weights(path: str | Path) -> State:
+    """Name → tensor, of a .pt, .pth, .bin or .safetensors, an .index.json of shards, or a folder with one of these.
+
+    A file of `torch.save` may have any other name too, as `last.ckpt`. Nothing but tensors is unpickled.
+
+    Raises:
+        NoWeightFile: there is no such file (a FileNotFoundError too).
+        WeightLoadError: it is broken, or it holds something else than tensors.
+    """
+    return _loaded(path, read_checkpoint)
+
+
+def load_weights_pt(path: str | Path) -> State:
+    """Name → tensor, of a file of `torch.save`, whatever it is called. Nothing but tensors is unpickled.
+
+    Raises:
+        WeightLoadError: it cannot be read, or holds something else than tensors.
+    """
+    return _loaded(path, read_pickle)
+
+
+def load_weights_safetensors(path: str | Path) -> State:
+    """Name → tensor, of a safetensors file, whatever it is called.
+
+    Raises:
+        WeightLoadError: it cannot be read.
+    """
+    return _loaded(path, read_safetensors)
+
+
+def validate_weights_against_ir(weights: Mapping[str, torch.Tensor], ir: IR) -> list[str]:
+    """What hinders `weights` from being those of `ir`: tensors that are absent, or of another shape or dtype.
+
+    Empty where they fit. Constants that the IR holds itself need not be among them; what the IR does not use may be.
+    """
+    weights = by_name("weights", weights, WeightLoadError)
+    return bind_stored(an_ir(ir, WeightLoadError), weights, {}).problems
+
+
+def _loaded(path: str | Path, read: Callable[[Path], State]) -> State:
+    path = path_of("weights", path, WeightLoadError)
+    if not path.exists():
+        raise NoWeightFile(f"Weight file not found: {path}; expected .pt, .pth, .bin or .safetensors")
+    try:
+        return read(path)
+    except SourceError as error:
+        said = str(error).removeprefix(f"checkpoint {path}: ")
+        raise WeightLoadError(f"Failed to load weights from {path}: {said}") from error

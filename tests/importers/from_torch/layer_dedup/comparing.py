@@ -1,0 +1,51 @@
+"""Trace a model whole, stamp it, and hold both against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pipeline.importers.from_torch import from_torch
+from pipeline.importers.from_torch.functionalize import functional
+from pipeline.importers.from_torch.layer_dedup import Stamped, TracedWhole, stamped
+from pipeline.ir import Graph, check, to_text
+
+Call = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+def traced(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Graph:
+    with torch.no_grad():
+        program = torch.export.export(module, tuple(args), dict(kwargs or {}), strict=False)
+    return from_torch(functional(program), "model")
+
+
+def stamp(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Stamped | TracedWhole:
+    with torch.no_grad():
+        return stamped(module, args, kwargs or {}, traced)
+
+
+def expect_stamped(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, saved: int
+) -> Graph:
+    """The stamped graph, which is the traced one to the letter; `saved` layers had no trace."""
+    found = stamp(module, args, kwargs)
+    assert isinstance(found, Stamped), found.reason
+    assert (sum(run.saved for run in found.runs), found.left) == (saved, ())
+    whole = traced(module, args, kwargs)
+    assert to_text(found.graph) == to_text(whole)
+    assert found.graph.payloads.keys() == whole.payloads.keys()
+    for vid, payload in whole.payloads.items():
+        np.testing.assert_array_equal(found.graph.payloads[vid].numpy(), payload.numpy())
+    check(found.graph)
+    return found.graph
+
+
+def reason(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> str:
+    """Why it is traced whole."""
+    found = stamp(module, args, kwargs)
+    assert isinstance(found, TracedWhole), f"stamped, {found.runs}"
+    return found.reason
