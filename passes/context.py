@@ -37,7 +37,7 @@ def open_bench(
     with (
         tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place,
         Worker(timeout_s, limit, ("onnxoptimizer",)) as worker,
-        Worker(max(timeout_s, PROOF_S), limit, ("passes.proof.desk",)) as proofs,
+        Worker(max(timeout_s, PROOF_S), limit, ("passes.proof.server",)) as proofs,
     ):
         yield Workbench(worker, Path(place).resolve(), proofs)  # a tool may work in another folder
 

@@ -20,8 +20,8 @@ from passes.model.weights import DetachedModel, read_model
 from passes.policy.policy import Policy, check_lists
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
 from passes.proof.lookups import rows_by_input
-from passes.proof.prove import Prover
-from passes.proof.structure import STRUCTURE, StructureProver
+from passes.proof.numeric import NumericProver
+from passes.proof.prover import STRUCTURE, StructureProver
 from passes.recipe.defaults import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.apply_policy import check_names
@@ -81,7 +81,7 @@ def optimize(
             return _by_structure(model, steps, policy, bench, reproducers, observer)
         detached = detached_copy(model, bench.spill) if isinstance(model, onnx.ModelProto) else read_model(Path(model))
         plan = None if feeds else plan_draws(detached, sizes=sizes)
-        prover = Prover.of_plan(plan, bench) if plan else Prover.of_itself(feeds, bench)
+        prover = NumericProver.of_plan(plan, bench) if plan else NumericProver.of_itself(feeds, bench)
         with limit_runs(bench, detached):
             return run_passes(detached, steps, policy, prover, bench, observer, reproducers)
 

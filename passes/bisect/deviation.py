@@ -17,7 +17,7 @@ from passes.model.canonical import RANDOM_OPS, meanings_of
 from passes.model.sharing import Portable, portable
 from passes.model.weights import DetachedModel
 from passes.optimize import plan_draws
-from passes.proof.draw_choice import choose_in_worker
+from passes.proof.client import choose_in_worker
 from passes.proof.numbers import compare
 from passes.step import Workbench
 

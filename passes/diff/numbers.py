@@ -16,10 +16,10 @@ from passes.errors import ModelError, StepFailed
 from passes.model.sharing import portable
 from passes.model.weights import DetachedModel
 from passes.optimize import plan_draws
-from passes.proof.draw_choice import choose_in_worker
+from passes.proof.client import choose_in_worker
 from passes.proof.numbers import Errors
 from passes.proof.precision import computed_types
-from passes.proof.prove import worst_errors
+from passes.proof.types import worst_errors
 from passes.provenance.wiring import ABSENT
 from passes.step import Workbench
 

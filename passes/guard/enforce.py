@@ -13,7 +13,7 @@ from passes.guard.recorded import Recorded
 from passes.guard.settings import Demands
 from passes.model.canonical import canonical_digest
 from passes.model.weights import DetachedModel
-from passes.proof.prove import Prover
+from passes.proof.numeric import NumericProver
 from passes.provenance import carry
 from passes.run.pins import unpin
 from passes.run.result import PassRun, Status
@@ -81,7 +81,7 @@ class _Judge:
     demands: Demands
     bench: Workbench
     watched: Watched
-    prover: Prover
+    prover: NumericProver
     notes: list[str]
 
     @classmethod

@@ -15,7 +15,8 @@ from passes.model.canonical import RANDOM_OPS, Reading
 from passes.model.weights import DetachedModel
 from passes.optimize import FIRST_SIZE, drawn_shape, open_dims, plan_draws
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawPlan
-from passes.proof.prove import Measurement, Power, Prover
+from passes.proof.numeric import NumericProver
+from passes.proof.types import Measurement, Sensitivity
 from passes.step import Workbench
 from passes.structures import Instance
 
@@ -29,7 +30,7 @@ class NotComparable(Exception):  # not an error: structure is still proven
     """What the model computes cannot be compared, and why."""
 
 
-class NumbersProver(Prover):
+class NumbersProver(NumericProver):
     """Looks at the given model once, although a call may be tried twice."""
 
     _has_looked = False
@@ -40,7 +41,7 @@ class NumbersProver(Prover):
         self._has_looked = True
 
 
-class StructureOnly(Prover):
+class StructureOnly(NumericProver):
     """Finds no difference in any numbers, since there are none."""
 
     def measure(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
@@ -55,11 +56,11 @@ class StructureOnly(Prover):
     def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: Reading | None = None) -> None:
         pass
 
-    def power(self) -> Power:
-        return Power(math.inf, ())
+    def power(self) -> Sensitivity:
+        return Sensitivity(math.inf, ())
 
 
-def numbers_prover(call: Call, instances: Sequence[Instance], bench: Workbench) -> Prover:
+def numbers_prover(call: Call, instances: Sequence[Instance], bench: Workbench) -> NumericProver:
     """Compares on the caller's own inputs if there are any, else on drawn ones of the shapes that the caller gave.
 
     Args:
@@ -77,7 +78,7 @@ def numbers_prover(call: Call, instances: Sequence[Instance], bench: Workbench) 
     return _watching(call, NumbersProver.of_plan(_plan(call), bench), instances)
 
 
-def _watching(call: Call, prover: Prover, instances: Sequence[Instance]) -> Prover:
+def _watching(call: Call, prover: NumericProver, instances: Sequence[Instance]) -> NumericProver:
     try:
         prover.watch(call.model, instances)
         prover.power()

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from passes.diff import LayerErrors
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
-from passes.proof.prove import Power
+from passes.proof.types import Sensitivity
 from passes.run.result import PassRow, StructureVerdict
 from pipeline.report.pictures import Pictures
 
@@ -89,7 +89,7 @@ class Mark:
 class OptimizeReport:
     passes: tuple[PassRow, ...]
     structures: tuple[StructureVerdict, ...]
-    sensitivity: Power
+    sensitivity: Sensitivity
     nodes: int
     files: tuple[tuple[str, int, int], ...] = ()
     """Name, size and time of the written files, by which the next run sees that they are still those."""
@@ -148,7 +148,7 @@ class Report:
     export: ExportReport | None
     passes: tuple[PassRow, ...]
     structures: tuple[StructureVerdict, ...]
-    sensitivity: Power | None
+    sensitivity: Sensitivity | None
     runtime: RuntimeReport | None
     versions: Mapping[str, str]
     cached: tuple[str, ...]

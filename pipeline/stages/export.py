@@ -14,7 +14,8 @@ from passes.errors import StepFailed, StepTimedOut
 from passes.model.weights import DetachedModel, read_model
 from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
-from passes.proof.prove import Measurement, Prover, Reference
+from passes.proof.numeric import NumericProver
+from passes.proof.types import Measurement, Reference
 from passes.structures.view import module_of
 from pipeline.config import RunConfig, locate
 from pipeline.errors import CheckFailed, SourceError, Unsupported
@@ -120,7 +121,7 @@ def _measured(
     ):
 
         def measure(draws: Sequence[Reference]) -> Measurement:
-            return Prover(draws, bench, tolerances_of(config), computed_in or None).measure_export(model)
+            return NumericProver(draws, bench, tolerances_of(config), computed_in or None).measure_export(model)
 
         try:
             measurement = measure([*held, *optional])

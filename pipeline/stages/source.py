@@ -14,7 +14,7 @@ from pathlib import Path
 
 import passes
 from passes.model.weights import read_model
-from passes.proof.structure import STRUCTURE
+from passes.proof.prover import STRUCTURE
 from pipeline.config import ExportConfig, ModelConfig, RunConfig, locate, split_factory
 from pipeline.errors import ConfigError
 from pipeline.export.dynamic_shapes import with_dynamic_shapes

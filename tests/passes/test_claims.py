@@ -9,10 +9,11 @@ from passes.model.canonical import Reading, meanings_of, read
 from passes.model.weights import DetachedModel
 from passes.proof.base import Base
 from passes.proof.claims import Claims, Refinement, claims_by_name, claims_refined
-from passes.proof.moved import Mover
+from passes.proof.data_movement import Mover
 from passes.proof.moves import inferred_shapes
+from passes.proof.numeric import NumericProver
 from passes.proof.part import part_of
-from passes.proof.prove import Measurement, Prover
+from passes.proof.types import Measurement
 from passes.step import Workbench
 from tests.passes.models import detached, matrix, model_of
 
@@ -131,7 +132,7 @@ def test_a_part_that_would_be_much_of_the_model_is_not_cut_out() -> None:
     assert held is not None and len(held.model.proto.graph.node) == 1
 
 
-class Counting(Prover):
+class Counting(NumericProver):
     """A prover that tells how often it ran a whole model."""
 
     runs = 0

@@ -11,8 +11,8 @@ from passes.model.sharing import detached_copy
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.proof.numbers import DRAWN, Tolerance, compare
+from passes.proof.numeric import NumericProver
 from passes.proof.precision import computed_types
-from passes.proof.prove import Prover
 from passes.run.tracked import Watched
 from passes.step import Workbench
 from passes.structures import Instance, structure_of
@@ -208,7 +208,7 @@ def test_a_pass_does_not_loosen_the_tolerance_that_it_is_judged_by(bench: Workbe
     after = drawn(
         "(float[2, 8] x) => (float[2, 8] y) { h = Cast <to = 10> (x) a = Exp (h) f = Cast <to = 1> (a) y = Neg (f) }"
     )
-    prover = Prover.of_itself([draw_feeds(before, 0)], bench)
+    prover = NumericProver.of_itself([draw_feeds(before, 0)], bench)
     prover.watch(before, ())
     measurement = prover.measure(detached_copy(after, bench.spill))
     assert measurement.errors["y"].judged_as == "float32"
@@ -224,7 +224,7 @@ def test_a_network_in_half_precision_with_an_output_in_single(bench: Workbench) 
         detached_copy(drawn(f"{signature} {{ {nodes.format(factor)} }}"), bench.spill) for factor in (7.0, 7.004)
     )
     feeds = [draw_feeds(before, 0)]
-    prover = Prover.of_itself(feeds, bench)
+    prover = NumericProver.of_itself(feeds, bench)
     prover.watch(before, ())
     for errors in (
         prover.measure(after).errors["y"],
@@ -239,7 +239,7 @@ def test_values_at_kept_structures(bench: Workbench) -> None:
     nodes = "a = Exp (x) h = Cast <to = 10> (a) b = Cast <to = 1> (h) y = Neg (b)"
     model = detached_copy(drawn(f"(float[2, 8] x) => (float[2, 8] y) {{ {nodes} }}"), bench.spill)
     instances = tuple(one for name in ("Exp", "Cast") for one in structure(f"op:{name}", model))
-    prover = Prover.of_itself([draw_feeds(model, 0)], bench)
+    prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     prover.watch(model, instances)
     inner = prover.measure(model).inner
     assert {name: errors.judged_as for name, errors in inner.items()} == {

@@ -10,16 +10,17 @@ from onnx import numpy_helper
 from passes.errors import ModelError, StepFailed
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
-from passes.proof.prove import Power, Prover
+from passes.proof.numeric import NumericProver
+from passes.proof.types import Sensitivity
 from passes.run.tracked import find_structures
 from passes.step import Workbench
 from passes.structures import STRUCTURES
 from tests.passes.models import attention, detached, matrix, model_of
 
 
-def prover_of(model: onnx.ModelProto, bench: Workbench) -> Prover:
+def prover_of(model: onnx.ModelProto, bench: Workbench) -> NumericProver:
     whole = detached(model)
-    prover = Prover.of_itself([draw_feeds(whole, seed) for seed in range(2)], bench)
+    prover = NumericProver.of_itself([draw_feeds(whole, seed) for seed in range(2)], bench)
     prover.watch(whole, [])
     return prover
 
@@ -82,7 +83,7 @@ def test_power_is_measured_by_planting_a_fault(bench: Workbench) -> None:
 
 def test_nan_in_the_reference_is_a_mistake(bench: Workbench) -> None:
     model = detached(model_of("g (float[2] x) => (float[2] y) { y = Sqrt (x) }"))
-    prover = Prover.of_itself([{"x": np.array([-1, 1], np.float32)}], bench)
+    prover = NumericProver.of_itself([{"x": np.array([-1, 1], np.float32)}], bench)
     prover.watch(model, [])
     with pytest.raises(ModelError, match="output 'y' of the reference holds NaN"):
         prover.power()
@@ -121,4 +122,4 @@ def test_a_fault_that_does_not_run_is_not_seen_and_costs_nothing(bench: Workbenc
     prover = prover_of(model_of(RESIZED), bench)
     prover.watch(model, watched.must_hold())
     assert prover.measure(model).why == ""
-    assert prover.power() == Power(0.0, ("big",))
+    assert prover.power() == Sensitivity(0.0, ("big",))

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 from passes.external.onnxoptimizer import OnnxOptimizerPass, passes_of
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
-from passes.proof.alike import is_alike
-from passes.proof.prove import Prover
+from passes.proof.numeric import NumericProver
+from passes.proof.same_executable import is_alike
 from passes.step import Workbench
 from tests.passes.models import detached, model_of
 
@@ -95,8 +95,8 @@ def test_alike_is_what_a_runtime_sees(change: Callable[[onnx.ModelProto], None],
     assert is_alike(chain(), model) is stays
 
 
-def prover_of(model: DetachedModel, bench: Workbench) -> Prover:
-    prover = Prover.of_itself([draw_feeds(model, 0)], bench)
+def prover_of(model: DetachedModel, bench: Workbench) -> NumericProver:
+    prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     prover.watch(model, [])
     return prover
 

@@ -20,7 +20,8 @@ from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
-from passes.proof.prove import Measurement, Prover
+from passes.proof.numeric import NumericProver
+from passes.proof.types import Measurement
 from passes.run.result import PassRow, PassRun
 from passes.run.runner import run_passes
 from passes.step import Step, Workbench
@@ -200,7 +201,7 @@ class Harmful:
 
 def run_step(step: Step, bench: Workbench) -> PassRun:
     model = detached(attention())
-    prover = Prover.of_itself([draw_feeds(model, 0)], bench)
+    prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     return run_passes(model, [step], Policy(), prover, bench)
 
 
@@ -267,7 +268,7 @@ class EachHarmful(Harmful):
 def test_each_inner_pass_is_named_for_what_it_broke(bench: Workbench) -> None:
     names = ("wq", "wk", "wv", "uq", "uk", "uv")
     model = detached(model_of(TWO_ATTENTIONS, **{name: matrix(32, 32, at) for at, name in enumerate(names)}))
-    prover = Prover.of_itself([draw_feeds(model, 0)], bench)
+    prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     run = run_passes(model, [EachHarmful()], Policy((), ("qkv",), True), prover, bench)
     assert [(one.kept, one.broken_by) for one in run.structures] == [(True, "each/first"), (True, "each/second")]
 
@@ -383,7 +384,7 @@ class Without:
         return model.with_proto(proto)
 
 
-class Suspicious(Prover):
+class Suspicious(NumericProver):
     """Finds fault, as a whole, with a model in which nothing makes `b`."""
 
     def run(self, model: DetachedModel, reading: Reading | None = None, *, hold: bool = True) -> Measurement:

@@ -13,7 +13,7 @@ from passes.model.sharing import detached_copy
 from passes.model.weights import attach
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
-from passes.proof.prove import Prover
+from passes.proof.numeric import NumericProver
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.result import PassRun
 from passes.run.runner import run_passes
@@ -34,7 +34,7 @@ def optimized(
 ) -> PassRun:
     """`passes.optimize`, on workers that run already."""
     detached = detached_copy(model, bench.spill)
-    prover = Prover.of_itself(feeds or [draw_feeds(detached, 0)], bench)
+    prover = NumericProver.of_itself(feeds or [draw_feeds(detached, 0)], bench)
     return run_passes(detached, steps_of(recipe), Policy(tuple(skip), tuple(keep), watch), prover, bench)
 
 

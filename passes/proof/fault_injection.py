@@ -11,7 +11,7 @@ from onnx import NodeProto
 
 from passes.model.reads import reads_of
 from passes.model.weights import DetachedModel
-from passes.proof.evidence import Power
+from passes.proof.types import Sensitivity
 from passes.structures import Instance
 
 __all__ = ["Fault", "fault_in"]
@@ -35,17 +35,17 @@ class Fault:
         """All pins that are read."""
         return list(dict.fromkeys(name for names in self.seen.values() for name in names))
 
-    def unseen(self) -> Power:
+    def unseen(self) -> Sensitivity:
         """Nothing can be seen of it."""
-        return Power(0.0, tuple(self.seen)) if self.seen else Power(math.inf, ())
+        return Sensitivity(0.0, tuple(self.seen)) if self.seen else Sensitivity(math.inf, ())
 
-    def power(self, excess: Sequence[float]) -> Power:
+    def sensitivity(self, excess: Sequence[float]) -> Sensitivity:
         """What can be seen, where each of `values` moved by its `excess`, in units of its tolerance."""
         if not self.seen:
-            return Power(math.inf, ())
+            return Sensitivity(math.inf, ())
         by_name = dict(zip(self.values, excess, strict=True))
         ratios = {instance: min(by_name[name] for name in names) for instance, names in self.seen.items()}
-        return Power(min(ratios.values()), tuple(name for name, ratio in ratios.items() if ratio <= 1.0))
+        return Sensitivity(min(ratios.values()), tuple(name for name, ratio in ratios.items() if ratio <= 1.0))
 
 
 def fault_in(model: DetachedModel, instances: Sequence[Instance]) -> Fault:

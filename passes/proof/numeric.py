@@ -1,16 +1,17 @@
-"""Numeric proof: the model against references that were computed once, by another program than the one under test.
+"""Proof by numbers: the model against references that were computed once, by another program than the one under test.
 
 A proof is worth what it can see. Random tiny weights hide faults (zeroing a layer's Q and K moved a random BEiT's
 output by 1.6e-5), so the values at kept structures are compared too, and `watch` plants a fault in every kept weight
 and looks whether it shows.
 
-Most changes are small, so most of a model need not be run again: `proof/claims.py` says when that is enough.
+Most changes are small, so most of a model need not be run again: `claims.py` says when that is enough.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -20,30 +21,28 @@ import onnx
 from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
 from passes.model.canonical import Meanings, Reading, read
 from passes.model.reads import live_nodes
-from passes.model.sharing import portable
 from passes.model.weights import DetachedModel
-from passes.proof.alike import is_alike
 from passes.proof.base import Base, small_values
 from passes.proof.claims import Claims, claims_by_name, claims_refined
+from passes.proof.client import ProofClient
 from passes.proof.coverage import Coverage, coverage_of
+from passes.proof.data_movement import parts_of
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan, Trait
-from passes.proof.evidence import Draws, Measurement, Power, Reference, Watched, worst_errors
-from passes.proof.faults import Fault, fault_in
+from passes.proof.fault_injection import Fault, fault_in
 from passes.proof.gauges import Gauges, Readings, gauges_of
-from passes.proof.moved import parts_of
 from passes.proof.numbers import Tolerance
-from passes.proof.part import Part
 from passes.proof.precision import Precisions, computed_types
-from passes.proof.questions import Questions
+from passes.proof.same_executable import is_alike
 from passes.proof.table_match import Match
 from passes.proof.tables import TableCheck, TablesPart, tables_of
+from passes.proof.types import BaselineRun, DrawErrors, Measurement, Reference, RunRequest, Sensitivity, worst_errors
 from passes.step import Workbench
 from passes.structures import Instance
 
-__all__ = ["Measurement", "Power", "Prover", "Reference", "worst_errors"]
+__all__ = ["NumericProver"]
 
 
-class Prover:
+class NumericProver:
     """Measures models against references; at kept structures, against the values of the exported model itself.
 
     Args:
@@ -72,15 +71,16 @@ class Prover:
         self._inputs: Mapping[str, frozenset[Trait]] = inputs or {}
         self._skipped: Sequence[str] = tuple(skipped)
         self._bench = bench
-        self._desk = Questions(self._references, tolerances or {}, bench, self._brief)
+        self._client = ProofClient(self._references, tolerances or {}, bench, self._restore)
         self._is_own = False
+        """Whether the first model is the reference."""
         self._source_types = computed_in
         self._computed_in: Precisions = {}
         self._probes: tuple[str, ...] = ()
         self._watched: DetachedModel | None = None
-        self._begin_watch: Callable[..., None] = lambda **_: None
+        self._begin_baseline: Callable[[DrawPlan | None], None] = lambda _: None
         self._fault: Fault | None = None
-        self._power = Power(math.inf, ())
+        self._power = Sensitivity(math.inf, ())
         self._measured: dict[str, Measurement] = {}
         self._equal: dict[str, str] = {}
         self._base: Base | None = None
@@ -112,7 +112,6 @@ class Prover:
         return prover
 
     def start(self) -> None:
-        """Start the workers now, so that they are ready when they are called."""
         self._bench.start()
 
     def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: Reading | None = None) -> None:
@@ -131,12 +130,12 @@ class Prover:
         self._probes = tuple(dict.fromkeys(pin.name for tier in tiers for pin in tier))
         inner = list(dict.fromkeys((*self._probes, *fault.cuts)))
         self._judge_by(model, inner)
-        noted = partial(self._note_watched, model, meanings, fault)
-        asked = {"is_reference": self._is_own, "gauges": self._gauges, "inner": inner}
-        asked |= {"keep": _kept(model, meanings, inner), "computed_in": self._computed_in}
-        source = portable(model, self._bench.spill)
-        self._begin_watch = partial(self._desk.begin, noted, "watch", model=source, **asked)
-        self._begin_watch(plan=self._plan)
+        request = RunRequest(inner, _kept(model, meanings, inner), as_expected=True, is_reference=self._is_own)
+        noted = partial(self._note_baseline, model, meanings, fault)
+        self._begin_baseline = partial(
+            self._client.begin_baseline, noted, model, request, self._computed_in, self._gauges
+        )
+        self._begin_baseline(self._plan)
 
     def _judge_by(self, model: DetachedModel, inner: Sequence[str] = ()) -> None:
         """Take the tolerances of outputs, and of `inner` values, from the types that `model` computes them in.
@@ -156,9 +155,8 @@ class Prover:
         self._judge_by(model)
         return self.measure(model)
 
-    def power(self) -> Power:
-        """Whether a fault in the kept weights would be seen.
-
+    def power(self) -> Sensitivity:
+        """
         Raises:
             ModelError: the exported model does not run, or computes NaN where it is its own reference.
         """
@@ -166,7 +164,7 @@ class Prover:
         fault = self._fault
         if fault is not None:
             try:
-                self._power = fault.power(self._desk.ask("excess"))
+                self._power = fault.sensitivity(self._client.excess())
             except StepFailed:  # with zeros in such a place the model does not run
                 self._power = fault.unseen()
             self._fault = None
@@ -174,8 +172,6 @@ class Prover:
 
     def measure(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
         """Compare every draw. What computes the very same thing as before is not run again.
-
-        `reading` is that of `model`, if it has been read already.
 
         Raises:
             StepFailed: onnxruntime refuses or stops.
@@ -200,13 +196,11 @@ class Prover:
 
     def _match_tables(self, tables: TablesPart) -> Sequence[Match]:
         try:
-            source = portable(tables.model, self._bench.spill)
-            return self._desk.ask("match_tables", part=source, olds=tables.olds, news=tables.news)
+            return self._client.match_tables(tables)
         except StepFailed:  # then nothing is known of them, which the report says
             return [Match(is_unknown=True)] * len(tables.news)
 
     def coverage(self, model: DetachedModel, reading: Reading | None = None) -> Coverage:
-        """What the draws have shown of the first model that was watched, where `model` came of it in the end."""
         self._settle()
         draws = [one.draw for one in self._references if one.draw is not None]
         labels = [one.label for one in self._references]
@@ -215,57 +209,53 @@ class Prover:
         return coverage_of(draws, labels, self._inputs, self._skipped, self._gauges, self._readings, tables, uncovered)
 
     def has_run(self, model: DetachedModel) -> bool:
-        """Whether this very object was run, and not only one that computes the same."""
         return self._ran is model.proto
+
+    def run(self, model: DetachedModel, reading: Reading | None = None, *, hold: bool = True) -> Measurement:
+        self._settle()
+        meanings = self._meanings(reading or read(model))
+        errors = None if hold else self._seen_in_rehearsal(model)
+        if errors is None:
+            request = self._request(model)
+            keep = _kept(model, meanings, request.inner) if hold else {}
+            errors = self._client.run(model, replace(request, keep=keep))
+        self._ran = model.proto
+        return self._noted(model, meanings, errors, self._client.held())
 
     def rehearse(self, model: DetachedModel) -> None:
         """Begin to run a model that will probably be the last, while others are proven; `run` then only takes note."""
         self._settle()
-        if not self._references:
-            return
-        self._desk.ask("rehearse", model=portable(model, self._bench.spill), inner=self._probed(model))
-        self._rehearsed = model.proto
+        if self._references:
+            self._client.rehearse(model, self._request(model))
+            self._rehearsed = model.proto
 
-    def run(self, model: DetachedModel, reading: Reading | None = None, *, hold: bool = True) -> Measurement:
-        """`measure`, always by running the whole model; `hold` what others may be proven equal to it by."""
-        self._settle()
-        meanings = self._meanings(reading or read(model))
-        draws = None if hold else self._seen_in_rehearsal(model)
-        if draws is None:
-            inner, source = self._probed(model), portable(model, self._bench.spill)
-            keep = _kept(model, meanings, inner) if hold else {}
-            draws = self._desk.ask("run", model=source, inner=inner, keep=keep)
-        self._ran = model.proto
-        return self._noted(model, meanings, draws, self._desk.ask("held"))
-
-    def _seen_in_rehearsal(self, model: DetachedModel) -> Draws | None:
+    def _seen_in_rehearsal(self, model: DetachedModel) -> Sequence[DrawErrors] | None:
         if self._rehearsed is None or not is_alike(self._rehearsed, model.proto):
             return None
-        found: Draws | None = self._desk.ask("rehearsed")
-        return found
+        return self._client.rehearsed()
 
-    def _probed(self, model: DetachedModel) -> list[str]:
-        """The values at kept structures that the outputs of `model` depend on."""
+    def _request(self, model: DetachedModel) -> RunRequest:
+        """Compare the values at kept structures that the outputs of `model` depend on."""
         made = {name for node in live_nodes(model.proto.graph) for name in node.output}
-        return [name for name in self._probes if name in made]
+        return RunRequest([name for name in self._probes if name in made])
 
     def _settle(self) -> None:
         """Take note of what the exported model computes, if that is still to be done."""
         try:
             try:
-                self._desk.settle()
+                self._client.settle()
             except (StepCrashed, StepTimedOut) as failure:
                 if self._plan is None or self._watched is not None:
                     raise
                 self._plan, self._skipped = self._plan.plain(), (BROUGHT_DOWN.format(failure),)
-                self._begin_watch(plan=self._plan)
-                self._desk.settle()
+                self._begin_baseline(self._plan)
+                self._client.settle()
         except StepFailed as failure:
             if self._watched is not None:
                 raise
             raise ModelError(f"the model does not run as it is: {failure}") from failure
 
-    def _note_watched(self, model: DetachedModel, meanings: Meanings, fault: Fault, found: Watched) -> None:
+    def _note_baseline(self, model: DetachedModel, meanings: Meanings, fault: Fault, found: BaselineRun) -> None:
         if found.nan_outputs:
             raise ModelError(
                 f"output {found.nan_outputs[0]!r} of the reference holds NaN, so nothing can be compared with it; "
@@ -278,22 +268,19 @@ class Prover:
         self._tables = TableCheck(model, tables_of(self._gauges, found.readings, model, meanings))
         self._noted(model, meanings, found.draws, found.held)
         if fault.seen:
-            self._plant(fault)
+            self._client.plant(fault)
             self._fault = fault
 
-    def _take_draws(self, plan: DrawPlan, found: Watched) -> None:
+    def _take_draws(self, plan: DrawPlan, found: BaselineRun) -> None:
         """From now on the draws are those that were chosen."""
         self._plan, self._skipped = None, (*self._skipped, *found.skipped)
         self._inputs = {one.name: one.traits for one in plan.inputs}
         self._references = tuple(Reference(plan.feeds(draw), {}, draw.label, draw) for draw in found.drawn)
-        self._desk.replace_references(self._references)
+        self._client.replace_references(self._references)
 
-    def _plant(self, fault: Fault) -> None:
-        part = portable(fault.model, self._bench.spill)
-        given = {name: name for name in fault.cuts}
-        self._desk.ask("plant", part=part, given=given, zeroed=fault.zeroed, seen=fault.values)
-
-    def _noted(self, model: DetachedModel, meanings: Meanings, draws: Draws, held: frozenset[str]) -> Measurement:
+    def _noted(
+        self, model: DetachedModel, meanings: Meanings, draws: Sequence[DrawErrors], held: frozenset[str]
+    ) -> Measurement:
         """What a run has measured; a model that is right is what the next ones are proven equal to."""
         measurement = Measurement(worst_errors([one for one, _ in draws]), worst_errors([one for _, one in draws]))
         if not measurement.why:
@@ -301,19 +288,18 @@ class Prover:
             self._measured[meanings.whole] = measurement
         return measurement
 
-    def _brief(self) -> None:
-        """A new desk has to be told what the exported model computes; it holds nothing else."""
+    def _restore(self) -> None:
+        """A new server has to be told what the exported model computes; it holds nothing else."""
         self._held = frozenset()
-        self._desk.ask("judge", computed_in=self._computed_in)
+        self._client.judge(self._computed_in)
         if self._watched is not None:
-            source = portable(self._watched, self._bench.spill)
-            expect = {"as_expected": True, "is_reference": self._is_own}
-            self._desk.ask("run", model=source, inner=self._probes, keep={}, **expect)
+            request = RunRequest(self._probes, as_expected=True, is_reference=self._is_own)
+            self._client.run(self._watched, request)
         if self._fault is None:
             return
         if self._bench.proofs.was_killed:
-            self._plant(self._fault)
-        else:  # it went with the last desk, which it may have brought down
+            self._client.plant(self._fault)
+        else:  # it went with the last server, which it may have brought down
             self._power, self._fault = self._fault.unseen(), None
 
     def _meanings(self, reading: Reading) -> Meanings:
@@ -342,14 +328,9 @@ class Prover:
             return True
         parts = parts_of(base, claims, self._held)
         try:
-            return parts is not None and all(map(self._shows, parts))
+            return parts is not None and all(map(self._client.are_equal, parts))
         except StepFailed:  # the pieces do not run by themselves; the whole model may
             return False
-
-    def _shows(self, part: Part) -> bool:
-        """Whether the values of each pair are equal."""
-        source = portable(part.model, self._bench.spill)
-        return all(self._desk.ask("equal", part=source, given=part.given, distinct=part.distinct, pairs=part.pairs))
 
 
 def _kept(model: DetachedModel, meanings: Meanings, inner: Sequence[str]) -> dict[str, str]:

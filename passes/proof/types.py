@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +12,7 @@ from passes.proof.draws import Draw
 from passes.proof.gauges import Readings
 from passes.proof.numbers import Errors
 
-__all__ = ["Measurement", "Power", "Reference", "worst_errors"]
+__all__ = ["BaselineRun", "DrawErrors", "Measurement", "Reference", "RunRequest", "Sensitivity", "worst_errors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,34 @@ class Measurement:
         return max((errors.max_abs for errors in self.errors.values()), default=0.0)
 
 
-Draws = list[tuple[dict[str, Errors], dict[str, Errors]]]
-"""For each draw the errors of the outputs, and those of inner values."""
+DrawErrors = tuple[dict[str, Errors], dict[str, Errors]]
+"""On one draw the errors of the outputs, and those of inner values."""
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class RunRequest:
+    """What to compare and to keep of a run, beside the outputs."""
+
+    inner: Sequence[str]
+    """Values at kept structures, to compare."""
+    keep: Mapping[str, str] = field(default_factory=dict)
+    """Value → meaning, of those to hold for later proofs."""
+    as_expected: bool = False
+    """Whether the values called `inner` are from now on what is expected of those names."""
+    is_reference: bool = False
+    """Whether the outputs are."""
+
+    @property
+    def values(self) -> list[str]:
+        """All values to return."""
+        return list(dict.fromkeys((*self.inner, *self.keep)))
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineRun:
     """What is found out in a run of the exported model; data only."""
 
-    draws: Draws
+    draws: Sequence[DrawErrors]
     held: frozenset[str]
     nan_outputs: Sequence[str]
     """Those of the reference, with which nothing can be compared."""
@@ -69,7 +88,7 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class Power:
+class Sensitivity:
     """Whether a fault in a kept weight would be seen.
 
     `margin` is the smallest ratio, over all kept weights, of the error that zeroing it causes to the tolerance there;
