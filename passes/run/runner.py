@@ -13,7 +13,7 @@ from passes.errors import StepFailed
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
 from passes.policy.policy import Policy
-from passes.proof.prove import Prover
+from passes.proof.prover import Prover
 from passes.provenance import Carrier, name_weights
 from passes.run.apply_policy import with_skips
 from passes.run.changes import op_changes

@@ -17,7 +17,8 @@ from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
 from passes.policy.known_effects import DESTROYS, merging
 from passes.proof.numbers import Errors
-from passes.proof.prove import Measurement, Prover
+from passes.proof.prover import Prover
+from passes.proof.types import Measurement
 from passes.provenance import Carrier
 from passes.run.narrow import culprits, doer
 from passes.run.pin_probe import corner_of

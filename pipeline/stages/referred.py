@@ -9,8 +9,8 @@ from pathlib import Path
 import onnx
 
 from passes.model.weights import UNREAD
-from passes.proof.prove import Prover
-from passes.proof.structure import STRUCTURE, StructureProver
+from passes.proof.numeric import NumericProver
+from passes.proof.prover import STRUCTURE, Prover, StructureProver
 from passes.step import Workbench
 from pipeline.config import RunConfig, locate
 from pipeline.errors import UsageError
@@ -82,7 +82,7 @@ def prover_of(config: RunConfig, references: References, bench: Workbench, compu
     if config.verify.proof == STRUCTURE:
         return StructureProver(bench)
     known = {"inputs": references.traits, "skipped": references.skipped}
-    return Prover(references.draws, bench, tolerances_of(config), computed_in or None, **known)
+    return NumericProver(references.draws, bench, tolerances_of(config), computed_in or None, **known)
 
 
 def not_compared(config: RunConfig) -> str:
