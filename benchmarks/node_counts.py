@@ -33,14 +33,14 @@ from benchmarks.families.table import families
 from benchmarks.measure import machine, versions_line
 from passes.context import open_bench
 from passes.errors import PassError
-from passes.model.bodies import every_node
-from passes.model.weights import read_model
+from passes.graph.traversal import every_node
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.recipe.defaults import TORCH_RECIPE
 from passes.recipe.recipe import steps_of
 from passes.run.runner import run_passes
 from passes.step import Workbench
+from passes.weights.detached import read_model
 from pipeline.config import ExportConfig, ModelConfig
 from pipeline.errors import OnnxlineError
 from pipeline.export import TorchSource, export_onnx, load_source

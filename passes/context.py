@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from passes.load import memory_budget, seconds_to_run
-from passes.model.weights import DetachedModel
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 from passes.worker.client import Worker
 
 __all__ = ["limit_runs", "memory_limit", "open_bench"]

@@ -13,10 +13,7 @@ import onnx
 
 from passes.context import limit_runs, open_bench
 from passes.errors import ModelError
-from passes.model.joined import apart, joined
-from passes.model.sharing import detached_copy
-from passes.model.spelled import spelled_type
-from passes.model.weights import DetachedModel, read_model
+from passes.graph.formatting import spelled_type
 from passes.policy.policy import Policy, check_lists
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
 from passes.proof.lookups import rows_by_input
@@ -29,6 +26,9 @@ from passes.run.result import PassRun
 from passes.run.runner import Observer, run_passes
 from passes.step import Repeat, Step, Workbench, flat
 from passes.unread import sparing
+from passes.weights.detached import DetachedModel, read_model
+from passes.weights.sharing import detached_copy
+from passes.weights.weight_stacks import collapse, expand
 
 __all__ = ["FIRST_SIZE", "draw_feeds", "drawn_shape", "open_dims", "optimize", "plan_draws", "second_sizes"]
 
@@ -98,10 +98,10 @@ def _by_structure(
     prover.start()
     in_memory = isinstance(model, onnx.ModelProto)
     detached = detached_copy(model, bench.spill) if in_memory else read_model(Path(model), unread=True)
-    whole, stacks = joined(detached)
+    whole, stacks = collapse(detached)
     steps = sparing(steps) if detached.unread() else steps
     run = run_passes(whole, steps, policy, prover, bench, observer, reproducers)
-    return replace(run, model=apart(run.model, stacks, detached))
+    return replace(run, model=expand(run.model, stacks, detached))
 
 
 def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -116,9 +116,9 @@ def second_sizes(names: Sequence[str]) -> tuple[Mapping[str, int], ...]:
     A size that a pass has taken for a constant shows at another size, and one dim taken for another where they differ.
     But a model may ask for equal ones, or for just that size.
     """
-    apart = {name: FIRST_SIZE + 1 + index for index, name in enumerate(names)}
+    expand = {name: FIRST_SIZE + 1 + index for index, name in enumerate(names)}
     alike, same = dict.fromkeys(names, FIRST_SIZE + 1), dict.fromkeys(names, FIRST_SIZE)
-    return tuple(sizes for index, sizes in enumerate((apart, alike, same)) if sizes not in (apart, alike)[:index])
+    return tuple(sizes for index, sizes in enumerate((expand, alike, same)) if sizes not in (expand, alike)[:index])
 
 
 def plan_draws(

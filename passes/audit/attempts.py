@@ -13,7 +13,7 @@ from passes.audit.libraries import call
 from passes.audit.subject import Subject
 from passes.audit.words import words_of
 from passes.model.canonical import canonical_digest
-from passes.model.weights import DetachedModel
+from passes.weights.detached import DetachedModel
 
 __all__ = ["LARGEST", "Attempt", "attempts"]
 

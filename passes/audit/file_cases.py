@@ -13,8 +13,8 @@ from passes.audit.case import Case, value_of
 from passes.catalog.picture import GALLERY, read_picture
 from passes.errors import ModelError
 from passes.load import load_model
-from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
+from passes.weights.detached import DetachedModel
 
 __all__ = ["PACKAGE", "PLANTED", "folder_names", "load_file", "load_package", "load_picture", "picture_names"]
 

@@ -12,8 +12,8 @@ from passes.audit.case import Case
 from passes.audit.marks import unmarked, what_is_lost
 from passes.audit.runtimes import RUNTIMES, differs
 from passes.audit.words import steady, words_of
-from passes.model.bodies import every_node
-from passes.model.canonical import RANDOM_OPS
+from passes.graph.op_facts import RANDOM_OPS
+from passes.graph.traversal import every_node
 
 __all__ = ["Result", "judge", "larger"]
 

@@ -20,9 +20,9 @@ from passes.audit.subject import Subject
 from passes.audit.trial import Trial
 from passes.catalog.text import graph_text
 from passes.errors import ModelError
-from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.run.reproduce import smallest
+from passes.weights.detached import DetachedModel
 
 __all__ = ["CALL", "reproduce", "told_by", "wanted"]
 

@@ -13,13 +13,14 @@ from passes.bisect.faults import Run, Sighting
 from passes.bisect.route import Made
 from passes.diff import match_models
 from passes.errors import ModelError, StepFailed
-from passes.model.canonical import RANDOM_OPS, meanings_of
-from passes.model.sharing import Portable, portable
-from passes.model.weights import DetachedModel
+from passes.graph.op_facts import RANDOM_OPS
+from passes.model.canonical import meanings_of
 from passes.optimize import plan_draws
 from passes.proof.client import choose_in_worker
 from passes.proof.numbers import compare
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
+from passes.weights.sharing import MappedModel, portable
 
 __all__ = ["Deviation", "outputs"]
 
@@ -134,7 +135,7 @@ class Deviation:
         return _distance(expected, got).error > self.tolerance
 
 
-def outputs(model: Portable, feeds: Feeds) -> Outputs:
+def outputs(model: MappedModel, feeds: Feeds) -> Outputs:
     """In the proof worker: what `model` computes from each of `feeds`.
 
     Raises:

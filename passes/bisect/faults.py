@@ -8,10 +8,10 @@ from typing import Protocol, Self
 
 from passes.bisect.route import Made
 from passes.errors import PolicyError
-from passes.model.weights import DetachedModel
 from passes.policy.policy import unknown_structure
 from passes.run.reproduce import is_same_failure
 from passes.structures import Instance, structure_of
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Breakdown", "Fault", "Loss", "Run", "Sighting"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from passes.diff.found import NodeLabel
-from passes.model.weights import DetachedModel
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Culprit", "Finding", "Smallest"]
 

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
-from passes.model.cut import cut, types_of
-from passes.model.reads import reads_of
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import reads_of
+from passes.model.extraction import cut, types_of
 from passes.structures.view import GraphView
+from passes.weights.detached import DetachedModel
 
 __all__ = ["begin_near"]
 

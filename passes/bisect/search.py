@@ -8,8 +8,8 @@ from typing import Final
 
 from passes.bisect.faults import Fault, Sighting
 from passes.bisect.route import Made, Runs, Stretch, route
-from passes.model.weights import DetachedModel
 from passes.step import Repeat, Step
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Guilty", "Nothing", "find_guilty"]
 

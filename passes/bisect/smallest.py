@@ -13,11 +13,11 @@ from passes.bisect.route import Made, Runs
 from passes.bisect.search import Guilty
 from passes.errors import StepFailed
 from passes.external.onnxsim import STAGES
-from passes.model.weights import DetachedModel
 from passes.provenance import carry
 from passes.rewrites.fold_constants import FoldConstants
 from passes.run.reproduce import smallest
 from passes.step import Composite, Step
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Shown", "find_smallest"]
 

@@ -12,11 +12,11 @@ from passes.catalog.entry import Entry
 from passes.catalog.picture import UNPICTURED, picture_of, read_picture
 from passes.catalog.text import graph_text
 from passes.errors import PolicyError, StepFailed
+from passes.graph.traversal import live_nodes
 from passes.model.canonical import canonical_digest
-from passes.model.reads import live_nodes
-from passes.model.weights import DetachedModel, attach, detach
 from passes.step import Workbench
 from passes.suggest import nearest
+from passes.weights.detached import DetachedModel, attach, detach
 
 __all__ = ["Shown", "find", "fires", "show"]
 

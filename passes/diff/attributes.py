@@ -10,7 +10,7 @@ from onnx import AttributeProto, NodeProto
 from passes.diff.found import AttributeChange
 from passes.diff.labels import label_of
 from passes.diff.matched import Matched
-from passes.model.spelled import spelled_attribute
+from passes.graph.formatting import spelled_attribute
 from passes.provenance.wiring import Item
 
 __all__ = ["attribute_changes"]

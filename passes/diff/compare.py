@@ -14,14 +14,14 @@ from passes.diff.labels import label_of
 from passes.diff.matched import Matched, match_models
 from passes.diff.renamed import renamings
 from passes.diff.whole import function_changes, output_changes, sharing_changes
-from passes.model.canonical import Reading
-from passes.model.weights import DetachedModel
+from passes.model.canonical import CanonicalGraph
+from passes.weights.detached import DetachedModel
 
 __all__ = ["compare_matched", "compare_models"]
 
 
 def compare_models(
-    before: DetachedModel, after: DetachedModel, readings: tuple[Reading, Reading] | None = None
+    before: DetachedModel, after: DetachedModel, readings: tuple[CanonicalGraph, CanonicalGraph] | None = None
 ) -> Diff:
     """What `after` has otherwise than `before`; `readings` are theirs, if they have been read already.
 

@@ -10,9 +10,9 @@ from itertools import accumulate
 import numpy as np
 
 from passes.errors import StepFailed
-from passes.model.sharing import Portable
 from passes.proof.numbers import DRAWN, Errors, compare
 from passes.proof.precision import Precisions
+from passes.weights.sharing import MappedModel
 
 __all__ = ["Distance", "Pair", "distances"]
 
@@ -24,8 +24,8 @@ Distance = tuple[str, Errors]
 
 
 def distances(
-    before: Portable,
-    after: Portable,
+    before: MappedModel,
+    after: MappedModel,
     pairs: Sequence[Pair],
     draws: Sequence[Mapping[str, np.ndarray]],
     computed_in: Precisions,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from onnx import ModelProto, ValueInfoProto
 
 from passes.diff.found import HeaderChange
-from passes.model.spelled import spelled_type
+from passes.graph.formatting import spelled_type
 
 __all__ = ["header_changes"]
 

@@ -14,10 +14,10 @@ from onnx import TensorProto
 from passes.diff.found import InitializerChange
 from passes.diff.labels import label_of
 from passes.diff.matched import Matched
-from passes.model.spelled import spelled_shape
-from passes.model.weights import DetachedModel
+from passes.graph.formatting import spelled_shape
 from passes.provenance import form_of, marks_of
 from passes.provenance.wiring import Wiring
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Stored", "initializer_changes"]
 

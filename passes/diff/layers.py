@@ -10,11 +10,11 @@ from passes.diff.distances import Pair
 from passes.diff.labels import label_of
 from passes.diff.matched import Matched
 from passes.diff.numbers import DrawnInputs, measure_pairs
-from passes.model.weights import DetachedModel
 from passes.proof.numbers import Errors
 from passes.provenance.places import Place, place_of
 from passes.provenance.wiring import ABSENT
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["LayerErrors", "compare_layers"]
 

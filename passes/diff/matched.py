@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from passes.diff.signature import same_inputs
-from passes.model.canonical import Reading, read
-from passes.model.weights import DetachedModel
+from passes.model.canonical import CanonicalGraph, read
 from passes.provenance.match import match
 from passes.provenance.replaced import replacements
 from passes.provenance.same import Same, is_one_kind, name_of, result_of
 from passes.provenance.wiring import Meanings, wire
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Matched", "match_models"]
 
@@ -28,7 +28,7 @@ class Matched:
 
     before: DetachedModel
     after: DetachedModel
-    readings: tuple[Reading, Reading]
+    readings: tuple[CanonicalGraph, CanonicalGraph]
     inputs: Mapping[str, str]
     """Input of the model after → the input of the model before that it is."""
     same: Same
@@ -45,7 +45,7 @@ class Matched:
 
 
 def match_models(
-    before: DetachedModel, after: DetachedModel, readings: tuple[Reading, Reading] | None = None
+    before: DetachedModel, after: DetachedModel, readings: tuple[CanonicalGraph, CanonicalGraph] | None = None
 ) -> Matched:
     """Match two models; `readings` are theirs, if they have been read already."""
     first, second = readings or (read(before), read(after))

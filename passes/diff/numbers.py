@@ -13,8 +13,6 @@ from passes.diff.distances import Distance, Pair
 from passes.diff.matched import Matched
 from passes.diff.signature import same_outputs
 from passes.errors import ModelError, StepFailed
-from passes.model.sharing import portable
-from passes.model.weights import DetachedModel
 from passes.optimize import plan_draws
 from passes.proof.client import choose_in_worker
 from passes.proof.numbers import Errors
@@ -22,6 +20,8 @@ from passes.proof.precision import computed_types
 from passes.proof.types import worst_errors
 from passes.provenance.wiring import ABSENT
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
+from passes.weights.sharing import portable
 
 __all__ = ["DrawnInputs", "Numbers", "ValueErrors", "compare_numbers", "draw_inputs", "measure_pairs"]
 

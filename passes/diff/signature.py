@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from onnx import GraphProto, ValueInfoProto
 
-from passes.model.spelled import spelled_type
+from passes.graph.formatting import spelled_type
 
 __all__ = ["same_inputs", "same_outputs"]
 

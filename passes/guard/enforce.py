@@ -12,7 +12,6 @@ from passes.guard.record import Returned
 from passes.guard.recorded import Recorded
 from passes.guard.settings import Demands
 from passes.model.canonical import canonical_digest
-from passes.model.weights import DetachedModel
 from passes.proof.numeric import NumericProver
 from passes.provenance import carry
 from passes.run.pins import unpin
@@ -20,6 +19,7 @@ from passes.run.result import PassRun, Status
 from passes.run.runner import run_passes
 from passes.run.tracked import Watched, find_structures
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Outcome", "RefusedByOptimizer", "Unguarded", "enforce"]
 

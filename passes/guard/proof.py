@@ -10,15 +10,16 @@ import numpy as np
 import onnx
 
 from passes.errors import ModelError, StepFailed
+from passes.graph.op_facts import RANDOM_OPS
 from passes.guard.calls.base import Call
-from passes.model.canonical import RANDOM_OPS, Reading
-from passes.model.weights import DetachedModel
+from passes.model.canonical import CanonicalGraph
 from passes.optimize import FIRST_SIZE, drawn_shape, open_dims, plan_draws
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawPlan
 from passes.proof.numeric import NumericProver
 from passes.proof.types import Measurement, Sensitivity
 from passes.step import Workbench
 from passes.structures import Instance
+from passes.weights.detached import DetachedModel
 
 __all__ = ["NotComparable", "StructureOnly", "numbers_prover"]
 
@@ -35,7 +36,7 @@ class NumbersProver(NumericProver):
 
     _has_looked = False
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: Reading | None = None) -> None:
+    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
         if not self._has_looked:
             super().watch(model, instances, reading)
         self._has_looked = True
@@ -44,16 +45,16 @@ class NumbersProver(NumericProver):
 class StructureOnly(NumericProver):
     """Finds no difference in any numbers, since there are none."""
 
-    def measure(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
+    def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
         return Measurement({}, {})
 
     def has_run(self, model: DetachedModel) -> bool:
         return True
 
-    def run(self, model: DetachedModel, reading: Reading | None = None, *, hold: bool = True) -> Measurement:
+    def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
         return Measurement({}, {})
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: Reading | None = None) -> None:
+    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
         pass
 
     def power(self) -> Sensitivity:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from passes.model.weights import DetachedModel
 from passes.step import Composite, Narrows, Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Recorded"]
 

@@ -9,8 +9,6 @@ from typing import Any, Final
 from uuid import uuid4
 
 from passes.errors import StepCrashed, StepTimedOut
-from passes.model.sharing import portable
-from passes.model.weights import DetachedModel
 from passes.proof.draw_choice import ChosenDraw
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan
 from passes.proof.fault_injection import Fault
@@ -18,10 +16,11 @@ from passes.proof.gauges import Gauges
 from passes.proof.numbers import Tolerance
 from passes.proof.part import Part
 from passes.proof.precision import Precisions
-from passes.proof.table_match import Match
-from passes.proof.tables import TablesPart
+from passes.proof.tables import Match, TablesPart
 from passes.proof.types import BaselineRun, DrawErrors, Reference, RunRequest
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
+from passes.weights.sharing import portable
 from passes.worker.client import ask_again
 
 __all__ = ["ProofClient", "choose_in_worker"]

@@ -7,23 +7,23 @@ that are all different, and if the results are equal, each element came from the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
+import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto
 
-from passes.model.weights import DetachedModel
-from passes.proof.base import Base
-from passes.proof.claims import Claim, Claims
-from passes.proof.moves import Distinct, can_be_distinct, data_operands
-from passes.proof.part import Part, part_of
-from passes.proof.pieces import NEW, first_output, node_of, tensor_of
+from passes.graph.op_facts import moved_inputs
+from passes.proof.claims import BaseModelRun, Claim, Claims, Distinct
+from passes.proof.part import NEW, Part, first_output, node_of, part_model, part_of, tensor_of
 
-__all__ = ["Mover", "parts_of"]
+__all__ = ["Mover", "can_be_distinct", "distinct_arrays", "parts_of"]
 
 
-def parts_of(base: Base, claims: Claims, held: frozenset[str]) -> list[Part] | None:
+def parts_of(base: BaseModelRun, claims: Claims, held: frozenset[str]) -> list[Part] | None:
     """The parts that decide `claims`; None when they would be much of the model, or it cannot be run in pieces."""
     whole = part_of(base, claims, held)
     if whole is not None:
@@ -50,13 +50,10 @@ class _Sides:
 class Mover:
     """Collects the claims that are about moved values, and cuts out what it takes to decide them."""
 
-    def __init__(self, base: Base, claims: Claims, held: frozenset[str]) -> None:
-        graph = claims.after.proto.graph
+    def __init__(self, base: BaseModelRun, claims: Claims, held: frozenset[str]) -> None:
         self._base = base
         self._claims = claims
         self._held = held
-        self._makers = {name: node for node in graph.node for name in node.output if name}
-        self._stored = {tensor.name: tensor for tensor in graph.initializer}
         self._all = _Sides()
         self._pairs: list[tuple[str, str]] = []
         self.visits = 0
@@ -84,23 +81,16 @@ class Mover:
         free = self._all.cuts.isdisjoint(made | self._all.given.keys()) and made.isdisjoint(self._all.given)
         if not free or not can_be_distinct(distinct.values()):
             return None
-        source = self._base.model.proto
-        proto = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
-        proto.graph.name = "moved"
-        proto.graph.input.extend(onnx.ValueInfoProto(name=name) for name in (*distinct, *self._all.given))
-        proto.graph.initializer.extend(self._all.stored.values())
-        for side, model in (("old", self._base.model), ("new", self._claims.after)):
-            copies = (self._all.nodes.get((side, first_output(node))) for node in model.proto.graph.node)
-            proto.graph.node.extend(copy for copy in copies if copy is not None)
-        weights = {**self._base.model.weights, **self._claims.after.weights}
-        return Part(DetachedModel(proto, weights), self._all.given, tuple(self._pairs), distinct)
+        inputs = (onnx.ValueInfoProto(name=name) for name in (*distinct, *self._all.given))
+        model = part_model(self._base, self._claims, self._all.nodes, inputs, self._all.stored)
+        return Part(model, self._all.given, tuple(self._pairs), distinct)
 
     def _new_side(self, root: str, sides: _Sides) -> bool:
         front = [root]
         while front:
             self.visits += 1
-            node = self._makers.get(front.pop())
-            moved = data_operands(node) if node is not None else []
+            node = self._claims.producers.get(front.pop())
+            moved = moved_inputs(node) if node is not None else []
             if node is None or not moved:
                 return False
             if ("new", first_output(node)) in sides.nodes:
@@ -127,7 +117,7 @@ class Mover:
             if name in sides.cuts:
                 continue
             node = self._base.producers.get(name)
-            moved = data_operands(node) if node is not None else []
+            moved = moved_inputs(node) if node is not None else []
             if node is None or not moved:
                 return False
             if ("old", first_output(node)) in sides.nodes:
@@ -151,10 +141,11 @@ class Mover:
 
     def _told_anew(self, name: str, sides: _Sides) -> bool:
         """`_told`, of a value that only the changed model has."""
-        if name in self._stored:
-            sides.stored[NEW + name] = tensor_of(self._stored[name], NEW + name)
+        tensor = self._claims.initializers.get(name)
+        if tensor is not None:
+            sides.stored[NEW + name] = tensor_of(tensor, NEW + name)
             return True
-        node = self._makers.get(name)
+        node = self._claims.producers.get(name)
         if node is None or node.op_type != "Constant":
             return False
         _add("new", node, sides).output[:] = [NEW + name]
@@ -164,3 +155,25 @@ class Mover:
 def _add(side: str, node: NodeProto, sides: _Sides) -> NodeProto:
     copy = sides.nodes[side, first_output(node)] = node_of(side, node)
     return copy
+
+
+def can_be_distinct(wanted: Iterable[Distinct]) -> bool:
+    """Whether each dtype tells as many numbers apart as all of them together have elements."""
+    every = list(wanted)
+    elements = sum(math.prod(one.shape) for one in every)
+    return all(elements < DISTINCT.get(one.dtype, 0) for one in every)
+
+
+def distinct_arrays(wanted: Mapping[str, Distinct]) -> dict[str, np.ndarray]:
+    """Arrays that share no number, and in which none occurs twice."""
+    arrays: dict[str, np.ndarray] = {}
+    start = 1
+    for name, one in wanted.items():
+        stop = start + math.prod(one.shape)
+        arrays[name] = np.arange(start, stop).astype(one.dtype).reshape(one.shape)
+        start = stop
+    return arrays
+
+
+DISTINCT: Final[Mapping[str, int]] = {"float32": 2**24, "float64": 2**53, "int32": 2**31, "int64": 2**53}
+"""Dtype → up to where it tells whole numbers apart."""

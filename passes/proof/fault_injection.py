@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx
-from onnx import NodeProto
+from onnx import GraphProto, NodeProto
 
-from passes.model.reads import reads_of
-from passes.model.weights import DetachedModel
+from passes.graph.op_facts import LAYOUT_OPS
+from passes.graph.traversal import reads_of
 from passes.proof.types import Sensitivity
 from passes.structures import Instance
+from passes.weights.detached import DetachedModel
 
-__all__ = ["Fault", "fault_in"]
+__all__ = ["Fault", "fault_in", "zeros_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +88,28 @@ def _needed(nodes: Sequence[NodeProto], wanted: set[str]) -> list[NodeProto]:
             needed.append(node)
             wanted.update(reads_of(node))
     return needed[::-1]
+
+
+def zeros_of(graph: GraphProto, zeroed: Collection[str], fed: Mapping[str, np.ndarray]) -> set[str]:
+    """The values of `graph` that are all zeros when the initializers called `zeroed` are, and its inputs are `fed`.
+
+    Only what follows by arithmetic: zeros in another layout, and a product of zeros with inputs that are finite. Not
+    every zero is found.
+    """
+    zeros = set(zeroed)
+    finite = {info.name for info in graph.input if np.isfinite(fed[info.name]).all()}
+    for node in graph.node:
+        if _moves(node, zeros) or _multiplies(node, zeros, finite):
+            zeros.update(node.output)
+    return zeros
+
+
+def _moves(node: NodeProto, zeros: set[str]) -> bool:
+    return not node.domain and node.op_type in LAYOUT_OPS and node.input[0] in zeros
+
+
+def _multiplies(node: NodeProto, zeros: set[str], finite: set[str]) -> bool:
+    """A Gemm or a Conv may add something."""
+    if node.domain or node.op_type != "MatMul" or zeros.isdisjoint(node.input):
+        return False
+    return all(name in zeros or name in finite for name in node.input)

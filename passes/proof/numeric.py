@@ -19,11 +19,9 @@ import numpy as np
 import onnx
 
 from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
-from passes.model.canonical import Meanings, Reading, read
-from passes.model.reads import live_nodes
-from passes.model.weights import DetachedModel
-from passes.proof.base import Base, small_values
-from passes.proof.claims import Claims, claims_by_name, claims_refined
+from passes.graph.traversal import live_nodes
+from passes.model.canonical import CanonicalGraph, ValueDigests, read
+from passes.proof.claims import BaseModelRun, Claims, claims_by_name, claims_refined, small_values
 from passes.proof.client import ProofClient
 from passes.proof.coverage import Coverage, coverage_of
 from passes.proof.data_movement import parts_of
@@ -32,12 +30,12 @@ from passes.proof.fault_injection import Fault, fault_in
 from passes.proof.gauges import Gauges, Readings, gauges_of
 from passes.proof.numbers import Tolerance
 from passes.proof.precision import Precisions, computed_types
-from passes.proof.same_executable import is_alike
-from passes.proof.table_match import Match
-from passes.proof.tables import TableCheck, TablesPart, tables_of
+from passes.proof.same_executable import is_same_executable
+from passes.proof.tables import Match, TableCheck, TablesPart, tables_of
 from passes.proof.types import BaselineRun, DrawErrors, Measurement, Reference, RunRequest, Sensitivity, worst_errors
 from passes.step import Workbench
 from passes.structures import Instance
+from passes.weights.detached import DetachedModel
 
 __all__ = ["NumericProver"]
 
@@ -83,7 +81,7 @@ class NumericProver:
         self._power = Sensitivity(math.inf, ())
         self._measured: dict[str, Measurement] = {}
         self._equal: dict[str, str] = {}
-        self._base: Base | None = None
+        self._base: BaseModelRun | None = None
         self._held: frozenset[str] = frozenset()
         self._ran: onnx.ModelProto | None = None
         self._rehearsed: onnx.ModelProto | None = None
@@ -114,7 +112,7 @@ class NumericProver:
     def start(self) -> None:
         self._bench.start()
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: Reading | None = None) -> None:
+    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
         """From now on compare the values at `instances` too, and find out how visible a fault in their weights is.
 
         `model` is the exported model, whose outputs have been compared with the reference. It runs in the background;
@@ -170,7 +168,7 @@ class NumericProver:
             self._fault = None
         return self._power
 
-    def measure(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
+    def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
         """Compare every draw. What computes the very same thing as before is not run again.
 
         Raises:
@@ -188,7 +186,7 @@ class NumericProver:
             self._measured[meanings.whole] = known or self.run(model, reading)
         return self._measured[meanings.whole]
 
-    def _wrong_tables(self, model: DetachedModel, meanings: Meanings) -> str:
+    def _wrong_tables(self, model: DetachedModel, meanings: ValueDigests) -> str:
         """What is wrong with the tables of `model`, of which the draws do not read all rows."""
         if self._tables is None:
             return ""
@@ -200,7 +198,7 @@ class NumericProver:
         except StepFailed:  # then nothing is known of them, which the report says
             return [Match(is_unknown=True)] * len(tables.news)
 
-    def coverage(self, model: DetachedModel, reading: Reading | None = None) -> Coverage:
+    def coverage(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Coverage:
         self._settle()
         draws = [one.draw for one in self._references if one.draw is not None]
         labels = [one.label for one in self._references]
@@ -211,7 +209,7 @@ class NumericProver:
     def has_run(self, model: DetachedModel) -> bool:
         return self._ran is model.proto
 
-    def run(self, model: DetachedModel, reading: Reading | None = None, *, hold: bool = True) -> Measurement:
+    def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
         self._settle()
         meanings = self._meanings(reading or read(model))
         errors = None if hold else self._seen_in_rehearsal(model)
@@ -230,7 +228,7 @@ class NumericProver:
             self._rehearsed = model.proto
 
     def _seen_in_rehearsal(self, model: DetachedModel) -> Sequence[DrawErrors] | None:
-        if self._rehearsed is None or not is_alike(self._rehearsed, model.proto):
+        if self._rehearsed is None or not is_same_executable(self._rehearsed, model.proto):
             return None
         return self._client.rehearsed()
 
@@ -255,7 +253,7 @@ class NumericProver:
                 raise
             raise ModelError(f"the model does not run as it is: {failure}") from failure
 
-    def _note_baseline(self, model: DetachedModel, meanings: Meanings, fault: Fault, found: BaselineRun) -> None:
+    def _note_baseline(self, model: DetachedModel, meanings: ValueDigests, fault: Fault, found: BaselineRun) -> None:
         if found.nan_outputs:
             raise ModelError(
                 f"output {found.nan_outputs[0]!r} of the reference holds NaN, so nothing can be compared with it; "
@@ -279,12 +277,12 @@ class NumericProver:
         self._client.replace_references(self._references)
 
     def _noted(
-        self, model: DetachedModel, meanings: Meanings, draws: Sequence[DrawErrors], held: frozenset[str]
+        self, model: DetachedModel, meanings: ValueDigests, draws: Sequence[DrawErrors], held: frozenset[str]
     ) -> Measurement:
         """What a run has measured; a model that is right is what the next ones are proven equal to."""
         measurement = Measurement(worst_errors([one for one, _ in draws]), worst_errors([one for _, one in draws]))
         if not measurement.why:
-            self._base, self._held = Base(model, meanings), held
+            self._base, self._held = BaseModelRun(model, meanings), held
             self._measured[meanings.whole] = measurement
         return measurement
 
@@ -302,10 +300,10 @@ class NumericProver:
         else:  # it went with the last server, which it may have brought down
             self._power, self._fault = self._fault.unseen(), None
 
-    def _meanings(self, reading: Reading) -> Meanings:
+    def _meanings(self, reading: CanonicalGraph) -> ValueDigests:
         return reading.meanings(lambda _, digest: self._equal.get(digest, digest))
 
-    def _proven_equal(self, model: DetachedModel, reading: Reading) -> Measurement | None:
+    def _proven_equal(self, model: DetachedModel, reading: CanonicalGraph) -> Measurement | None:
         """What the base measured, when every claim that makes `model` equal to it holds."""
         base = self._base
         if base is None or not self._references:
@@ -316,12 +314,12 @@ class NumericProver:
         for claims in (claims_refined(base, by_name, self._equal), by_name):
             if claims is not None and self._holds(base, claims):
                 measurement = self._measured[base.meanings.whole]
-                self._base = Base(model, claims.learned(base, self._equal))
+                self._base = BaseModelRun(model, claims.learned(base, self._equal))
                 self._measured[self._base.meanings.whole] = measurement
                 return measurement
         return None
 
-    def _holds(self, base: Base, claims: Claims) -> bool:
+    def _holds(self, base: BaseModelRun, claims: Claims) -> bool:
         if not claims.cover(base, self._probes):
             return False
         if not claims.claims:
@@ -333,6 +331,6 @@ class NumericProver:
             return False
 
 
-def _kept(model: DetachedModel, meanings: Meanings, inner: Sequence[str]) -> dict[str, str]:
+def _kept(model: DetachedModel, meanings: ValueDigests, inner: Sequence[str]) -> dict[str, str]:
     """The values of a run to hold for later, with their meanings."""
     return {name: meanings.values[name] for name in (*small_values(model), *inner)}

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from passes.model.canonical import Reading
-from passes.model.weights import DetachedModel
+from passes.model.canonical import CanonicalGraph
 from passes.proof.coverage import Coverage
 from passes.proof.types import Measurement, Sensitivity
 from passes.step import Workbench
 from passes.structures import Instance
+from passes.weights.detached import DetachedModel
 
 __all__ = ["STRUCTURE", "Prover", "StructureProver"]
 
@@ -30,14 +30,14 @@ class Prover(Protocol):
     def start(self) -> None:
         """Start the workers now, so that they are ready when they are called."""
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: Reading | None = None) -> None:
+    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
         """Take `model` for the exported one, and look at the values at `instances` too."""
 
-    def measure(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
+    def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
         """How far `model` is from the reference."""
         ...
 
-    def run(self, model: DetachedModel, reading: Reading | None = None, *, hold: bool = True) -> Measurement:
+    def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
         """`measure`, always by running the whole model; `hold` what others may be proven equal to it by."""
         ...
 
@@ -49,7 +49,7 @@ class Prover(Protocol):
         """Whether a fault in the kept weights would be seen."""
         ...
 
-    def coverage(self, model: DetachedModel, reading: Reading | None = None) -> Coverage:
+    def coverage(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Coverage:
         """What the proof has shown of the exported model, where `model` came of it in the end."""
         ...
 
@@ -70,12 +70,14 @@ class StructureProver:
     def start(self) -> None:
         self._bench.worker.start()
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: Reading | None = None) -> None: ...
+    def watch(
+        self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None
+    ) -> None: ...
 
-    def measure(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
+    def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
         return NOTHING
 
-    def run(self, model: DetachedModel, reading: Reading | None = None, *, hold: bool = True) -> Measurement:
+    def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
         return NOTHING
 
     def has_run(self, model: DetachedModel) -> bool:
@@ -84,7 +86,7 @@ class StructureProver:
     def power(self) -> Sensitivity:
         return Sensitivity(math.inf, ())
 
-    def coverage(self, model: DetachedModel, reading: Reading | None = None) -> Coverage:
+    def coverage(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Coverage:
         return Coverage()
 
     def rehearse(self, model: DetachedModel) -> None: ...

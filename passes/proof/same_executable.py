@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from onnx import GraphProto, ModelProto, NodeProto
 
-__all__ = ["is_alike"]
+__all__ = ["is_same_executable"]
 
 
-def is_alike(one: ModelProto, other: ModelProto) -> bool:
+def is_same_executable(one: ModelProto, other: ModelProto) -> bool:
     """Whether both have the same nodes in the same order, on the same values, with the same declared types.
 
     More than to compute the same: of two models that do, a runtime may refuse one for a type that it declares.

@@ -15,19 +15,20 @@ import onnx
 from onnx import helper, numpy_helper
 
 from passes.errors import StepFailed
-from passes.model.sessions import Session
-from passes.model.sharing import Portable
-from passes.model.stand_ins import Weight
+from passes.proof.claims import Distinct
+from passes.proof.data_movement import distinct_arrays
 from passes.proof.draw_choice import ChosenDraw, choose_draws
 from passes.proof.draws import Draw, DrawPlan
+from passes.proof.fault_injection import zeros_of
 from passes.proof.gauges import Gauges, Readings, add_gauges
 from passes.proof.lookups import Lookup
-from passes.proof.moves import Distinct, distinct_arrays
 from passes.proof.numbers import DRAWN, Errors, Tolerance, compare, same_bits
 from passes.proof.precision import Precisions
-from passes.proof.table_match import Match, match_table
+from passes.proof.tables import Match, match_table
 from passes.proof.types import BaselineRun, DrawErrors, RunRequest
-from passes.proof.zeros import zeros_of
+from passes.weights.sessions import Session
+from passes.weights.sharing import MappedModel
+from passes.weights.stand_ins import Weight
 
 __all__ = ["KEEP_BYTES", "ProofServer", "ask", "run_and_choose"]
 
@@ -75,7 +76,7 @@ class ProofServer:
 
     def run_baseline(
         self,
-        model: Portable,
+        model: MappedModel,
         request: RunRequest,
         computed_in: Precisions,
         gauges: Gauges,
@@ -97,7 +98,7 @@ class ProofServer:
             return self._run_gauged(model, request, Gauges(), plan, unmeasured)
 
     def _run_gauged(
-        self, model: Portable, request: RunRequest, gauges: Gauges, plan: DrawPlan | None, readings: Readings
+        self, model: MappedModel, request: RunRequest, gauges: Gauges, plan: DrawPlan | None, readings: Readings
     ) -> BaselineRun:
         proto = model.model()
         outputs = _outputs_of(proto)
@@ -132,7 +133,7 @@ class ProofServer:
             if array.dtype.kind == "f" and np.isnan(array).any()
         ]
 
-    def run(self, model: Portable, request: RunRequest) -> list[DrawErrors]:
+    def run(self, model: MappedModel, request: RunRequest) -> list[DrawErrors]:
         """Run `model` and compare its outputs, and inner values; for each draw."""
         session = model.session(request.values)
         outputs = _outputs_of(model.model())
@@ -154,7 +155,7 @@ class ProofServer:
         """The meanings of which every draw has the value."""
         return frozenset.intersection(*(frozenset(draw.held) for draw in self._draws)) if self._draws else frozenset()
 
-    def rehearse(self, model: Portable, request: RunRequest) -> None:
+    def rehearse(self, model: MappedModel, request: RunRequest) -> None:
         """Begin to `run` a model of which nobody knows yet whether it will be asked for, beside what comes after."""
         self._rehearsed = self._beside.submit(self.run, model, request)
 
@@ -164,7 +165,7 @@ class ProofServer:
 
     def equal(
         self,
-        part: Portable,
+        part: MappedModel,
         given: Mapping[str, str],
         distinct: Mapping[str, Distinct],
         pairs: Sequence[tuple[str, str]],
@@ -188,14 +189,14 @@ class ProofServer:
         return True
 
     def match_tables(
-        self, part: Portable, olds: Sequence[tuple[str, Lookup]], news: Sequence[tuple[str, Lookup]]
+        self, part: MappedModel, olds: Sequence[tuple[str, Lookup]], news: Sequence[tuple[str, Lookup]]
     ) -> list[Match]:
         """Where the rows of each new table lie in the old ones; `part` computes all of them from constants."""
         computed = part.session().run({})
         tables = [lookup.as_rows(computed[name]) for name, lookup in olds]
         return [match_table(tables, lookup.as_rows(computed[name]), self._tolerances) for name, lookup in news]
 
-    def plant(self, part: Portable, cuts: Sequence[str], zeroed: Sequence[str], seen: Sequence[str]) -> None:
+    def plant(self, part: MappedModel, cuts: Sequence[str], zeroed: Sequence[str], seen: Sequence[str]) -> None:
         """Begin to find out how far the values called `seen` move when the weights `zeroed` are zero.
 
         Reads the first draw; `cuts` names expected inner values that `part` reads. It goes on beside the questions that
@@ -208,7 +209,9 @@ class ProofServer:
         assert self._excess is not None, "nothing was planted"
         return self._excess.result()
 
-    def _moved_by(self, part: Portable, cuts: Sequence[str], zeroed: Sequence[str], seen: Sequence[str]) -> list[float]:
+    def _moved_by(
+        self, part: MappedModel, cuts: Sequence[str], zeroed: Sequence[str], seen: Sequence[str]
+    ) -> list[float]:
         draw = self._draws[0]
         fed = draw.feeds | {name: draw.inner[name] for name in cuts}
         expected = {name: draw.inner[name] for name in seen}
@@ -229,7 +232,7 @@ def _outputs_of(model: onnx.ModelProto) -> list[str]:
     return [info.name for info in model.graph.output]
 
 
-def _zeroed_session(part: Portable, fed: Arrays, zeroed: Sequence[str], outputs: Sequence[str]) -> Session:
+def _zeroed_session(part: MappedModel, fed: Arrays, zeroed: Sequence[str], outputs: Sequence[str]) -> Session:
     weights = part.mapped()
     weights |= {name: _zeros(weights[name]) for name in zeroed if name in weights}
     proto = part.model()
@@ -244,7 +247,7 @@ def _zeros(weight: Weight) -> Weight:
     return Weight(weight.dims, weight.data_type, np.zeros(weight.data.nbytes, np.uint8), "")
 
 
-def _part_session(part: Portable, fed: Arrays, outputs: Sequence[str]) -> Session:
+def _part_session(part: MappedModel, fed: Arrays, outputs: Sequence[str]) -> Session:
     proto = part.model()
     _type_inputs(proto.graph, fed)
     return Session(proto, part.mapped(), list(dict.fromkeys(outputs)))
@@ -268,7 +271,7 @@ def ask(desk: dict[str, Any], owner: str, question: str, **arguments: Any) -> An
 
 
 def run_and_choose(
-    model: Portable, plan: DrawPlan, random_outputs: Sequence[str]
+    model: MappedModel, plan: DrawPlan, random_outputs: Sequence[str]
 ) -> tuple[list[ChosenDraw], list[str]]:
     """See `client.choose_in_worker`."""
     session, skipped = model.session(), []

@@ -8,8 +8,7 @@ from typing import Final
 
 from onnx import ModelProto, NodeProto
 
-from passes.model.subject import Subject
-from passes.model.weights import DetachedModel
+from passes.model.analysis import AnalyzedModel
 from passes.provenance.marks import joined, marks_of, write_marks
 from passes.provenance.match import match
 from passes.provenance.names import restore_names
@@ -18,6 +17,7 @@ from passes.provenance.replaced import Replaced, replacements
 from passes.provenance.same import Same
 from passes.provenance.weight_origins import trace_weights
 from passes.provenance.wiring import ABSENT, Meanings, Wiring, wire
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Carrier", "carry"]
 
@@ -29,11 +29,11 @@ class Carrier:
         self._meanings: Meanings = {}
         self._wirings: list[tuple[ModelProto, Wiring]] = []
 
-    def carry(self, before: Subject, after: Subject, author: str) -> None:
+    def carry(self, before: AnalyzedModel, after: AnalyzedModel, author: str) -> None:
         """`passes.provenance.carry`. Changes the graph of `after`."""
         _carry(self._wired(before), before.model, self._wired(after), after.model, author)
 
-    def _wired(self, subject: Subject) -> Wiring:
+    def _wired(self, subject: AnalyzedModel) -> Wiring:
         """A model is known again by identity."""
         found = next((one for proto, one in self._wirings if proto is subject.model.proto), None)
         if found is None:
@@ -51,7 +51,7 @@ def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedM
     stored tensor that the pass made is marked with the initializers of the source that it was made of.
     Changes `after.proto`.
     """
-    Carrier().carry(Subject(before), Subject(after), author)
+    Carrier().carry(AnalyzedModel(before), AnalyzedModel(after), author)
     return after
 
 

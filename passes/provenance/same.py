@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
-from typing import Final
 
+from passes.graph.op_facts import COMMUTATIVE
 from passes.provenance.wiring import ABSENT, Item, Wiring
 
 __all__ = [
-    "COMMUTATIVE",
     "Handle",
     "Same",
     "alone",
@@ -21,8 +20,6 @@ __all__ = [
     "reading_of",
     "result_of",
 ]
-
-COMMUTATIVE: Final = frozenset({"Add", "Mul", "And", "Or", "Xor", "Max", "Min", "Sum", "Mean", "Equal"})
 
 
 class Same:

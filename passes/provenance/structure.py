@@ -6,7 +6,8 @@ import itertools
 from collections import defaultdict
 from collections.abc import Hashable
 
-from passes.provenance.same import COMMUTATIVE, Same, alone, is_namesake, is_one_kind, name_of, reading_of, result_of
+from passes.graph.op_facts import COMMUTATIVE
+from passes.provenance.same import Same, alone, is_namesake, is_one_kind, name_of, reading_of, result_of
 from passes.provenance.wiring import ABSENT, Item, Wiring
 
 __all__ = ["by_meaning", "by_readers", "by_weights", "spread"]

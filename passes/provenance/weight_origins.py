@@ -14,14 +14,15 @@ from typing import Final
 import onnx
 from onnx import GraphProto, TensorProto
 
-from passes.model.bodies import bodies_of, every_graph
-from passes.model.weights import DetachedModel
+from passes.graph.op_facts import COMMUTATIVE
+from passes.graph.traversal import bodies_of, every_graph
 from passes.provenance.marks import SHOWN, Marks, marks_of, write_marks
 from passes.provenance.names import free_name
 from passes.provenance.replaced import Replaced
-from passes.provenance.same import COMMUTATIVE, Same
+from passes.provenance.same import Same
 from passes.provenance.weight_readers import PRODUCTS
 from passes.provenance.wiring import ABSENT, TELLING, Wiring
+from passes.weights.detached import DetachedModel
 
 __all__ = ["FORM_KEY", "form_of", "name_weights", "trace_weights"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import onnx
 
-from passes.model.files import save
-from passes.model.weights import DetachedModel, attach
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
 from passes.proof.types import Sensitivity
 from passes.run.tracked import Watched
+from passes.weights.detached import DetachedModel, attach
+from passes.weights.files import save
 
 __all__ = ["PassRow", "PassRun", "Status", "StructureVerdict"]
 

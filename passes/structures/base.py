@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 import onnx
 
 from passes.model.rounding import Sums
-from passes.model.weights import DetachedModel
 from passes.structures.view import GraphView
+from passes.weights.detached import DetachedModel
 
 __all__ = [
     "Boundary",

@@ -15,11 +15,11 @@ from typing import Final
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
-from passes.model.digests import digest_of
-from passes.model.reads import live_nodes
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import live_nodes
 from passes.structures.base import Core, CoreNode, Instance
 from passes.structures.operand_check import computed_constant, constants_of
+from passes.weights.detached import DetachedModel
+from passes.weights.stand_ins import digest_of
 
 __all__ = ["CAST_TO", "FAR_HOPS", "MOST_COMPUTED", "CoreIndex", "lost_cores"]
 

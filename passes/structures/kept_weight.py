@@ -9,18 +9,18 @@ from itertools import permutations
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.model.canonical import Meanings
-from passes.model.digests import digest_of
+from passes.model.canonical import ValueDigests
 from passes.model.rounding import Sums, sums_of
 from passes.structures.base import KeptWeight
 from passes.structures.matrices import Matrix, matrix_values
 from passes.structures.projection import Projection
 from passes.structures.view import GraphView
+from passes.weights.stand_ins import digest_of
 
 __all__ = ["kept_weight"]
 
 
-def kept_weight(view: GraphView, role: str, projection: Projection, meanings: Meanings | None) -> KeptWeight:
+def kept_weight(view: GraphView, role: str, projection: Projection, meanings: ValueDigests | None) -> KeptWeight:
     """The matrix of `projection` in that `role`; `meanings` are those of the exported model, if they are needed.
 
     A matrix that is computed from stored tensors may be folded into one, by whoever computes in another order. So it

@@ -9,12 +9,12 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
-from passes.model.weights import DetachedModel
 from passes.structures.base import Boundary, Crossing, Found, Instance
 from passes.structures.boundary_check import lost_boundaries, sources_of
 from passes.structures.sketch import pins_at
 from passes.structures.view import GraphView, modules_of
 from passes.suggest import nearest
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Modules"]
 

@@ -10,8 +10,7 @@ from itertools import product
 from typing import ClassVar, Final
 
 from passes.model.canonical import meanings_of
-from passes.model.inlined import with_functions_inlined
-from passes.model.weights import DetachedModel
+from passes.model.extraction import with_functions_inlined
 from passes.structures.attention_shape import Operands, attention_operands
 from passes.structures.base import Found, Instance, KeptWeight
 from passes.structures.kept_weight import kept_weight
@@ -19,6 +18,7 @@ from passes.structures.projection import Projection, computed_from, projections_
 from passes.structures.qkv_check import lost_projections
 from passes.structures.view import GraphView, module_of
 from passes.structures.wiring_check import bypassed_projections, with_wiring
+from passes.weights.detached import DetachedModel
 
 __all__ = ["SeparateQKV"]
 

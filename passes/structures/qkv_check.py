@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from passes.model.weights import DetachedModel
 from passes.structures.base import Instance
 from passes.structures.operand_check import ProductOperands
+from passes.weights.detached import DetachedModel
 
 __all__ = ["lost_projections"]
 

@@ -10,12 +10,12 @@ from typing import Final
 
 from onnx import NodeProto
 
-from passes.model.weights import DetachedModel
 from passes.structures.base import Found, Instance
 from passes.structures.core_check import lost_cores
 from passes.structures.sketch import Sketch, instances_of
 from passes.structures.view import GraphView, op_of
 from passes.suggest import nearest
+from passes.weights.detached import DetachedModel
 
 __all__ = ["ChosenNodes", "name_of", "op_of"]
 

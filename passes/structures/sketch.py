@@ -11,12 +11,12 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
-from passes.model.digests import digest_of
-from passes.model.weights import DetachedModel
 from passes.structures.base import Core, CoreNode, Found, Instance, KeptWeight
 from passes.structures.core_check import CAST_TO, FAR_HOPS, MOST_COMPUTED, CoreIndex, lost_cores
 from passes.structures.matrices import matrix_of, matrix_values
 from passes.structures.view import GraphView, constant_of, module_of, op_of
+from passes.weights.detached import DetachedModel
+from passes.weights.stand_ins import digest_of
 
 __all__ = ["PRODUCTS", "ShapedStructure", "Sketch", "instances_of", "pins_at", "unique_names"]
 

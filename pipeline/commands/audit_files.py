@@ -9,7 +9,7 @@ from pathlib import Path
 from passes.advisories import Table, table_text
 from passes.advisories.known import file_name
 from passes.audit.reproducers import told_by
-from passes.model.files import replace_when_done
+from passes.weights.files import replace_when_done
 from pipeline.workspace import disk_errors
 
 __all__ = ["remove_stale", "write_reproducer", "write_table"]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from passes.model.files import replace_when_done
+from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
 from pipeline.regression.baseline import FORMAT_VERSION
 from pipeline.workspace import disk_errors, make_folder

@@ -25,11 +25,8 @@ from passes.diff import (
     numbers_text,
 )
 from passes.load import byte_count
-from passes.model.files import save
-from passes.model.fingerprint import structure_fingerprint
-from passes.model.joined import apart, joined
-from passes.model.subject import Subject
-from passes.model.weights import DetachedModel, read_model
+from passes.model.analysis import AnalyzedModel
+from passes.model.canonical import structure_fingerprint
 from passes.policy.policy import Policy
 from passes.portability import find_obstacles
 from passes.recipe.recipe import steps_of
@@ -39,6 +36,9 @@ from passes.run.result import PassRow, PassRun
 from passes.run.runner import run_passes
 from passes.step import Repeat, Step, Workbench, flat
 from passes.unread import sparing
+from passes.weights.detached import DetachedModel, read_model
+from passes.weights.files import save
+from passes.weights.weight_stacks import collapse, expand
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
 from pipeline.events import Note, Observer, PassEnded, Progress
@@ -99,7 +99,7 @@ def optimize(
     marks: dict[int, Mark] = {}
     broken = Broken()
 
-    def note_change(place: int, row: PassRow, before: Subject, after: Subject) -> None:
+    def note_change(place: int, row: PassRow, before: AnalyzedModel, after: AnalyzedModel) -> None:
         folder = diff_folder(place, row)
         broken.note(row, after)
         if row.changed:
@@ -113,7 +113,7 @@ def optimize(
         prover = prover_of(config, references, bench, computed_in)
         prover.start()
         stored = read_model(exported, unread=unread(config), folder=shards_folder(config))
-        source, stacks = joined(stored)
+        source, stacks = collapse(stored)
         if source.unread():
             steps = sparing(steps)
         marks[SOURCE] = _mark(SOURCE, source)
@@ -122,7 +122,7 @@ def optimize(
             layers = _layers(source, run.model, references, bench, observer)
         pictures = _pictures(run, source, broken, steps, policy, bench, observer)
     clear_old_results()  # a recipe may have no step
-    final = apart(run.model, stacks, stored)
+    final = expand(run.model, stacks, stored)
     shared = (stored, exported) if exported.parent == path.parent == workspace.folder else None
     save(final, path, check=_check, referring=shards_folder(config) is not None, source=shared)
     link_to(path, workspace)
@@ -195,7 +195,7 @@ def _mark(row: int, model: DetachedModel) -> Mark:
 
 
 def _write_diff(
-    folder: str, row: PassRow, before: Subject, after: Subject, workspace: Workspace, not_compared: str
+    folder: str, row: PassRow, before: AnalyzedModel, after: AnalyzedModel, workspace: Workspace, not_compared: str
 ) -> None:
     """By structure, against the model before; by numbers, against the reference, which every pass is judged by."""
     numbers, why = (

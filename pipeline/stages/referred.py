@@ -8,10 +8,10 @@ from pathlib import Path
 
 import onnx
 
-from passes.model.weights import UNREAD
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE, Prover, StructureProver
 from passes.step import Workbench
+from passes.weights.detached import UNREAD
 from pipeline.config import RunConfig, locate
 from pipeline.errors import UsageError
 from pipeline.stages.tolerances import tolerances_of

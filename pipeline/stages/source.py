@@ -13,8 +13,8 @@ from importlib.util import resolve_name
 from pathlib import Path
 
 import passes
-from passes.model.weights import read_model
 from passes.proof.prover import STRUCTURE
+from passes.weights.detached import read_model
 from pipeline.config import ExportConfig, ModelConfig, RunConfig, locate, split_factory
 from pipeline.errors import ConfigError
 from pipeline.export.dynamic_shapes import with_dynamic_shapes

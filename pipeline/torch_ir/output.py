@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from passes.model.files import replace_when_done
+from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
 
 __all__ = ["check_place", "write_text", "written"]

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from passes.load import seconds_to_run
-from passes.model.sessions import Session
-from passes.model.weights import DetachedModel
+from passes.weights.detached import DetachedModel
+from passes.weights.sessions import Session
 from pipeline.export.arrays import to_numpy
 from pipeline.importers import from_onnx
 from pipeline.lowering import EMITTERS

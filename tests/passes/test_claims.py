@@ -5,16 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from passes.model.canonical import Reading, meanings_of, read
-from passes.model.weights import DetachedModel
-from passes.proof.base import Base
-from passes.proof.claims import Claims, Refinement, claims_by_name, claims_refined
+from passes.model.canonical import CanonicalGraph, meanings_of, read
+from passes.proof.claims import BaseModelRun, Claims, Refinement, claims_by_name, claims_refined, inferred_shapes
 from passes.proof.data_movement import Mover
-from passes.proof.moves import inferred_shapes
 from passes.proof.numeric import NumericProver
 from passes.proof.part import part_of
 from passes.proof.types import Measurement
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 from tests.passes.models import detached, matrix, model_of
 
 BEFORE = """
@@ -40,9 +38,9 @@ def model(text: str = BEFORE, **old_to_new: str) -> DetachedModel:
     return detached(model_of(text, w=matrix(8, 8, 0)))
 
 
-def claims_of(after: DetachedModel) -> tuple[Base, Claims | None, Claims | None]:
+def claims_of(after: DetachedModel) -> tuple[BaseModelRun, Claims | None, Claims | None]:
     before = model()
-    base = Base(before, meanings_of(before))
+    base = BaseModelRun(before, meanings_of(before))
     by_name = claims_by_name(base, after, read(after), {})
     return base, by_name, claims_refined(base, by_name, {}) if by_name else None
 
@@ -82,7 +80,7 @@ def stream(layers: int, source: str = "Relu (x)", called: str = "h") -> Detached
 
 def test_a_claim_is_pushed_back_through_each_value_of_a_residual_stream_once() -> None:
     before, after = stream(100), stream(100, "Max (x, zero) zero = Sub (x, x)", called="renamed")
-    base = Base(before, meanings_of(before))
+    base = BaseModelRun(before, meanings_of(before))
     by_name = claims_by_name(base, after, read(after), {})
     assert by_name is not None and names(by_name) == [("y", "y")], "the only name that was kept"
     refinement = Refinement(base, by_name)
@@ -105,7 +103,7 @@ def concats(layers: int, called: str, turned: str = "") -> DetachedModel:
 def test_what_is_moved_is_followed_through_each_node_once() -> None:
     """By every path they would be a million nodes on either side."""
     before, after = concats(20, "a"), concats(20, "b", "Squeeze (u) u = Unsqueeze (h1, axis)")
-    base = Base(before, meanings_of(before))
+    base = BaseModelRun(before, meanings_of(before))
     by_name = claims_by_name(base, after, read(after), {})
     assert by_name is not None and names(by_name) == [("s", "s")]
     mover = Mover(base, by_name, frozenset())
@@ -116,7 +114,7 @@ def test_what_is_moved_is_followed_through_each_node_once() -> None:
 def test_another_signature_cannot_be_claimed_away() -> None:
     after = model()
     after.proto.graph.output[0].name = "flat"
-    assert claims_by_name(Base(model(), meanings_of(model())), after, read(after), {}) is None
+    assert claims_by_name(BaseModelRun(model(), meanings_of(model())), after, read(after), {}) is None
 
 
 def test_a_part_that_would_be_much_of_the_model_is_not_cut_out() -> None:
@@ -124,7 +122,7 @@ def test_a_part_that_would_be_much_of_the_model_is_not_cut_out() -> None:
     text = f"g (float[2, 8] h0) => (float[2, 8] y) {{ {layers} y = Relu (h8) }}"
     before = detached(model_of(text, w=matrix(8, 8, 0)))
     after = detached(model_of(text.replace("Relu (h8)", "Clip (h8, z)"), w=matrix(8, 8, 0), z=np.float32(0)))
-    base = Base(before, meanings_of(before))
+    base = BaseModelRun(before, meanings_of(before))
     claims = claims_by_name(base, after, read(after), {})
     assert claims is not None and names(claims) == [("y", "y")]
     assert part_of(base, claims, frozenset()) is None
@@ -137,7 +135,7 @@ class Counting(NumericProver):
 
     runs = 0
 
-    def run(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
+    def run(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
         self.runs += 1
         return super().run(model, reading)
 
@@ -243,7 +241,7 @@ def moved(two: str = "two = Reshape (one, second)") -> DetachedModel:
 @pytest.fixture
 def mover(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Counting:
     """A prover that holds no activations, as of a large model."""
-    monkeypatch.setattr("passes.proof.base.SMALL_ELEMENTS", 1)
+    monkeypatch.setattr("passes.proof.claims.SMALL_ELEMENTS", 1)
     made = Counting.of_itself([{"h0": np.zeros((6, 8), np.float32)}], bench)
     made.watch(moved(), [])
     assert isinstance(made, Counting)

@@ -20,11 +20,11 @@ from passes.catalog.picture import GALLERY, UNPICTURED, picture_of, read_picture
 from passes.catalog.shown import detached, fires
 from passes.catalog.text import graph_text
 from passes.external.onnxsim import OnnxSim
-from passes.model.weights import attach
-from passes.proof.draw import draw_array
+from passes.proof.draws import draw_array
 from passes.proof.numbers import compare
 from passes.recipe.steps import OWN_STEPS
 from passes.step import Workbench
+from passes.weights.detached import attach
 
 FILES = sorted(GALLERY.glob("*.onnxtxt"))
 

@@ -7,8 +7,6 @@ import onnx
 import pytest
 
 from passes.diff import DrawnInputs, compare_numbers, match_models
-from passes.model.sharing import detached_copy
-from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.proof.numbers import DRAWN, Tolerance, compare
 from passes.proof.numeric import NumericProver
@@ -16,6 +14,8 @@ from passes.proof.precision import computed_types
 from passes.run.tracked import Watched
 from passes.step import Workbench
 from passes.structures import Instance, structure_of
+from passes.weights.detached import DetachedModel
+from passes.weights.sharing import detached_copy
 from tests.passes.models import detached
 
 X = "(float[2, 4] x)"

@@ -10,9 +10,9 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 import passes
-from passes.model.weights import attach
 from passes.provenance import marks_of, place_of
 from passes.step import Workbench
+from passes.weights.detached import attach
 from tests.passes.carried import carried, modules, replaced, told
 from tests.passes.models import matrix, model_of
 

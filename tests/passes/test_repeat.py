@@ -10,13 +10,13 @@ import pytest
 
 import passes
 from passes import PolicyError
-from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.recipe.recipe import steps_of
 from passes.run.runner import run_passes
 from passes.step import Repeat, Workbench
+from passes.weights.detached import DetachedModel
 from tests.passes.models import detached, model_of
 
 CHAIN = """

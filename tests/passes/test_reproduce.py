@@ -9,13 +9,13 @@ import onnx
 
 import passes
 from passes import Status
-from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.run.reproduce import smallest
 from passes.run.runner import run_passes
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 from tests.passes.models import attention, detached, matrix, model_of
 
 

@@ -15,9 +15,8 @@ from onnx import numpy_helper
 import passes
 from passes import PolicyError, Status
 from passes.errors import StepFailed
-from passes.model.canonical import Reading
-from passes.model.subject import Subject
-from passes.model.weights import DetachedModel
+from passes.model.analysis import AnalyzedModel
+from passes.model.canonical import CanonicalGraph
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
@@ -25,6 +24,7 @@ from passes.proof.types import Measurement
 from passes.run.result import PassRow, PassRun
 from passes.run.runner import run_passes
 from passes.step import Step, Workbench
+from passes.weights.detached import DetachedModel
 from passes.worker.client import Worker
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
 
@@ -387,7 +387,7 @@ class Without:
 class Suspicious(NumericProver):
     """Finds fault, as a whole, with a model in which nothing makes `b`."""
 
-    def run(self, model: DetachedModel, reading: Reading | None = None, *, hold: bool = True) -> Measurement:
+    def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
         if not any("b" in node.output for node in model.proto.graph.node):
             raise StepFailed("there is no b")
         return super().run(model, reading, hold=hold)
@@ -399,7 +399,7 @@ def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found(bench: Workb
     prover = Suspicious.of_itself([draw_feeds(model, 0)], bench)
     shown: dict[int, tuple[PassRow, int, int]] = {}
 
-    def note(place: int, row: PassRow, before: Subject, after: Subject) -> None:
+    def note(place: int, row: PassRow, before: AnalyzedModel, after: AnalyzedModel) -> None:
         shown[place] = (row, before.size[0], after.size[0])
 
     run = run_passes(model, [Without("a"), Without("b"), Without("c")], Policy(), prover, bench, changed=note)

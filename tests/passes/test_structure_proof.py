@@ -11,10 +11,10 @@ import onnxruntime
 import pytest
 
 import passes
-from passes.model.files import save
-from passes.model.weights import read_model
 from passes.recipe.recipe import RecipeItem
 from passes.step import Workbench
+from passes.weights.detached import read_model
+from passes.weights.files import save
 from tests.passes.models import attention
 
 RECIPE = ["onnxscript", "default", "onnxsim"]

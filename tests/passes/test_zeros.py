@@ -8,7 +8,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from passes.proof.zeros import zeros_of
+from passes.proof.fault_injection import zeros_of
 
 GRAPH = """
 < ir_version: 10, opset_import: ["" : 20] >

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from passes.model.weights import DetachedModel
 from passes.policy.policy import Skip
 from passes.step import Repeat, Step, Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Call", "LetThrough", "Plan", "Skips"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import onnx
 
 from passes.errors import ModelError
+from passes.graph.traversal import sort_nodes
 from passes.guard.calls.base import LetThrough
 from passes.load import check_model
-from passes.model.order import sort_nodes
-from passes.model.stand_ins import inline
-from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, detach, read_model
+from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, detach, read_model
+from passes.weights.stand_ins import inline
 
 __all__ = ["copied", "is_valid", "opened", "parsed", "whole", "write"]
 

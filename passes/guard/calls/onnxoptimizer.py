@@ -15,8 +15,8 @@ from passes.external.onnxoptimizer import available, default_set, passes_of
 from passes.guard.calls.arguments import bound
 from passes.guard.calls.base import LetThrough, Plan, Skips
 from passes.guard.calls.models import copied, opened, parsed, whole
-from passes.model.weights import DetachedModel
 from passes.step import Repeat, Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = [
     "OnnxOptimizerCall",

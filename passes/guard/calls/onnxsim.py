@@ -18,8 +18,8 @@ from passes.guard.calls.base import LetThrough, Plan, Skips
 from passes.guard.calls.here import Here
 from passes.guard.calls.models import copied, is_valid, opened, whole, write
 from passes.guard.recorded import Recorded
-from passes.model.weights import DetachedModel
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["OnnxSimCall", "all_passes", "read_simplify"]
 

@@ -18,8 +18,8 @@ from passes.guard.calls.here import Here
 from passes.guard.calls.models import copied, opened
 from passes.guard.calls.models import whole as whole_of
 from passes.guard.recorded import Recorded
-from passes.model.weights import DetachedModel
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["OnnxSlimCall", "read_graph", "read_optimize_model", "read_slim", "read_slim_core"]
 

@@ -13,7 +13,7 @@ import onnx
 from passes.guard.calls.base import LetThrough
 from passes.guard.calls.models import copied, opened, parsed, whole, write
 from passes.guard.calls.onnxsim import OnnxSimCall
-from passes.model.weights import PROTOBUF_LIMIT, DetachedModel
+from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 
 __all__ = ["read_simplify_bytes", "read_simplify_path"]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TypedDict
 
-from passes.model.files import replace_when_done
+from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
 
 __all__ = [

@@ -15,7 +15,7 @@ from typing import IO, Any
 import torch
 from blake3 import blake3
 
-from passes.model.files import replace_when_done
+from passes.weights.files import replace_when_done
 from pipeline.torch_ir.document.parse import AGAIN, parsed
 from pipeline.torch_ir.errors import NoIRFile, SerializationError
 

@@ -9,8 +9,6 @@ import numpy as np
 import onnx
 
 from passes import PassRow
-from passes.model.sharing import detached_copy
-from passes.model.weights import attach
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
@@ -18,6 +16,8 @@ from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.result import PassRun
 from passes.run.runner import run_passes
 from passes.step import Workbench
+from passes.weights.detached import attach
+from passes.weights.sharing import detached_copy
 
 __all__ = ["broken", "ops", "optimized", "row", "valid"]
 

@@ -15,8 +15,8 @@ from passes.guard.calls.base import Plan, Skips
 from passes.guard.enforce import Outcome, RefusedByOptimizer, enforce
 from passes.guard.record import Returned
 from passes.guard.settings import Demands, Settings
-from passes.model.weights import DetachedModel
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 from tests.passes.models import attention, detached
 
 Work = Callable[[DetachedModel, Workbench], DetachedModel]

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from passes.model.files import replace_when_done, save
-from passes.model.weights import read_model
+from passes.weights.detached import read_model
+from passes.weights.files import replace_when_done, save
 from tests.passes.models import attention, detached
 
 

@@ -10,10 +10,10 @@ import pytest
 
 import passes
 from passes.errors import ModelError
-from passes.model.files import save
-from passes.model.joined import apart, joined
-from passes.model.stand_ins import inline
-from passes.model.weights import DetachedModel, read_model
+from passes.weights.detached import DetachedModel, read_model
+from passes.weights.files import save
+from passes.weights.stand_ins import inline
+from passes.weights.weight_stacks import collapse, expand
 from tests.passes.models import matrix
 
 NESTED = """<ir_version: 10, opset_import: ["": 20]>
@@ -42,20 +42,20 @@ def ops(model: DetachedModel) -> list[str]:
 
 def test_a_stack_is_one_weight_and_comes_apart_again(experts: Path) -> None:
     model = read_model(experts, unread=True)
-    whole, stacks = joined(model)
+    whole, stacks = collapse(model)
 
     assert ops(whole) == ["Gather", "Identity", "MatMul"]
     [both] = whole.proto.graph.initializer
     assert (both.name, list(both.dims)) == ("both", [2, 16, 32])
     assert whole.nbytes() > 2 * 16 * 32 * 4
 
-    again = apart(whole, stacks, model)
+    again = expand(whole, stacks, model)
     assert ops(again) == ops(model)
     assert {one.name for one in again.proto.graph.initializer} == {"g0", "g1", "u0", "u1"}
 
 
 def test_a_stack_cannot_be_read(experts: Path) -> None:
-    whole, _ = joined(read_model(experts, unread=True))
+    whole, _ = collapse(read_model(experts, unread=True))
     [both] = whole.proto.graph.initializer
     weight = whole.weight(both)
     assert weight is not None
@@ -70,11 +70,11 @@ def test_what_somebody_else_reads_too_stays_apart(experts: Path) -> None:
     model.graph.node.append(onnx.helper.make_node("Neg", ["g0"], ["z"]))
     model.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, [1, 16, 16]))
     experts.write_bytes(model.SerializeToString())
-    whole, stacks = joined(read_model(experts, unread=True))
+    whole, stacks = collapse(read_model(experts, unread=True))
     assert ops(whole).count("Concat") == 2
     assert len(stacks) == 1
     read = read_model(experts, unread=False)
-    assert joined(read) == (read, {})
+    assert collapse(read) == (read, {})
 
 
 def test_a_run_gives_the_same_numbers(experts: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from passes.model.mapped import FileMaps, Place, place_of, release
+from passes.weights.mapped import FileMaps, Place, place_of, release
 
 
 def numbered(path: Path, count: int) -> str:

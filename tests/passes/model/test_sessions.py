@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from passes.errors import StepTimedOut
-from passes.model.sessions import Session
+from passes.weights.sessions import Session
 from tests.passes.models import model_of, square
 
 CHAIN = """

@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from passes.errors import ModelError
-from passes.model.files import save
-from passes.model.stand_ins import Weight, initializer_of
-from passes.model.weights import UNREAD, DetachedModel, read_model
+from passes.weights.detached import UNREAD, DetachedModel, read_model
+from passes.weights.files import save
+from passes.weights.stand_ins import Weight, initializer_of
 
 TERABYTES = 4 * 2**40
 SIDE = 2**19

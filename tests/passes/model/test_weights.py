@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from passes.errors import ModelError
-from passes.model.digests import digest_of
-from passes.model.order import sort_nodes
-from passes.model.stand_ins import DETACH_FROM_BYTES, key_of
-from passes.model.weights import attach, detach, read_model
+from passes.graph.traversal import sort_nodes
+from passes.weights.detached import attach, detach, read_model
+from passes.weights.stand_ins import DETACH_FROM_BYTES, digest_of, key_of
 from tests.passes.models import detached, matrix, model_of
 
 DTYPES = [

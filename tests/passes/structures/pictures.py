@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from passes.model.sharing import detached_copy
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
@@ -18,6 +17,7 @@ from passes.run.result import PassRun
 from passes.run.runner import run_passes
 from passes.step import Workbench
 from passes.structures import Instance, structure_of
+from passes.weights.sharing import detached_copy
 from tests.passes.models import detached
 
 __all__ = ["BATCH_NORM", "drawn", "found", "lost", "names", "run"]

@@ -8,9 +8,6 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.model.sessions import Session
-from passes.model.sharing import detached_copy
-from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
@@ -18,6 +15,9 @@ from passes.run.result import Status
 from passes.run.runner import run_passes
 from passes.step import Workbench
 from passes.structures import STRUCTURES
+from passes.weights.detached import DetachedModel
+from passes.weights.sessions import Session
+from passes.weights.sharing import detached_copy
 from tests.passes.models import ATTENTION, attention, detached, matrix, model_of
 
 QKV = STRUCTURES["qkv"]

@@ -19,13 +19,23 @@ import onnx
 from onnx import TensorProto
 
 from passes.errors import ModelError
+from passes.graph.traversal import bodies_of, sort_nodes
 from passes.load import check_payload, load_model
-from passes.model.bodies import bodies_of
-from passes.model.digests import derived_digest, digest_of, digest_of_bytes, digest_of_texts
-from passes.model.external_data import ExternalFiles
-from passes.model.mapped import place_of, release
-from passes.model.order import sort_nodes
-from passes.model.stand_ins import DETACH_FROM_BYTES, TYPED_FIELDS, Key, Weight, clear_data, inline, key_of, numbers_of
+from passes.weights.mapped import ExternalFiles, place_of, release
+from passes.weights.stand_ins import (
+    DETACH_FROM_BYTES,
+    TYPED_FIELDS,
+    Key,
+    Weight,
+    clear_data,
+    derived_digest,
+    digest_of,
+    digest_of_bytes,
+    digest_of_texts,
+    inline,
+    key_of,
+    numbers_of,
+)
 
 __all__ = [
     "PROTOBUF_LIMIT",
@@ -177,7 +187,7 @@ def attach(model: DetachedModel) -> onnx.ModelProto:
     """The whole model in one message, with its data inline.
 
     Raises:
-        ModelError: the model does not fit into one protobuf message (2 GiB); write it with `passes.model.files.save`.
+        ModelError: the model does not fit into one protobuf message (2 GiB); write it with `passes.weights.files.save`.
     """
     if model.nbytes() > PROTOBUF_LIMIT:
         raise ModelError(

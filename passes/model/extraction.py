@@ -1,16 +1,16 @@
-"""Some nodes of a model, cut out as a model of their own."""
+"""Models made of models: some nodes cut out as a model of their own, functions inlined."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import onnx
-from onnx import NodeProto, TensorProto, ValueInfoProto
+from onnx import NodeProto, TensorProto, ValueInfoProto, inliner
 
-from passes.model.reads import reads_of
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import reads_of
+from passes.weights.detached import DetachedModel
 
-__all__ = ["cut", "lead_in", "types_of"]
+__all__ = ["cut", "lead_in", "types_of", "with_functions_inlined"]
 
 
 def types_of(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
@@ -66,3 +66,10 @@ def lead_in(part: onnx.ModelProto, info: ValueInfoProto) -> None:
     op = "Not" if info.type.tensor_type.elem_type == TensorProto.BOOL else "Neg"
     part.graph.node.add(op_type=op, input=[entry.name], output=[info.name])
     part.graph.value_info.append(info)
+
+
+def with_functions_inlined(model: DetachedModel) -> DetachedModel:
+    """`model` itself where it has no functions. The values of its own graph keep their names."""
+    if not model.proto.functions:
+        return model
+    return model.with_proto(inliner.inline_local_functions(model.proto))

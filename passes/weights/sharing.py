@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
+from passes.graph.traversal import sort_nodes
 from passes.load import check_model
-from passes.model.mapped import FileMaps, Place, place_of, release
-from passes.model.order import sort_nodes
-from passes.model.stand_ins import Weight
-from passes.model.weights import DetachedModel, detach
+from passes.weights.detached import DetachedModel, detach
+from passes.weights.mapped import FileMaps, Place, place_of, release
+from passes.weights.stand_ins import Weight
 
 if TYPE_CHECKING:
-    from passes.model.sessions import Session
+    from passes.weights.sessions import Session
 
-__all__ = ["Portable", "Spill", "Stored", "detached_copy", "portable"]
+__all__ = ["MappedModel", "WeightFile", "WeightRef", "detached_copy", "portable"]
 
 ALIGNMENT = 4096
 """Offsets in the spill file are multiples of a page."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class WeightRef:
     """Where the bytes of one initializer lie, as in ONNX `raw_data`; data only, so that it can be sent to a process."""
 
     name: str
@@ -42,7 +42,7 @@ class Stored:
         return Weight(self.dims, self.data_type, data, digest)
 
 
-class Spill:
+class WeightFile:
     """One growing file for weights that lie in memory only.
 
     Args:
@@ -73,11 +73,11 @@ class Spill:
 
 
 @dataclass(frozen=True, slots=True)
-class Portable:
+class MappedModel:
     """A model that can be sent to another process: its graph as bytes, and where its weights lie."""
 
     proto: bytes
-    weights: tuple[Stored, ...]
+    weights: tuple[WeightRef, ...]
 
     def model(self) -> onnx.ModelProto:
         """The graph, with stand-ins for weights."""
@@ -89,7 +89,7 @@ class Portable:
         Raises:
             StepFailed: onnxruntime refuses the model.
         """
-        from passes.model.sessions import Session  # not above: a worker that runs no model does without onnxruntime
+        from passes.weights.sessions import Session  # not above: a worker that runs no model does without onnxruntime
 
         return Session(self.model(), self.mapped(), extra_outputs)
 
@@ -98,18 +98,18 @@ class Portable:
         return {one.name: one.weight(maps=maps) for one in self.weights}
 
 
-def portable(model: DetachedModel, spill: Spill) -> Portable:
+def portable(model: DetachedModel, spill: WeightFile) -> MappedModel:
     """`model`, with each of its weights in a file."""
     found = []
     for tensor in model.proto.graph.initializer:
         weight = model.weight(tensor)
         if weight is not None:
             path, offset = spill.place(weight)
-            found.append(Stored(tensor.name, weight.dims, weight.data_type, path, offset, weight.data.nbytes))
-    return Portable(model.proto.SerializeToString(), tuple(found))
+            found.append(WeightRef(tensor.name, weight.dims, weight.data_type, path, offset, weight.data.nbytes))
+    return MappedModel(model.proto.SerializeToString(), tuple(found))
 
 
-def detached_copy(model: onnx.ModelProto, spill: Spill) -> DetachedModel:
+def detached_copy(model: onnx.ModelProto, spill: WeightFile) -> DetachedModel:
     """`model` detached, with its weights in `spill`'s file; the one given stays as it is.
 
     Raises:
@@ -126,6 +126,6 @@ def detached_copy(model: onnx.ModelProto, spill: Spill) -> DetachedModel:
     return DetachedModel(copy, {key: _filed(weight, spill, maps) for key, weight in detached.weights.items()})
 
 
-def _filed(weight: Weight, spill: Spill, maps: FileMaps) -> Weight:
+def _filed(weight: Weight, spill: WeightFile, maps: FileMaps) -> Weight:
     path, offset = spill.place(weight)
     return replace(weight, data=maps.view(Place(path, offset, weight.data.nbytes)))

@@ -17,12 +17,11 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from passes.model.digests import derived_digest
-from passes.model.reads import reads_of
-from passes.model.stand_ins import Weight, initializer_of
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import reads_of
+from passes.weights.detached import DetachedModel
+from passes.weights.stand_ins import Weight, derived_digest, initializer_of
 
-__all__ = ["Stack", "apart", "joined"]
+__all__ = ["Stack", "collapse", "expand"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ Stacks = Mapping[str, Stack]
 """By the digest of the weight that stands for it."""
 
 
-def joined(model: DetachedModel) -> tuple[DetachedModel, Stacks]:
+def collapse(model: DetachedModel) -> tuple[DetachedModel, Stacks]:
     """`model` with one unread weight for each Concat of nothing but unread weights that nobody else reads.
 
     The very same object if there is none.
@@ -92,7 +91,7 @@ def _stand_in(model: DetachedModel, node: NodeProto, pieces: Sequence[TensorProt
     return Weight(tuple(dims), pieces[0].data_type, data, digest, unread=True)
 
 
-def apart(model: DetachedModel, stacks: Stacks, source: DetachedModel) -> DetachedModel:
+def expand(model: DetachedModel, stacks: Stacks, source: DetachedModel) -> DetachedModel:
     """`model` with every stack as it was in `source`: pieces and a Concat; the very same object if there are none."""
     if not stacks:
         return model

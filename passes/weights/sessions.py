@@ -15,9 +15,9 @@ import onnxruntime
 from onnx import TensorProto
 
 from passes.errors import StepFailed, StepTimedOut
-from passes.model.reads import reads_of
-from passes.model.stand_ins import Weight, clear_data, inline
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import reads_of
+from passes.weights.detached import DetachedModel
+from passes.weights.stand_ins import Weight, inline, point_to
 from passes.worker.platforms import available_cores
 
 __all__ = ["Session"]
@@ -174,10 +174,7 @@ def _share(graph: onnx.GraphProto, weights: Mapping[str, Weight]) -> Shared:
         if value is None:
             inline(tensor, weight.data)
             continue
-        clear_data(tensor)
-        tensor.data_location = TensorProto.EXTERNAL
-        for key, entry in (("location", GIVEN), ("offset", "0"), ("length", str(weight.data.nbytes))):
-            tensor.external_data.add(key=key, value=entry)
+        point_to(tensor, GIVEN, 0, weight.data.nbytes)
         shared[tensor.name] = value
     return shared
 

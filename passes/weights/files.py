@@ -13,10 +13,9 @@ from typing import Final
 import onnx
 from onnx import TensorProto
 
-from passes.model.external_data import ExternalFiles
-from passes.model.mapped import place_of
-from passes.model.stand_ins import clear_data, inline
-from passes.model.weights import UNREAD, DetachedModel, inner_tensors
+from passes.weights.detached import UNREAD, DetachedModel, inner_tensors
+from passes.weights.mapped import ExternalFiles, place_of
+from passes.weights.stand_ins import inline, point_to
 from passes.worker.platforms import lock, opened_folder
 
 __all__ = ["EXTERNAL_FROM_BYTES", "replace_when_done", "save"]
@@ -117,7 +116,7 @@ def _refer(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> None:
             continue
         parent, name = os.path.split(place.path)
         if parent == folder and not (name.startswith(own) and name.endswith(".data")):  # the model's own will go
-            _point(tensor, name, place.offset, place.nbytes)
+            point_to(tensor, name, place.offset, place.nbytes)
     if all(entry.key != UNREAD for entry in proto.metadata_props):
         proto.metadata_props.add(key=UNREAD, value="weights lie in files of others; they are known by their places")
 
@@ -154,19 +153,12 @@ def _write_data(
                 file.write(weight.data.data)
                 places[digest] = (data_path.name, offset, weight.data.nbytes)
     for tensor, weight in weights:
-        _point(tensor, *(places.get(weight.digest) or shared[weight.digest]))
+        point_to(tensor, *(places.get(weight.digest) or shared[weight.digest]))
     return places
 
 
 def _files_of(places: Mapping[str, _Place], folder: Path) -> set[Path]:
     return {folder / name for name, _, _ in places.values()}
-
-
-def _point(tensor: TensorProto, location: str, offset: int, length: int) -> None:
-    clear_data(tensor)
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", offset), ("length", length)):
-        tensor.external_data.add(key=key, value=str(value))
 
 
 @contextlib.contextmanager
