@@ -19,6 +19,7 @@ __all__ = [
     "bodies_of",
     "every_graph",
     "every_node",
+    "infer_types",
     "live_nodes",
     "reads_of",
     "sort_nodes",
@@ -134,6 +135,15 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
     moved = onnx.GraphProto(node=nodes)  # a copy, since clearing the field frees the nodes
     del graph.node[:]
     graph.node.extend(moved.node)
+
+
+def infer_types(model: onnx.ModelProto) -> GraphProto:
+    """The graph with the types of all values that inference can reach; as it is where inference cannot read it, which
+    may be what breaks tools."""
+    try:
+        return onnx.shape_inference.infer_shapes(model).graph
+    except Exception:  # it raises what it likes
+        return model.graph
 
 
 def topological_order(nodes: Sequence[NodeProto]) -> list[int]:

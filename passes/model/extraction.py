@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, inliner
 
-from passes.graph.traversal import reads_of
+from passes.graph.traversal import infer_types, reads_of
 from passes.weights.detached import DetachedModel
 
 __all__ = ["cut", "lead_in", "types_of", "with_functions_inlined"]
@@ -15,10 +15,7 @@ __all__ = ["cut", "lead_in", "types_of", "with_functions_inlined"]
 
 def types_of(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
     """The inferred type of every value that inference can reach."""
-    try:
-        graph = onnx.shape_inference.infer_shapes(proto).graph
-    except Exception:  # the model may be what breaks tools
-        graph = proto.graph
+    graph = infer_types(proto)
     return {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
 
 

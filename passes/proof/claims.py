@@ -17,7 +17,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from passes.graph.op_facts import is_opaque
-from passes.graph.traversal import bodies_in
+from passes.graph.traversal import bodies_in, infer_types
 from passes.model.canonical import CanonicalGraph, ValueDigests
 from passes.weights.detached import DetachedModel
 
@@ -110,10 +110,7 @@ def _forget_types(graph: onnx.GraphProto) -> None:
 
 def small_values(model: DetachedModel) -> list[str]:
     """Computed values that are cheap to hold, by their inferred types."""
-    try:
-        graph = onnx.shape_inference.infer_shapes(model.proto).graph
-    except Exception:  # what inference cannot read still has the types that it came with
-        graph = model.proto.graph
+    graph = infer_types(model.proto)
     made = {name for node in model.proto.graph.node for name in node.output}
     return [info.name for info in graph.value_info if info.name in made and _is_small(info)]
 

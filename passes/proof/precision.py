@@ -14,11 +14,10 @@ from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from typing import Final
 
-import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, inliner, numpy_helper
 
 from passes.graph.op_facts import RANDOM_OPS, SIZES, has_body, moved_inputs
-from passes.graph.traversal import bodies_in, reads_of
+from passes.graph.traversal import bodies_in, infer_types, reads_of
 from passes.proof.numbers import DRAWN, least_precise
 from passes.weights.detached import DetachedModel
 
@@ -43,10 +42,7 @@ def computed_types(
     proto = model.proto
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
-    try:
-        graph = onnx.shape_inference.infer_shapes(proto).graph
-    except Exception:  # a model that inference cannot read still has the types that it came with
-        graph = proto.graph
+    graph = infer_types(proto)
     known: Known = dict.fromkeys((tensor.name for tensor in graph.initializer), None)
     known |= dict.fromkeys((info.name for info in graph.input if info.name not in known), "")
     _Walk(computed_in).through(graph, known, {})

@@ -1,4 +1,4 @@
-"""Stand-ins: a few numbers in the place of a tensor, spelled from its digest.
+"""Digests of tensors, and stand-ins: a few numbers in the place of a tensor, spelled from its digest.
 
 Optimizers compare and hash tensors by those numbers, so two stand-ins look equal exactly when their tensors are equal,
 and one of a tensor that is all 0 or all 1 still looks all 0 or all 1. They are numbers that no format reads as NaN, 0
@@ -133,6 +133,28 @@ def _unit_number(weight: Weight, unit: int) -> tuple[float, ...]:
     return (unit,)
 
 
+def digest_of(array: np.ndarray) -> str:
+    """128 bits of a tensor's row-major bytes, in hex; strings are told apart by their length and their UTF-8."""
+    if array.dtype.kind in "OUS":
+        items = array.ravel().tolist()
+        return digest_of_texts(item if isinstance(item, bytes) else str(item).encode() for item in items)
+    return digest_of_bytes(np.ascontiguousarray(array).view(np.uint8).data)
+
+
+def derived_digest(source: str, how: str, numbers: Iterable[int]) -> str:
+    """128 bits, in hex, for what is known by where it comes from; no content has the same."""
+    return digest_of_bytes(repr(("unread", source, how, tuple(numbers))).encode())
+
+
+def digest_of_texts(texts: Iterable[bytes]) -> str:
+    return digest_of_bytes(b"".join(len(text).to_bytes(8, "little") + text for text in texts))
+
+
+def digest_of_bytes(data: bytes | memoryview) -> str:
+    """128 bits of BLAKE3: twice as fast as SHA-256 where processors compute that, and weights are gigabytes."""
+    return blake3(data).hexdigest(length=16)
+
+
 TYPED_FIELDS: Final[Mapping[int, str]] = {
     TensorProto.FLOAT: "float_data",
     TensorProto.DOUBLE: "double_data",
@@ -156,25 +178,3 @@ could only say "all true"."""
 SMALL_FLOATS: Final = frozenset(
     {TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2}
 )
-
-
-def digest_of(array: np.ndarray) -> str:
-    """128 bits of a tensor's row-major bytes, in hex; strings are told apart by their length and their UTF-8."""
-    if array.dtype.kind in "OUS":
-        items = array.ravel().tolist()
-        return digest_of_texts(item if isinstance(item, bytes) else str(item).encode() for item in items)
-    return digest_of_bytes(np.ascontiguousarray(array).view(np.uint8).data)
-
-
-def derived_digest(source: str, how: str, numbers: Iterable[int]) -> str:
-    """128 bits, in hex, for what is known by where it comes from; no content has the same."""
-    return digest_of_bytes(repr(("unread", source, how, tuple(numbers))).encode())
-
-
-def digest_of_texts(texts: Iterable[bytes]) -> str:
-    return digest_of_bytes(b"".join(len(text).to_bytes(8, "little") + text for text in texts))
-
-
-def digest_of_bytes(data: bytes | memoryview) -> str:
-    """128 bits of BLAKE3: twice as fast as SHA-256 where processors compute that, and weights are gigabytes."""
-    return blake3(data).hexdigest(length=16)
