@@ -145,7 +145,7 @@ class GraphCheck:
                 own.add(name)
                 makers[name] = place
         free: set[str] = set()
-        late: list[tuple[int, int]] = []
+        is_sorted = True
         for place, node in enumerate(nodes):
             reads = {name for name in node.input if name}
             for name in reads:
@@ -157,9 +157,9 @@ class GraphCheck:
             elif node.attribute:
                 self._check_inside(node, (), ())
             free |= reads - own
-            late.extend((makers[name], place) for name in reads if makers.get(name, -1) >= place)
-        if late:
-            self._refuse_circle(nodes, makers, own, outer)
+            is_sorted = is_sorted and all(makers.get(name, -1) < place for name in reads)
+        if not is_sorted:
+            _refuse_circle(nodes)
         return free
 
     def _check_inside(self, node: NodeProto, outer: Sequence[set[str]], taken: Sequence[set[str]]) -> set[str]:
@@ -175,17 +175,16 @@ class GraphCheck:
             reads |= self.check(body, outer, taken, where)
         return reads
 
-    def _refuse_circle(
-        self, nodes: Sequence[NodeProto], makers: Mapping[str, int], own: set[str], outer: Sequence[set[str]]
-    ) -> None:
-        """Nodes in no order are sorted by whoever needs it, which no order does for a circle."""
-        sorted_places = set(topological_order(nodes))
-        stuck = [node for place, node in enumerate(nodes) if place not in sorted_places]
-        if stuck:
-            raise ModelError(
-                f"{shown(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or behind a "
-                "circle; expected an order in which each node reads what others have made"
-            )
+
+def _refuse_circle(nodes: Sequence[NodeProto]) -> None:
+    """Nodes in no order are sorted by whoever needs it, which no order does for a circle."""
+    sorted_places = set(topological_order(nodes))
+    stuck = [node for place, node in enumerate(nodes) if place not in sorted_places]
+    if stuck:
+        raise ModelError(
+            f"{shown(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or behind a "
+            "circle; expected an order in which each node reads what others have made"
+        )
 
 
 def _need(name: str, outer: Iterable[set[str]], how: str) -> None:

@@ -19,6 +19,7 @@ from passes.load.values import DTYPES, check_entries, check_text
 __all__ = [
     "ExternalEntry",
     "byte_count",
+    "check_in_file",
     "check_payload",
     "check_sparse",
     "check_tensor",
@@ -159,10 +160,15 @@ def check_tensor(tensor: TensorProto, folder: Path | None, *, may_be_empty: bool
         size = path.stat().st_size if path.is_file() else None
     except OSError as error:
         raise ModelError(f"initializer {tensor.name!r} points to {entry.location!r} ({error.strerror})") from error
+    if size is not None or not may_be_empty:
+        check_in_file(tensor, entry, path, size)
+
+
+def check_in_file(tensor: TensorProto, entry: ExternalEntry, path: Path, size: int | None) -> None:
+    """Refuse a file that is missing (`size` is None), or that ends before the tensor does."""
     if size is None:
-        if not may_be_empty:
-            raise ModelError(f"external data file {path} of initializer {tensor.name!r} is missing")
-    elif entry.offset + entry.nbytes > size:
+        raise ModelError(f"external data file {path} of initializer {tensor.name!r} is missing")
+    if entry.offset + entry.nbytes > size:
         raise ModelError(
             f"external data file {path} ends before initializer {tensor.name!r} does "
             f"({size} bytes, needs {entry.offset + entry.nbytes}); is the file complete?"

@@ -16,7 +16,7 @@ import numpy as np
 from onnx import TensorProto
 
 from passes.errors import ModelError
-from passes.load.tensors import entry_of, file_in
+from passes.load.tensors import check_in_file, entry_of, file_in
 
 __all__ = ["ExternalFiles", "FileMaps", "Place", "place_of", "release"]
 
@@ -93,7 +93,7 @@ class ExternalFiles:
 
     def __init__(self, base_dir: Path | None) -> None:
         self._root = None if base_dir is None else base_dir.resolve()
-        self._found: dict[str, tuple[Path, int]] = {}
+        self._found: dict[str, tuple[Path, int | None]] = {}
         self._maps = FileMaps()
 
     def bytes_of(self, tensor: TensorProto) -> np.ndarray:
@@ -105,11 +105,7 @@ class ExternalFiles:
         """
         entry = entry_of(tensor)
         path, size = self._file(tensor, entry.location)
-        if entry.offset + entry.nbytes > size:
-            raise ModelError(
-                f"external data file {path} ends before initializer {tensor.name!r} does "
-                f"({size} bytes, needs {entry.offset + entry.nbytes}); is the file complete?"
-            )
+        check_in_file(tensor, entry, path, size)
         try:
             return self._maps.view(Place(str(path), entry.offset, entry.nbytes))
         except (OSError, ValueError) as error:
@@ -119,14 +115,12 @@ class ExternalFiles:
                 "files (ulimit -n) has to be above their number"
             ) from error
 
-    def _file(self, tensor: TensorProto, location: str) -> tuple[Path, int]:
-        """The file, with its size in bytes."""
+    def _file(self, tensor: TensorProto, location: str) -> tuple[Path, int | None]:
+        """The file, with its size in bytes; None where it is missing."""
         if location in self._found:
             return self._found[location]
         if self._root is None:
             raise ModelError(f"initializer {tensor.name!r} is external data, but the model's folder is not known")
         path = file_in(self._root, tensor, location)
-        if not path.is_file():
-            raise ModelError(f"external data file {path} of initializer {tensor.name!r} is missing")
-        self._found[location] = (path, path.stat().st_size)
-        return self._found[location]
+        found = self._found[location] = (path, path.stat().st_size if path.is_file() else None)
+        return found
