@@ -17,7 +17,7 @@ nox.options.sessions = ["fast", "wheel"]
 
 FAST = (
     "tests/package", "tests/config", "tests/ir", "tests/lowering", "tests/planning", "tests/passes/test_policy.py",
-    "tests/passes/test_isolate.py", "tests/passes/test_own_names.py", "tests/passes/test_numbers.py",
+    "tests/passes/test_isolate.py", "tests/passes/test_own_names.py", "tests/passes/proof/test_numbers.py",
     "tests/passes/structures", "tests/export/test_factory.py", "tests/runtime/test_compile.py",
 )  # fmt: skip
 """Tests of every layer that take seconds each."""

@@ -25,8 +25,8 @@ import onnx
 
 from benchmarks.measure import machine, run_child, versions_line
 from benchmarks.passes_cost import exported
-from passes.model.weights import detach
 from passes.structures import structure_of
+from passes.weights.detached import detach
 
 RECIPES: Final = ("fold_constants,default", "default,onnxsim", "default")
 """torch exports a weight and a Transpose behind it, which onnxoptimizer's fuse_qkv cannot read: so `default` alone

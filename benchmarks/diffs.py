@@ -22,8 +22,8 @@ from typing import Final
 from benchmarks.measure import machine, run_child, versions_line
 from benchmarks.planted import PLANTS, Planted, plant, renamed, reordered
 from passes.diff import Diff, compare_models, diff_text
-from passes.model.files import save
-from passes.model.weights import DetachedModel, detach, read_model
+from passes.weights.detached import DetachedModel, detach, read_model
+from passes.weights.files import save
 
 __all__ = ["names_it"]
 
@@ -115,7 +115,7 @@ def _exported(config: Path) -> Path:
         code = (
             "import sys; from pathlib import Path; from pipeline.config import RunConfig; "
             "from pipeline.export import export_onnx, load_source; from pipeline.export.source import OnnxSource; "
-            "from passes.model.files import save; from passes.model.weights import read_model; "
+            "from passes.weights.files import save; from passes.weights.detached import read_model; "
             "c = RunConfig.from_yaml(sys.argv[1]); s = load_source(c.model); p = Path(sys.argv[2]); "
             "save(read_model(s.path), p) if isinstance(s, OnnxSource) else export_onnx(s, c.export).save(p)"
         )

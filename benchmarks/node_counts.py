@@ -33,14 +33,14 @@ from benchmarks.families.table import families
 from benchmarks.measure import machine, versions_line
 from passes.context import open_bench
 from passes.errors import PassError
-from passes.model.bodies import every_node
-from passes.model.weights import read_model
+from passes.graph.traversal import every_node
 from passes.policy.policy import Policy
-from passes.proof.prove import Prover
+from passes.proof.numeric import NumericProver
 from passes.recipe.defaults import TORCH_RECIPE
 from passes.recipe.recipe import steps_of
 from passes.run.runner import run_passes
 from passes.step import Workbench
+from passes.weights.detached import read_model
 from pipeline.config import ExportConfig, ModelConfig
 from pipeline.errors import OnnxlineError
 from pipeline.export import TorchSource, export_onnx, load_source
@@ -149,7 +149,7 @@ def _ours(source: TorchSource, folder: Path, bench: Workbench) -> dict[str, Any]
     model, feeds = read_model(folder / "ours.onnx"), [draw_inputs(source.inputs, {}, 0)]
     counts: dict[str, Any] = {}
     for side, policy in (("ours", Policy()), ("kept", Policy(keep=("qkv?",)))):
-        run = run_passes(model, steps_of(TORCH_RECIPE), policy, Prover.of_itself(feeds, bench), bench)
+        run = run_passes(model, steps_of(TORCH_RECIPE), policy, NumericProver.of_itself(feeds, bench), bench)
         counts[side] = _operators(run.model.proto.graph)
         counts[f"{side}_reverted"] = tuple(f"{row.name}: {row.status} {row.reason}" for row in run.reverted)
     return counts

@@ -197,8 +197,8 @@ def _loop(path: Path) -> dict[str, Any]:
 
 
 def _draw(path: Path) -> dict[str, Any]:
-    from passes.model.weights import read_model
     from passes.optimize import draw_feeds
+    from passes.weights.detached import read_model
 
     return draw_feeds(read_model(path), 0)
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measure import INTERVAL_S, kind_of_memory, machine, mib, run_child, versions_line
-from passes.model.weights import read_model
 from passes.structures import STRUCTURES
+from passes.weights.detached import read_model
 from pipeline.config import RunConfig
 
 SIDES = ("onnxline run", "bare")

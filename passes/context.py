@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from passes.load import memory_budget, seconds_to_run
-from passes.model.weights import DetachedModel
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 from passes.worker.client import Worker
 
 __all__ = ["limit_runs", "memory_limit", "open_bench"]
@@ -37,7 +37,7 @@ def open_bench(
     with (
         tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place,
         Worker(timeout_s, limit, ("onnxoptimizer",)) as worker,
-        Worker(max(timeout_s, PROOF_S), limit, ("passes.proof.desk",)) as proofs,
+        Worker(max(timeout_s, PROOF_S), limit, ("passes.proof.server",)) as proofs,
     ):
         yield Workbench(worker, Path(place).resolve(), proofs)  # a tool may work in another folder
 

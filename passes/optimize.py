@@ -13,15 +13,12 @@ import onnx
 
 from passes.context import limit_runs, open_bench
 from passes.errors import ModelError
-from passes.model.joined import apart, joined
-from passes.model.sharing import detached_copy
-from passes.model.spelled import spelled_type
-from passes.model.weights import DetachedModel, read_model
+from passes.graph.formatting import spelled_type
 from passes.policy.policy import Policy, check_lists
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
 from passes.proof.lookups import rows_by_input
-from passes.proof.prove import Prover
-from passes.proof.structure import STRUCTURE, StructureProver
+from passes.proof.numeric import NumericProver
+from passes.proof.prover import STRUCTURE, Prover, StructureProver
 from passes.recipe.defaults import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.apply_policy import check_names
@@ -29,6 +26,9 @@ from passes.run.result import PassRun
 from passes.run.runner import ChangeObserver, Observer, run_passes
 from passes.step import Workbench, flat
 from passes.unread import sparing
+from passes.weights.detached import DetachedModel, read_model
+from passes.weights.sharing import detached_copy
+from passes.weights.weight_stacks import collapse, expand
 
 __all__ = ["FIRST_SIZE", "draw_feeds", "drawn_shape", "open_dims", "optimize", "plan_draws", "second_sizes"]
 
@@ -84,11 +84,11 @@ def optimize(
         stored = _read(model, bench, proof)
         limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(bench, stored)
         prover = prover or _prover_of(stored, bench, proof, feeds, sizes)
-        source, stacks = joined(stored)
+        source, stacks = collapse(stored)
         steps = sparing(steps) if source.unread() else steps
         with limits:
             run = run_passes(source, steps, policy, prover, bench, observer, reproducers, on_change)
-        return replace(run, model=apart(run.model, stacks, stored))
+        return replace(run, model=expand(run.model, stacks, stored))
 
 
 def _read(model: onnx.ModelProto | str | Path | DetachedModel, bench: Workbench, proof: str) -> DetachedModel:
@@ -105,7 +105,9 @@ def _prover_of(
     """`model` itself is the reference."""
     if proof == STRUCTURE:
         return StructureProver(bench)
-    return Prover.of_itself(feeds, bench) if feeds else Prover.of_plan(plan_draws(model, sizes=sizes), bench)
+    if feeds:
+        return NumericProver.of_itself(feeds, bench)
+    return NumericProver.of_plan(plan_draws(model, sizes=sizes), bench)
 
 
 def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:
@@ -120,9 +122,9 @@ def second_sizes(names: Sequence[str]) -> tuple[Mapping[str, int], ...]:
     A size that a pass has taken for a constant shows at another size, and one dim taken for another where they differ.
     But a model may ask for equal ones, or for just that size.
     """
-    apart = {name: FIRST_SIZE + 1 + index for index, name in enumerate(names)}
+    distinct = {name: FIRST_SIZE + 1 + index for index, name in enumerate(names)}
     alike, same = dict.fromkeys(names, FIRST_SIZE + 1), dict.fromkeys(names, FIRST_SIZE)
-    return tuple(sizes for index, sizes in enumerate((apart, alike, same)) if sizes not in (apart, alike)[:index])
+    return tuple(sizes for index, sizes in enumerate((distinct, alike, same)) if sizes not in (distinct, alike)[:index])
 
 
 def plan_draws(

@@ -14,7 +14,7 @@ from typing import Final
 import onnx
 from onnx import NodeProto, TensorProto
 
-from passes.model.bodies import every_node
+from passes.graph.traversal import every_node
 from passes.provenance import module_path_of
 
 __all__ = ["find_obstacles"]

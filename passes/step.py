@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
-from passes.model.sharing import Spill
-from passes.model.weights import DetachedModel
+from passes.weights.detached import DetachedModel
+from passes.weights.sharing import WeightFile
 from passes.worker.client import Worker
 
 __all__ = ["MAX_TURNS", "Annotates", "Composite", "Early", "Narrows", "Repeat", "Step", "Workbench", "flat"]
@@ -25,12 +25,12 @@ class Workbench:
     worker: Worker
     folder: Path
     proofs: Worker = field(default_factory=Worker)
-    spill: Spill = field(init=False)
+    spill: WeightFile = field(init=False)
     notes: dict[str, Any] = field(default_factory=dict)
     """What a step leaves for the steps after it, under the name of its library."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spill", Spill(self.folder))
+        object.__setattr__(self, "spill", WeightFile(self.folder))
 
     def start(self) -> None:
         """Start the workers now, so that they are ready when they are called."""

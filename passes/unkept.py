@@ -10,9 +10,8 @@ from typing import Final
 from onnx import NodeProto
 
 from passes.errors import StepFailed
-from passes.model.cut import cut
-from passes.model.subject import Subject
-from passes.model.weights import DetachedModel
+from passes.model.analysis import AnalyzedModel
+from passes.model.extraction import cut
 from passes.policy.known_effects import DESTROYS
 from passes.provenance import Carrier
 from passes.run.narrow import culprits
@@ -21,6 +20,7 @@ from passes.step import Composite, Step, Workbench
 from passes.structures import Instance
 from passes.structures.subgraph import extent_of
 from passes.structures.view import GraphView
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Unkept", "part_of", "without_keep"]
 
@@ -49,7 +49,7 @@ def without_keep(instance: Instance, view: GraphView, steps: Sequence[Step], ben
     alone = _Alone(instance, bench)
     if alone.is_lost(part):
         return None
-    subject, carrier = Subject(part), Carrier()
+    subject, carrier = AnalyzedModel(part), Carrier()
     deadline = time.monotonic() + BUDGET_S
     for step in steps:
         if time.monotonic() > deadline:
@@ -57,7 +57,7 @@ def without_keep(instance: Instance, view: GraphView, steps: Sequence[Step], ben
         made = _applied(step, subject.model, bench)
         if made is None or made is subject.model:
             continue
-        after = Subject(made)
+        after = AnalyzedModel(made)
         carrier.carry(subject, after, step.name)
         if alone.is_lost(made):
             return Unkept(alone.author(step, subject.model), made)

@@ -15,10 +15,10 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 
 from passes.errors import PolicyError
+from passes.graph.formatting import spelled_shape
 from passes.load import load_model
-from passes.model.spelled import spelled_shape
-from passes.model.weights import DetachedModel
 from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of
+from passes.weights.detached import DetachedModel
 
 __all__ = ["MODEL_FILE", "Origin", "WeightOrigin", "file_of", "why", "why_weights"]
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import yaml
 
-from passes.model.files import replace_when_done
 from passes.proof.numbers import Errors
 from passes.run.result import PassRow, Status, StructureVerdict
+from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
 from pipeline.report import SOURCE, BackendReport, Mark, Report
 from pipeline.workspace import disk_errors, make_folder

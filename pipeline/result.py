@@ -51,8 +51,8 @@ class RunResult:
 
     def save(self, path: str | Path) -> None:
         """Write the final model to another place too; above 100 MB its weights go to a file beside it."""
-        from passes.model.files import save
-        from passes.model.weights import read_model
+        from passes.weights.detached import read_model
+        from passes.weights.files import save
 
         model = read_model(self.model)
         save(model, Path(path), referring=bool(model.unread()))
@@ -63,7 +63,7 @@ class RunResult:
         Raises:
             ModelError: it has more than 2 GiB; `save` it.
         """
-        from passes.model.weights import attach, read_model
+        from passes.weights.detached import attach, read_model
 
         return attach(read_model(self.model))
 

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter
 
-from passes.model.files import replace_when_done
+from passes.weights.files import replace_when_done
 from passes.worker.platforms import lock
 from pipeline.errors import UsageError
 

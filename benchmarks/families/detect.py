@@ -15,8 +15,8 @@ from torch import nn
 
 from benchmarks.families.table import Family
 from benchmarks.families.truth import Triple, triples_that_ran
-from passes.model.weights import DetachedModel, read_model
 from passes.structures import STRUCTURES, Instance
+from passes.weights.detached import DetachedModel, read_model
 from pipeline.config import ExportConfig
 from pipeline.export import TorchSource, export_onnx, load_source
 from pipeline.export.inputs import draw_inputs

@@ -10,7 +10,7 @@ from typing import Final
 from benchmarks.families.detect import Exported
 from benchmarks.families.table import Family
 from passes.policy.policy import Policy
-from passes.proof.prove import Prover
+from passes.proof.numeric import NumericProver
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.result import PassRun
 from passes.run.runner import run_passes
@@ -86,7 +86,7 @@ def _without(steps: Sequence[Step], names: Sequence[str]) -> list[Step]:
 
 
 def _run(exported: Exported, steps: Sequence[Step], policy: Policy, bench: Workbench) -> PassRun:
-    return run_passes(exported.model, steps, policy, Prover.of_itself(exported.feeds, bench), bench)
+    return run_passes(exported.model, steps, policy, NumericProver.of_itself(exported.feeds, bench), bench)
 
 
 def _side(run: PassRun) -> Side:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from passes.model.digests import digest_of
+from passes.weights.stand_ins import digest_of
 from pipeline.export.arrays import to_torch
 from pipeline.export.captured_output import quiet
 from pipeline.export.inputs import draw_inputs

@@ -22,8 +22,8 @@ import passes
 from benchmarks.fuzz.seeds import seed_models, write_data_file
 from passes.context import open_bench
 from passes.diff import compare_matched, diff_as_data, diff_text, match_models
-from passes.model.weights import read_model
 from passes.step import Workbench
+from passes.weights.detached import read_model
 from pipeline.cli import _exit_code
 from pipeline.importers import from_onnx
 from pipeline.lowering import EMITTERS

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from passes.errors import PassError
-from passes.model.canonical import RANDOM_OPS
-from passes.model.sharing import portable
-from passes.model.weights import read_model
+from passes.graph.op_facts import RANDOM_OPS
 from passes.optimize import draw_feeds
 from passes.step import Workbench
+from passes.weights.detached import read_model
+from passes.weights.sharing import portable
 from pipeline.errors import UsageError
 from pipeline.export.arrays import to_numpy
 from pipeline.importers import from_onnx

@@ -13,7 +13,7 @@ from passes.audit.error_text import message_of
 from passes.audit.libraries import call
 from passes.audit.target import AuditTarget
 from passes.model.canonical import canonical_digest
-from passes.model.weights import DetachedModel
+from passes.weights.detached import DetachedModel
 
 __all__ = ["LARGEST", "PassAttempt", "attempts"]
 

@@ -18,8 +18,8 @@ from onnx import numpy_helper
 from passes.catalog.example_model import GALLERY, read_example
 from passes.errors import ModelError, PolicyError
 from passes.load import load_model
-from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
+from passes.weights.detached import DetachedModel
 
 __all__ = [
     "FOLDER",

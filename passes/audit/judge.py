@@ -12,8 +12,8 @@ import onnx
 from passes.audit.cases import Case
 from passes.audit.error_text import message_of, steady
 from passes.audit.metadata_probe import remove_marks, what_is_lost
-from passes.model.bodies import every_node
-from passes.model.canonical import RANDOM_OPS
+from passes.graph.op_facts import RANDOM_OPS
+from passes.graph.traversal import every_node
 from passes.proof.numbers import compare, same_bits
 
 __all__ = ["RUNTIMES", "Result", "differs", "judge", "larger"]

@@ -15,9 +15,9 @@ from passes.external import onnxruntime_fusions, onnxscript, onnxscript_rewrites
 from passes.external.onnxruntime_graph import LEVELS
 from passes.external.onnxsim import STAGES
 from passes.external.onnxsim_library import import_onnxsim
-from passes.model.weights import attach, detach
 from passes.rewrites.fold_constants import FoldConstants
 from passes.step import Workbench
+from passes.weights.detached import attach, detach
 from passes.worker.client import Worker
 
 __all__ = ["call"]

@@ -7,7 +7,7 @@ from typing import Final
 
 import onnx
 
-from passes.model.bodies import bodies_of
+from passes.graph.traversal import bodies_of
 
 __all__ = ["add_marks", "remove_marks", "what_is_lost"]
 

@@ -19,9 +19,9 @@ from passes.audit.target import AuditTarget
 from passes.audit.trial import Trial
 from passes.catalog.graph_text import graph_text
 from passes.errors import ModelError
-from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.run.reproduce import smallest
+from passes.weights.detached import DetachedModel
 
 __all__ = ["CALL", "reproduce", "reproductions_of", "told_by"]
 

@@ -15,12 +15,12 @@ from passes.bisect.smallest import find_smallest
 from passes.catalog import pass_names
 from passes.diff import compare_matched, match_models
 from passes.diff.types import label_of
-from passes.model.reads import live_nodes
-from passes.model.validity import what_is_invalid
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import live_nodes
+from passes.model.analysis import what_is_invalid
 from passes.policy.policy import Policy, check_lists
 from passes.run.apply_policy import with_skips
 from passes.step import Repeat, Step, Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["BUDGET_S", "bisect"]
 

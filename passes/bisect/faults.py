@@ -13,16 +13,17 @@ import numpy as np
 from passes.bisect.replay import Made
 from passes.diff import match_models
 from passes.errors import ModelError, PolicyError, StepFailed
-from passes.model.canonical import RANDOM_OPS, meanings_of
-from passes.model.sharing import Portable, portable
-from passes.model.weights import DetachedModel
+from passes.graph.op_facts import RANDOM_OPS
+from passes.model.canonical import meanings_of
 from passes.optimize import plan_draws
 from passes.policy.policy import unknown_structure
-from passes.proof.draw_choice import choose_in_worker
+from passes.proof.client import choose_in_worker
 from passes.proof.numbers import compare
 from passes.run.reproduce import is_same_failure
 from passes.step import Workbench
 from passes.structures import Instance, structure_of
+from passes.weights.detached import DetachedModel
+from passes.weights.sharing import MappedModel, portable
 
 __all__ = ["Breakdown", "Deviation", "Fault", "Loss", "Run", "Sighting", "outputs"]
 
@@ -297,7 +298,7 @@ class Deviation(Fault):
         return _distance(expected, got).error > self.tolerance
 
 
-def outputs(model: Portable, feeds: Feeds) -> Outputs:
+def outputs(model: MappedModel, feeds: Feeds) -> Outputs:
     """In the proof worker: what `model` computes from each of `feeds`.
 
     Raises:

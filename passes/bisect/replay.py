@@ -10,8 +10,8 @@ from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass, OnnxOptimizerPasses
 from passes.model.canonical import canonical_digest
 from passes.model.signature import keep_signature
-from passes.model.weights import DetachedModel
 from passes.step import Narrows, Repeat, Step, Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Made", "Observer", "Part", "Runs", "Stretch", "join_blocks", "route"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from passes.diff.types import NodeLabel
-from passes.model.weights import DetachedModel
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Culprit", "Finding", "Smallest", "finding_as_data", "finding_text"]
 

@@ -11,10 +11,10 @@ from passes.bisect.replay import Made, Runs, Stretch, route
 from passes.errors import StepTimedOut
 from passes.external.onnxsim import STAGES
 from passes.model.canonical import canonical_digest
-from passes.model.weights import DetachedModel
 from passes.policy.known_effects import DESTROYS
 from passes.run.narrow import culprits, doer
 from passes.step import Composite, Repeat, Step
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Guilty", "Inner", "Nothing", "find_guilty", "find_inner"]
 

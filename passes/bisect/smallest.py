@@ -14,14 +14,14 @@ from passes.bisect.replay import Made, Runs
 from passes.bisect.search import Guilty, Inner
 from passes.errors import StepFailed
 from passes.external.onnxsim import STAGES
-from passes.model.cut import cut, types_of
-from passes.model.reads import reads_of
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import reads_of
+from passes.model.extraction import cut, types_of
 from passes.provenance import carry
 from passes.rewrites.fold_constants import FoldConstants
 from passes.run.reproduce import smallest
 from passes.step import Composite, Step
 from passes.structures.view import GraphView
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Shown", "begin_near", "find_smallest"]
 

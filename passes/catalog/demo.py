@@ -14,12 +14,12 @@ from passes.errors import PolicyError, StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxruntime_graph import RULES
 from passes.external.onnxsim import OnnxSim
+from passes.graph.traversal import live_nodes
 from passes.model.canonical import canonical_digest
-from passes.model.reads import live_nodes
-from passes.model.weights import DetachedModel, attach, detach
 from passes.recipe.steps import OWN_STEPS
 from passes.step import Composite, Step, Workbench
 from passes.suggest import nearest
+from passes.weights.detached import DetachedModel, attach, detach
 
 __all__ = ["Demo", "find_entries", "fires", "isolate_pass", "show"]
 

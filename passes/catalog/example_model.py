@@ -14,7 +14,7 @@ from typing import Final
 import onnx
 from onnx import numpy_helper
 
-from passes.proof.draw import draw_array
+from passes.proof.draws import draw_array
 
 __all__ = ["GALLERY", "UNPICTURED", "ExampleModel", "example_of", "read_example"]
 

@@ -13,16 +13,16 @@ from passes.diff.initializers import Stored, initializer_changes
 from passes.diff.model_level import function_changes, header_changes, output_changes, renamings, sharing_changes
 from passes.diff.model_matching import ModelMatching, match_models
 from passes.diff.types import AttributeChange, Diff, InputChange, Replacement, label_of
+from passes.graph.formatting import spelled_attribute
 from passes.matching.graph_index import ABSENT, GraphIndex, Item
-from passes.model.canonical import Reading
-from passes.model.spelled import spelled_attribute
-from passes.model.weights import DetachedModel
+from passes.model.canonical import CanonicalGraph
+from passes.weights.detached import DetachedModel
 
 __all__ = ["compare_matched", "compare_models"]
 
 
 def compare_models(
-    before: DetachedModel, after: DetachedModel, readings: tuple[Reading, Reading] | None = None
+    before: DetachedModel, after: DetachedModel, readings: tuple[CanonicalGraph, CanonicalGraph] | None = None
 ) -> Diff:
     """What `after` has otherwise than `before`; `readings` are theirs, if they have been read already.
 

@@ -13,10 +13,10 @@ from onnx import TensorProto
 
 from passes.diff.model_matching import ModelMatching
 from passes.diff.types import InitializerChange, label_of
+from passes.graph.formatting import spelled_shape
 from passes.matching.graph_index import GraphIndex
-from passes.model.spelled import spelled_shape
-from passes.model.weights import DetachedModel
 from passes.provenance import annotations_of, form_of
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Stored", "initializer_changes"]
 

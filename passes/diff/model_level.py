@@ -10,9 +10,9 @@ from onnx import ModelProto, ValueInfoProto
 
 from passes.diff.model_matching import ModelMatching
 from passes.diff.types import HeaderChange, Renaming, label_of
+from passes.graph.formatting import spelled_type
 from passes.matching.graph_index import ABSENT, GraphIndex
 from passes.model.canonical import function_digests
-from passes.model.spelled import spelled_type
 
 __all__ = ["function_changes", "header_changes", "output_changes", "renamings", "sharing_changes"]
 

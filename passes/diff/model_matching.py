@@ -9,13 +9,13 @@ from functools import cached_property
 
 from onnx import GraphProto, ValueInfoProto
 
+from passes.graph.formatting import spelled_type
 from passes.matching.graph_index import ABSENT, NodeMeanings, index_graph
 from passes.matching.match import match
 from passes.matching.node_matching import NodeMatching, is_one_kind, share_name
 from passes.matching.replacements import replacements
-from passes.model.canonical import Reading, read
-from passes.model.spelled import spelled_type
-from passes.model.weights import DetachedModel
+from passes.model.canonical import CanonicalGraph, read
+from passes.weights.detached import DetachedModel
 
 __all__ = ["ModelMatching", "match_models", "same_outputs"]
 
@@ -30,7 +30,7 @@ class ModelMatching:
 
     before: DetachedModel
     after: DetachedModel
-    readings: tuple[Reading, Reading]
+    readings: tuple[CanonicalGraph, CanonicalGraph]
     inputs: Mapping[str, str]
     """Input of the model after → the input of the model before that it is."""
     same: NodeMatching
@@ -71,7 +71,7 @@ class ModelMatching:
 
 
 def match_models(
-    before: DetachedModel, after: DetachedModel, readings: tuple[Reading, Reading] | None = None
+    before: DetachedModel, after: DetachedModel, readings: tuple[CanonicalGraph, CanonicalGraph] | None = None
 ) -> ModelMatching:
     """Match two models; `readings` are theirs, if they have been read already."""
     first, second = readings or (read(before), read(after))

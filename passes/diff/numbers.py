@@ -16,15 +16,15 @@ from passes.diff.model_matching import ModelMatching, same_outputs
 from passes.diff.types import label_of
 from passes.errors import ModelError, StepFailed
 from passes.matching.graph_index import ABSENT
-from passes.model.sharing import Portable, portable
-from passes.model.weights import DetachedModel
 from passes.optimize import plan_draws
-from passes.proof.draw_choice import choose_in_worker
+from passes.proof.client import choose_in_worker
 from passes.proof.numbers import DRAWN, Errors, compare
 from passes.proof.precision import Precisions, computed_types
-from passes.proof.prove import worst_errors
+from passes.proof.types import worst_errors
 from passes.provenance.module_path import ModulePath, module_path_of
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
+from passes.weights.sharing import MappedModel, portable
 
 __all__ = [
     "Distance",
@@ -216,8 +216,8 @@ Distance = tuple[str, Errors]
 
 
 def distances(
-    before: Portable,
-    after: Portable,
+    before: MappedModel,
+    after: MappedModel,
     pairs: Sequence[Pair],
     draws: Sequence[Mapping[str, np.ndarray]],
     computed_in: Precisions,

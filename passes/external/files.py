@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from passes.errors import StepFailed
-from passes.model.files import save
-from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, read_model
 from passes.step import Workbench
+from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, read_model
+from passes.weights.files import save
 
 __all__ = ["through_files"]
 

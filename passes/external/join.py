@@ -7,7 +7,7 @@ from typing import Final
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from passes.model.order import sort_nodes
+from passes.graph.traversal import sort_nodes
 
 __all__ = ["Joined", "borrow", "let_in", "let_out"]
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 import onnx
 
 from passes.errors import StepFailed
-from passes.model.weights import DetachedModel
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["InferShapes"]
 

@@ -12,8 +12,8 @@ import onnx
 from passes.errors import StepFailed
 from passes.external.numbered import name_again, number, quote_own_names
 from passes.external.onnxoptimizer_search import Change
-from passes.model.weights import DetachedModel
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 from passes.worker.client import Worker
 
 __all__ = ["OnnxOptimizerPass", "OnnxOptimizerPasses", "available", "default_set", "passes_of"]

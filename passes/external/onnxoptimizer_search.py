@@ -13,7 +13,7 @@ from passes.external.first_change import first_change
 from passes.external.numbered import number
 from passes.external.pieces import Pieces, can_be_cut
 from passes.external.short_names import ShortNames
-from passes.model.bodies import bodies_of
+from passes.graph.traversal import bodies_of
 
 __all__ = ["ACTS_ON", "Change", "changes", "made_together"]
 

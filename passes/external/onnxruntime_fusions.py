@@ -12,8 +12,8 @@ from passes.errors import PolicyError
 from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown
 from passes.external.written import give_back_inputs, write
-from passes.model.weights import DetachedModel
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["OnnxRuntimeFusions", "facts", "fuse"]
 

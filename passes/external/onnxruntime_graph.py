@@ -21,9 +21,9 @@ import onnx
 
 from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown, texts
-from passes.model.bodies import every_node
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import every_node
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["LEVELS", "RULES", "OnnxRuntimeGraph", "facts", "optimize"]
 

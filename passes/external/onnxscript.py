@@ -13,8 +13,8 @@ from passes.external.installed import ask, refuse_unknown, refuse_wrong_values
 from passes.external.onnxscript_rules import matching_in_linear_time
 from passes.external.rebind import rebound
 from passes.external.through_ir import through_ir
-from passes.model.weights import DetachedModel
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from passes.external.installed import ask, refuse_unknown, texts
 from passes.external.through_ir import through_ir
-from passes.model.weights import DetachedModel
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -17,9 +17,9 @@ from passes.external.files import through_files
 from passes.external.installed import refuse_older, refuse_wrong_values
 from passes.external.onnxsim_detached import simplify_detached
 from passes.external.onnxsim_library import import_onnxsim
-from passes.model.weights import DetachedModel
 from passes.step import Workbench
 from passes.suggest import nearest
+from passes.weights.detached import DetachedModel
 
 __all__ = ["OnnxSim", "facts", "hints", "simplify"]
 

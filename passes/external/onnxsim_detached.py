@@ -25,12 +25,12 @@ from onnx import GraphProto, NodeProto, TensorProto
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim_library import import_onnxsim
+from passes.graph.traversal import reads_of
 from passes.model.canonical import canonical_digest
-from passes.model.reads import reads_of
-from passes.model.stand_ins import TYPED_FIELDS, clear_data, inline
-from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, detach
 from passes.rewrites.fold_constants import FoldConstants
 from passes.step import Workbench
+from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, detach
+from passes.weights.stand_ins import TYPED_FIELDS, clear_data, inline
 
 __all__ = ["simplify_detached", "simplify_references"]
 

@@ -12,8 +12,8 @@ import onnx
 from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, require, texts
 from passes.external.written import give_back_inputs, write
-from passes.model.weights import DetachedModel
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["OnnxSlim", "facts", "hints", "slim"]
 

@@ -25,7 +25,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from passes.external.join import Joined, borrow, let_in, let_out
-from passes.model.bodies import bodies_of
+from passes.graph.traversal import bodies_of
 
 __all__ = ["Pieces", "can_be_cut"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from onnx import GraphProto
 
-from passes.model.bodies import every_graph
+from passes.graph.traversal import every_graph
 
 __all__ = ["ShortNames"]
 

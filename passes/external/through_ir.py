@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import onnx
 
-from passes.model.mapped import release
-from passes.model.reads import reads_of
-from passes.model.sharing import Portable, portable
-from passes.model.weights import DetachedModel, detach
+from passes.graph.traversal import reads_of
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel, detach
+from passes.weights.mapped import release
+from passes.weights.sharing import MappedModel, portable
 
 __all__ = ["edit_model", "through_ir"]
 
@@ -66,7 +66,7 @@ def _delete(entries: Any, names: Collection[str]) -> None:
         del entries[place]
 
 
-def edit_model(model: Portable, function: str, options: dict[str, Any], folder: str) -> bytes:
+def edit_model(model: MappedModel, function: str, options: dict[str, Any], folder: str) -> bytes:
     """In the worker: let `function` edit the model; returns it serialized, with stand-ins for the weights that it had,
     and large new ones in a file in `folder`."""
     import onnx_ir

@@ -12,14 +12,14 @@ from passes.guard.calls.steps import RecordedStep
 from passes.guard.proof import NotComparable, StructureOnly, numbers_prover
 from passes.guard.settings import CombinedPolicy
 from passes.model.canonical import canonical_digest
-from passes.model.weights import DetachedModel
-from passes.proof.prove import Prover
+from passes.proof.numeric import NumericProver
 from passes.provenance import carry
 from passes.run.pins import unpin
 from passes.run.result import PassRun, Status
 from passes.run.runner import run_passes
 from passes.run.tracked import Watched, find_structures
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["GuardOutcome", "RefusedByOptimizer", "Unguarded", "enforce"]
 
@@ -81,7 +81,7 @@ class _Judge:
     demands: CombinedPolicy
     bench: Workbench
     watched: Watched
-    prover: Prover
+    prover: NumericProver
     notes: list[str]
 
     @classmethod

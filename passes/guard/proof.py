@@ -10,14 +10,16 @@ import numpy as np
 import onnx
 
 from passes.errors import ModelError, StepFailed
+from passes.graph.op_facts import RANDOM_OPS
 from passes.guard.calls.base import InterceptedCall
-from passes.model.canonical import RANDOM_OPS, Reading
-from passes.model.weights import DetachedModel
+from passes.model.canonical import CanonicalGraph
 from passes.optimize import FIRST_SIZE, drawn_shape, open_dims, plan_draws
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawPlan
-from passes.proof.prove import Measurement, Power, Prover
+from passes.proof.numeric import NumericProver
+from passes.proof.types import Measurement, Sensitivity
 from passes.step import Workbench
 from passes.structures import Instance
+from passes.weights.detached import DetachedModel
 
 __all__ = ["NotComparable", "StructureOnly", "numbers_prover"]
 
@@ -29,37 +31,37 @@ class NotComparable(Exception):  # not an error: structure is still proven
     """What the model computes cannot be compared, and why."""
 
 
-class NumbersProver(Prover):
+class NumbersProver(NumericProver):
     """Looks at the given model once, although a call may be tried twice."""
 
     _has_looked = False
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: Reading | None = None) -> None:
+    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
         if not self._has_looked:
             super().watch(model, instances, reading)
         self._has_looked = True
 
 
-class StructureOnly(Prover):
+class StructureOnly(NumericProver):
     """Finds no difference in any numbers, since there are none."""
 
-    def measure(self, model: DetachedModel, reading: Reading | None = None) -> Measurement:
+    def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
         return Measurement({}, {})
 
     def has_run(self, model: DetachedModel) -> bool:
         return True
 
-    def run(self, model: DetachedModel, reading: Reading | None = None, *, hold: bool = True) -> Measurement:
+    def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
         return Measurement({}, {})
 
-    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: Reading | None = None) -> None:
+    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
         pass
 
-    def power(self) -> Power:
-        return Power(math.inf, ())
+    def power(self) -> Sensitivity:
+        return Sensitivity(math.inf, ())
 
 
-def numbers_prover(call: InterceptedCall, instances: Sequence[Instance], bench: Workbench) -> Prover:
+def numbers_prover(call: InterceptedCall, instances: Sequence[Instance], bench: Workbench) -> NumericProver:
     """Compares on the caller's own inputs if there are any, else on drawn ones of the shapes that the caller gave.
 
     Args:
@@ -77,7 +79,7 @@ def numbers_prover(call: InterceptedCall, instances: Sequence[Instance], bench: 
     return _watching(call, NumbersProver.of_plan(_plan(call), bench), instances)
 
 
-def _watching(call: InterceptedCall, prover: Prover, instances: Sequence[Instance]) -> Prover:
+def _watching(call: InterceptedCall, prover: NumericProver, instances: Sequence[Instance]) -> NumericProver:
     try:
         prover.watch(call.model, instances)
         prover.power()

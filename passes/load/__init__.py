@@ -2,21 +2,20 @@
 
     load.py       a path, bytes or a message → a model that is whole, or one sentence that says what is wrong with it
     graphs.py     names: unique, made before they are read, no circles; the graphs inside of nodes
-    nodes.py      one node: its attributes, inputs and outputs, against the operator's schema
-    functions.py  the model's own functions: no recursion, and a bounded size once they are inlined
+    nodes.py      one node against what it calls: an operator's schema, or a function of the model without recursion
     values.py     text that is UTF-8; types and dims of values
-    tensors.py    one tensor: dtype, dims, and data of just that size (payload.py), inline or in a file (external.py)
+    tensors.py    one tensor: dtype, dims, and data of just that size, inline or in a file
     budget.py     what a machine can hold: nobody allocates what a file merely declares
 
 ONNX's own checker is not asked. It takes a model as one message (weights included), refuses operators that onnxruntime
 adds to ONNX's domain, and lets pass what breaks a reader: text that is no UTF-8, segments, data of another size,
 functions that call themselves.
-Nothing here knows of anything else in `passes` but the errors.
+Nothing here knows of anything else in `passes` but the errors and `passes/graph/`.
 """
 
 from passes.load.budget import MOST_DRAWN, check_bytes, check_drawn, check_drawn_together, memory_budget, seconds_to_run
 from passes.load.load import check_model, load_model
-from passes.load.payload import byte_count, check_payload
+from passes.load.tensors import byte_count, check_payload
 
 __all__ = [
     "MOST_DRAWN",

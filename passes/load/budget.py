@@ -10,6 +10,7 @@ from passes.errors import ModelError
 from passes.worker.platforms import memory_limit
 
 __all__ = [
+    "MOST_DIMS",
     "MOST_DRAWN",
     "MOST_ELEMENTS",
     "check_bytes",
@@ -23,6 +24,8 @@ __all__ = [
 MOST_ELEMENTS: Final = 2**60
 """Of one tensor, whatever the machine: beyond it sizes in bytes overflow 64 bits, in numpy and in native code."""
 
+MOST_DIMS: Final = 64
+"""Of one tensor: numpy has no more."""
 
 MOST_DRAWN: Final = 2**27
 """Elements of all inputs that are drawn for one run: half a GiB of floats. A volume of 512 × 512 × 512 has as many."""

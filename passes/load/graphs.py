@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Final
 from onnx import FunctionProto, GraphProto, NodeProto
 
 from passes.errors import ModelError
+from passes.graph.traversal import topological_order
 from passes.load.nodes import Operators, bodies_in, check_node, shown, sparse_in, tensors_in
 from passes.load.tensors import check_sparse, check_tensor
 from passes.load.values import check_entries, check_text, check_value
@@ -145,7 +145,7 @@ class GraphCheck:
                 own.add(name)
                 makers[name] = place
         free: set[str] = set()
-        late: list[tuple[int, int]] = []
+        is_sorted = True
         for place, node in enumerate(nodes):
             reads = {name for name in node.input if name}
             for name in reads:
@@ -157,9 +157,9 @@ class GraphCheck:
             elif node.attribute:
                 self._check_inside(node, (), ())
             free |= reads - own
-            late.extend((makers[name], place) for name in reads if makers.get(name, -1) >= place)
-        if late:
-            self._refuse_circle(nodes, makers, own, outer)
+            is_sorted = is_sorted and all(makers.get(name, -1) < place for name in reads)
+        if not is_sorted:
+            _refuse_circle(nodes)
         return free
 
     def _check_inside(self, node: NodeProto, outer: Sequence[set[str]], taken: Sequence[set[str]]) -> set[str]:
@@ -175,39 +175,16 @@ class GraphCheck:
             reads |= self.check(body, outer, taken, where)
         return reads
 
-    def _refuse_circle(
-        self, nodes: Sequence[NodeProto], makers: Mapping[str, int], own: set[str], outer: Sequence[set[str]]
-    ) -> None:
-        """Nodes in no order are sorted by whoever needs it, which no order does for a circle."""
-        readers: dict[int, set[int]] = defaultdict(set)
-        waiting = [0] * len(nodes)
-        for place, node in enumerate(nodes):
-            reads = {*node.input, *self._reads_inside(node)}
-            before = {makers[name] for name in reads if name in makers}
-            waiting[place] = len(before)
-            for maker in before:
-                readers[maker].add(place)
-        ready = [place for place, count in enumerate(waiting) if not count]
-        while ready:
-            for reader in readers[ready.pop()]:
-                waiting[reader] -= 1
-                if not waiting[reader]:
-                    ready.append(reader)
-        stuck = [node for node, count in zip(nodes, waiting, strict=True) if count]
-        if stuck:
-            raise ModelError(
-                f"{shown(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or behind a "
-                "circle; expected an order in which each node reads what others have made"
-            )
 
-    def _reads_inside(self, node: NodeProto) -> set[str]:
-        found: set[str] = set()
-        for _, body in bodies_in(node):
-            made = {info.name for info in body.input} | {tensor.name for tensor in body.initializer}
-            made |= {name for inner in body.node for name in inner.output}
-            read = {name for inner in body.node for name in (*inner.input, *self._reads_inside(inner))}
-            found |= (read | {info.name for info in body.output}) - made
-        return found
+def _refuse_circle(nodes: Sequence[NodeProto]) -> None:
+    """Nodes in no order are sorted by whoever needs it, which no order does for a circle."""
+    sorted_places = set(topological_order(nodes))
+    stuck = [node for place, node in enumerate(nodes) if place not in sorted_places]
+    if stuck:
+        raise ModelError(
+            f"{shown(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or behind a "
+            "circle; expected an order in which each node reads what others have made"
+        )
 
 
 def _need(name: str, outer: Iterable[set[str]], how: str) -> None:

@@ -10,9 +10,8 @@ import onnx
 from onnx import ModelProto, OperatorSetIdProto
 
 from passes.errors import ModelError
-from passes.load.functions import check_calls, own_functions
 from passes.load.graphs import GraphCheck
-from passes.load.nodes import Operators
+from passes.load.nodes import Operators, check_calls, own_functions
 from passes.load.values import OPEN_DIM, check_entries, check_text
 
 __all__ = ["check_model", "load_model"]

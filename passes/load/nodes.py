@@ -1,4 +1,4 @@
-"""One node: names, attributes, and how many inputs and outputs it has, against the schema of its operator."""
+"""One node against what it calls: the schema of an operator, or a function of the model, of which none calls itself."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ from functools import cache
 from typing import Any, Final
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from passes.errors import ModelError
-from passes.load.functions import FunctionKey, key_of_call
+from passes.graph.traversal import bodies_of, every_node
 from passes.load.values import check_entries, check_text
 
-__all__ = ["Operators", "bodies_in", "check_node", "sparse_in", "tensors_in"]
+__all__ = [
+    "FunctionKey",
+    "Operators",
+    "bodies_in",
+    "check_calls",
+    "check_node",
+    "key_of_call",
+    "own_functions",
+    "sparse_in",
+    "tensors_in",
+]
 
 KINDS: Final[Mapping[int, str]] = {number: name for name, number in AttributeProto.AttributeType.items()}
 VALUE_FIELD: Final[Mapping[int, str]] = {
@@ -146,10 +156,8 @@ def shown(node: NodeProto) -> str:
 def bodies_in(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
     """The graphs inside of `node`, each with the name of its attribute."""
     for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.name, attribute.g
-        for graph in attribute.graphs:
-            yield attribute.name, graph
+        for body in bodies_of(attribute):
+            yield attribute.name, body
 
 
 def tensors_in(node: NodeProto) -> Iterator[TensorProto]:
@@ -227,3 +235,76 @@ def _check_strings(attribute: AttributeProto, node: NodeProto) -> None:
             text.decode()
         except UnicodeDecodeError:
             check_text(text, f"attribute {attribute.name!r} of {shown(node)}")
+
+
+FunctionKey = tuple[str, str, str]
+"""Domain, name and overload."""
+
+MOST_NODES: Final = 2_000_000
+"""Of a model whose functions are inlined."""
+
+
+def own_functions(model: ModelProto) -> dict[FunctionKey, FunctionProto]:
+    """
+    Raises:
+        ModelError: two have the same name.
+    """
+    found: dict[FunctionKey, FunctionProto] = {}
+    for function in model.functions:
+        key = (_domain(function.domain), function.name, getattr(function, "overload", ""))
+        if key in found:
+            raise ModelError(f"the model has two functions {_spelled(key)}; expected one of each name")
+        found[key] = function
+    return found
+
+
+def key_of_call(node: NodeProto) -> FunctionKey:
+    """What a node would call, if the model had such a function."""
+    return (_domain(node.domain), node.op_type, getattr(node, "overload", ""))
+
+
+def check_calls(graph: GraphProto, functions: Mapping[FunctionKey, FunctionProto]) -> None:
+    """
+    Raises:
+        ModelError: a function calls itself, on whatever way; or the inlined model has too many nodes.
+    """
+    sizes: dict[FunctionKey, int] = {}
+    for key in functions:
+        _measure(key, functions, sizes)
+    total = sum(sizes.get(key_of_call(node), 1) for node in every_node(graph))
+    if total > MOST_NODES:
+        raise ModelError(
+            f"the model's functions are {total:,} nodes once they are inlined; expected {MOST_NODES:,} at most"
+        )
+
+
+def _measure(start: FunctionKey, functions: Mapping[FunctionKey, FunctionProto], sizes: dict[FunctionKey, int]) -> None:
+    """Find the number of nodes of an inlined function, after those of what it calls; a long chain needs no stack."""
+    path: list[FunctionKey] = [start]
+    while path:
+        key = path[-1]
+        if key in sizes:
+            path.pop()
+            continue
+        called = [callee for node in every_node(functions[key]) if (callee := key_of_call(node)) in functions]
+        unknown = [callee for callee in dict.fromkeys(called) if callee not in sizes]
+        if unknown:
+            if unknown[0] in path:
+                circle = [*path[path.index(unknown[0]) :], unknown[0]]
+                raise ModelError(
+                    f"the function {_spelled(unknown[0])} calls itself ({' → '.join(map(_spelled, circle))}); "
+                    "ONNX has no recursion"
+                )
+            path.append(unknown[0])
+            continue
+        sizes[key] = min(1 + sum(sizes.get(key_of_call(node), 1) for node in every_node(functions[key])), 2**62)
+        path.pop()
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _spelled(key: FunctionKey) -> str:
+    domain, name, overload = key
+    return f"{domain or 'ai.onnx'}::{name}" + (f":{overload}" if overload else "")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from onnx import NodeProto, TensorShapeProto, TypeProto, ValueInfoProto
+from onnx import NodeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto
 
 from passes.errors import ModelError
-from passes.load.budget import MOST_ELEMENTS, element_count
-from passes.load.payload import DTYPES, MOST_DIMS
+from passes.load.budget import MOST_DIMS, MOST_ELEMENTS, element_count
 
 __all__ = ["check_entries", "check_text", "check_type", "check_value"]
 
+DTYPES: Final[Mapping[int, str]] = {number: name for name, number in TensorProto.DataType.items() if number}
+"""ONNX's names."""
 OPEN_DIM: Final = -1
 """How Paddle's exporter writes a dim without a size."""
 MOST_NESTED: Final = 16

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
-from passes.model.bodies import bodies_of
-from passes.model.canonical import GraphReading, NodeReading, Reading
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import bodies_of
+from passes.model.canonical import CanonicalGraph, GraphReading, NodeReading
+from passes.weights.detached import DetachedModel
 
 __all__ = ["ABSENT", "TELLING", "GraphIndex", "Item", "NodeMeanings", "index_graph"]
 
@@ -100,7 +100,10 @@ class GraphIndex:
 
 
 def index_graph(
-    model: DetachedModel, reading: Reading, meanings: NodeMeanings, called: Mapping[str, str] = MappingProxyType({})
+    model: DetachedModel,
+    reading: CanonicalGraph,
+    meanings: NodeMeanings,
+    called: Mapping[str, str] = MappingProxyType({}),
 ) -> GraphIndex:
     """Index `model`; what its nodes and values mean is numbered in `meanings`, and goes by what they compute from.
 

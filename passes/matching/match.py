@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
+from passes.graph.op_facts import COMMUTATIVE
 from passes.matching.graph_index import ABSENT, GraphIndex, Item
 from passes.matching.node_matching import (
-    COMMUTATIVE,
     NodeMatching,
     alone,
     handle_of,

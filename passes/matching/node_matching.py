@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
-from typing import Final
 
+from passes.graph.op_facts import COMMUTATIVE
 from passes.matching.graph_index import ABSENT, GraphIndex, Item
 
 __all__ = [
-    "COMMUTATIVE",
     "NodeMatching",
     "alone",
     "handle_of",
@@ -21,8 +20,6 @@ __all__ = [
     "result_of",
     "share_name",
 ]
-
-COMMUTATIVE: Final = frozenset({"Add", "Mul", "And", "Or", "Xor", "Max", "Min", "Sum", "Mean", "Equal"})
 
 
 class NodeMatching:

@@ -6,6 +6,7 @@ A model is read once (`read`); what its values mean, under whatever is known of 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,29 +15,25 @@ from typing import Final, NamedTuple
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
 
-from passes.model.bodies import bodies_of
-from passes.model.weights import DetachedModel
-
-RANDOM_OPS: Final = frozenset(
-    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
-)
-"""Ops whose value is another one each time."""
+from passes.graph.op_facts import RANDOM_OPS
+from passes.graph.traversal import bodies_of
+from passes.weights.detached import DetachedModel
 
 __all__ = [
-    "RANDOM_OPS",
+    "CanonicalGraph",
     "GraphReading",
-    "Meanings",
     "NodeReading",
-    "Reading",
+    "ValueDigests",
     "canonical_digest",
     "function_digests",
     "meanings_of",
     "read",
+    "structure_fingerprint",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Meanings:
+class ValueDigests:
     """What each value of a model is computed from, as a digest: equal digests are equal values, bit for bit.
 
     Dead code does not count, an Identity is what it reads, and a Constant node is an initializer. `whole` is the digest
@@ -48,7 +45,7 @@ class Meanings:
     whole: str
 
 
-Settle = Callable[[str, str], str]
+Substitute = Callable[[str, str], str]
 """Name of a node's output and its digest → the meaning that it is given."""
 
 
@@ -57,7 +54,7 @@ def _as_it_is(_: str, digest: str) -> str:
 
 
 @dataclass(frozen=True)
-class Reading:
+class CanonicalGraph:
     """What a model says, without the names that say nothing. It does not follow later changes of the model."""
 
     header: str
@@ -75,36 +72,36 @@ class Reading:
         """
         return _mix(self.header, _walk(self.graph, {}, False, _as_it_is))
 
-    def meanings(self, settle: Settle = _as_it_is) -> Meanings:
-        """The meaning of every value; `settle` may put one that is known to be an equal value in a meaning's place."""
+    def meanings(self, substitute: Substitute = _as_it_is) -> ValueDigests:
+        """The meaning of every value; `substitute` may give one that of a value known to be equal."""
         meaning: dict[str, str] = {}
-        whole = _walk(self.graph, meaning, True, settle)
-        return Meanings(meaning, _mix(self.header, whole))
+        whole = _walk(self.graph, meaning, True, substitute)
+        return ValueDigests(meaning, _mix(self.header, whole))
 
 
-Tell = Callable[[DetachedModel, TensorProto], str]
+TensorKey = Callable[[DetachedModel, TensorProto], str]
 
 
 def _content(model: DetachedModel, tensor: TensorProto) -> str:
     return model.digest(tensor)
 
 
-def read(model: DetachedModel, tell: Tell = _content) -> Reading:
+def read(model: DetachedModel, tensor_key: TensorKey = _content) -> CanonicalGraph:
     """Read `model`: its attributes and constants, which is most of the work.
 
     Args:
-        tell: what tells one tensor from another; its content by default.
+        tensor_key: what tells one tensor from another; its content by default.
     """
     opsets = sorted((entry.domain, entry.version) for entry in model.proto.opset_import)
     own = frozenset((function.domain, function.name) for function in model.proto.functions)
-    reader = _Reader(model, own, "", tell)
+    reader = _Reader(model, own, "", tensor_key)
     bodies = tuple(GraphReading((), (), reader.nodes(one.node), tuple(one.output)) for one in model.proto.functions)
     functions = sorted(_function_digest(*pair) for pair in zip(model.proto.functions, bodies, strict=True))
     graph = replace(reader, bodies=_hash(functions) if functions else "").graph(model.proto.graph)
-    return Reading(_hash(opsets, functions), graph, bodies)
+    return CanonicalGraph(_hash(opsets, functions), graph, bodies)
 
 
-def function_digests(model: DetachedModel, reading: Reading) -> dict[str, str]:
+def function_digests(model: DetachedModel, reading: CanonicalGraph) -> dict[str, str]:
     """`domain::name` (and overload) of each of the model's own functions → what it takes and computes."""
     found = {}
     for function, body in zip(model.proto.functions, reading.functions, strict=True):
@@ -130,7 +127,7 @@ def canonical_digest(model: DetachedModel) -> str:
     return read(model).canonical
 
 
-def meanings_of(model: DetachedModel) -> Meanings:
+def meanings_of(model: DetachedModel) -> ValueDigests:
     """`Reading.meanings` of a model."""
     return read(model).meanings()
 
@@ -164,12 +161,12 @@ class GraphReading:
     """Of a node: then inputs and outputs go by their order, and names say nothing."""
 
 
-def _walk(graph: GraphReading, meaning: dict[str, str], live: bool, settle: Settle) -> str:
+def _walk(graph: GraphReading, meaning: dict[str, str], live: bool, substitute: Substitute) -> str:
     """Digest of `graph`; adds the meanings of its values to those from outside."""
     meaning[""] = "absent"
     meaning.update(graph.inputs)
     meaning.update(graph.stored)
-    steps = [_step(node, meaning, live, settle) for node in graph.nodes]
+    steps = [_step(node, meaning, live, substitute) for node in graph.nodes]
     outputs = [(graph.is_body or name, meaning.get(name, "missing")) for name in graph.outputs]
     inputs = [meaning[name] for name, _ in graph.inputs]
     if live:
@@ -192,7 +189,7 @@ def _reads(graph: GraphReading) -> Counter[str]:
     return reads
 
 
-def _step(node: NodeReading, meaning: dict[str, str], live: bool, settle: Settle) -> str:
+def _step(node: NodeReading, meaning: dict[str, str], live: bool, substitute: Substitute) -> str:
     """Digest of `node`; adds the meanings of its outputs."""
     if live and node.is_identity:
         meaning[node.outputs[0]] = meaning.get(node.inputs[0], node.inputs[0])
@@ -200,7 +197,7 @@ def _step(node: NodeReading, meaning: dict[str, str], live: bool, settle: Settle
     if live and node.constant:
         meaning[node.outputs[0]] = node.constant
         return ""
-    inner = [_walk(body, dict(meaning), live, settle) for body in node.bodies]
+    inner = [_walk(body, dict(meaning), live, substitute) for body in node.bodies]
     digest = _mix(
         node.says,
         node.shape,
@@ -210,7 +207,7 @@ def _step(node: NodeReading, meaning: dict[str, str], live: bool, settle: Settle
     )
     for index, name in enumerate(node.outputs):
         if name:
-            meaning[name] = settle(name, f"{digest}.{index}")
+            meaning[name] = substitute(name, f"{digest}.{index}")
     return digest
 
 
@@ -221,7 +218,7 @@ class _Reader:
     model: DetachedModel
     own: frozenset[tuple[str, str]]
     bodies: str
-    tell: Tell
+    tensor_key: TensorKey
     known: dict[Hashable, str] = field(default_factory=dict)
     """What has been digested."""
 
@@ -279,7 +276,7 @@ class _Reader:
         return attribute.SerializeToString(deterministic=True)
 
     def tensor(self, tensor: TensorProto) -> str:
-        return _hash(list(tensor.dims), tensor.data_type, self.tell(self.model, tensor))
+        return _hash(list(tensor.dims), tensor.data_type, self.tensor_key(self.model, tensor))
 
 
 def _name(attribute: AttributeProto) -> str:
@@ -293,3 +290,28 @@ def _hash(*parts: object) -> str:
 def _mix(*digests: str) -> str:
     """`_hash` for parts that are digests, which is quicker."""
     return hashlib.blake2b(",".join(digests).encode(), digest_size=16).hexdigest()
+
+
+SMALL: Final = 16
+"""Elements below which a tensor is a shape, an axis or a scale, and counts by its values."""
+
+DIGITS: Final = 5
+"""Of floating-point values: libraries on other processors may round the last ones otherwise."""
+
+LENGTH: Final = 12
+
+
+def structure_fingerprint(model: DetachedModel) -> str:
+    """12 hex digits that change when an op, an attribute, an edge, or the shape or dtype of a weight does.
+
+    As for `Reading.canonical`, names and the order of independent nodes do not count. Weights count by shape and dtype;
+    tensors of fewer than 16 elements by value.
+    """
+    return read(model, _told).canonical[:LENGTH]
+
+
+def _told(model: DetachedModel, tensor: TensorProto) -> str:
+    if math.prod(tensor.dims) >= SMALL or tensor.data_type == TensorProto.STRING:
+        return ""
+    values = model.array(tensor).ravel().tolist()
+    return " ".join(f"{one:.{DIGITS}g}" if isinstance(one, float) else str(one) for one in values)

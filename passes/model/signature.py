@@ -1,14 +1,18 @@
-"""The declared signature is a contract: names and types of inputs and outputs are what a caller relies on."""
+"""What a caller relies on, the declared signature; and what a model says beside what it computes."""
 
 from __future__ import annotations
 
-from onnx import GraphProto, TensorProto, TypeProto, ValueInfoProto
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from onnx import GraphProto, ModelProto, StringStringEntryProto, TensorProto, TypeProto, ValueInfoProto
 
 from passes.errors import StepFailed
-from passes.model.spelled import is_unsaid, spelled_type
-from passes.model.weights import DetachedModel
+from passes.graph.formatting import is_unsaid, spelled_type
+from passes.weights.detached import DetachedModel
 
-__all__ = ["keep_signature"]
+__all__ = ["Annotations", "annotations_of", "keep_signature"]
 
 
 def keep_signature(before: DetachedModel, after: DetachedModel, *, narrows: bool = False) -> None:
@@ -77,3 +81,29 @@ def _filled_in(old: TypeProto, new: TypeProto) -> TypeProto:
         if is_unsaid(dim):
             dim.CopyFrom(other)
     return filled
+
+
+Props = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """Compared as a whole. The order of nodes and types does not count; bodies of If and Loop are not looked into."""
+
+    types: dict[str, bytes]
+    """Of outputs too: what is pinned in one model is an inner value of the other."""
+    nodes: Counter[tuple[str, str, tuple[str, ...], Props]]
+    props: Props
+
+
+def annotations_of(model: ModelProto) -> Annotations:
+    graph = model.graph
+    return Annotations(
+        {info.name: info.type.SerializeToString(deterministic=True) for info in (*graph.output, *graph.value_info)},
+        Counter((node.name, node.doc_string, tuple(node.output), _props(node.metadata_props)) for node in graph.node),
+        _props((*model.metadata_props, *graph.metadata_props)),
+    )
+
+
+def _props(entries: Iterable[StringStringEntryProto]) -> Props:
+    return tuple(sorted((entry.key, entry.value) for entry in entries))

@@ -9,15 +9,134 @@ the model before, and to find each claim true bit for bit. Claims rest only on c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
 
-from onnx import NodeProto
+import onnx
+from onnx import NodeProto, TensorProto, helper
 
-from passes.model.canonical import Meanings, Reading
-from passes.model.weights import DetachedModel
-from passes.proof.base import Base, is_opaque
+from passes.graph.op_facts import is_opaque
+from passes.graph.traversal import bodies_in, infer_types
+from passes.model.canonical import CanonicalGraph, ValueDigests
+from passes.weights.detached import DetachedModel
 
-__all__ = ["Claim", "Claims", "Refinement", "claims_by_name", "claims_refined"]
+__all__ = [
+    "BaseModelRun",
+    "Claim",
+    "Claims",
+    "Distinct",
+    "Refinement",
+    "claims_by_name",
+    "claims_refined",
+    "inferred_shapes",
+    "small_values",
+]
+
+SMALL_ELEMENTS: Final = 2**14
+"""Floating-point values of a known size up to this are held; whole numbers and bools always, as they are mostly shapes,
+positions and masks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """A tensor in which no number occurs twice; `dtype` is numpy's name."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class BaseModelRun:
+    """`model` with what is known of it."""
+
+    model: DetachedModel
+    meanings: ValueDigests
+
+    @cached_property
+    def places(self) -> Mapping[str, str]:
+        """Meaning → the first value that has it."""
+        found: dict[str, str] = {}
+        for name, meaning in self.meanings.values.items():
+            if name:
+                found.setdefault(meaning, name)
+        return found
+
+    @cached_property
+    def producers(self) -> Mapping[str, NodeProto]:
+        return {name: node for node in self.model.proto.graph.node for name in node.output if name}
+
+    @cached_property
+    def initializers(self) -> Mapping[str, TensorProto]:
+        return {tensor.name: tensor for tensor in self.model.proto.graph.initializer}
+
+    @cached_property
+    def shapes(self) -> Mapping[str, Distinct]:
+        """Values whose shape and dtype are known for certain."""
+        return inferred_shapes(self.model)
+
+    @cached_property
+    def inputs(self) -> frozenset[str]:
+        return frozenset(info.name for info in self.model.proto.graph.input)
+
+
+def inferred_shapes(model: DetachedModel) -> dict[str, Distinct]:
+    """The values of a known size, by inference alone: what a model says of its values itself may be wrong."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    _forget_types(proto.graph)
+    try:
+        graph = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
+    except Exception:  # then nothing is known
+        return {}
+    found = {}
+    for info in (*graph.value_info, *graph.input, *graph.output):
+        tensor = info.type.tensor_type
+        dims = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
+        if tensor.elem_type and tensor.HasField("shape") and len(dims) == len(tensor.shape.dim):
+            found[info.name] = Distinct(tuple(dims), helper.tensor_dtype_to_np_dtype(tensor.elem_type).name)
+    return found
+
+
+def _forget_types(graph: onnx.GraphProto) -> None:
+    """Leave no type but those of the inputs."""
+    del graph.value_info[:]
+    for output in graph.output:
+        output.ClearField("type")
+    for node in graph.node:
+        for body in bodies_in(node):
+            _forget_types(body)
+
+
+def small_values(model: DetachedModel) -> list[str]:
+    """Computed values that are cheap to hold, by their inferred types."""
+    graph = infer_types(model.proto)
+    made = {name for node in model.proto.graph.node for name in node.output}
+    return [info.name for info in graph.value_info if info.name in made and _is_small(info)]
+
+
+def _is_small(info: onnx.ValueInfoProto) -> bool:
+    if info.type.WhichOneof("value") != "tensor_type":
+        return False
+    tensor = info.type.tensor_type
+    if tensor.elem_type in WHOLE:
+        return True
+    sizes = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
+    if tensor.elem_type not in FLOATS or not tensor.HasField("shape") or len(sizes) < len(tensor.shape.dim):
+        return False
+    elements = 1
+    for size in sizes:
+        elements *= size
+    return elements <= SMALL_ELEMENTS
+
+
+WHOLE: Final = frozenset(
+    {
+        *(TensorProto.BOOL, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+        *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+    }
+)
+FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,33 +148,41 @@ class Claim:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Claims:
     """The claims under which `after` computes what the base does, and what its values then mean."""
 
     after: DetachedModel
-    reading: Reading
-    meanings: Meanings
+    reading: CanonicalGraph
+    meanings: ValueDigests
     claims: tuple[Claim, ...]
 
-    def learned(self, base: Base, equal: dict[str, str]) -> Meanings:
+    @cached_property
+    def producers(self) -> Mapping[str, NodeProto]:
+        return {name: node for node in self.after.proto.graph.node for name in node.output if name}
+
+    @cached_property
+    def initializers(self) -> Mapping[str, TensorProto]:
+        return {tensor.name: tensor for tensor in self.after.proto.graph.initializer}
+
+    def learned(self, base: BaseModelRun, equal: dict[str, str]) -> ValueDigests:
         """What the values of `after` mean now that the claims have been found true; adds to `equal` what that takes.
 
         Meanings of the base stay as they are, also when two of them turned out to be equal.
         """
         known = frozenset(base.meanings.values.values())
 
-        def settle(name: str, digest: str) -> str:
+        def substitute(name: str, digest: str) -> str:
             digest = equal.get(digest, digest)
-            settled = self.meanings.values.get(name, digest)
-            if digest in known or settled not in known:
+            substituted = self.meanings.values.get(name, digest)
+            if digest in known or substituted not in known:
                 return digest
-            equal[digest] = settled
-            return settled
+            equal[digest] = substituted
+            return substituted
 
-        return self.reading.meanings(settle)
+        return self.reading.meanings(substitute)
 
-    def cover(self, base: Base, names: Iterable[str]) -> bool:
+    def cover(self, base: BaseModelRun, names: Iterable[str]) -> bool:
         """Whether they also say that the values called `names`, where both models have them, are the same."""
         before = {claim.new: claim.digest for claim in self.claims}
         for name in names:
@@ -65,7 +192,9 @@ class Claims:
         return True
 
 
-def claims_by_name(base: Base, after: DetachedModel, reading: Reading, equal: Mapping[str, str]) -> Claims | None:
+def claims_by_name(
+    base: BaseModelRun, after: DetachedModel, reading: CanonicalGraph, equal: Mapping[str, str]
+) -> Claims | None:
     """Claim that every value which kept its name, and is computed in a new way, is still the same value.
 
     None when the outputs differ even then.
@@ -78,7 +207,7 @@ def claims_by_name(base: Base, after: DetachedModel, reading: Reading, equal: Ma
     return _claimed(base, after, reading, equal, old_name)
 
 
-def claims_refined(base: Base, claims: Claims, equal: Mapping[str, str]) -> Claims | None:
+def claims_refined(base: BaseModelRun, claims: Claims, equal: Mapping[str, str]) -> Claims | None:
     """Push each claim back through nodes that are the same on both sides: `Reshape(x, a)` is `Reshape(x, b)` if a is b.
 
     This finds smaller values to look at. None when there is nothing to refine, or the outputs then differ.
@@ -90,15 +219,15 @@ def claims_refined(base: Base, claims: Claims, equal: Mapping[str, str]) -> Clai
 
 
 def _claimed(
-    base: Base,
+    base: BaseModelRun,
     after: DetachedModel,
-    reading: Reading,
+    reading: CanonicalGraph,
     equal: Mapping[str, str],
     old_name: Callable[[str, str], str | None],
 ) -> Claims | None:
     claims: list[Claim] = []
 
-    def settle(name: str, digest: str) -> str:
+    def substitute(name: str, digest: str) -> str:
         digest = equal.get(digest, digest)
         old = old_name(name, digest)
         if old is None or base.meanings.values[old] == digest:
@@ -106,7 +235,7 @@ def _claimed(
         claims.append(Claim(name, old, digest))
         return base.meanings.values[old]
 
-    meanings = reading.meanings(settle)
+    meanings = reading.meanings(substitute)
     if meanings.whole != base.meanings.whole:
         return None
     return Claims(after, reading, meanings, tuple(claims))
@@ -120,14 +249,9 @@ class Refinement:
     counts them.
     """
 
-    base: Base
+    base: BaseModelRun
     claims: Claims
     visits: int = 0
-    producers: Mapping[str, NodeProto] = field(init=False)
-
-    def __post_init__(self) -> None:
-        graph = self.claims.after.proto.graph
-        self.producers = {name: node for node in graph.node for name in node.output if name}
 
     def smallest_pairs(self) -> dict[str, str]:
         """New value → the old one that it has to equal."""
@@ -150,7 +274,7 @@ class Refinement:
 
     def _differing_operands(self, new: str, old: str) -> list[tuple[str, str]]:
         """The pairs of computed operands by which two results of one operation differ; empty where that is not all."""
-        left, right = self.producers.get(new), self.base.producers.get(old)
+        left, right = self.claims.producers.get(new), self.base.producers.get(old)
         if (
             left is None
             or right is None
@@ -164,7 +288,7 @@ class Refinement:
             for one, other in zip(left.input, right.input, strict=True)
             if meaning.get(one) != self.base.meanings.values.get(other)
         ]
-        computed = all(one in self.producers and other in self.base.producers for one, other in differing)
+        computed = all(one in self.claims.producers and other in self.base.producers for one, other in differing)
         return differing if computed else []
 
 

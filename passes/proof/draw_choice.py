@@ -8,15 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from passes.errors import ModelError, PassError, StepCrashed, StepTimedOut
+from passes.errors import ModelError, PassError
 from passes.load import MOST_DRAWN
-from passes.model.sharing import Portable, portable
-from passes.model.weights import DetachedModel
-from passes.proof.draws import BROUGHT_DOWN, WORDS, Draw, DrawPlan, GivenDraw, Trait
+from passes.proof.draws import WORDS, Draw, DrawPlan, GivenDraw, Trait
 from passes.proof.numbers import compare
-from passes.step import Workbench
 
-__all__ = ["ChosenDraw", "choose_draws", "choose_in_worker"]
+__all__ = ["ChosenDraw", "choose_draws"]
 
 MOST_NOISE: Final = 0.1
 """How far, in tolerances, outputs may move when each float of the outliers moves by one rounding: where they move
@@ -51,42 +48,6 @@ def choose_draws(
         failures: the reference does not run on a draw that is needed.
     """
     return _Choice(plan, run, outputs, skipped, failures).draws()
-
-
-def choose_in_worker(
-    model: DetachedModel, plan: DrawPlan, bench: Workbench, random_outputs: Sequence[str] = ()
-) -> tuple[list[ChosenDraw], list[str]]:
-    """The draws of `plan` on which `model` runs in onnxruntime, and a sentence for everything that is not drawn.
-
-    The model runs in the proof worker: onnxruntime may crash on it, or never come to an end.
-
-    Args:
-        random_outputs: outputs of which no number can be compared, so they do not decide what is drawn.
-
-    Raises:
-        StepFailed: onnxruntime refuses the model, it does not run on a draw that is needed, or the process ended.
-    """
-
-    def ask(plan: DrawPlan) -> tuple[list[ChosenDraw], list[str]]:
-        return bench.proofs.ask(CHOOSE, model=portable(model, bench.spill), plan=plan, random_outputs=random_outputs)
-
-    try:
-        return ask(plan)
-    except (StepCrashed, StepTimedOut) as failure:
-        chosen, skipped = ask(plan.plain())
-        return chosen, [*skipped, BROUGHT_DOWN.format(failure)]
-
-
-def run_and_choose(
-    model: Portable, plan: DrawPlan, random_outputs: Sequence[str]
-) -> tuple[list[ChosenDraw], list[str]]:
-    """In the proof worker: see `choose_in_worker`."""
-    session, skipped = model.session(), []
-    outputs = [name for name in session.outputs if name not in random_outputs]
-    return list(choose_draws(plan, session.run, outputs, skipped)), skipped
-
-
-CHOOSE: Final = "passes.proof.draw_choice:run_and_choose"
 
 
 @dataclass(slots=True)

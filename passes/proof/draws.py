@@ -8,17 +8,30 @@ finite; where it does not, `DrawPlan.choose` says so.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import hashlib
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+import ml_dtypes
 import numpy as np
 
 from passes.load import check_drawn, check_drawn_together
-from passes.proof.draw import draw_array
 
-__all__ = ["BROUGHT_DOWN", "FURTHER_SIZES", "WORDS", "Draw", "DrawPlan", "DrawnInput", "GivenDraw", "Trait"]
+__all__ = [
+    "BROUGHT_DOWN",
+    "FURTHER_SIZES",
+    "WORDS",
+    "Draw",
+    "DrawPlan",
+    "DrawnInput",
+    "GivenDraw",
+    "Trait",
+    "draw_array",
+    "dtype_named",
+]
 
 FURTHER_SIZES: Final = (1, 8)
 """What every named dim is drawn as beside its first sizes: batch 1 is what is deployed, and 8 is larger than those."""
@@ -250,3 +263,37 @@ def _with_rows(known: DrawnInput, rows: int | None) -> DrawnInput:
         return known
     is_default = (known.low, known.high) == (0, 2)
     return replace(known, rows=(0, rows) if is_default else (int(known.low), int(known.high)))
+
+
+BLOCK: Final = 2**24 + 43
+"""Elements that are drawn one by one; a larger array repeats them. To draw 2²⁷ takes seconds, and to copy them a
+tenth of one. The number is prime, so that no two rows of an array are alike."""
+
+
+def draw_array(identity: str, shape: Sequence[int], dtype: str, low: float, high: float) -> np.ndarray:
+    """An array of a dtype by its numpy name (or `bfloat16`), drawn by `identity` alone.
+
+    Floats are uniform in [low, high]; whole numbers and bools go from low up to, and without, high; where low equals
+    high every element is low.
+
+    Raises:
+        ModelError: more elements than are drawn in reasonable time and memory.
+    """
+    check_drawn(identity.rpartition(":")[2], shape)
+    words = np.frombuffer(hashlib.sha256(identity.encode()).digest(), np.uint32)
+    generator = np.random.default_rng(np.random.SeedSequence(words.tolist()))
+    size = math.prod(shape)
+    block = _draw_block(generator, min(size, BLOCK), dtype, low, high).astype(dtype_named(dtype))
+    return np.resize(block, tuple(shape)) if size > BLOCK else block.reshape(shape)
+
+
+def _draw_block(generator: np.random.Generator, count: int, dtype: str, low: float, high: float) -> np.ndarray:
+    if "float" in dtype:
+        return generator.uniform(low, high, count)
+    first, end = int(low), int(high)
+    return generator.integers(first, end, count) if first < end else np.full(count, first, np.int64)
+
+
+def dtype_named(name: str) -> np.dtype:
+    """numpy's dtype; bfloat16 comes from ml_dtypes."""
+    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)

@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from passes.model.bodies import bodies_of
-from passes.model.reads import live_nodes
-from passes.model.weights import DetachedModel
+from passes.graph.op_facts import ONNX_DOMAINS
+from passes.graph.traversal import bodies_in, every_node, live_nodes
 from passes.proof.lookups import OPS, Lookup, constant_values, find_lookups, values_of_inputs
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Gauges", "Readings", "add_gauges", "gauges_of"]
 
@@ -108,8 +108,8 @@ def gauges_of(model: DetachedModel) -> Gauges:
     branches, loops, limits, seen = [], [], [], _Seen(model)
     nested = sum(node.op_type in MEASURED | OPS for function in model.proto.functions for node in function.node)
     for node in live_nodes(model.proto.graph)[::-1]:
-        nested += sum(_count_inside(body) for one in node.attribute for body in bodies_of(one))
-        if node.domain not in ("", "ai.onnx"):
+        nested += sum(inner.op_type in MEASURED for body in bodies_in(node) for inner in every_node(body))
+        if node.domain not in ONNX_DOMAINS:
             continue
         if node.op_type == "If":
             branches.append((_first(node), node.input[0]))
@@ -120,13 +120,6 @@ def gauges_of(model: DetachedModel) -> Gauges:
             if limit is not None:
                 limits.append(limit)
     return Gauges(tuple(find_lookups(model)), tuple(branches), tuple(loops), tuple(limits), nested)
-
-
-def _count_inside(body: GraphProto) -> int:
-    inside = sum(node.op_type in MEASURED for node in body.node)
-    return inside + sum(
-        _count_inside(inner) for node in body.node for one in node.attribute for inner in bodies_of(one)
-    )
 
 
 def _first(node: NodeProto) -> str:

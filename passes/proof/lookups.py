@@ -10,12 +10,11 @@ from typing import Final
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helper
 
-from passes.model.bodies import bodies_of
-from passes.model.canonical import RANDOM_OPS
-from passes.model.reads import live_nodes, reads_of
-from passes.model.weights import DetachedModel
+from passes.graph.op_facts import LAYOUT_OPS, ONNX_DOMAINS, SIZES, is_opaque
+from passes.graph.traversal import bodies_in, every_node, live_nodes, reads_of
 from passes.structures.axes import Side, product_of
 from passes.structures.view import GraphView
+from passes.weights.detached import DetachedModel
 
 __all__ = ["OPS", "Lookup", "constant_values", "find_lookups", "rows_by_input", "values_of_inputs"]
 
@@ -84,8 +83,7 @@ def constant_values(model: DetachedModel) -> set[str]:
     """Values of the graph that are constant, or computed from constants alone."""
     constant = {"", *(tensor.name for tensor in model.proto.graph.initializer)}
     for node in model.proto.graph.node:
-        has_body = any(one.HasField("g") or one.graphs for one in node.attribute)
-        if constant.issuperset(node.input) and not has_body and node.op_type not in RANDOM_OPS:
+        if constant.issuperset(node.input) and not is_opaque(node):
             constant.update(node.output)
     return constant
 
@@ -104,18 +102,13 @@ def find_lookups(model: DetachedModel) -> list[Lookup]:
         if lookup is not None:
             found.append(lookup)
         found.extend(_fused_lookups(node, constant))
-        for attribute in node.attribute:
-            for body in bodies_of(attribute):
-                found.extend(_in_body(body, constant))
+        for body in bodies_in(node):
+            found.extend(_in_body(body, constant))
     return found
 
 
 def _has_any(graph: GraphProto) -> bool:
-    return any(node.op_type in {EMBEDS, *OPS, *ONE_HOT} or any(map(_has_any, _bodies(node))) for node in graph.node)
-
-
-def _bodies(node: NodeProto) -> list[GraphProto]:
-    return [body for attribute in node.attribute for body in bodies_of(attribute)]
+    return any(node.op_type in {EMBEDS, *OPS, *ONE_HOT} for node in every_node(graph))
 
 
 def _in_body(body: GraphProto, outside: Collection[str]) -> Iterator[Lookup]:
@@ -131,12 +124,12 @@ def _in_body(body: GraphProto, outside: Collection[str]) -> Iterator[Lookup]:
         if found is not None:
             stored = own.get(found.data)
             yield Lookup(found.output, found.op, found.data, found.axis, found.says, stored, is_nested=True)
-        for inner in _bodies(node):
+        for inner in bodies_in(node):
             yield from _in_body(inner, constant - own.keys())
 
 
 def _lookup(node: NodeProto, constant: Collection[str], small: Mapping[str, TensorProto]) -> Lookup | None:
-    if node.domain not in ("", "ai.onnx") or node.op_type not in OPS:
+    if node.domain not in ONNX_DOMAINS or node.op_type not in OPS:
         return None
     if node.input[0] not in constant or constant_inputs(node, constant):
         return None
@@ -208,7 +201,7 @@ def values_of_inputs(model: DetachedModel) -> set[str]:
     graph = model.proto.graph
     found = {info.name for info in graph.input} - {tensor.name for tensor in graph.initializer}
     for node in graph.node:
-        if node.op_type not in ("Shape", "Size") and not found.isdisjoint(reads_of(node)):
+        if node.op_type not in SIZES and not found.isdisjoint(reads_of(node)):
             found.update(node.output)
     return found
 
@@ -269,14 +262,9 @@ def _inputs_behind(name: str, makers: Mapping[str, NodeProto]) -> set[str]:
 PRODUCTS: Final = frozenset({"MatMul", "Gemm", "Einsum"})
 ONE_HOT: Final = frozenset({"OneHot", "Equal"})
 MIXED: Final = ([False, True], [True, False])
-ARRANGING: Final = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Flatten"})
+ARRANGING: Final = LAYOUT_OPS | {"Cast"}
 EMBEDS: Final = "EmbedLayerNormalization"
 INDEXED: Final = frozenset({"Gather", "GatherElements", EMBEDS, *PRODUCTS})
 OPS: Final = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
-PASSED_ON: Final = frozenset(
-    {
-        *ARRANGING,
-        *("Slice", "Gather", "Expand", "Tile", "Split", "OneHot"),
-    }
-)
+PASSED_ON: Final = ARRANGING | {"Slice", "Gather", "Expand", "Tile", "Split", "OneHot"}
 """Ops whose result holds numbers of their first input, or says which they are."""

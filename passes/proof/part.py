@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import onnx
 from onnx import NodeProto, TensorProto
 
-from passes.model.weights import DetachedModel
-from passes.proof.base import Base, is_opaque
-from passes.proof.claims import Claim, Claims
-from passes.proof.moves import Distinct
-from passes.proof.pieces import NEW, first_output, node_of, tensor_of
+from passes.graph.op_facts import is_opaque
+from passes.proof.claims import BaseModelRun, Claim, Claims, Distinct
+from passes.weights.detached import DetachedModel
 
-__all__ = ["Part", "part_of"]
+__all__ = ["NEW", "Part", "first_output", "node_of", "part_model", "part_of", "tensor_of"]
+
+NEW: Final = "onnxline.new/"
+"""Put before the names of the changed model, which may mean other values in the base."""
+
+
+def node_of(side: str, node: NodeProto) -> NodeProto:
+    """A bare copy of `node`, named by its side and its first output."""
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    del copy.metadata_props[:]
+    copy.name = f"{side}/{first_output(node)}"
+    return copy
+
+
+def tensor_of(tensor: TensorProto, name: str) -> TensorProto:
+    """A copy of `tensor` called `name`."""
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    copy.name = name
+    return copy
+
+
+def first_output(node: NodeProto) -> str:
+    """What a node can be known by."""
+    return next(output for output in node.output if output)
+
 
 HEAVY: Final = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "LSTM", "GRU", "Transpose"})
 """Ops that take the time of a run. A Transpose of a weight matrix is among them."""
@@ -32,7 +56,9 @@ class Part:
     distinct: Mapping[str, Distinct] = field(default_factory=dict)
 
 
-def part_of(base: Base, claims: Claims, held: frozenset[str], chosen: Sequence[Claim] | None = None) -> Part | None:
+def part_of(
+    base: BaseModelRun, claims: Claims, held: frozenset[str], chosen: Sequence[Claim] | None = None
+) -> Part | None:
     """The part that decides `claims`, or those of them that are `chosen`; None when it would be much of the model, or
     cannot be run in pieces."""
     builder = _Builder(base, claims, held)
@@ -47,7 +73,7 @@ def part_of(base: Base, claims: Claims, held: frozenset[str], chosen: Sequence[C
 
 @dataclass(slots=True)
 class _Builder:
-    base: Base
+    base: BaseModelRun
     claims: Claims
     held: frozenset[str]
     nodes: dict[tuple[str, str], NodeProto] = field(default_factory=dict)
@@ -56,13 +82,6 @@ class _Builder:
     given: dict[str, str] = field(default_factory=dict)
     inputs: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
     is_opaque: bool = False
-    makers: dict[str, NodeProto] = field(init=False)
-    stored: dict[str, TensorProto] = field(init=False)
-
-    def __post_init__(self) -> None:
-        graph = self.claims.after.proto.graph
-        self.makers = {name: node for node in graph.node for name in node.output if name}
-        self.stored = {tensor.name: tensor for tensor in graph.initializer}
 
     def claimed(self, claim: Claim) -> str:
         """The value that a claim is about: computed anew, unless the base has the very same value too."""
@@ -74,9 +93,9 @@ class _Builder:
         stack = [root]
         while stack:
             name = stack.pop()
-            node = self.makers.get(name)
+            node = self.claims.producers.get(name)
             if node is None:
-                self._store(NEW + name, self.stored.get(name))
+                self._store(NEW + name, self.claims.initializers.get(name))
                 continue
             if ("new", first_output(node)) in self.nodes:
                 continue
@@ -131,26 +150,27 @@ class _Builder:
         self.initializers[name] = tensor_of(tensor, name)
 
     def part(self, pairs: list[tuple[str, str]]) -> Part:
-        source = self.base.model.proto
-        proto = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
-        proto.functions.extend(source.functions)
-        graph = proto.graph
-        graph.name = "part"
         computed = {output for node in self.nodes.values() for output in node.output}
         given = {name: meaning for name, meaning in self.given.items() if name not in computed}
-        graph.input.extend(self.inputs.values())
-        graph.input.extend(onnx.ValueInfoProto(name=name) for name in given)
-        graph.initializer.extend(self.initializers.values())
-        graph.node.extend(self._in_order())
-        weights = {**self.base.model.weights, **self.claims.after.weights}
-        return Part(DetachedModel(proto, weights), given, tuple(pairs))
+        inputs = [*self.inputs.values(), *(onnx.ValueInfoProto(name=name) for name in given)]
+        return Part(part_model(self.base, self.claims, self.nodes, inputs, self.initializers), given, tuple(pairs))
 
-    def _in_order(self) -> list[NodeProto]:
-        """Nodes of the base in their order, then those of the changed model, in theirs."""
-        ordered = []
-        for side, model in (("old", self.base.model), ("new", self.claims.after)):
-            for node in model.proto.graph.node:
-                copy = self.nodes.get((side, first_output(node)))
-                if copy is not None:
-                    ordered.append(copy)
-        return ordered
+
+def part_model(
+    base: BaseModelRun,
+    claims: Claims,
+    nodes: Mapping[tuple[str, str], NodeProto],
+    inputs: Iterable[onnx.ValueInfoProto],
+    initializers: Mapping[str, TensorProto],
+) -> DetachedModel:
+    """A model of `nodes`, which go by side and first output: those of the base first, in the order of their models."""
+    source = base.model.proto
+    proto = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
+    proto.functions.extend(source.functions)
+    proto.graph.name = "part"
+    proto.graph.input.extend(inputs)
+    proto.graph.initializer.extend(initializers.values())
+    for side, model in (("old", base.model), ("new", claims.after)):
+        copies = (nodes.get((side, first_output(node))) for node in model.proto.graph.node)
+        proto.graph.node.extend(copy for copy in copies if copy is not None)
+    return DetachedModel(proto, {**base.model.weights, **claims.after.weights})

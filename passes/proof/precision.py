@@ -14,15 +14,12 @@ from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from typing import Final
 
-import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, inliner, numpy_helper
 
-from passes.model.bodies import bodies_of
-from passes.model.canonical import RANDOM_OPS
-from passes.model.reads import reads_of
-from passes.model.weights import DetachedModel
-from passes.proof.moves import data_operands
+from passes.graph.op_facts import RANDOM_OPS, SIZES, has_body, moved_inputs
+from passes.graph.traversal import bodies_in, infer_types, reads_of
 from passes.proof.numbers import DRAWN, least_precise
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Precisions", "computed_types"]
 
@@ -45,10 +42,7 @@ def computed_types(
     proto = model.proto
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
-    try:
-        graph = onnx.shape_inference.infer_shapes(proto).graph
-    except Exception:  # a model that inference cannot read still has the types that it came with
-        graph = proto.graph
+    graph = infer_types(proto)
     known: Known = dict.fromkeys((tensor.name for tensor in graph.initializer), None)
     known |= dict.fromkeys((info.name for info in graph.input if info.name not in known), "")
     _Walk(computed_in).through(graph, known, {})
@@ -71,17 +65,17 @@ class _Walk:
             self._node(node, known, types)
 
     def _node(self, node: NodeProto, known: Known, types: Mapping[str, int]) -> None:
-        if any(one.HasField("g") or one.graphs for one in node.attribute):
+        if has_body(node):
             self._body_node(node, known, types)
             return
         read = [name for name in _data_of(node) if name]
-        if self._draws(node) or (node.op_type not in SIZE_READERS and _has_drawn(known, read)):
+        if self._draws(node) or (node.op_type not in SIZES and _has_drawn(known, read)):
             known.update(dict.fromkeys(node.output, DRAWN))
             return
         if all(known.get(name) is None for name in read) and node.op_type not in RANDOM_OPS:
             known.update(dict.fromkeys(node.output, None))
             return
-        moved = data_operands(node)
+        moved = moved_inputs(node)
         worst = least_precise(*(known.get(name) for name in (moved or read)))
         stands_for_floats = node.op_type in QUANTIZING or any(
             known.get(name) and types.get(name) not in FLOATS for name in read
@@ -109,7 +103,7 @@ class _Walk:
         """If, Loop and Scan: their results are those of their bodies, which may read what they have made before."""
         found = [""] * len(node.output)
         first, carried, result = _places(node)
-        for body in (body for attribute in node.attribute for body in bodies_of(attribute)):
+        for body in bodies_in(node):
             inner: Known = dict.fromkeys((tensor.name for tensor in body.initializer), None)
             fed = [known.get(name) or "" for name in node.input]
             while True:
@@ -161,7 +155,7 @@ def _places(node: NodeProto) -> tuple[int, int, int]:
 
 def _data_of(node: NodeProto) -> Iterable[str]:
     """The inputs whose numbers go into the result."""
-    return node.input[: 1 if node.op_type in ("CastLike", *SIZE_READERS) else None]
+    return node.input[: 1 if node.op_type in ("CastLike", *SIZES) else None]
 
 
 def _element_types(graph: GraphProto) -> dict[str, int]:
@@ -180,8 +174,6 @@ FLOATS: Final[Mapping[int, str]] = {
     )
 }
 """Without FLOAT8E8M0, which holds scales: what is divided by a scale is multiplied by it again."""
-
-SIZE_READERS: Final = ("Shape", "Size")
 
 QUANTIZING: Final = frozenset(
     {

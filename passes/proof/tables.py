@@ -1,30 +1,146 @@
 """Tables of which the draws do not read all rows: compared as weights, since no output tells of the rows unread.
 
 Whatever reads rows in a new model has to read those of the source. A table that means what it did is the same. Any
-other is evaluated and held against the tables of the source (`table_match.py`): cast, transposed, split or put behind
+other is evaluated and held against the tables of the source: cast, transposed, split or put behind
 another one it still has the same rows. Rows that were changed, or cut off, are a fault. What has no such form is not
 known, and the report says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import numpy as np
 import onnx
 from onnx import helper
 
-from passes.model.canonical import Meanings
-from passes.model.reads import reads_of
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import reads_of
+from passes.model.canonical import ValueDigests
 from passes.proof.gauges import Gauges, Readings
 from passes.proof.lookups import Lookup, find_lookups, values_of_inputs
-from passes.proof.pieces import NEW, tensor_of
-from passes.proof.table_match import Cover, Match
+from passes.proof.numbers import Tolerance, tolerance_for
+from passes.proof.part import NEW, tensor_of
 from passes.structures.projection_check import computed_constant
+from passes.weights.detached import DetachedModel
 
-__all__ = ["Table", "TableCheck", "TablesPart", "tables_of"]
+__all__ = ["Cover", "Match", "Table", "TableCheck", "TablesPart", "match_table", "tables_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """The part of an old table that lies in a new one: rows (`over` 0) or columns (`over` 1) from `start` to `stop`."""
+
+    table: int
+    over: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a new table holds of the old ones. `changed` tells of rows that are others now; empty for none.
+
+    `is_unknown` where it holds nothing of them, and is no table of whole numbers, which mostly compute shapes.
+    """
+
+    covers: tuple[Cover, ...] = ()
+    changed: str = ""
+    is_unknown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Alignment:
+    """A new table laid over an old one: line `j` of the new is line `j + offset` of the old."""
+
+    cover: Cover
+    lines: slice
+    """Of the new table."""
+    differing: tuple[int, ...]
+    """Lines of the old table that are others in the new one."""
+    votes: int
+
+
+def match_table(
+    olds: Sequence[np.ndarray], new: np.ndarray, tolerances: Mapping[str, Tolerance] | None = None
+) -> Match:
+    """Compare matrices with a row for each index, bit for bit, after a cast to the dtype of the new one.
+
+    A new table may be an old one, a block of its rows or columns, or several of them one behind the other.
+    """
+    found: list[_Alignment] = []
+    for index, old in enumerate(olds):
+        same = old if old.dtype == new.dtype else _cast(old, new.dtype)
+        if same is None:
+            continue
+        if same.size == new.size and same.tobytes() == new.tobytes():
+            return Match((Cover(index, 0, 0, len(old)),))
+        for over in (0, 1):
+            if same.shape[1 - over] == new.shape[1 - over]:
+                found.extend(_aligned(index, same, new, over))
+        if same.shape == new.shape and _within_tolerance(same, new, tolerances):
+            return Match((Cover(index, 0, 0, len(old)),))
+    equal = [one for one in found if not one.differing]
+    for one in sorted(found, key=lambda alignment: -alignment.votes):
+        if one.differing and not any(_overlap(one, other) for other in equal):
+            return Match((), _told(one))
+    return Match(tuple(dict.fromkeys(one.cover for one in equal)), "", not equal and new.dtype.kind not in "biu")
+
+
+def _cast(old: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
+    with np.errstate(all="ignore"):
+        try:
+            return old.astype(dtype)
+        except (TypeError, ValueError):
+            return None
+
+
+def _overlap(one: _Alignment, other: _Alignment) -> bool:
+    same_way = one.cover.over == other.cover.over
+    return not same_way or max(one.lines.start, other.lines.start) < min(one.lines.stop, other.lines.stop)
+
+
+def _aligned(index: int, old: np.ndarray, new: np.ndarray, over: int) -> list[_Alignment]:
+    """The new table over the old one as most of their lines fit; none where no line does."""
+    old, new = (old, new) if over == 0 else (old.T, new.T)
+    before, after = ([hash(line.tobytes()) for line in table] for table in (old, new))
+    counts = Counter(before)
+    places = {line: place for place, line in enumerate(before) if counts[line] == 1}
+    votes = Counter(places[line] - place for place, line in enumerate(after) if line in places)
+    if not votes:
+        return []
+    offset, most = votes.most_common(1)[0]
+    start, stop = max(0, -offset), min(len(after), len(before) - offset)
+    differing = tuple(at + offset for at in range(start, stop) if after[at] != before[at + offset])
+    # Short lines may be equal by chance.
+    if differing and (old.shape[1] < SHORT and 2 * most < stop - start):
+        return []
+    cover = Cover(index, over, start + offset, stop + offset)
+    return [_Alignment(cover, slice(start, stop), differing, most)]
+
+
+def _within_tolerance(old: np.ndarray, new: np.ndarray, tolerances: Mapping[str, Tolerance] | None) -> bool:
+    """Row by row, each by its own scale: a row that is read is judged so too."""
+    if new.dtype.kind != "f" or not new.size:
+        return False
+    tolerance = tolerance_for(str(new.dtype), tolerances)
+    left, right = old.astype(np.float64), new.astype(np.float64)
+    limits = tolerance.atol + tolerance.rtol * np.abs(left).max(axis=1, keepdims=True)
+    return bool((np.abs(left - right) <= limits).all())
+
+
+def _told(alignment: _Alignment) -> str:
+    lines = alignment.differing
+    kind = "row" if alignment.cover.over == 0 else "column"
+    first = ", ".join(map(str, lines[:3])) + (f" and {len(lines) - 3} more" if len(lines) > 3 else "")
+    return f"{alignment.cover.table} {kind}{'s' if len(lines) > 1 else ''} {first}"
+
+
+SHORT: Final = 4
+"""Numbers in a line."""
+
 
 Key = tuple[str, int]
 """What a table means, and along which axis its rows lie."""
@@ -56,7 +172,7 @@ class TablesPart:
     news: tuple[tuple[str, Lookup], ...]
 
 
-def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings: Meanings) -> list[Table]:
+def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings: ValueDigests) -> list[Table]:
     """The tables of the source, as the draws have read them."""
     found = []
     dims = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
@@ -71,7 +187,7 @@ def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings
     return found
 
 
-def _key(lookup: Lookup, model: DetachedModel, meanings: Meanings) -> Key:
+def _key(lookup: Lookup, model: DetachedModel, meanings: ValueDigests) -> Key:
     if lookup.stored is not None:
         return model.digest(lookup.stored), lookup.axis
     return meanings.values.get(lookup.data, lookup.data), lookup.axis
@@ -91,7 +207,7 @@ class TableCheck:
     uncovered: tuple[str, ...] = ()
     """Of the model that was looked at last: what is not known of its tables."""
 
-    def fault_of(self, model: DetachedModel, meanings: Meanings, ask: Ask) -> str:
+    def fault_of(self, model: DetachedModel, meanings: ValueDigests, ask: Ask) -> str:
         """What is wrong with the tables of `model`; empty where nothing is known to be.
 
         Raises:

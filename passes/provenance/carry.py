@@ -12,11 +12,11 @@ from passes.matching.graph_index import ABSENT, GraphIndex, NodeMeanings, index_
 from passes.matching.match import match
 from passes.matching.node_matching import NodeMatching
 from passes.matching.replacements import Replaced, replacements
-from passes.model.subject import Subject
-from passes.model.weights import DetachedModel
+from passes.model.analysis import AnalyzedModel
 from passes.provenance.annotations import annotations_of, join_annotations, write_annotations
 from passes.provenance.module_path import ModulePath, common, module_path_of, write_module_path
 from passes.provenance.weight_origins import free_name, trace_weights
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Carrier", "carry", "restore_names"]
 
@@ -28,7 +28,7 @@ class Carrier:
         self._meanings: NodeMeanings = {}
         self._indices: list[tuple[ModelProto, GraphIndex]] = []
 
-    def carry(self, before: Subject, after: Subject, author: str) -> None:
+    def carry(self, before: AnalyzedModel, after: AnalyzedModel, author: str) -> None:
         """`passes.provenance.carry`. Changes the graph of `after`."""
         same = match(self._index_of(before), self._index_of(after))
         replaced = replacements(same)
@@ -45,7 +45,7 @@ class Carrier:
         restore_names(named, [same.after.items[new].node for new in sorted(news)])
         _carry_model(before.model, after.model)
 
-    def _index_of(self, subject: Subject) -> GraphIndex:
+    def _index_of(self, subject: AnalyzedModel) -> GraphIndex:
         """A model is known again by identity."""
         found = next((index for proto, index in self._indices if proto is subject.model.proto), None)
         if found is None:
@@ -63,7 +63,7 @@ def carry(before: DetachedModel, after: DetachedModel, author: str) -> DetachedM
     stored tensor that the pass made is marked with the initializers of the source that it was made of.
     Changes `after.proto`.
     """
-    Carrier().carry(Subject(before), Subject(after), author)
+    Carrier().carry(AnalyzedModel(before), AnalyzedModel(after), author)
     return after
 
 

@@ -14,12 +14,13 @@ from typing import Final
 import onnx
 from onnx import GraphProto, TensorProto
 
+from passes.graph.op_facts import COMMUTATIVE
+from passes.graph.traversal import bodies_of, every_graph
 from passes.matching.graph_index import ABSENT, TELLING, GraphIndex
-from passes.matching.node_matching import COMMUTATIVE, NodeMatching
+from passes.matching.node_matching import NodeMatching
 from passes.matching.replacements import PRODUCTS, Replaced
-from passes.model.bodies import bodies_of, every_graph
-from passes.model.weights import DetachedModel
 from passes.provenance.annotations import SHOWN, NodeAnnotations, annotations_of, write_annotations
+from passes.weights.detached import DetachedModel
 
 __all__ = ["FORM_KEY", "form_of", "free_name", "name_weights", "trace_weights"]
 

@@ -17,11 +17,11 @@ import onnx
 from passes.errors import PolicyError
 from passes.external.files import through_files
 from passes.external.written import write
-from passes.model.order import sort_nodes
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import sort_nodes
 from passes.recipe.user_declarations import guarded, installed, is_reference, load
 from passes.step import Step, Workbench
 from passes.suggest import nearest
+from passes.weights.detached import DetachedModel
 
 __all__ = ["UserPass", "run_on_file", "run_on_structure", "user_step"]
 

@@ -14,13 +14,12 @@ import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from passes.errors import StepFailed
-from passes.model.canonical import RANDOM_OPS
-from passes.model.digests import digest_of
-from passes.model.reads import reads_of
-from passes.model.sharing import Portable, Spill, Stored, portable
-from passes.model.stand_ins import DETACH_FROM_BYTES, Weight, initializer_of
-from passes.model.weights import DetachedModel
+from passes.graph.op_facts import RANDOM_OPS
+from passes.graph.traversal import reads_of
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
+from passes.weights.sharing import MappedModel, WeightFile, WeightRef, portable
+from passes.weights.stand_ins import DETACH_FROM_BYTES, Weight, digest_of, initializer_of
 
 __all__ = ["FoldConstants", "Made", "compute"]
 
@@ -72,17 +71,17 @@ class Made:
     name: str
     nbytes: int
     array: np.ndarray | None
-    stored: Stored | None = None
+    stored: WeightRef | None = None
     digest: str = ""
 
 
-def compute(parts: Sequence[tuple[Portable, Sequence[str]]], folder: str) -> list[list[Made]]:
+def compute(parts: Sequence[tuple[MappedModel, Sequence[str]]], folder: str) -> list[list[Made]]:
     """In the worker: run each part and keep the wanted outputs; large ones go to a file in `folder`."""
-    spill = Spill(Path(folder), "folded.data")
+    spill = WeightFile(Path(folder), "folded.data")
     return [_computed(part, wanted, spill) for part, wanted in parts]
 
 
-def _computed(part: Portable, wanted: Sequence[str], spill: Spill) -> list[Made]:
+def _computed(part: MappedModel, wanted: Sequence[str], spill: WeightFile) -> list[Made]:
     try:
         results = part.session(wanted).run({}) if wanted else {}
     except StepFailed as failure:
@@ -93,14 +92,14 @@ def _computed(part: Portable, wanted: Sequence[str], spill: Spill) -> list[Made]
     return [_made(name, results.pop(name), spill) for name in wanted]
 
 
-def _made(name: str, array: np.ndarray, spill: Spill) -> Made:
+def _made(name: str, array: np.ndarray, spill: WeightFile) -> Made:
     if array.nbytes < DETACH_FROM_BYTES or array.dtype.kind in "OUS":
         return Made(name, array.nbytes, array)
     data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
     data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     weight = Weight(array.shape, data_type, data, digest_of(array))
     path, offset = spill.place(weight)
-    stored = Stored(name, weight.dims, data_type, path, offset, array.nbytes)
+    stored = WeightRef(name, weight.dims, data_type, path, offset, array.nbytes)
     return Made(name, array.nbytes, None, stored, weight.digest)
 
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import onnx
 from onnx import ModelProto, NodeProto
 
-from passes.model.bodies import bodies_of
-from passes.model.reads import live_nodes, reads_of
-from passes.model.validity import what_is_invalid
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import bodies_of, live_nodes, reads_of
+from passes.model.analysis import what_is_invalid
+from passes.weights.detached import DetachedModel
 
 __all__ = ["shortened"]
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 from onnx import NodeProto
 
-from passes.model.weights import DetachedModel
+from passes.weights.detached import DetachedModel
 
 __all__ = ["op_changes", "op_counts"]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import onnx
 from onnx import NodeProto, ValueInfoProto
 
-from passes.model.cut import lead_in
-from passes.model.weights import DetachedModel
+from passes.model.extraction import lead_in
+from passes.weights.detached import DetachedModel
 
 __all__ = ["corner_of"]
 

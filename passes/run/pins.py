@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import onnx
 from onnx import ValueInfoProto
 
-from passes.model.reads import live_nodes, reads_of
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import live_nodes, reads_of
+from passes.weights.detached import DetachedModel
 
 __all__ = ["pin", "unpin"]
 

@@ -9,9 +9,9 @@ from google.protobuf.message import DecodeError
 from onnx import GraphProto
 
 from passes.errors import ModelError, PassError, StepFailed
-from passes.model.bodies import bodies_of
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import bodies_of
 from passes.step import Step, Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["apply_step", "keep_ir_version"]
 

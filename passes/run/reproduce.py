@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from passes.errors import StepFailed
-from passes.model.cut import cut, types_of
-from passes.model.files import save
-from passes.model.weights import DetachedModel
+from passes.model.extraction import cut, types_of
 from passes.run.bypass import shortened
 from passes.step import Step, Workbench
+from passes.weights.detached import DetachedModel
+from passes.weights.files import save
 
 __all__ = ["is_same_failure", "save_reproducer", "smallest"]
 

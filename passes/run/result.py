@@ -9,12 +9,12 @@ from pathlib import Path
 
 import onnx
 
-from passes.model.files import save
-from passes.model.weights import DetachedModel, attach
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
-from passes.proof.prove import Power
+from passes.proof.types import Sensitivity
 from passes.run.tracked import Watched
+from passes.weights.detached import DetachedModel, attach
+from passes.weights.files import save
 
 __all__ = ["PassRow", "PassRun", "Status", "StructureVerdict"]
 
@@ -74,7 +74,7 @@ class PassRun:
     model: DetachedModel
     rows: tuple[PassRow, ...]
     structures: tuple[StructureVerdict, ...]
-    power: Power
+    power: Sensitivity
     versions: Mapping[str, str]
     watched: Watched
     """The structures that were looked at, as they are in the source."""

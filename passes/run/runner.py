@@ -10,10 +10,9 @@ from pathlib import Path
 
 from passes.catalog import pass_names
 from passes.errors import StepFailed
-from passes.model.subject import Subject
-from passes.model.weights import DetachedModel
+from passes.model.analysis import AnalyzedModel
 from passes.policy.policy import Policy
-from passes.proof.prove import Prover
+from passes.proof.prover import Prover
 from passes.provenance import Carrier, name_weights
 from passes.run.apply_policy import with_skips
 from passes.run.changes import op_changes
@@ -24,6 +23,7 @@ from passes.run.tracked import Watched, find_structures
 from passes.run.trial import Attempt, Trial
 from passes.step import Composite, Early, Repeat, Step, Workbench, flat
 from passes.versions import library_versions
+from passes.weights.detached import DetachedModel
 
 __all__ = ["ChangeObserver", "Observer", "run_passes"]
 
@@ -31,7 +31,7 @@ Observer = Callable[[str, int, int, PassRow | None], None]
 """Called as (step name, its index, number of steps, None) when a step begins, and with its row when it has ended."""
 
 
-ChangeObserver = Callable[[int, PassRow, Subject, Subject], None]
+ChangeObserver = Callable[[int, PassRow, AnalyzedModel, AnalyzedModel], None]
 """Called as (place of the row, the row without its time, the model before, the one that the step made)."""
 
 
@@ -60,7 +60,7 @@ def run_passes(
     names = pass_names(steps, bench)
     policy.check(names, [step.name for step in steps])
     watched = find_structures(model, policy, names)
-    subject = Subject(model)
+    subject = AnalyzedModel(model)
     prover.watch(model, watched.must_hold(), subject.reading)
     run = _Run(subject, subject, watched, prover, bench, reproducers, changed)
     told = [with_skips(step, policy, bench) for step in steps]
@@ -92,16 +92,16 @@ class _Accepted:
 
     row: int
     step: Step
-    subject: Subject
+    subject: AnalyzedModel
 
 
 @dataclass(slots=True)
 class _Run:
     """The state of the loop: the model as it stands, and what has been written down."""
 
-    base: Subject
+    base: AnalyzedModel
     """The last model that was run as a whole."""
-    subject: Subject
+    subject: AnalyzedModel
     watched: Watched
     prover: Prover
     bench: Workbench
@@ -157,7 +157,7 @@ class _Run:
                 wrong, right = (middle, right) if self._fault_of(self.accepted[middle].subject) else (wrong, middle)
             self._without_accepted(wrong)
 
-    def _fault_of(self, subject: Subject) -> str:
+    def _fault_of(self, subject: AnalyzedModel) -> str:
         """What a run of the whole model finds wrong; empty for nothing."""
         try:
             return self.prover.run(subject.model, subject.reading, hold=False).why
@@ -226,7 +226,7 @@ class _Run:
         self.trial = ahead
         return ahead
 
-    def _trial_of(self, subject: Subject) -> Trial:
+    def _trial_of(self, subject: AnalyzedModel) -> Trial:
         return Trial(subject, self.gone, self.watched, self.prover, self.bench, self.carrier, self._look_ahead)
 
     def _accept(self, row: int, step: Step, attempt: Attempt) -> None:
@@ -236,7 +236,7 @@ class _Run:
         if self.prover.has_run(self.model):
             self.base, self.accepted = self.subject, []
 
-    def _look_ahead(self, subject: Subject) -> None:
+    def _look_ahead(self, subject: AnalyzedModel) -> None:
         """Let the next step begin on a model that has yet to be judged; most are sound."""
         if not self.rest or not isinstance(following := self.rest[0], Early):
             return

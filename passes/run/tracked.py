@@ -10,11 +10,11 @@ from typing import Final
 from onnx import ValueInfoProto
 
 from passes.errors import PolicyError
-from passes.model.weights import DetachedModel
 from passes.policy.policy import Policy
 from passes.structures import Found, Instance, structure_of
 from passes.structures.core_check import lost_cores
 from passes.structures.view import GraphView
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Lost", "Watched", "find_structures"]
 

@@ -10,14 +10,13 @@ from onnx import ValueInfoProto
 
 from passes.errors import InvalidResult, StepFailed
 from passes.external.onnxsim import STAGES
-from passes.model.annotations import annotations_of
+from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import canonical_digest
-from passes.model.signature import keep_signature
-from passes.model.subject import Subject
-from passes.model.weights import DetachedModel
+from passes.model.signature import annotations_of, keep_signature
 from passes.policy.known_effects import DESTROYS, merging
 from passes.proof.numbers import Errors
-from passes.proof.prove import Measurement, Prover
+from passes.proof.prover import Prover
+from passes.proof.types import Measurement
 from passes.provenance import Carrier
 from passes.run.narrow import culprits, doer
 from passes.run.pin_probe import corner_of
@@ -26,6 +25,7 @@ from passes.run.receive import apply_step, keep_ir_version
 from passes.run.result import Status
 from passes.run.tracked import Lost, Watched
 from passes.step import Annotates, Composite, Early, Narrows, Step, Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["Attempt", "Narrowed", "Trial"]
 
@@ -35,7 +35,7 @@ class Attempt:
     """What a step made. `why` says what is wrong with it and is empty for a sound result; `lost` holds every structure
     that went, also those that were only observed."""
 
-    subject: Subject
+    subject: AnalyzedModel
     changed: bool
     lost: Lost
     measurement: Measurement | None
@@ -78,13 +78,13 @@ class Narrowed:
 class Trial:
     """Tries steps on one model; `gone` are the structures that it has lost already."""
 
-    subject: Subject
+    subject: AnalyzedModel
     gone: Lost
     watched: Watched
     prover: Prover
     bench: Workbench
     carrier: Carrier
-    ahead: Callable[[Subject], None] = lambda _: None
+    ahead: Callable[[AnalyzedModel], None] = lambda _: None
     """Told of a model that a step has made, before it is judged."""
 
     @property
@@ -106,7 +106,7 @@ class Trial:
         """Those pins; empty where there are none."""
         return self.watched.loose_pins(self.subject.made)
 
-    def _loosely(self, subject: Subject) -> DetachedModel | None:
+    def _loosely(self, subject: AnalyzedModel) -> DetachedModel | None:
         if subject is self.subject:
             return self.loosely
         pins = self.watched.loose_pins(subject.made)
@@ -117,7 +117,7 @@ class Trial:
         """What the second pins set free."""
         return self._corner_of(self.subject)
 
-    def _corner_of(self, subject: Subject) -> DetachedModel | None:
+    def _corner_of(self, subject: AnalyzedModel) -> DetachedModel | None:
         """One object for all models in which it is the same."""
         corner = corner_of(subject.model, self.watched.pins(subject.made), self.watched.loose_pins(subject.made))
         if corner is None:
@@ -125,7 +125,7 @@ class Trial:
         known: dict[str, DetachedModel] = self.bench.notes.setdefault("corner", {})
         return known.setdefault(canonical_digest(corner), corner)
 
-    def _gains_nothing(self, step: Step, subject: Subject) -> bool:
+    def _gains_nothing(self, step: Step, subject: AnalyzedModel) -> bool:
         """Whether `step` is known to do nothing more to `subject` with the second pins."""
         # A composite step may do much there that it does with the first pins as well: so what it has made is asked.
         # To ask of each model that onnxoptimizer makes would cost more than it saves.
@@ -168,7 +168,7 @@ class Trial:
                 return again
         return first
 
-    def _with_more_room(self, step: Step, subject: Subject) -> Iterator[tuple[Step, DetachedModel]]:
+    def _with_more_room(self, step: Step, subject: AnalyzedModel) -> Iterator[tuple[Step, DetachedModel]]:
         """What to try on the model that the step has made with the first pins.
 
         With wide pins a merging pass finds what it looks for, and what the others make of the model is lost with it. It
@@ -182,7 +182,7 @@ class Trial:
         if loose is not None:
             yield step, loose
 
-    def _again(self, step: Step, source: Subject, pinned: DetachedModel) -> Attempt | None:
+    def _again(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt | None:
         """The attempt, if it is sound."""
         try:
             made = self._judged(step, source, pinned)
@@ -190,7 +190,7 @@ class Trial:
             return None
         return None if made.why else made
 
-    def _judged(self, step: Step, source: Subject, pinned: DetachedModel) -> Attempt:
+    def _judged(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt:
         """Run `step` on `source`, which is `pinned`, and judge against the model that stands."""
         after = self._changed(step, source, pinned)
         if after is None:
@@ -202,12 +202,12 @@ class Trial:
         measurement = self.prover.measure(after.model, after.reading)
         return Attempt(after, True, lost, measurement, measurement.why and f"differs: {measurement.why}")
 
-    def _changed(self, step: Step, source: Subject, pinned: DetachedModel) -> Subject | None:
+    def _changed(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> AnalyzedModel | None:
         """What `step` makes of `pinned`, unpinned, with all that was known of its nodes; None if that is no change."""
         made = apply_step(step, pinned, self.bench)
         if made is pinned:
             return None
-        after = Subject(self.unpinned(made, narrows=isinstance(step, Narrows) and step.narrows))
+        after = AnalyzedModel(self.unpinned(made, narrows=isinstance(step, Narrows) and step.narrows))
         if after.invalid and not self.subject.invalid:  # sources are; then no step is blamed for it
             raise InvalidResult(f"makes a model that is not valid ONNX: {after.invalid}")
         is_same = after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from onnx import NodeProto
 
-from passes.model.reads import SIZES, live_nodes, reads_of
-from passes.model.weights import DetachedModel
+from passes.graph.op_facts import SIZES
+from passes.graph.traversal import live_nodes, reads_of
 from passes.structures.types import Boundary, Instance
+from passes.weights.detached import DetachedModel
 
 __all__ = ["lost_boundaries", "with_sources"]
 

@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
-from passes.model.digests import digest_of
 from passes.structures.matrices import matrix_of, matrix_values
 from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, Core, CoreNode, Found, Instance, KeptWeight
 from passes.structures.view import LAYOUT_OPS, PASSING_OPS, GraphView, attribute_of, constant_of, module_of, op_of
+from passes.weights.stand_ins import digest_of
 
 __all__ = ["PRODUCTS", "Candidate", "find_by_shape", "find_fused", "instances_of", "pins_at"]
 

@@ -16,11 +16,11 @@ from typing import Final
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
-from passes.model.digests import digest_of
-from passes.model.reads import live_nodes
-from passes.model.weights import DetachedModel
+from passes.graph.traversal import live_nodes
 from passes.structures.projection_check import computed_constant, constants_of
 from passes.structures.types import CAST_TO, MOST_COMPUTED, MOST_HOPS, Core, CoreNode, Instance
+from passes.weights.detached import DetachedModel
+from passes.weights.stand_ins import digest_of
 
 __all__ = ["lost_cores", "with_copies"]
 

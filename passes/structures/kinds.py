@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from passes.model.weights import DetachedModel
 from passes.structures.activations import gelus, swiglus
 from passes.structures.attention import attentions
 from passes.structures.boundary_check import lost_boundaries, with_sources
@@ -25,6 +24,7 @@ from passes.structures.selectors import find_modules, find_nodes, name_of
 from passes.structures.types import Found, Instance
 from passes.structures.view import GraphView, op_of
 from passes.structures.wiring_check import bypassed_projections, with_wiring
+from passes.weights.detached import DetachedModel
 
 __all__ = ["SELECTORS", "STRUCTURES", "Structure", "structure_of"]
 

@@ -14,8 +14,8 @@ import onnx
 from onnx import NodeProto, TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from passes.model.digests import digest_of
 from passes.structures.view import LAYOUT_OPS, GraphView, constant_of
+from passes.weights.stand_ins import digest_of
 
 __all__ = ["Matrix", "is_rotation", "matrix_digest", "matrix_of", "matrix_values"]
 

@@ -18,14 +18,14 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from passes.model.bodies import bodies_of
-from passes.model.canonical import RANDOM_OPS, meanings_of
-from passes.model.digests import digest_of
-from passes.model.inlined import with_functions_inlined
-from passes.model.reads import live_nodes
+from passes.graph.op_facts import RANDOM_OPS
+from passes.graph.traversal import bodies_of, live_nodes
+from passes.model.canonical import meanings_of
+from passes.model.extraction import with_functions_inlined
 from passes.model.rounding import sums_of
-from passes.model.weights import DetachedModel
 from passes.structures.types import Instance, KeptWeight
+from passes.weights.detached import DetachedModel
+from passes.weights.stand_ins import digest_of
 
 __all__ = ["computed_constant", "constants_of", "lost_projections"]
 

@@ -12,15 +12,15 @@ from itertools import permutations, product
 import numpy as np
 from onnx import TensorProto, helper
 
-from passes.model.canonical import Meanings, meanings_of
-from passes.model.digests import digest_of
-from passes.model.inlined import with_functions_inlined
+from passes.model.canonical import ValueDigests, meanings_of
+from passes.model.extraction import with_functions_inlined
 from passes.model.rounding import Sums, sums_of
 from passes.structures.attention import Operands, attention_operands
 from passes.structures.matrices import Matrix, matrix_values
 from passes.structures.projection import Projection, computed_from, projections_behind, without_shared_rotation
 from passes.structures.types import Found, Instance, KeptWeight
 from passes.structures.view import PASSING_OPS, GraphView, attribute_of, module_of
+from passes.weights.stand_ins import digest_of
 
 __all__ = ["find_separate_qkv"]
 
@@ -202,7 +202,7 @@ def _join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
 
 
-def _kept_weight(view: GraphView, role: str, projection: Projection, meanings: Meanings | None) -> KeptWeight:
+def _kept_weight(view: GraphView, role: str, projection: Projection, meanings: ValueDigests | None) -> KeptWeight:
     """The matrix of `projection` in that `role`; `meanings` are those of the exported model, if they are needed.
 
     A matrix that is computed from stored tensors may be folded into one, by whoever computes in another order. So it

@@ -7,7 +7,7 @@ from typing import Final
 
 from onnx import NodeProto
 
-from passes.model.reads import reads_of
+from passes.graph.traversal import reads_of
 from passes.structures.candidates import PRODUCTS, Candidate
 from passes.structures.view import GraphView, op_of
 

@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
-from passes.model.bodies import bodies_of
-from passes.model.canonical import RANDOM_OPS
-from passes.model.weights import DetachedModel
+from passes.graph.op_facts import RANDOM_OPS
+from passes.graph.traversal import bodies_of
+from passes.weights.detached import DetachedModel
 
 __all__ = [
     "LAYOUT_OPS",

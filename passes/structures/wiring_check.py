@@ -18,11 +18,10 @@ from typing import Final
 
 from onnx import NodeProto, TensorProto, inliner
 
-from passes.model.bodies import bodies_of, every_node
-from passes.model.canonical import RANDOM_OPS
-from passes.model.reads import SIZES, live_nodes, reads_of
-from passes.model.weights import DetachedModel
+from passes.graph.op_facts import RANDOM_OPS, SIZES
+from passes.graph.traversal import bodies_of, every_node, live_nodes, reads_of
 from passes.structures.types import Instance, Wiring
+from passes.weights.detached import DetachedModel
 
 __all__ = ["bypassed_projections", "with_wiring"]
 

@@ -22,7 +22,7 @@ from passes.audit.reproducers import CALL as REPRODUCE
 from passes.audit.reproducers import reproductions_of, told_by
 from passes.audit.target import targets_of, with_inner
 from passes.context import open_bench
-from passes.model.files import replace_when_done
+from passes.weights.files import replace_when_done
 from passes.worker.platforms import available_cores
 from pipeline.commands.shared import Json
 from pipeline.errors import InternalError, UsageError

@@ -14,12 +14,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from passes.bisect import BUDGET_S, Breakdown, Deviation, Fault, Finding, Loss, bisect, finding_as_data, finding_text
 from passes.context import limit_runs, open_bench
-from passes.model.files import save
-from passes.model.weights import DetachedModel, read_model
 from passes.policy.policy import unknown_structure
 from passes.recipe.recipe import steps_of
 from passes.step import Workbench
 from passes.structures import structure_of
+from passes.weights.detached import DetachedModel, read_model
+from passes.weights.files import save
 from passes.why import file_of
 from pipeline.commands.shared import Json, print_styled
 from pipeline.config import RunConfig, read_recipe, recipe_of_run

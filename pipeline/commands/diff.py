@@ -23,7 +23,7 @@ from passes.diff import (
     numbers_text,
 )
 from passes.errors import PassError
-from passes.model.weights import read_model
+from passes.weights.detached import read_model
 from passes.why import file_of
 from pipeline.commands.shared import print_styled
 from pipeline.errors import UsageError

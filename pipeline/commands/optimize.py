@@ -36,8 +36,8 @@ def optimize(
     import onnx
 
     import passes
-    from passes.model.files import save
     from passes.recipe.recipe import DEFAULT_RECIPE
+    from passes.weights.files import save
     from pipeline.config import read_recipe
     from pipeline.console import RunConsole
     from pipeline.events import Optimized, PassEnded, Progress, StageStarted

@@ -102,8 +102,8 @@ def check(
 
 def copy_model(model: Path, path: Path) -> None:
     """Write the model at `model` to `path`, with its weights."""
-    from passes.model.files import save
-    from passes.model.weights import read_model
+    from passes.weights.detached import read_model
+    from passes.weights.files import save
     from pipeline.workspace import disk_errors
 
     with disk_errors(path):

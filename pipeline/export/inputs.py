@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from passes.proof.draw import dtype_named
-from passes.proof.draws import Draw, DrawnInput
+from passes.proof.draws import Draw, DrawnInput, dtype_named
 from pipeline.config import ExportConfig, InputConfig, ModelConfig
 from pipeline.errors import ConfigError, SourceError
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from passes.diff import LayerErrors
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
-from passes.proof.prove import Power
+from passes.proof.types import Sensitivity
 from passes.run.result import PassRow, StructureVerdict
 from pipeline.report.pictures import Pictures
 
@@ -93,7 +93,7 @@ class Mark:
 class OptimizeReport:
     passes: tuple[PassRow, ...]
     structures: tuple[StructureVerdict, ...]
-    sensitivity: Power
+    sensitivity: Sensitivity
     nodes: int
     files: tuple[tuple[str, int, int], ...] = ()
     """Name, size and time of the written files, by which the next run sees that they are still those."""
@@ -152,7 +152,7 @@ class Report:
     export: ExportReport | None
     passes: tuple[PassRow, ...]
     structures: tuple[StructureVerdict, ...]
-    sensitivity: Power | None
+    sensitivity: Sensitivity | None
     runtime: RuntimeReport | None
     versions: Mapping[str, str]
     cached: tuple[str, ...]

@@ -11,11 +11,12 @@ from onnx import TensorProto
 
 from passes.context import limit_runs, open_bench
 from passes.errors import StepFailed, StepTimedOut
-from passes.model.weights import DetachedModel, read_model
 from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
-from passes.proof.prove import Measurement, Prover, Reference
+from passes.proof.numeric import NumericProver
+from passes.proof.types import Measurement, Reference
 from passes.structures.view import module_of
+from passes.weights.detached import DetachedModel, read_model
 from pipeline.config import RunConfig, locate
 from pipeline.errors import CheckFailed, SourceError, Unsupported
 from pipeline.export.shards import read_shards
@@ -114,7 +115,7 @@ def _measured(
     ):
 
         def measure(draws: Sequence[Reference]) -> Measurement:
-            return Prover(draws, bench, config.verify.compared_within, computed_in or None).measure_export(model)
+            return NumericProver(draws, bench, config.verify.compared_within, computed_in or None).measure_export(model)
 
         try:
             measurement = measure([*held, *optional])

@@ -25,20 +25,20 @@ from passes.diff import (
     numbers_text,
 )
 from passes.load import byte_count
-from passes.model.files import save
-from passes.model.fingerprint import structure_fingerprint
-from passes.model.joined import joined
-from passes.model.subject import Subject
-from passes.model.weights import DetachedModel, read_model
+from passes.model.analysis import AnalyzedModel
+from passes.model.canonical import structure_fingerprint
 from passes.policy.policy import Policy
 from passes.portability import find_obstacles
-from passes.proof.prove import Prover
-from passes.proof.structure import STRUCTURE
+from passes.proof.numeric import NumericProver
+from passes.proof.prover import STRUCTURE
 from passes.recipe.recipe import steps_of
 from passes.run.apply_policy import with_skips
 from passes.run.changes import op_counts
 from passes.run.result import PassRow, PassRun
 from passes.step import Repeat, Step, Workbench, flat
+from passes.weights.detached import DetachedModel, read_model
+from passes.weights.files import save
+from passes.weights.weight_stacks import collapse
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
 from pipeline.events import Note, Observer, PassEnded, Progress
@@ -81,7 +81,7 @@ def optimize(
     history = _History(config, workspace, observer, begin)
     with open_bench(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
         stored = read_model(exported, unread=unread(config), folder=shards_folder(config))
-        source, _ = joined(stored)  # as the passes are shown it
+        source, _ = collapse(stored)  # as the passes are shown it
         history.marks[SOURCE] = _mark(SOURCE, source)
         with limit_runs(bench, source, [one.feeds for one in references.draws]):
             run = passes.optimize(
@@ -143,7 +143,7 @@ class _History:
         for folder in (REPRODUCERS, DIFFS):
             shutil.rmtree(self._workspace.folder / folder, ignore_errors=True)
 
-    def note_change(self, place: int, row: PassRow, before: Subject, after: Subject) -> None:
+    def note_change(self, place: int, row: PassRow, before: AnalyzedModel, after: AnalyzedModel) -> None:
         folder = diff_folder(place, row)
         self.broken.note(row, after)
         if row.changed:
@@ -156,12 +156,12 @@ class _History:
 
 def _prover_of(
     config: RunConfig, references: References, bench: Workbench, computed_in: Collection[str]
-) -> Prover | None:
+) -> NumericProver | None:
     """By numbers, against `references`, which were `computed_in` these floating types; None by structure alone."""
     if config.verify.proof == STRUCTURE:
         return None
     known = {"inputs": references.traits, "skipped": references.skipped}
-    return Prover(references.draws, bench, config.verify.compared_within, computed_in or None, **known)
+    return NumericProver(references.draws, bench, config.verify.compared_within, computed_in or None, **known)
 
 
 def _save_final(
@@ -224,7 +224,7 @@ def _mark(row: int, model: DetachedModel) -> Mark:
 
 
 def _write_diff(
-    folder: str, row: PassRow, before: Subject, after: Subject, workspace: Workspace, not_compared: str
+    folder: str, row: PassRow, before: AnalyzedModel, after: AnalyzedModel, workspace: Workspace, not_compared: str
 ) -> None:
     """By structure, against the model before; by numbers, against the reference, which every pass is judged by."""
     numbers, why = (

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from passes.model.subject import Subject
-from passes.model.weights import DetachedModel
+from passes.model.analysis import AnalyzedModel
 from passes.provenance import Descendants
 from passes.run.result import PassRow, PassRun, Status
 from passes.step import Step, Workbench
@@ -15,6 +14,7 @@ from passes.structures import Instance
 from passes.structures.subgraph import between, extent_of
 from passes.structures.view import GraphView
 from passes.unkept import without_keep
+from passes.weights.detached import DetachedModel
 from pipeline.report import Drawing, Pictures, StructurePicture
 from pipeline.report.subgraph import draw, node_rows, value_types
 
@@ -33,7 +33,7 @@ class Broken:
 
     by_structure: dict[str, tuple[str, DetachedModel]] = field(default_factory=dict)
 
-    def note(self, row: PassRow, made: Subject) -> None:
+    def note(self, row: PassRow, made: AnalyzedModel) -> None:
         if row.status is not Status.RAN:
             for structure in row.lost:
                 self.by_structure.setdefault(structure, (row.name, made.model))

@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from passes.errors import StepFailed
-from passes.model.weights import read_model
 from passes.proof.numbers import Errors, compare
-from passes.proof.prove import Reference, worst_errors
+from passes.proof.types import Reference, worst_errors
+from passes.weights.detached import read_model
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed, Unsupported, UsageError, message_with_notes
 from pipeline.events import Observer, Progress

@@ -13,8 +13,8 @@ from importlib.util import resolve_name
 from pathlib import Path
 
 import passes
-from passes.model.weights import read_model
-from passes.proof.structure import STRUCTURE
+from passes.proof.prover import STRUCTURE
+from passes.weights.detached import read_model
 from pipeline.config import ModelConfig, RunConfig, locate, split_factory
 from pipeline.export.inputs import with_dynamic_shapes
 from pipeline.export.load import load_source

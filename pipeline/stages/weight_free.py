@@ -7,8 +7,8 @@ from pathlib import Path
 
 import onnx
 
-from passes.model.weights import UNREAD
-from passes.proof.structure import STRUCTURE
+from passes.proof.prover import STRUCTURE
+from passes.weights.detached import UNREAD
 from pipeline.config import RunConfig, locate
 from pipeline.errors import UsageError
 from pipeline.workspace import Workspace

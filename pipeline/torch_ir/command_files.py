@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from passes.model.files import replace_when_done
+from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
 from pipeline.export.arrays import VIEWS, to_numpy, to_torch
 from pipeline.torch_ir.ir import IR

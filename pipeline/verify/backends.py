@@ -9,8 +9,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from passes.load import seconds_to_run
-from passes.model.sessions import Session
-from passes.model.weights import DetachedModel, read_model
+from passes.weights.detached import DetachedModel, read_model
+from passes.weights.sessions import Session
 from pipeline.export.arrays import to_numpy
 from pipeline.importers import from_onnx
 from pipeline.ir import Graph

@@ -12,16 +12,17 @@ import numpy as np
 
 from passes.context import limit_runs
 from passes.errors import StepFailed
-from passes.model.digests import digest_of
-from passes.model.weights import read_model
 from passes.optimize import second_sizes
-from passes.proof.draw_choice import ChosenDraw, choose_draws, choose_in_worker
+from passes.proof.client import choose_in_worker
+from passes.proof.draw_choice import ChosenDraw, choose_draws
 from passes.proof.draws import DrawPlan, GivenDraw, Trait
 from passes.proof.lookups import rows_by_input
 from passes.proof.numbers import DRAWN
 from passes.proof.precision import computed_types
-from passes.proof.prove import Reference
+from passes.proof.types import Reference
 from passes.step import Workbench
+from passes.weights.detached import read_model
+from passes.weights.stand_ins import digest_of
 from pipeline.config import DEFAULT_SIZES, ModelConfig, VerifyConfig
 from pipeline.errors import SourceError
 from pipeline.export.inputs import drawn_inputs, named_dims

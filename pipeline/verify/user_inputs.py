@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from passes.proof.draw import dtype_named
-from passes.proof.draws import Draw, GivenDraw
+from passes.proof.draws import Draw, GivenDraw, dtype_named
 from passes.suggest import nearest
 from pipeline.config import VerifyConfig, is_reference, locate, split_factory
 from pipeline.config.paths import PACKAGE

@@ -13,7 +13,7 @@ import yaml
 from passes.errors import PassError
 from passes.policy.groups import GROUPS
 from passes.proof.numbers import TOLERANCES, Errors, Tolerance
-from passes.proof.prove import Power
+from passes.proof.types import Sensitivity
 from passes.run.result import PassRow, Status, StructureVerdict
 from pipeline.cli import INTERRUPTED
 from pipeline.config import json_schema
@@ -86,7 +86,7 @@ def test_groups_of_passes() -> None:
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(GROUPS)
 
 
-REPORTED = (Report, ExportReport, PassRow, StructureVerdict, Power, RuntimeReport, BackendReport, Errors)
+REPORTED = (Report, ExportReport, PassRow, StructureVerdict, Sensitivity, RuntimeReport, BackendReport, Errors)
 
 
 @pytest.mark.parametrize("kind", REPORTED, ids=lambda kind: kind.__name__)

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from passes.proof.draw import dtype_named
+from passes.proof.draws import dtype_named
 from pipeline.config import DTYPES, InputConfig
 from pipeline.errors import SourceError
 from pipeline.export import InputSpec, draw_inputs

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from passes.model.weights import DetachedModel, detach
+from passes.weights.detached import DetachedModel, detach
 
 HEADER = '<ir_version: 9, opset_import: ["": 20]>\n'
 

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.model.sessions import Session
-from passes.model.weights import attach
 from passes.rewrites.fold_constants import FoldConstants
 from passes.step import Workbench
+from passes.weights.detached import attach
+from passes.weights.sessions import Session
 from tests.passes.models import detached, matrix, model_of
 
 Fold = Callable[..., onnx.ModelProto]

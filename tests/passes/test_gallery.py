@@ -19,11 +19,11 @@ from passes.catalog.demo import detached_copy, fires, isolate_pass
 from passes.catalog.example_model import GALLERY, UNPICTURED, example_of, read_example
 from passes.catalog.graph_text import graph_text
 from passes.external.onnxsim import OnnxSim
-from passes.model.weights import attach
-from passes.proof.draw import draw_array
+from passes.proof.draws import draw_array
 from passes.proof.numbers import compare
 from passes.recipe.steps import OWN_STEPS
 from passes.step import Workbench
+from passes.weights.detached import attach
 
 FILES = sorted(GALLERY.glob("*.onnxtxt"))
 

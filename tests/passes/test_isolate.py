@@ -223,7 +223,7 @@ def test_a_worker_runs_on_the_cores_that_it_is_given() -> None:
     core = min(os.sched_getaffinity(0))
     with Worker(cores=[core]) as worker:
         assert worker.call(f"{HERE}:cores") == ({core}, "1")
-        assert worker.call("passes.model.sessions:_threads") == (1 if (os.cpu_count() or 1) > 1 else 0)
+        assert worker.call("passes.weights.sessions:_threads") == (1 if (os.cpu_count() or 1) > 1 else 0)
 
 
 def test_the_last_words_are_those_of_the_call_that_died() -> None:

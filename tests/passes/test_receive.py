@@ -14,13 +14,13 @@ import pytest
 from onnx import ModelProto, helper
 
 import passes
-from passes.model.files import save
-from passes.model.weights import DetachedModel
 from passes.policy.policy import Policy
-from passes.proof.prove import Prover
+from passes.proof.numeric import NumericProver
 from passes.run.result import PassRun, Status
 from passes.run.runner import run_passes
 from passes.step import Step, Workbench
+from passes.weights.detached import DetachedModel
+from passes.weights.files import save
 from tests.passes.models import detached, matrix, model_of
 
 TEXT = "g (float[2, 8] x) => (float[2, 8] y) { h = MatMul (x, w) i = Identity (h) y = Relu (i) }"
@@ -43,7 +43,7 @@ class Returns:
 
 
 def run_steps(steps: Sequence[Step], bench: Workbench) -> PassRun:
-    prover = Prover.of_itself([{"x": matrix(2, 8, 1)}], bench)
+    prover = NumericProver.of_itself([{"x": matrix(2, 8, 1)}], bench)
     return run_passes(detached(model()), steps, Policy(), prover, bench)
 
 

@@ -11,11 +11,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from passes.external.onnxoptimizer import OnnxOptimizerPass, passes_of
-from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
-from passes.proof.alike import is_alike
-from passes.proof.prove import Prover
+from passes.proof.numeric import NumericProver
+from passes.proof.same_executable import is_same_executable
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 from tests.passes.models import detached, model_of
 
 CHAIN = """
@@ -53,7 +53,7 @@ def test_what_is_foreseen_is_what_the_steps_come_to(bench: Workbench) -> None:
     for step in steps:
         model = step.apply(model, bench)
     assert [node.op_type for node in model.proto.graph.node] == ["Add", "Relu"]
-    assert is_alike(foreseen.proto, model.proto)
+    assert is_same_executable(foreseen.proto, model.proto)
 
 
 def test_nothing_is_foreseen_where_a_pass_fails(bench: Workbench) -> None:
@@ -92,11 +92,11 @@ def weighed(model: onnx.ModelProto) -> None:
 def test_alike_is_what_a_runtime_sees(change: Callable[[onnx.ModelProto], None], stays: bool) -> None:
     model = chain()
     change(model)
-    assert is_alike(chain(), model) is stays
+    assert is_same_executable(chain(), model) is stays
 
 
-def prover_of(model: DetachedModel, bench: Workbench) -> Prover:
-    prover = Prover.of_itself([draw_feeds(model, 0)], bench)
+def prover_of(model: DetachedModel, bench: Workbench) -> NumericProver:
+    prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     prover.watch(model, [])
     return prover
 

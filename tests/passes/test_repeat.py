@@ -10,13 +10,13 @@ import pytest
 
 import passes
 from passes import PolicyError
-from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
-from passes.proof.prove import Prover
+from passes.proof.numeric import NumericProver
 from passes.recipe.recipe import steps_of
 from passes.run.runner import run_passes
 from passes.step import Repeat, Workbench
+from passes.weights.detached import DetachedModel
 from tests.passes.models import detached, model_of
 
 CHAIN = """
@@ -110,7 +110,7 @@ class Toggle:
 
 def test_a_sequence_that_never_settles_ends(bench: Workbench) -> None:
     model = detached(model_of(CHAIN, zero=np.zeros(8, np.float32)))
-    prover = Prover.of_itself([draw_feeds(model, 0)], bench)
+    prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     result = run_passes(model, [Repeat((Toggle(),), limit=4)], Policy(), prover, bench)
     turns = [(row.turn, row.diff) for row in result.rows]
     assert turns == [(1, {"Neg": 1}), (2, {"Neg": -1}), (3, {"Neg": 1}), (4, {"Neg": -1})]

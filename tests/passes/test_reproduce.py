@@ -9,13 +9,13 @@ import onnx
 
 import passes
 from passes import Status
-from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
-from passes.proof.prove import Prover
+from passes.proof.numeric import NumericProver
 from passes.run.reproduce import smallest
 from passes.run.runner import run_passes
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 from tests.passes.models import attention, detached, matrix, model_of
 
 
@@ -38,7 +38,7 @@ class DiesOfSoftmax:
 
 def test_a_crash_leaves_the_smallest_model_on_which_it_comes_again(tmp_path: Path, bench: Workbench) -> None:
     model = detached(attention())
-    prover = Prover.of_itself([draw_feeds(model, 0)], bench)
+    prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     run = run_passes(model, [DiesOfSoftmax()], Policy(), prover, bench, reproducers=tmp_path)
     (row,) = run.rows
     assert (row.status, row.reproducer) == (Status.CRASHED, "dies.onnx")

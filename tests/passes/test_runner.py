@@ -15,15 +15,16 @@ from onnx import numpy_helper
 import passes
 from passes import PolicyError, Status
 from passes.errors import StepFailed
-from passes.model.canonical import Reading
-from passes.model.subject import Subject
-from passes.model.weights import DetachedModel
+from passes.model.analysis import AnalyzedModel
+from passes.model.canonical import CanonicalGraph
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
-from passes.proof.prove import Measurement, Prover
+from passes.proof.numeric import NumericProver
+from passes.proof.types import Measurement
 from passes.run.result import PassRow, PassRun
 from passes.run.runner import run_passes
 from passes.step import Step, Workbench
+from passes.weights.detached import DetachedModel
 from passes.worker.client import Worker
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
 
@@ -200,7 +201,7 @@ class Harmful:
 
 def run_step(step: Step, bench: Workbench) -> PassRun:
     model = detached(attention())
-    prover = Prover.of_itself([draw_feeds(model, 0)], bench)
+    prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     return run_passes(model, [step], Policy(), prover, bench)
 
 
@@ -267,7 +268,7 @@ class EachHarmful(Harmful):
 def test_each_inner_pass_is_named_for_what_it_broke(bench: Workbench) -> None:
     names = ("wq", "wk", "wv", "uq", "uk", "uv")
     model = detached(model_of(TWO_ATTENTIONS, **{name: matrix(32, 32, at) for at, name in enumerate(names)}))
-    prover = Prover.of_itself([draw_feeds(model, 0)], bench)
+    prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     run = run_passes(model, [EachHarmful()], Policy((), ("qkv",), True), prover, bench)
     assert [(one.kept, one.broken_by) for one in run.structures] == [(True, "each/first"), (True, "each/second")]
 
@@ -383,10 +384,10 @@ class Without:
         return model.with_proto(proto)
 
 
-class Suspicious(Prover):
+class Suspicious(NumericProver):
     """Finds fault, as a whole, with a model in which nothing makes `b`."""
 
-    def run(self, model: DetachedModel, reading: Reading | None = None, *, hold: bool = True) -> Measurement:
+    def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
         if not any("b" in node.output for node in model.proto.graph.node):
             raise StepFailed("there is no b")
         return super().run(model, reading, hold=hold)
@@ -398,7 +399,7 @@ def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found(bench: Workb
     prover = Suspicious.of_itself([draw_feeds(model, 0)], bench)
     shown: dict[int, tuple[PassRow, int, int]] = {}
 
-    def note(place: int, row: PassRow, before: Subject, after: Subject) -> None:
+    def note(place: int, row: PassRow, before: AnalyzedModel, after: AnalyzedModel) -> None:
         shown[place] = (row, before.size[0], after.size[0])
 
     run = run_passes(model, [Without("a"), Without("b"), Without("c")], Policy(), prover, bench, changed=note)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from passes.model.weights import DetachedModel
 from passes.run.bypass import shortened
 from passes.run.reproduce import smallest
+from passes.weights.detached import DetachedModel
 from tests.passes.models import detached, matrix, model_of
 
 

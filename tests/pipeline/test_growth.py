@@ -14,9 +14,9 @@ import passes
 from benchmarks.growth import layers
 from passes.context import open_bench
 from passes.diff import compare_models, diff_text
-from passes.model.sharing import detached_copy
 from passes.run.result import PassRun
 from passes.structures import structure_of
+from passes.weights.sharing import detached_copy
 from pipeline.importers import from_onnx
 from pipeline.ir.text import to_text
 from pipeline.lowering import EMITTERS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from passes.model.weights import read_model
+from passes.weights.detached import read_model
 from pipeline.stages.export import _digests as digests
 from pipeline.stages.runtime import _trainable as trainable
 

@@ -12,8 +12,8 @@ import onnxruntime
 import pytest
 import yaml
 
-from passes.model.files import save
-from passes.model.weights import read_model
+from passes.weights.detached import read_model
+from passes.weights.files import save
 from pipeline import Pipeline, RunConfig, RunResult
 from pipeline.errors import CheckFailed, ConfigError, Unsupported
 from pipeline.events import Event, Note, StageEnded

@@ -18,12 +18,12 @@ import numpy as np
 import onnx
 
 from passes.errors import ModelError
+from passes.graph.traversal import sort_nodes
 from passes.load import check_model
-from passes.model.order import sort_nodes
-from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, attach, detach, read_model
 from passes.policy.policy import Skip
 from passes.step import Repeat, Step, Workbench
 from passes.suggest import nearest
+from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, attach, detach, read_model
 
 __all__ = [
     "CallPlan",

@@ -24,8 +24,8 @@ from passes.guard.calls.base import (
     parse_model,
     with_weights,
 )
-from passes.model.weights import DetachedModel
 from passes.step import Repeat, Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["TARGETS", "OnnxOptimizerCall", "optimize"]
 

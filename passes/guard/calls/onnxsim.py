@@ -30,8 +30,8 @@ from passes.guard.calls.base import (
     write,
 )
 from passes.guard.calls.steps import InProcessStep, plan_without
-from passes.model.weights import PROTOBUF_LIMIT, DetachedModel
 from passes.step import Workbench
+from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 
 __all__ = ["TARGETS", "OnnxSimCall", "all_passes"]
 

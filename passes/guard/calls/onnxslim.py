@@ -24,8 +24,8 @@ from passes.guard.calls.base import (
     with_weights,
 )
 from passes.guard.calls.steps import InProcessStep, plan_without
-from passes.model.weights import DetachedModel
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 
 __all__ = ["TARGETS", "OnnxSlimCall"]
 

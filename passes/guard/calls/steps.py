@@ -9,9 +9,9 @@ from pathlib import Path
 
 from passes.errors import StepFailed
 from passes.guard.calls.base import CallPlan, Skips
-from passes.model.files import save
-from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, read_model
 from passes.step import Composite, Narrows, Workbench
+from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, read_model
+from passes.weights.files import save
 
 __all__ = ["InProcessStep", "RecordedStep", "plan_without"]
 

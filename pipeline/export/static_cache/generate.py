@@ -11,7 +11,7 @@ from typing import Any, Final, TypedDict
 import torch
 from torch import Tensor
 
-from passes.model.files import replace_when_done
+from passes.weights.files import replace_when_done
 from pipeline.errors import UsageError
 from pipeline.export.static_cache.inputs import CacheSizes
 from pipeline.export.static_cache.masks import causal_mask

@@ -11,9 +11,9 @@ from onnx import TensorProto, inliner
 
 from passes.errors import ModelError
 from passes.load import load_model
-from passes.model.external_data import ExternalFiles
-from passes.model.stand_ins import inline
-from passes.model.weights import inner_tensors
+from passes.weights.detached import inner_tensors
+from passes.weights.mapped import ExternalFiles
+from passes.weights.stand_ins import inline
 from pipeline.errors import SourceError, Unsupported
 from pipeline.importers.from_onnx.attributes import op_key, schema_of
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from passes.load.external import entry_of, file_in
+from passes.load.tensors import entry_of, file_in
 from pipeline.errors import SourceError, UsageError
 from pipeline.importers.from_onnx.specs import ir_dtype
 from pipeline.ir.graph import Payload, TensorSpec

@@ -17,7 +17,7 @@ import orjson
 import torch
 from blake3 import blake3
 
-from passes.model.files import replace_when_done
+from passes.weights.files import replace_when_done
 from pipeline.torch_ir.document.constants import write_constant
 from pipeline.torch_ir.document.header import constants_in
 from pipeline.torch_ir.errors import NoIRFile, SerializationError

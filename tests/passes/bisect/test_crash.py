@@ -10,9 +10,9 @@ import onnx
 
 from passes.bisect import Breakdown, bisect
 from passes.context import open_bench
-from passes.model.files import save
 from passes.recipe.recipe import steps_of
 from passes.step import Workbench
+from passes.weights.files import save
 from tests.passes.models import attention, detached, model_of
 
 SHAPE_OF_NOTHING = "g (float[3, 4, 5] x) => (int64[0] y) { h = Relu (x) y = Shape <start = 2, end = 1> (h) }"

@@ -12,11 +12,11 @@ import pytest
 
 from passes.bisect import Deviation, Finding, bisect
 from passes.errors import ModelError
-from passes.model.files import save
-from passes.model.sessions import Session
-from passes.model.weights import DetachedModel
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
+from passes.weights.files import save
+from passes.weights.sessions import Session
 from tests.passes.models import attention, detached, matrix, model_of, vector
 
 TWO_RESHAPES = """

@@ -14,11 +14,11 @@ from onnx import helper, numpy_helper
 
 from passes.bisect import Finding, Loss, bisect
 from passes.errors import PolicyError
-from passes.model.files import save
-from passes.model.weights import DetachedModel, read_model
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.step import Workbench
 from passes.structures import structure_of
+from passes.weights.detached import DetachedModel, read_model
+from passes.weights.files import save
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of, vector
 
 WIDTH = 32

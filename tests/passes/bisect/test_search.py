@@ -10,9 +10,9 @@ from passes.bisect.replay import Made, Runs, join_blocks, route
 from passes.bisect.search import HIDDEN
 from passes.external.onnxoptimizer import OnnxOptimizerPasses, default_set
 from passes.model.canonical import canonical_digest
-from passes.model.weights import DetachedModel
 from passes.recipe.recipe import steps_of
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 from tests.passes.models import biased_attention, detached, model_of
 
 

@@ -9,15 +9,15 @@ import numpy as np
 import onnx
 
 from passes import PassRow
-from passes.model.sharing import detached_copy
-from passes.model.weights import attach
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
-from passes.proof.prove import Prover
+from passes.proof.numeric import NumericProver
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.result import PassRun
 from passes.run.runner import run_passes
 from passes.step import Workbench
+from passes.weights.detached import attach
+from passes.weights.sharing import detached_copy
 
 __all__ = ["broken", "ops", "optimized", "row", "valid"]
 
@@ -34,7 +34,7 @@ def optimized(
 ) -> PassRun:
     """`passes.optimize`, on workers that run already."""
     detached = detached_copy(model, bench.spill)
-    prover = Prover.of_itself(feeds or [draw_feeds(detached, 0)], bench)
+    prover = NumericProver.of_itself(feeds or [draw_feeds(detached, 0)], bench)
     return run_passes(detached, steps_of(recipe), Policy(tuple(skip), tuple(keep), watch), prover, bench)
 
 

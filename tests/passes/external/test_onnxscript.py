@@ -16,9 +16,9 @@ from onnxscript import optimizer
 from benchmarks.growth import layers
 from passes import PolicyError, Status
 from passes.external.onnxscript import OnnxScriptOptimizer, optimize
-from passes.model.mapped import place_of
-from passes.model.sharing import detached_copy
 from passes.step import Workbench
+from passes.weights.mapped import place_of
+from passes.weights.sharing import detached_copy
 from tests.passes.external.judge import broken, ops, optimized, row, valid
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
 

@@ -17,10 +17,10 @@ from passes.external.files import through_files
 from passes.external.onnxsim import OnnxSim
 from passes.external.onnxsim_detached import _read_in, _with_references
 from passes.model.canonical import meanings_of
-from passes.model.weights import DetachedModel
 from passes.run.pins import pin
 from passes.step import Workbench
 from passes.structures import STRUCTURES
+from passes.weights.detached import DetachedModel
 from passes.worker.client import Worker
 from tests.passes.models import attention, biased_attention, detached, matrix, model_of
 

@@ -15,8 +15,8 @@ from passes.guard.call_log import Returned
 from passes.guard.calls.base import CallPlan, Skips
 from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
 from passes.guard.settings import CombinedPolicy, Settings
-from passes.model.weights import DetachedModel
 from passes.step import Workbench
+from passes.weights.detached import DetachedModel
 from tests.passes.models import attention, detached
 
 Work = Callable[[DetachedModel, Workbench], DetachedModel]

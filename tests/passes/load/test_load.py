@@ -17,10 +17,9 @@ from passes.audit.cases import load_file
 from passes.errors import ModelError
 from passes.guard.calls.base import PassThrough, copy_model
 from passes.load import check_bytes, load_model, memory_budget, seconds_to_run
-from passes.model.weights import read_model
-from passes.proof.draw import draw_array
 from passes.proof.draw_choice import choose_draws
-from passes.proof.draws import Draw, DrawnInput, DrawPlan
+from passes.proof.draws import Draw, DrawnInput, DrawPlan, draw_array
+from passes.weights.detached import read_model
 from pipeline.errors import SourceError
 from pipeline.importers import from_onnx
 

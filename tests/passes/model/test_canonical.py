@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from passes.model.canonical import canonical_digest, meanings_of
-from passes.model.weights import DetachedModel
+from passes.weights.detached import DetachedModel
 from tests.passes.models import attention, detached, matrix, model_of
 
 Change = Callable[[onnx.ModelProto], None]

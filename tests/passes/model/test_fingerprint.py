@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.model.fingerprint import structure_fingerprint
+from passes.model.canonical import structure_fingerprint
 from tests.passes.models import detached, model_of
 
 TEXT = "g (float[2, 32] x) => (float[2, 32] y) { a = MatMul (x, w) b = Reshape (a, shape) y = Mul (b, scale) }"

@@ -14,10 +14,10 @@ from onnx import ModelProto, NodeProto, helper
 
 import passes
 from passes import PassRun, Status
-from passes.model.weights import attach, read_model
 from passes.optimize import draw_feeds
 from passes.provenance import annotations_of, carry, module_path_of
 from passes.step import Workbench
+from passes.weights.detached import attach, read_model
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 IDS = {"input_ids": {"shape": [2, 6], "dtype": "int64", "range": [0, 20]}}

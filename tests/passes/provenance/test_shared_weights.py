@@ -10,9 +10,9 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 import passes
-from passes.model.weights import attach
 from passes.provenance import annotations_of, module_path_of
 from passes.step import Workbench
+from passes.weights.detached import attach
 from tests.passes.models import matrix, model_of
 from tests.passes.provenance.carried import carried, modules, replaced, told
 

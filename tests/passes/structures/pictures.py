@@ -9,15 +9,15 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from passes.model.sharing import detached_copy
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
-from passes.proof.prove import Prover
+from passes.proof.numeric import NumericProver
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.result import PassRun
 from passes.run.runner import run_passes
 from passes.step import Workbench
 from passes.structures import Instance, structure_of
+from passes.weights.sharing import detached_copy
 from tests.passes.models import detached
 
 __all__ = ["BATCH_NORM", "drawn", "found", "lost", "names", "run"]
@@ -63,7 +63,7 @@ def run(
 ) -> PassRun:
     """`passes.optimize` with workers that are there already; `policy` is `skip` and `keep`."""
     source = detached_copy(model, bench.spill)
-    prover = Prover.of_itself([draw_feeds(source, 0)], bench)
+    prover = NumericProver.of_itself([draw_feeds(source, 0)], bench)
     wishes = Policy(tuple(policy.get("skip", ())), tuple(policy.get("keep", ())), watch)
     return run_passes(source, steps_of(recipe), wishes, prover, bench)
 

@@ -8,16 +8,16 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.model.sessions import Session
-from passes.model.sharing import detached_copy
-from passes.model.weights import DetachedModel
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
-from passes.proof.prove import Prover
+from passes.proof.numeric import NumericProver
 from passes.run.result import Status
 from passes.run.runner import run_passes
 from passes.step import Workbench
 from passes.structures import STRUCTURES
+from passes.weights.detached import DetachedModel
+from passes.weights.sessions import Session
+from passes.weights.sharing import detached_copy
 from tests.passes.models import ATTENTION, attention, detached, matrix, model_of
 
 QKV = STRUCTURES["qkv"]
@@ -235,7 +235,7 @@ class Decoy:
 
 def test_a_pass_that_leaves_decoys_is_reverted(bench: Workbench) -> None:
     source = detached_copy(attention(), bench.spill)
-    prover = Prover.of_itself([draw_feeds(source, 0)], bench)
+    prover = NumericProver.of_itself([draw_feeds(source, 0)], bench)
     run = run_passes(source, (Decoy("cut off"),), Policy((), ("qkv",), True), prover, bench)
     assert (run.rows[0].status, [one.kept for one in run.structures]) == (Status.REVERTED, [True])
     assert "does not read the product with the matrix of Q (wq), K (wk), V (wv) by itself" in run.rows[0].reason

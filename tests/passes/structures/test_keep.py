@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from passes.catalog.example_model import GALLERY, read_example
-from passes.model.reads import live_nodes
+from passes.graph.traversal import live_nodes
 from passes.run.result import PassRun, Status
 from passes.step import Workbench
 from passes.structures import structure_of

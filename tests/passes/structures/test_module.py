@@ -7,7 +7,7 @@ import pytest
 
 import passes
 from passes import PolicyError, Status
-from passes.model.reads import live_nodes
+from passes.graph.traversal import live_nodes
 from passes.step import Workbench
 from tests.passes.structures.pictures import drawn, found, lost
 

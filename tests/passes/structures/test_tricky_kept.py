@@ -10,12 +10,11 @@ import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from passes.model.bodies import bodies_of
-from passes.model.order import sort_nodes
-from passes.model.weights import attach
+from passes.graph.traversal import bodies_of, sort_nodes
 from passes.run.result import PassRun
 from passes.step import Workbench
 from passes.structures import STRUCTURES
+from passes.weights.detached import attach
 from tests.passes.models import detached
 from tests.passes.structures.pictures import run
 from tests.passes.structures.tricky_attention import TRICKY

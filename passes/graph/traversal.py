@@ -1,0 +1,169 @@
+"""Walks through a graph: the graphs inside of nodes, what a node reads, what outputs depend on, an order."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from math import prod
+from typing import Final
+
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, numpy_helper
+
+from passes.graph.op_facts import ONNX_DOMAINS, SIZES
+
+__all__ = [
+    "bodies_in",
+    "bodies_of",
+    "every_graph",
+    "every_node",
+    "infer_types",
+    "live_nodes",
+    "reads_of",
+    "sort_nodes",
+    "topological_order",
+]
+
+
+def bodies_of(attribute: AttributeProto) -> tuple[GraphProto, ...]:
+    """The graphs that one attribute holds; none of most."""
+    graphs = attribute.graphs
+    if attribute.HasField("g"):
+        return (attribute.g, *graphs)
+    return tuple(graphs) if graphs else ()
+
+
+def bodies_in(node: NodeProto) -> list[GraphProto]:
+    """The branches of an If, the body of a Loop or Scan."""
+    return [body for attribute in node.attribute for body in bodies_of(attribute)]
+
+
+def every_graph(graph: GraphProto) -> Iterator[GraphProto]:
+    """`graph`, and the bodies of its nodes at any depth."""
+    yield graph
+    for node in graph.node:
+        for body in bodies_in(node):
+            yield from every_graph(body)
+
+
+def every_node(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
+    """The nodes of `graph`, each followed by those of its bodies."""
+    for node in graph.node:
+        yield node
+        for body in bodies_in(node):
+            yield from every_node(body)
+
+
+def reads_of(node: NodeProto) -> list[str]:
+    """Names read by `node` or, for If, Loop and Scan, by what is inside of it; what is made there is not among them."""
+    names = [name for name in node.input if name]
+    for body in bodies_in(node):
+        names.extend(_from_outside(body))
+    return names
+
+
+def _from_outside(graph: GraphProto) -> list[str]:
+    read = [name for node in graph.node for name in reads_of(node)]
+    own = {name for node in graph.node for name in node.output}
+    own.update(entry.name for entry in (*graph.input, *graph.initializer))
+    return [name for name in (*read, *(output.name for output in graph.output)) if name not in own]
+
+
+def live_nodes(graph: GraphProto, *, by_numbers: bool = False) -> list[NodeProto]:
+    """The nodes that an output depends on, last first. onnxoptimizer's fusions leave the others behind.
+
+    Args:
+        by_numbers: leave out those of which no more than the shape counts, or that come to nothing (times zero).
+    """
+    wanted = {output.name for output in graph.output}
+    zeros = _zeros(graph) if by_numbers else set()
+    live = []
+    for node in reversed(list(graph.node)):  # to ask the graph for each by its place takes longer
+        if not wanted.isdisjoint(node.output):
+            live.append(node)
+            if not (by_numbers and (node.op_type in SIZES or _is_constant(node, zeros))):
+                wanted.update(reads_of(node))
+    return live
+
+
+def _is_constant(node: NodeProto, zeros: AbstractSet[str]) -> bool:
+    """Whether a node makes the same numbers whatever it reads: zero times, less itself, to the power of zero."""
+    if node.domain not in ONNX_DOMAINS:
+        return False
+    if node.op_type in ("Mul", "And"):
+        return not zeros.isdisjoint(node.input)
+    if node.op_type in ("Sub", "Xor"):
+        return node.input[0] == node.input[1]
+    return node.op_type == "Pow" and node.input[1] in zeros
+
+
+def _zeros(graph: GraphProto) -> set[str]:
+    """The constants that are zero, as far as they are small."""
+    tensors = [(tensor.name, tensor) for tensor in graph.initializer]
+    found = set()
+    for node in graph.node:
+        if node.op_type in ("Constant", "ConstantOfShape") and node.domain in ONNX_DOMAINS:
+            tensors += [(node.output[0], one.t) for one in node.attribute if one.HasField("t")]
+            found.update(node.output[0] for one in node.attribute if one.name == "value_float" and one.f == 0)
+    for name, tensor in tensors:
+        is_known = tensor.data_location != TensorProto.EXTERNAL and tensor.data_type in NUMBERS
+        if is_known and prod(tensor.dims) <= SMALL and not numpy_helper.to_array(tensor).any():
+            found.add(name)
+    return found
+
+
+SMALL: Final = 16
+"""Numbers of a constant that is looked at; larger ones may lie outside of the model."""
+
+NUMBERS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL})
+
+
+def sort_nodes(graph: onnx.GraphProto) -> None:
+    """Sort the nodes of `graph`, and those of its subgraphs, in place; what is in order keeps its order.
+
+    A circle is left as it is: onnxruntime refuses it by name.
+    """
+    for node in graph.node:
+        for body in bodies_in(node):
+            sort_nodes(body)
+    order = topological_order(graph.node)
+    if order == list(range(len(graph.node))) or len(order) < len(graph.node):
+        return
+    nodes = [graph.node[place] for place in order]
+    moved = onnx.GraphProto(node=nodes)  # a copy, since clearing the field frees the nodes
+    del graph.node[:]
+    graph.node.extend(moved.node)
+
+
+def infer_types(model: onnx.ModelProto) -> GraphProto:
+    """The graph with the types of all values that inference can reach; as it is where inference cannot read it, which
+    may be what breaks tools."""
+    try:
+        return onnx.shape_inference.infer_shapes(model).graph
+    except Exception:  # it raises what it likes
+        return model.graph
+
+
+def topological_order(nodes: Sequence[NodeProto]) -> list[int]:
+    """The places of `nodes` such that each follows what it reads, earliest first; those on or behind a circle are not
+    among them."""
+    makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
+    needs = [{makers[name] for name in reads_of(node) if name in makers} for node in nodes]
+    if all(max(before, default=-1) < place for place, before in enumerate(needs)):
+        return list(range(len(needs)))
+    waiting, readers = Counter({place: len(before) for place, before in enumerate(needs)}), defaultdict(list)
+    for place, before in enumerate(needs):
+        for maker in before:
+            readers[maker].append(place)
+    ready = [place for place, before in enumerate(needs) if not before]
+    order = []
+    while ready:
+        place = heapq.heappop(ready)
+        order.append(place)
+        for reader in readers[place]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    return order

@@ -1,0 +1,75 @@
+"""A model on trial, with what has been found out about it, so that nothing is found out twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import onnx
+from onnx import NodeProto
+
+from passes.graph.traversal import live_nodes
+from passes.model.canonical import CanonicalGraph, read
+from passes.weights.detached import DetachedModel
+
+__all__ = ["AnalyzedModel", "what_is_invalid"]
+
+
+@dataclass(frozen=True)
+class AnalyzedModel:
+    """`model`, whose graph does not change any more; names and metadata may."""
+
+    model: DetachedModel
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The number of its nodes and of its initializers."""
+        return len(self.model.proto.graph.node), len(self.model.proto.graph.initializer)
+
+    @cached_property
+    def reading(self) -> CanonicalGraph:
+        return read(self.model)
+
+    @cached_property
+    def live(self) -> list[NodeProto]:
+        """The nodes that an output depends on."""
+        return live_nodes(self.model.proto.graph)
+
+    @cached_property
+    def made(self) -> frozenset[str]:
+        """The values that those make."""
+        return frozenset(name for node in self.live for name in node.output)
+
+    @cached_property
+    def invalid(self) -> str:
+        """Which of ONNX's rules it breaks; empty for none."""
+        return what_is_invalid(self.model)
+
+
+def what_is_invalid(model: DetachedModel) -> str:
+    """What ONNX's checker says of `model`, in one line; empty when it is valid.
+
+    The checker counts the numbers of a tensor, so stand-ins are shown to it as graph inputs of their type. It does not
+    look at the metadata of nodes, which may be most of the graph.
+    """
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    graph = proto.graph
+    for node in graph.node:
+        node.ClearField("metadata_props")
+    inputs = {info.name for info in graph.input}
+    stands_in = [tensor for tensor in graph.initializer if model.weight(tensor) is not None]
+    for tensor in stands_in:
+        if tensor.name not in inputs:
+            entry = graph.input.add(name=tensor.name)
+            entry.type.tensor_type.elem_type = tensor.data_type
+            entry.type.tensor_type.shape.SetInParent()  # has to be there; nothing looks at the sizes
+    names = {tensor.name for tensor in stands_in}
+    held = [tensor for tensor in graph.initializer if tensor.name not in names]
+    del graph.initializer[:]
+    graph.initializer.extend(held)
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        return " ".join(str(error).split())
+    return ""

@@ -1,0 +1,72 @@
+"""Models made of models: some nodes cut out as a model of their own, functions inlined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+from onnx import NodeProto, TensorProto, ValueInfoProto, inliner
+
+from passes.graph.traversal import infer_types, reads_of
+from passes.weights.detached import DetachedModel
+
+__all__ = ["cut", "lead_in", "types_of", "with_functions_inlined"]
+
+
+def types_of(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
+    """The inferred type of every value that inference can reach."""
+    graph = infer_types(proto)
+    return {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
+
+
+def cut(
+    model: DetachedModel, nodes: Sequence[NodeProto], types: Mapping[str, ValueInfoProto], *, led_in: bool = False
+) -> DetachedModel | None:
+    """`nodes` as a model; None when an input or output of it has no known type.
+
+    What they read and do not make becomes an input, what they make and do not read an output.
+
+    Args:
+        led_in: no node reads an input itself; see `lead_in`.
+    """
+    source = model.proto
+    made = [name for node in nodes for name in node.output if name]
+    read = list(dict.fromkeys(name for node in nodes for name in reads_of(node)))
+    stored = {tensor.name: tensor for tensor in source.graph.initializer}
+    inputs = [name for name in read if name not in made and name not in stored]
+    own = {output.name for output in source.graph.output}
+    outputs = [name for name in made if name in own or name not in read]
+    if not outputs or any(name not in types for name in (*inputs, *outputs)):
+        return None
+    proto = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
+    proto.functions.extend(source.functions)
+    proto.graph.name = "part"
+    for name in inputs:
+        if led_in:
+            lead_in(proto, types[name])
+        else:
+            proto.graph.input.append(types[name])
+    proto.graph.node.extend(nodes)
+    proto.graph.output.extend(types[name] for name in outputs)
+    proto.graph.initializer.extend(stored[name] for name in read if name in stored)
+    return model.with_proto(proto)
+
+
+def lead_in(part: onnx.ModelProto, info: ValueInfoProto) -> None:
+    """Let the value `info` come from an input of `part` through a node, as it came from one where it was cut out.
+
+    Not as an input itself: onnxoptimizer's fuse_qkv aborts where three products read one.
+    """
+    entry = part.graph.input.add()
+    entry.CopyFrom(info)
+    entry.name = f"outside/{info.name}"
+    op = "Not" if info.type.tensor_type.elem_type == TensorProto.BOOL else "Neg"
+    part.graph.node.add(op_type=op, input=[entry.name], output=[info.name])
+    part.graph.value_info.append(info)
+
+
+def with_functions_inlined(model: DetachedModel) -> DetachedModel:
+    """`model` itself where it has no functions. The values of its own graph keep their names."""
+    if not model.proto.functions:
+        return model
+    return model.with_proto(inliner.inline_local_functions(model.proto))

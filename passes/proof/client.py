@@ -1,0 +1,187 @@
+"""Asks the proof worker: every call of `server.py`, typed. A server is set up first, and anew when one has died."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from uuid import uuid4
+
+from passes.errors import StepCrashed, StepTimedOut
+from passes.proof.draw_choice import ChosenDraw
+from passes.proof.draws import BROUGHT_DOWN, DrawPlan
+from passes.proof.fault_injection import Fault
+from passes.proof.gauges import Gauges
+from passes.proof.numbers import Tolerance
+from passes.proof.part import Part
+from passes.proof.precision import Precisions
+from passes.proof.tables import Match, TablesPart
+from passes.proof.types import BaselineRun, DrawErrors, Reference, RunRequest
+from passes.step import Workbench
+from passes.weights.detached import DetachedModel
+from passes.weights.sharing import portable
+from passes.worker.client import ask_again
+
+__all__ = ["ProofClient", "choose_in_worker"]
+
+ASK: Final = "passes.proof.server:ask"
+CHOOSE: Final = "passes.proof.server:run_and_choose"
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A question that waits for its answer, which `noted` takes."""
+
+    noted: Callable[[Any], None]
+    question: str
+    arguments: Mapping[str, Any]
+    ticket: int
+
+
+class ProofClient:
+    """One prover's way to its server. Whatever the server runs may fail there: all questions raise StepFailed then.
+
+    Args:
+        references: the draws, with what is expected of them.
+        tolerances: by dtype, in place of the documented ones.
+        restore: tells a server that has just been set up what the last one knew.
+    """
+
+    def __init__(
+        self,
+        references: Sequence[Reference],
+        tolerances: Mapping[str, Tolerance],
+        bench: Workbench,
+        restore: Callable[[], None],
+    ) -> None:
+        self._references = references
+        self._tolerances = dict(tolerances)
+        self._restore = restore
+        self._worker = bench.proofs
+        self._spill = bench.spill
+        self._owner = uuid4().hex
+        self._generation = 0
+        """Of the worker's processes the one that has the server; 0 for none."""
+        self._begun: _Begun | None = None
+
+    def replace_references(self, references: Sequence[Reference]) -> None:
+        """The draws that the server has chosen by itself: what one that is set up later has to be given."""
+        self._references = references
+
+    def begin_baseline(
+        self,
+        noted: Callable[[BaselineRun], None],
+        model: DetachedModel,
+        request: RunRequest,
+        computed_in: Precisions,
+        gauges: Gauges,
+        plan: DrawPlan | None,
+    ) -> None:
+        """Begin to run the exported model; `settle`, or the next question, gives what is found to `noted`."""
+        asked = {"request": request, "computed_in": computed_in, "gauges": gauges, "plan": plan}
+        self._begin(noted, "run_baseline", model=portable(model, self._spill), **asked)
+
+    def judge(self, computed_in: Precisions) -> None:
+        """From now on judge values by the types that the exported model computes them in."""
+        self._ask("judge", computed_in=computed_in)
+
+    def run(self, model: DetachedModel, request: RunRequest) -> Sequence[DrawErrors]:
+        """The errors of outputs and inner values, for each draw."""
+        return self._ask("run", model=portable(model, self._spill), request=request)
+
+    def held(self) -> frozenset[str]:
+        """The meanings of which every draw has the value."""
+        return self._ask("held")
+
+    def are_equal(self, part: Part) -> bool:
+        """Whether the values of each pair are the same bits in every draw."""
+        source = portable(part.model, self._spill)
+        return self._ask("equal", part=source, given=part.given, distinct=part.distinct, pairs=part.pairs)
+
+    def match_tables(self, tables: TablesPart) -> Sequence[Match]:
+        """Where the rows of each new table lie in the old ones."""
+        source = portable(tables.model, self._spill)
+        return self._ask("match_tables", part=source, olds=tables.olds, news=tables.news)
+
+    def plant(self, fault: Fault) -> None:
+        """Begin to find out how far `fault` moves the values where it is seen."""
+        part = portable(fault.model, self._spill)
+        self._ask("plant", part=part, cuts=fault.cuts, zeroed=fault.zeroed, seen=fault.values)
+
+    def excess(self) -> Sequence[float]:
+        """How far the planted fault moved each value, in units of its tolerance."""
+        return self._ask("excess")
+
+    def rehearse(self, model: DetachedModel, request: RunRequest) -> None:
+        self._ask("rehearse", model=portable(model, self._spill), request=request)
+
+    def rehearsed(self) -> Sequence[DrawErrors] | None:
+        return self._ask("rehearsed")
+
+    def settle(self) -> None:
+        """Wait for the answer to what was begun, if anything was."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.noted(ask_again(partial(self._collect, [begun])))
+
+    def _ask(self, question: str, **arguments: Any) -> Any:
+        answers: list[Any] = []
+        self._begin(answers.append, question, **arguments)
+        self.settle()
+        return answers[0]
+
+    def _begin(self, noted: Callable[[Any], None], question: str, **arguments: Any) -> None:
+        self.settle()
+        self._begun = ask_again(lambda: self._put(noted, question, arguments))
+
+    def _collect(self, questions: list[_Begun]) -> Any:
+        """The answer to the last of `questions`, which is put once more if the worker waits for it no longer: it was
+        asked something else in between, or has died."""
+        last = questions[-1]
+        if not self._worker.awaits(last.ticket):
+            last = self._put(last.noted, last.question, last.arguments)
+            questions.append(last)
+        return self._worker.collect(last.ticket)
+
+    def _put(self, noted: Callable[[Any], None], question: str, arguments: Mapping[str, Any]) -> _Begun:
+        self._worker.start()
+        if self._generation != self._worker.generation:
+            self._open()
+        ticket = self._worker.post(ASK, owner=self._owner, question=question, **arguments)
+        return _Begun(noted, question, arguments, ticket)
+
+    def _open(self) -> None:
+        self._generation = self._worker.generation
+        try:
+            feeds = [dict(one.feeds) for one in self._references]
+            expected = [dict(one.outputs) for one in self._references]
+            self._ask("open", feeds=feeds, expected=expected, tolerances=self._tolerances)
+            self._restore()
+        except BaseException:  # a server that knows half of it would find no fault
+            self._generation = 0
+            raise
+
+
+def choose_in_worker(
+    model: DetachedModel, plan: DrawPlan, bench: Workbench, random_outputs: Sequence[str] = ()
+) -> tuple[list[ChosenDraw], list[str]]:
+    """The draws of `plan` on which `model` runs in onnxruntime, and a sentence for everything that is not drawn.
+
+    The model runs in the proof worker: onnxruntime may crash on it, or never come to an end.
+
+    Args:
+        random_outputs: outputs of which no number can be compared, so they do not decide what is drawn.
+
+    Raises:
+        StepFailed: onnxruntime refuses the model, it does not run on a draw that is needed, or the process ended.
+    """
+
+    def ask(plan: DrawPlan) -> tuple[list[ChosenDraw], list[str]]:
+        return bench.proofs.ask(CHOOSE, model=portable(model, bench.spill), plan=plan, random_outputs=random_outputs)
+
+    try:
+        return ask(plan)
+    except (StepCrashed, StepTimedOut) as failure:
+        chosen, skipped = ask(plan.plain())
+        return chosen, [*skipped, BROUGHT_DOWN.format(failure)]

@@ -1,0 +1,115 @@
+"""Plant a fault: with every kept weight zeroed, what has to be run to see the values at the kept structures move."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto
+
+from passes.graph.op_facts import LAYOUT_OPS
+from passes.graph.traversal import reads_of
+from passes.proof.types import Sensitivity
+from passes.structures import Instance
+from passes.weights.detached import DetachedModel
+
+__all__ = ["Fault", "fault_in", "zeros_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A piece of the model from the kept weights to the pins behind them.
+
+    `cuts` are computed values that it reads, `zeroed` its initializers to zero; `seen` maps an instance to its pins
+    that depend on its kept weights.
+    """
+
+    model: DetachedModel
+    cuts: tuple[str, ...]
+    zeroed: tuple[str, ...]
+    seen: dict[str, tuple[str, ...]]
+
+    @property
+    def values(self) -> list[str]:
+        """All pins that are read."""
+        return list(dict.fromkeys(name for names in self.seen.values() for name in names))
+
+    def unseen(self) -> Sensitivity:
+        """Nothing can be seen of it."""
+        return Sensitivity(0.0, tuple(self.seen)) if self.seen else Sensitivity(math.inf, ())
+
+    def sensitivity(self, excess: Sequence[float]) -> Sensitivity:
+        """What can be seen, where each of `values` moved by its `excess`, in units of its tolerance."""
+        if not self.seen:
+            return Sensitivity(math.inf, ())
+        by_name = dict(zip(self.values, excess, strict=True))
+        ratios = {instance: min(by_name[name] for name in names) for instance, names in self.seen.items()}
+        return Sensitivity(min(ratios.values()), tuple(name for name, ratio in ratios.items() if ratio <= 1.0))
+
+
+def fault_in(model: DetachedModel, instances: Sequence[Instance]) -> Fault:
+    """The fault for all weights of `instances` at once; it is read at each one's own pins, and goes no further."""
+    graph = model.proto.graph
+    weights = {weight.name for instance in instances for weight in instance.weights}
+    pins = {pin.name for instance in instances for pin in instance.pins}
+    touched, touching = set(weights), []
+    for node in graph.node:
+        if touched.intersection(reads_of(node)):
+            touching.append(node)
+            # The fault ends at a pin: what lies behind belongs to others.
+            touched.update(name for name in node.output if name not in pins)
+    reached = {name for node in touching for name in node.output} & pins
+    nodes = _needed(touching, reached)
+    made = {name for node in nodes for name in node.output}
+    stored = {tensor.name for tensor in graph.initializer}
+    given = {info.name for info in graph.input}
+    read = list(dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in made))
+    part = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
+    part.functions.extend(model.proto.functions)
+    part.graph.name = "fault"
+    part.graph.node.extend(nodes)
+    part.graph.initializer.extend(tensor for tensor in graph.initializer if tensor.name in read)
+    part.graph.input.extend(info for info in graph.input if info.name in read and info.name not in stored)
+    cuts = tuple(name for name in read if name not in stored and name not in given)
+    part.graph.input.extend(onnx.ValueInfoProto(name=name) for name in cuts)
+    seen = {one.name: tuple(pin.name for pin in one.pins if pin.name in reached) for one in instances if one.weights}
+    zeroed = tuple(name for name in read if name in weights)
+    return Fault(model.with_proto(part), cuts, zeroed, {name: pins for name, pins in seen.items() if pins})
+
+
+def _needed(nodes: Sequence[NodeProto], wanted: set[str]) -> list[NodeProto]:
+    """Those of `nodes` that `wanted` depends on, in their order."""
+    wanted, needed = set(wanted), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            needed.append(node)
+            wanted.update(reads_of(node))
+    return needed[::-1]
+
+
+def zeros_of(graph: GraphProto, zeroed: Collection[str], fed: Mapping[str, np.ndarray]) -> set[str]:
+    """The values of `graph` that are all zeros when the initializers called `zeroed` are, and its inputs are `fed`.
+
+    Only what follows by arithmetic: zeros in another layout, and a product of zeros with inputs that are finite. Not
+    every zero is found.
+    """
+    zeros = set(zeroed)
+    finite = {info.name for info in graph.input if np.isfinite(fed[info.name]).all()}
+    for node in graph.node:
+        if _moves(node, zeros) or _multiplies(node, zeros, finite):
+            zeros.update(node.output)
+    return zeros
+
+
+def _moves(node: NodeProto, zeros: set[str]) -> bool:
+    return not node.domain and node.op_type in LAYOUT_OPS and node.input[0] in zeros
+
+
+def _multiplies(node: NodeProto, zeros: set[str], finite: set[str]) -> bool:
+    """A Gemm or a Conv may add something."""
+    if node.domain or node.op_type != "MatMul" or zeros.isdisjoint(node.input):
+        return False
+    return all(name in zeros or name in finite for name in node.input)

@@ -1,0 +1,336 @@
+"""Proof by numbers: the model against references that were computed once, by another program than the one under test.
+
+A proof is worth what it can see. Random tiny weights hide faults (zeroing a layer's Q and K moved a random BEiT's
+output by 1.6e-5), so the values at kept structures are compared too, and `watch` plants a fault in every kept weight
+and looks whether it shows.
+
+Most changes are small, so most of a model need not be run again: `claims.py` says when that is enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Self
+
+import numpy as np
+import onnx
+
+from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
+from passes.graph.traversal import live_nodes
+from passes.model.canonical import CanonicalGraph, ValueDigests, read
+from passes.proof.claims import BaseModelRun, Claims, claims_by_name, claims_refined, small_values
+from passes.proof.client import ProofClient
+from passes.proof.coverage import Coverage, coverage_of
+from passes.proof.data_movement import parts_of
+from passes.proof.draws import BROUGHT_DOWN, DrawPlan, Trait
+from passes.proof.fault_injection import Fault, fault_in
+from passes.proof.gauges import Gauges, Readings, gauges_of
+from passes.proof.numbers import Tolerance
+from passes.proof.precision import Precisions, computed_types
+from passes.proof.same_executable import is_same_executable
+from passes.proof.tables import Match, TableCheck, TablesPart, tables_of
+from passes.proof.types import BaselineRun, DrawErrors, Measurement, Reference, RunRequest, Sensitivity, worst_errors
+from passes.step import Workbench
+from passes.structures import Instance
+from passes.weights.detached import DetachedModel
+
+__all__ = ["NumericProver"]
+
+
+class NumericProver:
+    """Measures models against references; at kept structures, against the values of the exported model itself.
+
+    Args:
+        references: what to compare with.
+        bench: models run in its proof worker.
+        tolerances: by dtype, in place of the documented ones.
+        computed_in: the floating types that the source of the models computes in; None for all that are in the first
+            model itself.
+        inputs: what can be drawn otherwise of each input, for the coverage.
+        skipped: what was not drawn, and why, for the coverage.
+    """
+
+    def __init__(
+        self,
+        references: Sequence[Reference],
+        bench: Workbench,
+        tolerances: Mapping[str, Tolerance] | None = None,
+        computed_in: Collection[str] | None = None,
+        *,
+        inputs: Mapping[str, frozenset[Trait]] | None = None,
+        skipped: Sequence[str] = (),
+    ) -> None:
+        self._references = tuple(references)
+        self._plan: DrawPlan | None = None
+        """The draws to choose from, until the first model has been run."""
+        self._inputs: Mapping[str, frozenset[Trait]] = inputs or {}
+        self._skipped: Sequence[str] = tuple(skipped)
+        self._bench = bench
+        self._client = ProofClient(self._references, tolerances or {}, bench, self._restore)
+        self._is_own = False
+        """Whether the first model is the reference."""
+        self._source_types = computed_in
+        self._computed_in: Precisions = {}
+        self._probes: tuple[str, ...] = ()
+        self._watched: DetachedModel | None = None
+        self._begin_baseline: Callable[[DrawPlan | None], None] = lambda _: None
+        self._fault: Fault | None = None
+        self._power = Sensitivity(math.inf, ())
+        self._measured: dict[str, Measurement] = {}
+        self._equal: dict[str, str] = {}
+        self._base: BaseModelRun | None = None
+        self._held: frozenset[str] = frozenset()
+        self._ran: onnx.ModelProto | None = None
+        self._rehearsed: onnx.ModelProto | None = None
+        self._gauges = Gauges()
+        self._readings = Readings()
+        self._tables: TableCheck | None = None
+
+    @classmethod
+    def of_itself(
+        cls,
+        feeds: Sequence[Mapping[str, np.ndarray]],
+        bench: Workbench,
+        tolerances: Mapping[str, Tolerance] | None = None,
+    ) -> Self:
+        """The first model that is watched is the reference."""
+        draws = [Reference(one, {}, f"draw {index}") for index, one in enumerate(feeds)]
+        prover = cls(draws, bench, tolerances)
+        prover._is_own = True
+        return prover
+
+    @classmethod
+    def of_plan(cls, plan: DrawPlan, bench: Workbench) -> Self:
+        """`of_itself`, on those draws of `plan` on which that model runs."""
+        prover = cls((), bench)
+        prover._is_own, prover._plan = True, plan
+        return prover
+
+    def start(self) -> None:
+        self._bench.start()
+
+    def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
+        """From now on compare the values at `instances` too, and find out how visible a fault in their weights is.
+
+        `model` is the exported model, whose outputs have been compared with the reference. It runs in the background;
+        who needs a number first waits for it, and is told if it does not run. The fault is planted in all kept weights
+        at once and read at each one's own pins.
+        """
+        tiers = [tier for one in instances for tier in (one.pins, one.loose_pins, one.wide_pins)]
+        self._measured.clear()
+        if not self._references and self._plan is None:
+            return
+        fault, meanings = fault_in(model, instances), self._meanings(reading or read(model))
+        self._gauges = gauges_of(model)
+        self._probes = tuple(dict.fromkeys(pin.name for tier in tiers for pin in tier))
+        inner = list(dict.fromkeys((*self._probes, *fault.cuts)))
+        self._judge_by(model, inner)
+        request = RunRequest(inner, _kept(model, meanings, inner), as_expected=True, is_reference=self._is_own)
+        noted = partial(self._note_baseline, model, meanings, fault)
+        self._begin_baseline = partial(
+            self._client.begin_baseline, noted, model, request, self._computed_in, self._gauges
+        )
+        self._begin_baseline(self._plan)
+
+    def _judge_by(self, model: DetachedModel, inner: Sequence[str] = ()) -> None:
+        """Take the tolerances of outputs, and of `inner` values, from the types that `model` computes them in.
+
+        The exported model says it for all that passes make: one that computes in a less precise type is not judged by
+        that type.
+        """
+        outputs = (info.name for info in model.proto.graph.output)
+        self._computed_in = computed_types(model, (*outputs, *inner), self._source_types)
+
+    def measure_export(self, model: DetachedModel) -> Measurement:
+        """`measure` the exported model, before anything is done with it.
+
+        Raises:
+            StepFailed: onnxruntime refuses or stops.
+        """
+        self._judge_by(model)
+        return self.measure(model)
+
+    def power(self) -> Sensitivity:
+        """
+        Raises:
+            ModelError: the exported model does not run, or computes NaN where it is its own reference.
+        """
+        self._settle()
+        fault = self._fault
+        if fault is not None:
+            try:
+                self._power = fault.sensitivity(self._client.excess())
+            except StepFailed:  # with zeros in such a place the model does not run
+                self._power = fault.unseen()
+            self._fault = None
+        return self._power
+
+    def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
+        """Compare every draw. What computes the very same thing as before is not run again.
+
+        Raises:
+            StepFailed: onnxruntime refuses or stops.
+            ModelError: see `power`.
+        """
+        self._settle()
+        reading = reading or read(model)
+        meanings = self._meanings(reading)
+        if meanings.whole not in self._measured:
+            wrong = self._wrong_tables(model, meanings)
+            if wrong:
+                return Measurement({}, {}, wrong)
+            known = self._proven_equal(model, reading)
+            self._measured[meanings.whole] = known or self.run(model, reading)
+        return self._measured[meanings.whole]
+
+    def _wrong_tables(self, model: DetachedModel, meanings: ValueDigests) -> str:
+        """What is wrong with the tables of `model`, of which the draws do not read all rows."""
+        if self._tables is None:
+            return ""
+        return self._tables.fault_of(model, meanings, self._match_tables)
+
+    def _match_tables(self, tables: TablesPart) -> Sequence[Match]:
+        try:
+            return self._client.match_tables(tables)
+        except StepFailed:  # then nothing is known of them, which the report says
+            return [Match(is_unknown=True)] * len(tables.news)
+
+    def coverage(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Coverage:
+        self._settle()
+        draws = [one.draw for one in self._references if one.draw is not None]
+        labels = [one.label for one in self._references]
+        self._wrong_tables(model, self._meanings(reading or read(model)))
+        tables, uncovered = (self._tables.tables, self._tables.uncovered) if self._tables else ((), ())
+        return coverage_of(draws, labels, self._inputs, self._skipped, self._gauges, self._readings, tables, uncovered)
+
+    def has_run(self, model: DetachedModel) -> bool:
+        return self._ran is model.proto
+
+    def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
+        self._settle()
+        meanings = self._meanings(reading or read(model))
+        errors = None if hold else self._seen_in_rehearsal(model)
+        if errors is None:
+            request = self._request(model)
+            keep = _kept(model, meanings, request.inner) if hold else {}
+            errors = self._client.run(model, replace(request, keep=keep))
+        self._ran = model.proto
+        return self._noted(model, meanings, errors, self._client.held())
+
+    def rehearse(self, model: DetachedModel) -> None:
+        """Begin to run a model that will probably be the last, while others are proven; `run` then only takes note."""
+        self._settle()
+        if self._references:
+            self._client.rehearse(model, self._request(model))
+            self._rehearsed = model.proto
+
+    def _seen_in_rehearsal(self, model: DetachedModel) -> Sequence[DrawErrors] | None:
+        if self._rehearsed is None or not is_same_executable(self._rehearsed, model.proto):
+            return None
+        return self._client.rehearsed()
+
+    def _request(self, model: DetachedModel) -> RunRequest:
+        """Compare the values at kept structures that the outputs of `model` depend on."""
+        made = {name for node in live_nodes(model.proto.graph) for name in node.output}
+        return RunRequest([name for name in self._probes if name in made])
+
+    def _settle(self) -> None:
+        """Take note of what the exported model computes, if that is still to be done."""
+        try:
+            try:
+                self._client.settle()
+            except (StepCrashed, StepTimedOut) as failure:
+                if self._plan is None or self._watched is not None:
+                    raise
+                self._plan, self._skipped = self._plan.plain(), (BROUGHT_DOWN.format(failure),)
+                self._begin_baseline(self._plan)
+                self._client.settle()
+        except StepFailed as failure:
+            if self._watched is not None:
+                raise
+            raise ModelError(f"the model does not run as it is: {failure}") from failure
+
+    def _note_baseline(self, model: DetachedModel, meanings: ValueDigests, fault: Fault, found: BaselineRun) -> None:
+        if found.nan_outputs:
+            raise ModelError(
+                f"output {found.nan_outputs[0]!r} of the reference holds NaN, so nothing can be compared with it; "
+                "check the weights and the input ranges"
+            )
+        self._watched = model
+        if self._plan is not None:
+            self._take_draws(self._plan, found)
+        self._readings = found.readings
+        self._tables = TableCheck(model, tables_of(self._gauges, found.readings, model, meanings))
+        self._noted(model, meanings, found.draws, found.held)
+        if fault.seen:
+            self._client.plant(fault)
+            self._fault = fault
+
+    def _take_draws(self, plan: DrawPlan, found: BaselineRun) -> None:
+        """From now on the draws are those that were chosen."""
+        self._plan, self._skipped = None, (*self._skipped, *found.skipped)
+        self._inputs = {one.name: one.traits for one in plan.inputs}
+        self._references = tuple(Reference(plan.feeds(draw), {}, draw.label, draw) for draw in found.drawn)
+        self._client.replace_references(self._references)
+
+    def _noted(
+        self, model: DetachedModel, meanings: ValueDigests, draws: Sequence[DrawErrors], held: frozenset[str]
+    ) -> Measurement:
+        """What a run has measured; a model that is right is what the next ones are proven equal to."""
+        measurement = Measurement(worst_errors([one for one, _ in draws]), worst_errors([one for _, one in draws]))
+        if not measurement.why:
+            self._base, self._held = BaseModelRun(model, meanings), held
+            self._measured[meanings.whole] = measurement
+        return measurement
+
+    def _restore(self) -> None:
+        """A new server has to be told what the exported model computes; it holds nothing else."""
+        self._held = frozenset()
+        self._client.judge(self._computed_in)
+        if self._watched is not None:
+            request = RunRequest(self._probes, as_expected=True, is_reference=self._is_own)
+            self._client.run(self._watched, request)
+        if self._fault is None:
+            return
+        if self._bench.proofs.was_killed:
+            self._client.plant(self._fault)
+        else:  # it went with the last server, which it may have brought down
+            self._power, self._fault = self._fault.unseen(), None
+
+    def _meanings(self, reading: CanonicalGraph) -> ValueDigests:
+        return reading.meanings(lambda _, digest: self._equal.get(digest, digest))
+
+    def _proven_equal(self, model: DetachedModel, reading: CanonicalGraph) -> Measurement | None:
+        """What the base measured, when every claim that makes `model` equal to it holds."""
+        base = self._base
+        if base is None or not self._references:
+            return None
+        by_name = claims_by_name(base, model, reading, self._equal)
+        if by_name is None:
+            return None
+        for claims in (claims_refined(base, by_name, self._equal), by_name):
+            if claims is not None and self._holds(base, claims):
+                measurement = self._measured[base.meanings.whole]
+                self._base = BaseModelRun(model, claims.learned(base, self._equal))
+                self._measured[self._base.meanings.whole] = measurement
+                return measurement
+        return None
+
+    def _holds(self, base: BaseModelRun, claims: Claims) -> bool:
+        if not claims.cover(base, self._probes):
+            return False
+        if not claims.claims:
+            return True
+        parts = parts_of(base, claims, self._held)
+        try:
+            return parts is not None and all(map(self._client.are_equal, parts))
+        except StepFailed:  # the pieces do not run by themselves; the whole model may
+            return False
+
+
+def _kept(model: DetachedModel, meanings: ValueDigests, inner: Sequence[str]) -> dict[str, str]:
+    """The values of a run to hold for later, with their meanings."""
+    return {name: meanings.values[name] for name in (*small_values(model), *inner)}

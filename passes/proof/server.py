@@ -1,0 +1,279 @@
+"""What runs in the proof worker: models on every draw, against what is expected and values of models run before.
+
+It is a process of its own, since onnxruntime may crash on a model that a pass has made. `client.py` asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from passes.errors import StepFailed
+from passes.proof.claims import Distinct
+from passes.proof.data_movement import distinct_arrays
+from passes.proof.draw_choice import ChosenDraw, choose_draws
+from passes.proof.draws import Draw, DrawPlan
+from passes.proof.fault_injection import zeros_of
+from passes.proof.gauges import Gauges, Readings, add_gauges
+from passes.proof.lookups import Lookup
+from passes.proof.numbers import DRAWN, Errors, Tolerance, compare, same_bits
+from passes.proof.precision import Precisions
+from passes.proof.tables import Match, match_table
+from passes.proof.types import BaselineRun, DrawErrors, RunRequest
+from passes.weights.sessions import Session
+from passes.weights.sharing import MappedModel
+from passes.weights.stand_ins import Weight
+
+__all__ = ["KEEP_BYTES", "ProofServer", "ask", "run_and_choose"]
+
+KEEP_BYTES = 2**18
+"""Values larger than this are not held from one run to the next, unless they are at a kept structure."""
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(slots=True)
+class _DrawState:
+    """What is known of one draw."""
+
+    feeds: Arrays
+    expected: Arrays = field(default_factory=dict)
+    """Outputs by name."""
+    inner: Arrays = field(default_factory=dict)
+    """Expected values inside of the model, by name."""
+    held: Arrays = field(default_factory=dict)
+    """Values of models that were run, by their meaning."""
+
+
+class ProofServer:
+    """Runs models on every draw.
+
+    Args:
+        feeds: inputs by name, for each draw.
+        expected: the outputs to compare with, for each draw.
+        tolerances: by dtype, in place of the documented ones.
+    """
+
+    def __init__(
+        self, feeds: Sequence[Arrays], expected: Sequence[Arrays], tolerances: Mapping[str, Tolerance]
+    ) -> None:
+        self._draws = [_DrawState(*pair) for pair in zip(feeds, expected, strict=True)]
+        self._tolerances = tolerances
+        self._computed_in: Precisions = {}
+        self._beside = ThreadPoolExecutor(1)
+        self._excess: Future[list[float]] | None = None
+        self._rehearsed: Future[list[DrawErrors]] | None = None
+
+    def judge(self, computed_in: Precisions) -> None:
+        """From now on judge values by the types that the exported model computes them in."""
+        self._computed_in = computed_in
+
+    def run_baseline(
+        self,
+        model: MappedModel,
+        request: RunRequest,
+        computed_in: Precisions,
+        gauges: Gauges,
+        plan: DrawPlan | None,
+    ) -> BaselineRun:
+        """`run` the exported model with gauges, or without where it does not run with them.
+
+        Args:
+            computed_in: see `judge`.
+            plan: the draws to choose from, if the server has none: those on which the model runs.
+        """
+        self.judge(computed_in)
+        try:
+            return self._run_gauged(model, request, gauges, plan, Readings())
+        except StepFailed as failure:
+            if gauges == Gauges():
+                raise
+            unmeasured = Readings(why_not=" ".join(str(failure).split())[:200])
+            return self._run_gauged(model, request, Gauges(), plan, unmeasured)
+
+    def _run_gauged(
+        self, model: MappedModel, request: RunRequest, gauges: Gauges, plan: DrawPlan | None, readings: Readings
+    ) -> BaselineRun:
+        proto = model.model()
+        outputs = _outputs_of(proto)
+        session = Session(proto, model.mapped(), [*request.values, *add_gauges(proto.graph, gauges)])
+        drawn, skipped, errors = [], [], []
+        if plan is None:
+            runs = ((draw, session.run(draw.feeds)) for draw in self._draws)
+        else:
+            runs = self._choose(plan, session, outputs, drawn, skipped)
+        for draw, results in runs:
+            errors.append(self._note(draw, request, outputs, results))
+            readings.add(gauges, results)
+        return BaselineRun(errors, self.held(), self._nan_outputs(), readings, drawn, skipped)
+
+    def _choose(
+        self, plan: DrawPlan, session: Session, outputs: Sequence[str], drawn: list[Draw], skipped: list[str]
+    ) -> Iterator[tuple[_DrawState, Arrays]]:
+        """The draws of `plan` on which the model runs, each with what it computes: from now on the server's own."""
+        self._draws.clear()
+        steady = [name for name in outputs if self._computed_in.get(name) != DRAWN]
+        for chosen in choose_draws(plan, session.run, steady, skipped):
+            drawn.append(chosen.draw)
+            self._draws.append(_DrawState(dict(chosen.feeds)))
+            yield self._draws[-1], dict(chosen.results)
+
+    def _nan_outputs(self) -> list[str]:
+        """The expected outputs with which nothing can be compared."""
+        return [
+            name
+            for draw in self._draws
+            for name, array in draw.expected.items()
+            if array.dtype.kind == "f" and np.isnan(array).any()
+        ]
+
+    def run(self, model: MappedModel, request: RunRequest) -> list[DrawErrors]:
+        """Run `model` and compare its outputs, and inner values; for each draw."""
+        session = model.session(request.values)
+        outputs = _outputs_of(model.model())
+        return [self._note(draw, request, outputs, session.run(draw.feeds)) for draw in self._draws]
+
+    def _note(self, draw: _DrawState, request: RunRequest, outputs: Sequence[str], results: Arrays) -> DrawErrors:
+        """Take note of what a model computes on one draw; returns its errors, and those of inner values."""
+        if request.is_reference:
+            draw.expected = {name: results[name] for name in outputs}
+        if request.as_expected:
+            draw.inner.update({name: results[name] for name in request.inner})
+        for name, meaning in request.keep.items():
+            if name in request.inner or results[name].nbytes <= KEEP_BYTES:
+                draw.held[meaning] = results[name]
+        inner = {name: draw.inner[name] for name in request.inner if name in draw.inner}
+        return self._errors(draw.expected, results), self._errors(inner, results)
+
+    def held(self) -> frozenset[str]:
+        """The meanings of which every draw has the value."""
+        return frozenset.intersection(*(frozenset(draw.held) for draw in self._draws)) if self._draws else frozenset()
+
+    def rehearse(self, model: MappedModel, request: RunRequest) -> None:
+        """Begin to `run` a model of which nobody knows yet whether it will be asked for, beside what comes after."""
+        self._rehearsed = self._beside.submit(self.run, model, request)
+
+    def rehearsed(self) -> list[DrawErrors] | None:
+        """What `rehearse` has found; None of a server that was set up since."""
+        return None if self._rehearsed is None else self._rehearsed.result()
+
+    def equal(
+        self,
+        part: MappedModel,
+        given: Mapping[str, str],
+        distinct: Mapping[str, Distinct],
+        pairs: Sequence[tuple[str, str]],
+    ) -> bool:
+        """Whether the two values of each pair are the same bits in every draw.
+
+        Args:
+            part: a piece of a model that computes the first of each pair, and the second if it is not held.
+            given: input name → the meaning of the held value to feed.
+            distinct: input name → what to feed there, of which only the shape matters.
+            pairs: names of values in `part`, or held meanings.
+        """
+        session = None
+        for draw in self._draws:
+            fed = draw.feeds | distinct_arrays(distinct) | {name: draw.held[meaning] for name, meaning in given.items()}
+            wanted = [name for pair in pairs for name in pair if name not in draw.held]
+            session = session or (_part_session(part, fed, wanted) if wanted else None)
+            values = draw.held | (session.run(fed) if session else {})
+            if not all(same_bits(values[left], values[right]) for left, right in pairs):
+                return False
+        return True
+
+    def match_tables(
+        self, part: MappedModel, olds: Sequence[tuple[str, Lookup]], news: Sequence[tuple[str, Lookup]]
+    ) -> list[Match]:
+        """Where the rows of each new table lie in the old ones; `part` computes all of them from constants."""
+        computed = part.session().run({})
+        tables = [lookup.as_rows(computed[name]) for name, lookup in olds]
+        return [match_table(tables, lookup.as_rows(computed[name]), self._tolerances) for name, lookup in news]
+
+    def plant(self, part: MappedModel, cuts: Sequence[str], zeroed: Sequence[str], seen: Sequence[str]) -> None:
+        """Begin to find out how far the values called `seen` move when the weights `zeroed` are zero.
+
+        Reads the first draw; `cuts` names expected inner values that `part` reads. It goes on beside the questions that
+        come after it. Where it is known that all of `seen` are zeros then, nothing is run.
+        """
+        self._excess = self._beside.submit(self._moved_by, part, cuts, zeroed, seen)
+
+    def excess(self) -> list[float]:
+        """How far they moved, in units of their tolerance."""
+        assert self._excess is not None, "nothing was planted"
+        return self._excess.result()
+
+    def _moved_by(
+        self, part: MappedModel, cuts: Sequence[str], zeroed: Sequence[str], seen: Sequence[str]
+    ) -> list[float]:
+        draw = self._draws[0]
+        fed = draw.feeds | {name: draw.inner[name] for name in cuts}
+        expected = {name: draw.inner[name] for name in seen}
+        if zeros_of(part.model().graph, zeroed, fed).issuperset(seen):
+            results = {name: np.zeros_like(value) for name, value in expected.items()}
+        else:
+            results = _zeroed_session(part, fed, zeroed, seen).run(fed)
+        return [errors.excess for errors in self._errors(expected, results).values()]
+
+    def _errors(self, expected: Arrays, results: Arrays) -> dict[str, Errors]:
+        return {
+            name: compare(value, results[name], self._tolerances, self._computed_in.get(name))
+            for name, value in expected.items()
+        }
+
+
+def _outputs_of(model: onnx.ModelProto) -> list[str]:
+    return [info.name for info in model.graph.output]
+
+
+def _zeroed_session(part: MappedModel, fed: Arrays, zeroed: Sequence[str], outputs: Sequence[str]) -> Session:
+    weights = part.mapped()
+    weights |= {name: _zeros(weights[name]) for name in zeroed if name in weights}
+    proto = part.model()
+    for tensor in proto.graph.initializer:  # small ones lie in the model itself
+        if tensor.name in zeroed and tensor.name not in weights:
+            tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(tensor)), tensor.name))
+    _type_inputs(proto.graph, fed)
+    return Session(proto, weights, outputs)
+
+
+def _zeros(weight: Weight) -> Weight:
+    return Weight(weight.dims, weight.data_type, np.zeros(weight.data.nbytes, np.uint8), "")
+
+
+def _part_session(part: MappedModel, fed: Arrays, outputs: Sequence[str]) -> Session:
+    proto = part.model()
+    _type_inputs(proto.graph, fed)
+    return Session(proto, part.mapped(), list(dict.fromkeys(outputs)))
+
+
+def _type_inputs(graph: onnx.GraphProto, fed: Arrays) -> None:
+    """Give inputs without a type that of what is fed: dtype and rank, since sizes may differ from draw to draw."""
+    for info in graph.input:
+        if not info.type.WhichOneof("value"):
+            array = fed[info.name]
+            dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+            info.CopyFrom(helper.make_tensor_value_info(info.name, dtype, [None] * array.ndim))
+
+
+def ask(desk: dict[str, Any], owner: str, question: str, **arguments: Any) -> Any:
+    """Put one question to the server of `owner`; `open` sets up a new one. `desk` is what the worker keeps."""
+    if question == "open":
+        desk[owner] = ProofServer(**arguments)
+        return None
+    return getattr(desk[owner], question)(**arguments)
+
+
+def run_and_choose(
+    model: MappedModel, plan: DrawPlan, random_outputs: Sequence[str]
+) -> tuple[list[ChosenDraw], list[str]]:
+    """See `client.choose_in_worker`."""
+    session, skipped = model.session(), []
+    outputs = [name for name in session.outputs if name not in random_outputs]
+    return list(choose_draws(plan, session.run, outputs, skipped)), skipped

@@ -1,0 +1,259 @@
+"""Take the large initializers out of a model, so that a pass costs milliseconds whatever the model weighs.
+
+A detached tensor leaves a stand-in (`stand_ins.py`): the same name, shape and dtype, but a few numbers instead of its
+data. Stand-ins are only for tools that never compute with the data (onnxoptimizer computes nothing: its Conv +
+BatchNormalization fusion writes the arithmetic as nodes). Others get the attached model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from passes.errors import ModelError
+from passes.graph.traversal import bodies_of, sort_nodes
+from passes.load import check_payload, load_model
+from passes.weights.mapped import ExternalFiles, place_of, release
+from passes.weights.stand_ins import (
+    DETACH_FROM_BYTES,
+    TYPED_FIELDS,
+    Key,
+    Weight,
+    clear_data,
+    derived_digest,
+    digest_of,
+    digest_of_bytes,
+    digest_of_texts,
+    inline,
+    key_of,
+    numbers_of,
+)
+
+__all__ = [
+    "PROTOBUF_LIMIT",
+    "UNREAD",
+    "DetachedModel",
+    "WeightStore",
+    "attach",
+    "detach",
+    "inner_tensors",
+    "read_model",
+]
+
+MOST_READ_BYTES: Final = 2**20
+"""Of a tensor without a stand-in that is read all the same where weights are to stay unread."""
+UNREAD: Final = "onnxline.unread"
+"""The key in a model's metadata that says: its weights may be large, so know them by their places."""
+PROTOBUF_LIMIT: Final = 2**31 - 2**20
+"""Bytes that one protobuf message may hold, less a margin for its own framing."""
+
+WeightStore = Mapping[Key, Weight]
+
+
+@dataclass(frozen=True, slots=True)
+class DetachedModel:
+    """A model whose large initializers are stand-ins, with the store that they stand for."""
+
+    proto: onnx.ModelProto
+    weights: WeightStore
+
+    def with_proto(self, proto: onnx.ModelProto) -> DetachedModel:
+        return DetachedModel(proto, self.weights)
+
+    def weight(self, tensor: TensorProto) -> Weight | None:
+        """The detached weight that this initializer stands for; None if it holds its own data."""
+        key = key_of(tensor)
+        return None if key is None else self.weights.get(key)
+
+    def array(self, tensor: TensorProto) -> np.ndarray:
+        """An initializer's values, whether detached or not."""
+        weight = self.weight(tensor)
+        return onnx.numpy_helper.to_array(tensor) if weight is None else weight.array()
+
+    def digest(self, tensor: TensorProto) -> str:
+        """128 bits of an initializer's bytes, the same whether it is detached or not."""
+        weight = self.weight(tensor)
+        if tensor.data_type == TensorProto.STRING:  # not through numpy, which takes them for UTF-8
+            return digest_of_texts(tensor.string_data)
+        return weight.digest if weight else digest_of(onnx.numpy_helper.to_array(tensor))
+
+    def turned_digest(self, tensor: TensorProto, axes: Sequence[int]) -> str:
+        """`digest` of a detached or inline initializer with its axes in another order."""
+        weight = self.weight(tensor)
+        if weight is not None and weight.unread:
+            return derived_digest(weight.digest, "Transpose", axes)
+        return digest_of(self.array(tensor).transpose(axes))
+
+    def is_unread(self, tensor: TensorProto) -> bool:
+        weight = self.weight(tensor)
+        return weight is not None and weight.unread
+
+    def unread(self) -> list[str]:
+        """The names of the initializers that are."""
+        return [tensor.name for tensor in self.proto.graph.initializer if self.is_unread(tensor)]
+
+    def nbytes(self) -> int:
+        """Bytes of the attached model, as one protobuf message would hold it."""
+        stored = (self.weight(tensor) for tensor in self.proto.graph.initializer)
+        return self.proto.ByteSize() + sum(weight.data.nbytes for weight in stored if weight is not None)
+
+
+def detach(
+    model: onnx.ModelProto,
+    base_dir: Path | None = None,
+    known: WeightStore | None = None,
+    *,
+    unread: bool = False,
+    checked: bool = False,
+) -> DetachedModel:
+    """Move every initializer of 1 KiB or more out of `model`, which is changed in place.
+
+    Args:
+        model: with inline or external data.
+        base_dir: the folder of the external data; it is memory-mapped, not read.
+        known: a store whose weights are used again where they are equal, so that nothing is held twice.
+        unread: know external data of 1 KiB or more by its place, and do not look at it.
+        checked: `passes.load` has seen that each tensor's data fills its shape.
+
+    Raises:
+        ModelError: a tensor's data does not fill its shape; external data is missing, or outside `base_dir`; or it is
+            to stay unread, and its dtype has no stand-in.
+    """
+    known = known or {}
+    store: dict[Key, Weight] = {}
+    large: list[tuple[TensorProto, np.ndarray]] = []
+    files = ExternalFiles(base_dir)
+    for tensor in inner_tensors(model.graph):
+        if not checked:
+            check_payload(tensor)
+        if tensor.data_location == TensorProto.EXTERNAL:
+            inline(tensor, files.bytes_of(tensor))
+    for tensor in model.graph.initializer:
+        key = key_of(tensor)
+        if key is not None and key in known:  # a stand-in already, from a tool that was given stand-ins
+            store[key] = known[key]
+            continue
+        if not checked:
+            check_payload(tensor)
+        data = _bytes_of(tensor, files)
+        if data is None:
+            continue
+        if tensor.data_type in TYPED_FIELDS:
+            large.append((tensor, data))
+            continue
+        if unread and data.nbytes > MOST_READ_BYTES:
+            dtype = TensorProto.DataType.Name(tensor.data_type).lower()
+            raise ModelError(
+                f"initializer {tensor.name!r} has {data.nbytes} bytes of {dtype}, which no stand-in can be made for; "
+                "it would have to be read into the model, and weights are to stay unread"
+            )
+        inline(tensor, data)
+    with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
+        found = partial(_weight, unread=unread)
+        weights = list(pool.map(found, *zip(*large, strict=True))) if large else []
+    for (tensor, data), (weight, numbers) in zip(large, weights, strict=True):
+        if numbers is None:
+            inline(tensor, data)
+            continue
+        key = (weight.dims, weight.data_type, numbers)
+        store[key] = known.get(key, weight)
+        clear_data(tensor)
+        getattr(tensor, TYPED_FIELDS[tensor.data_type]).extend(numbers)
+    return DetachedModel(model, store)
+
+
+def _weight(tensor: TensorProto, data: np.ndarray, *, unread: bool) -> tuple[Weight, tuple[float, ...] | None]:
+    """The weight, and the numbers of its stand-in."""
+    place = place_of(data) if unread and data.nbytes >= DETACH_FROM_BYTES else None
+    if place is not None:
+        digest = derived_digest(place.path, "place", (place.offset, place.nbytes))
+        weight = Weight(tuple(tensor.dims), tensor.data_type, data, digest, unread=True)
+        return weight, numbers_of(weight)
+    weight = Weight(tuple(tensor.dims), tensor.data_type, data, digest_of_bytes(data.data))
+    numbers = numbers_of(weight)
+    release(data)
+    return weight, numbers
+
+
+def attach(model: DetachedModel, *, limit: int | None = PROTOBUF_LIMIT) -> onnx.ModelProto:
+    """The whole model in one message, with its data inline.
+
+    Args:
+        limit: bytes; None for a message that stays in memory, where it may be larger than any file.
+
+    Raises:
+        ModelError: the model does not fit into one protobuf message (2 GiB); write it with `passes.weights.files.save`.
+    """
+    if limit is not None and model.nbytes() > limit:
+        raise ModelError(
+            f"the model holds {model.nbytes() / 2**30:.1f} GiB and one protobuf message at most 2 GiB; "
+            "save it to a file with external data instead"
+        )
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model.proto)
+    for tensor in whole.graph.initializer:
+        weight = model.weight(tensor)
+        if weight is not None:
+            inline(tensor, weight.data)
+    return whole
+
+
+def read_model(
+    path: Path,
+    known: WeightStore | None = None,
+    *,
+    unread: bool | None = None,
+    folder: Path | None = None,
+    may_lack_outputs: bool = False,
+) -> DetachedModel:
+    """Read an ONNX file, detached. External data is memory-mapped; nodes come in an order that ONNX allows.
+
+    Args:
+        known: see `detach`.
+        unread: see `detach`; None: as the file says of itself (`UNREAD`).
+        folder: where its external data lies; its own folder by default.
+        may_lack_outputs: see `passes.load.load_model`.
+
+    Raises:
+        ModelError: no such file, not ONNX, truncated, or external data that is missing or leaves the folder.
+    """
+    # A link to a model stands for the model, beside which its data lies.
+    folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
+    model = load_model(path, folder, may_lack_outputs=may_lack_outputs)
+    sort_nodes(model.graph)
+    marked = any(entry.key == UNREAD for entry in model.metadata_props)
+    try:
+        return detach(model, folder, known, unread=marked if unread is None else unread, checked=True)
+    except ModelError as mistake:
+        raise ModelError(f"{path}: {mistake}") from mistake
+
+
+def inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """Tensors in attributes, and in the subgraphs of If, Loop and Scan: too few and too small to detach."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors)
+            for inner in bodies_of(attribute):
+                yield from inner.initializer
+                yield from inner_tensors(inner)
+
+
+def _bytes_of(tensor: TensorProto, files: ExternalFiles) -> np.ndarray | None:
+    """The tensor's bytes as a uint8 view, or None when it is small and stays."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return files.bytes_of(tensor)
+    if tensor.HasField("raw_data"):
+        raw = tensor.raw_data  # a copy, each time it is asked for
+        return None if len(raw) < DETACH_FROM_BYTES else np.frombuffer(raw, dtype=np.uint8)
+    field = TYPED_FIELDS.get(tensor.data_type)
+    if field is None or 4 * len(getattr(tensor, field)) < DETACH_FROM_BYTES:
+        return None
+    return np.frombuffer(onnx.numpy_helper.to_array(tensor).tobytes(), dtype=np.uint8)

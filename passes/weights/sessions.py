@@ -1,0 +1,190 @@
+"""onnxruntime sessions over detached models: weights are shared with the session, and nothing is optimized."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto
+
+from passes.errors import StepFailed, StepTimedOut
+from passes.graph.traversal import reads_of
+from passes.weights.detached import DetachedModel
+from passes.weights.stand_ins import Weight, inline, point_to
+from passes.worker.platforms import available_cores
+
+__all__ = ["Session"]
+
+ANY_RUNTIME: Final = 10
+"""The IR version that every release of onnxruntime takes which we do."""
+
+PLANNED_NODES: Final = 1000
+"""Up to so many nodes onnxruntime plans which value may take the memory of another. For each value it looks through all
+buffers that are free, so the time to open a session grows with the square of the nodes: 12 s for 4,800, and 0.5 s
+without it."""
+
+GIVEN: Final = "given"
+"""The file name under which an initializer refers to a value that is given to the session."""
+
+
+class Session:
+    """A model ready to run on the CPU with graph optimization off.
+
+    onnxruntime's own fusions would hide what a pass did (measured: 1.8e-7 against exactly 0), and prepacking would copy
+    the weights.
+
+    Args:
+        proto: changed on the way; its initializers named in `weights` hold no data of their own.
+        weights: by initializer name.
+        extra_outputs: values to return beside the model's outputs.
+
+    Raises:
+        StepFailed: onnxruntime refuses the model.
+    """
+
+    def __init__(
+        self, proto: onnx.ModelProto, weights: Mapping[str, Weight], extra_outputs: Sequence[str] = ()
+    ) -> None:
+        taken = {output.name for output in proto.graph.output}
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in extra_outputs if name not in taken)
+        _drop_unread(proto.graph)
+        _put_fixed_first(proto.graph)
+        proto.ir_version = min(proto.ir_version, _ir_version_of(proto))
+        shared = _share(proto.graph, weights)
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        options.intra_op_num_threads = _threads()
+        options.enable_cpu_mem_arena = False  # an arena grows by doubling, and never shrinks
+        options.enable_mem_reuse = len(proto.graph.node) <= PLANNED_NODES
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        # Idle threads that spin take the cores from the process that runs the passes.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        for name, (value, _) in shared.items():
+            options.add_initializer(name, value)
+        self._kept_alive = shared
+        self._session = _opened(proto, options, max((weight.data.nbytes for weight in weights.values()), default=0))
+        self.inputs = tuple(entry.name for entry in self._session.get_inputs())
+        self.outputs = tuple(entry.name for entry in self._session.get_outputs())
+
+    @classmethod
+    def of(cls, model: DetachedModel, extra_outputs: Sequence[str] = ()) -> Session:
+        """A session of `model`, in this process."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(model.proto)
+        weights = {tensor.name: model.weight(tensor) for tensor in proto.graph.initializer}
+        return cls(proto, {name: weight for name, weight in weights.items() if weight is not None}, extra_outputs)
+
+    def run(self, feeds: Mapping[str, np.ndarray], *, within_s: float | None = None) -> dict[str, np.ndarray]:
+        """Outputs by name.
+
+        Args:
+            within_s: seconds, after which onnxruntime is told to stop before its next node; None where a worker's own
+                limit ends the process.
+
+        Raises:
+            StepFailed: onnxruntime stopped with an error.
+            StepTimedOut: the run was stopped.
+        """
+        given = {name: array for name, array in feeds.items() if name in self.inputs}
+        options = onnxruntime.RunOptions()
+        timer = threading.Timer(within_s or 0.0, setattr, (options, "terminate", True))
+        if within_s is not None:
+            timer.start()
+        try:
+            results = self._session.run(None, given, options)
+        except Exception as error:
+            if options.terminate:
+                raise StepTimedOut(f"onnxruntime ran past {within_s:g} s and was stopped") from error
+            raise StepFailed(f"onnxruntime stopped: {error}") from error
+        finally:
+            timer.cancel()
+        return {name: np.asarray(result) for name, result in zip(self.outputs, results, strict=True)}
+
+
+def _ir_version_of(proto: onnx.ModelProto) -> int:
+    """The version with which its operators came: onnxruntime refuses a later one, also where nothing of it is used."""
+    try:
+        return max(ANY_RUNTIME, onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True))
+    except ValueError:
+        return proto.ir_version
+
+
+def _threads() -> int:
+    """One a core where this process was given some of the cores, since onnxruntime does not look; 0: it chooses."""
+    given = len(available_cores())
+    return given if given < (os.cpu_count() or 1) else 0
+
+
+def _drop_unread(graph: onnx.GraphProto) -> None:
+    """Remove initializers that nobody reads: onnxruntime drops them itself and then fails to find the given value."""
+    read = {output.name for output in graph.output} | {name for node in graph.node for name in reads_of(node)}
+    read |= {info.name for info in graph.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in read]
+    if len(kept) < len(graph.initializer):
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+
+
+def _put_fixed_first(graph: onnx.GraphProto) -> None:
+    """Let nodes that depend on no input, such as the Transpose of a weight, run when they are needed.
+
+    onnxruntime goes from the outputs back, and of what a node reads it first runs what stands last in the graph. It
+    would transpose all weights before anything else, and hold a second copy of them.
+    """
+    fixed = {"", *(tensor.name for tensor in graph.initializer)}
+    for node in graph.node:
+        if fixed.issuperset(reads_of(node)):
+            fixed.update(node.output)
+    graph.node.sort(key=lambda node: not fixed.issuperset(node.output))
+
+
+def _opened(proto: onnx.ModelProto, options: onnxruntime.SessionOptions, largest: int) -> onnxruntime.InferenceSession:
+    """The session. The data file that the initializers refer to is never read, but onnxruntime looks whether it is
+    there, and long enough."""
+    with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
+        with Path(folder, GIVEN).open("wb") as file:
+            file.truncate(largest)
+        path = Path(folder, "model.onnx")
+        path.write_bytes(proto.SerializeToString())
+        try:
+            return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise StepFailed(f"onnxruntime refuses the model: {error}") from error
+
+
+Shared = dict[str, tuple[onnxruntime.OrtValue, np.ndarray]]
+
+
+def _share(graph: onnx.GraphProto, weights: Mapping[str, Weight]) -> Shared:
+    """Turn initializers into references to values that are given to the session by name."""
+    shared: Shared = {}
+    for tensor in graph.initializer:
+        weight = weights.get(tensor.name)
+        if weight is None:
+            continue
+        value = _ort_value(weight)
+        if value is None:
+            inline(tensor, weight.data)
+            continue
+        point_to(tensor, GIVEN, 0, weight.data.nbytes)
+        shared[tensor.name] = value
+    return shared
+
+
+def _ort_value(weight: Weight) -> tuple[onnxruntime.OrtValue, np.ndarray] | None:
+    """The weight as onnxruntime's value over the same memory, with the array that owns it; None where numpy has no such
+    dtype (bfloat16) or the bytes lie unaligned, and the weight has to go inline."""
+    if weight.data_type == TensorProto.BFLOAT16:
+        return None
+    array = weight.array()
+    if not array.flags.aligned:
+        array = array.copy()
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array), array

@@ -1,0 +1,131 @@
+"""Let other processes read weights without copying them: each lies in a file, and is mapped where it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+
+from passes.graph.traversal import sort_nodes
+from passes.load import check_model
+from passes.weights.detached import DetachedModel, detach
+from passes.weights.mapped import FileMaps, Place, place_of, release
+from passes.weights.stand_ins import Weight
+
+if TYPE_CHECKING:
+    from passes.weights.sessions import Session
+
+__all__ = ["MappedModel", "WeightFile", "WeightRef", "detached_copy", "portable"]
+
+ALIGNMENT = 4096
+"""Offsets in the spill file are multiples of a page."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRef:
+    """Where the bytes of one initializer lie, as in ONNX `raw_data`; data only, so that it can be sent to a process."""
+
+    name: str
+    dims: tuple[int, ...]
+    data_type: int
+    path: str
+    offset: int
+    nbytes: int
+
+    def weight(self, digest: str = "", *, maps: FileMaps | None = None) -> Weight:
+        """The weight, mapped; with `maps`, through a mapping that it shares."""
+        data = (maps or FileMaps()).view(Place(self.path, self.offset, self.nbytes))
+        return Weight(self.dims, self.data_type, data, digest)
+
+
+class WeightFile:
+    """One growing file for weights that lie in memory only.
+
+    Args:
+        folder: where the file is made; it lives as long as the folder.
+    """
+
+    def __init__(self, folder: Path, name: str = "weights.data") -> None:
+        self._path = folder / name
+        self._places: dict[str, tuple[str, int]] = {}
+
+    def place(self, weight: Weight) -> tuple[str, int]:
+        """The file that holds the bytes of `weight`, and their offset in it."""
+        place = place_of(weight.data)
+        if place is not None:
+            return place.path, place.offset
+        if weight.digest not in self._places:
+            self._places[weight.digest] = (str(self._path), self._written(weight.data))
+        return self._places[weight.digest]
+
+    def _written(self, data: np.ndarray) -> int:
+        with self._path.open("ab") as file:
+            offset = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+            file.truncate(offset)
+            file.seek(offset)
+            file.write(data.data)
+        release(data)
+        return offset
+
+
+@dataclass(frozen=True, slots=True)
+class MappedModel:
+    """A model that can be sent to another process: its graph as bytes, and where its weights lie."""
+
+    proto: bytes
+    weights: tuple[WeightRef, ...]
+
+    def model(self) -> onnx.ModelProto:
+        """The graph, with stand-ins for weights."""
+        return onnx.load_from_string(self.proto)
+
+    def session(self, extra_outputs: Sequence[str] = ()) -> Session:
+        """A session over the mapped weights.
+
+        Raises:
+            StepFailed: onnxruntime refuses the model.
+        """
+        from passes.weights.sessions import Session  # not above: a worker that runs no model does without onnxruntime
+
+        return Session(self.model(), self.mapped(), extra_outputs)
+
+    def mapped(self) -> dict[str, Weight]:
+        maps = FileMaps()
+        return {one.name: one.weight(maps=maps) for one in self.weights}
+
+
+def portable(model: DetachedModel, spill: WeightFile) -> MappedModel:
+    """`model`, with each of its weights in a file."""
+    found = []
+    for tensor in model.proto.graph.initializer:
+        weight = model.weight(tensor)
+        if weight is not None:
+            path, offset = spill.place(weight)
+            found.append(WeightRef(tensor.name, weight.dims, weight.data_type, path, offset, weight.data.nbytes))
+    return MappedModel(model.proto.SerializeToString(), tuple(found))
+
+
+def detached_copy(model: onnx.ModelProto, spill: WeightFile) -> DetachedModel:
+    """`model` detached, with its weights in `spill`'s file; the one given stays as it is.
+
+    Raises:
+        ModelError: the model is broken, or its data is external.
+    """
+    check_model(model)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    sort_nodes(copy.graph)
+    detached = detach(copy, checked=True)
+    for weight in detached.weights.values():
+        spill.place(weight)  # all of them first, since a file that grows has to be mapped again
+    maps = FileMaps()
+    return DetachedModel(copy, {key: _filed(weight, spill, maps) for key, weight in detached.weights.items()})
+
+
+def _filed(weight: Weight, spill: WeightFile, maps: FileMaps) -> Weight:
+    path, offset = spill.place(weight)
+    return replace(weight, data=maps.view(Place(path, offset, weight.data.nbytes)))

@@ -1,0 +1,180 @@
+"""Digests of tensors, and stand-ins: a few numbers in the place of a tensor, spelled from its digest.
+
+Optimizers compare and hash tensors by those numbers, so two stand-ins look equal exactly when their tensors are equal,
+and one of a tensor that is all 0 or all 1 still looks all 0 or all 1. They are numbers that no format reads as NaN, 0
+or 1, since a NaN would make a tensor unequal to itself.
+
+Weights that are **unread** are known by the place where they lie instead: their digest is that of file, offset and
+length. Equal places are equal tensors, so what is taken for equal is equal; two copies of one tensor are not seen to be
+the same, nor that one is all 0 or all 1. So a model of terabytes is detached without a look at any of its numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from blake3 import blake3
+from onnx import TensorProto, helper
+
+from passes.errors import ModelError
+
+__all__ = [
+    "DETACH_FROM_BYTES",
+    "TYPED_FIELDS",
+    "Key",
+    "Weight",
+    "clear_data",
+    "derived_digest",
+    "digest_of",
+    "digest_of_bytes",
+    "digest_of_texts",
+    "initializer_of",
+    "inline",
+    "key_of",
+    "numbers_of",
+    "point_to",
+]
+
+DETACH_FROM_BYTES: Final = 1024
+
+Key = tuple[tuple[int, ...], int, tuple[float, ...]]
+"""Shape, ONNX dtype and stand-in numbers: what identifies a detached tensor wherever a pass has moved or renamed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One tensor's bytes as in ONNX `raw_data`: row-major, little-endian. A view; what lies behind it owns them."""
+
+    dims: tuple[int, ...]
+    data_type: int
+    data: np.ndarray
+    digest: str
+    unread: bool = False
+    """Its digest says where it comes from, and not what it holds."""
+
+    def array(self) -> np.ndarray:
+        """The tensor as numpy, without copying (bfloat16 as `ml_dtypes.bfloat16`)."""
+        return self.data.view(helper.tensor_dtype_to_np_dtype(self.data_type)).reshape(self.dims)
+
+
+def key_of(tensor: TensorProto) -> Key | None:
+    """What identifies `tensor` if it is a stand-in; None for a dtype that is never detached."""
+    field = TYPED_FIELDS.get(tensor.data_type)
+    return None if field is None else (tuple(tensor.dims), tensor.data_type, tuple(getattr(tensor, field)))
+
+
+def numbers_of(weight: Weight) -> tuple[float, ...] | None:
+    """The numbers to leave in a tensor's place; None if it cannot be told apart by numbers and has to stay.
+
+    Of an unread weight nothing is looked at.
+    """
+    if weight.unread:
+        return _spelled(weight.digest)
+    if weight.data.nbytes < DETACH_FROM_BYTES:
+        return None
+    array = weight.array()
+    for unit in (0, 1):
+        if array.flat[0] == unit and (array == unit).all():
+            # -0.0 among zeros: equal to a pass, not equal as bytes, so it may not share a stand-in with plain zeros.
+            uniform = not weight.data.reshape(array.size, -1).view(np.uint8).any() if unit == 0 else True
+            return _unit_number(weight, unit) if uniform else None
+    return _spelled(weight.digest)
+
+
+def initializer_of(name: str, weight: Weight) -> tuple[TensorProto, Key | None]:
+    """An initializer that stands for `weight`, with its key; one that holds the data, and None, if nothing can."""
+    tensor = TensorProto(name=name, data_type=weight.data_type, dims=weight.dims)
+    numbers = numbers_of(weight) if weight.data_type in TYPED_FIELDS else None
+    if numbers is None:
+        inline(tensor, weight.data)
+        return tensor, None
+    getattr(tensor, TYPED_FIELDS[weight.data_type]).extend(numbers)
+    return tensor, (weight.dims, weight.data_type, numbers)
+
+
+def clear_data(tensor: TensorProto) -> None:
+    """Drop whatever says what the values of `tensor` are, or where."""
+    for field in ("raw_data", "external_data", "data_location", *dict.fromkeys(TYPED_FIELDS.values())):
+        tensor.ClearField(field)
+
+
+def point_to(tensor: TensorProto, location: str, offset: int, length: int) -> None:
+    """Say that the data of `tensor` lies in a file."""
+    clear_data(tensor)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def inline(tensor: TensorProto, data: np.ndarray) -> None:
+    """Give `tensor` its bytes back.
+
+    Raises:
+        ModelError: it stands for several tensors (`passes.weights.weight_stacks`), and has no bytes of its own.
+    """
+    if not data.flags.c_contiguous:
+        raise ModelError(f"{tensor.name!r} is joined from weights that are to stay unread")
+    clear_data(tensor)
+    tensor.raw_data = data.tobytes()
+
+
+def _spelled(digest: str) -> tuple[float, ...]:
+    """Numbers that no format reads as NaN, 0 or 1, as values or as bits."""
+    return tuple(2 + int(digit, 16) for digit in digest)
+
+
+def _unit_number(weight: Weight, unit: int) -> tuple[float, ...]:
+    """0 or 1 as the dtype's typed field stores it: small floats keep bit patterns there."""
+    if unit == 1 and weight.data_type in SMALL_FLOATS:
+        return (int.from_bytes(weight.data[: weight.array().itemsize].tobytes(), "little"),)
+    return (unit,)
+
+
+def digest_of(array: np.ndarray) -> str:
+    """128 bits of a tensor's row-major bytes, in hex; strings are told apart by their length and their UTF-8."""
+    if array.dtype.kind in "OUS":
+        items = array.ravel().tolist()
+        return digest_of_texts(item if isinstance(item, bytes) else str(item).encode() for item in items)
+    return digest_of_bytes(np.ascontiguousarray(array).view(np.uint8).data)
+
+
+def derived_digest(source: str, how: str, numbers: Iterable[int]) -> str:
+    """128 bits, in hex, for what is known by where it comes from; no content has the same."""
+    return digest_of_bytes(repr(("unread", source, how, tuple(numbers))).encode())
+
+
+def digest_of_texts(texts: Iterable[bytes]) -> str:
+    return digest_of_bytes(b"".join(len(text).to_bytes(8, "little") + text for text in texts))
+
+
+def digest_of_bytes(data: bytes | memoryview) -> str:
+    """128 bits of BLAKE3: twice as fast as SHA-256 where processors compute that, and weights are gigabytes."""
+    return blake3(data).hexdigest(length=16)
+
+
+TYPED_FIELDS: Final[Mapping[int, str]] = {
+    TensorProto.FLOAT: "float_data",
+    TensorProto.DOUBLE: "double_data",
+    TensorProto.FLOAT16: "int32_data",
+    TensorProto.BFLOAT16: "int32_data",
+    TensorProto.FLOAT8E4M3FN: "int32_data",
+    TensorProto.FLOAT8E5M2: "int32_data",
+    TensorProto.INT8: "int32_data",
+    TensorProto.UINT8: "int32_data",
+    TensorProto.INT16: "int32_data",
+    TensorProto.UINT16: "int32_data",
+    TensorProto.INT32: "int32_data",
+    TensorProto.INT64: "int64_data",
+    TensorProto.UINT32: "uint64_data",
+    TensorProto.UINT64: "uint64_data",
+}
+"""The dtypes that can be detached, with the field of TensorProto that their stand-in's numbers go to. A bool stand-in
+could only say "all true"."""
+
+
+SMALL_FLOATS: Final = frozenset(
+    {TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2}
+)

@@ -1,0 +1,136 @@
+"""Stacks of unread weights as one weight for the time of a run.
+
+A checkpoint may hold a stack in pieces, such as experts one by one, which the model joins by a Concat. Native tools
+look through all initializers for each that they ask for: 70,000 of them take hours. So such a Concat becomes one unread
+initializer, which nobody can read, and comes back when the run is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from passes.graph.traversal import reads_of
+from passes.weights.detached import DetachedModel
+from passes.weights.stand_ins import Weight, derived_digest, initializer_of
+
+__all__ = ["Stack", "collapse", "expand"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The Concat that makes a stack of `pieces`, which are initializers or stacks themselves, and its dims."""
+
+    node: NodeProto
+    pieces: tuple[TensorProto, ...]
+    dims: tuple[int, ...]
+
+
+Stacks = Mapping[str, Stack]
+"""By the digest of the weight that stands for it."""
+
+
+def collapse(model: DetachedModel) -> tuple[DetachedModel, Stacks]:
+    """`model` with one unread weight for each Concat of nothing but unread weights that nobody else reads.
+
+    The very same object if there is none.
+    """
+    graph = model.proto.graph
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    unread = {name for name, tensor in stored.items() if model.is_unread(tensor)}
+    reads = Counter(chain((name for node in graph.node for name in reads_of(node)), (out.name for out in graph.output)))
+    stacks: dict[str, Stack] = {}
+    weights, gone = dict(model.weights), set[str]()
+    for node in graph.node:
+        if node.op_type != "Concat" or not unread.issuperset(node.input) or any(reads[name] > 1 for name in node.input):
+            continue
+        pieces = [stored[name] for name in node.input]
+        weight = _stand_in(DetachedModel(model.proto, weights), node, pieces)
+        tensor, key = initializer_of(node.output[0], weight)
+        if key is None:
+            continue
+        weights[key] = weight
+        stacks[weight.digest] = Stack(node, tuple(pieces), weight.dims)
+        stored[tensor.name] = tensor
+        unread.add(tensor.name)
+        gone.update(node.input)
+    if not stacks:
+        return model, {}
+    made = {stack.node.output[0] for stack in stacks.values()}
+    return DetachedModel(
+        _with(model.proto, [one for name, one in stored.items() if name not in gone], made), weights
+    ), stacks
+
+
+def _with(proto: onnx.ModelProto, stored: Sequence[TensorProto], made: set[str]) -> onnx.ModelProto:
+    """A copy of `proto` with other initializers, and without the nodes that made them."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    nodes = [node for node in proto.graph.node if made.isdisjoint(node.output)]
+    del copy.graph.initializer[:], copy.graph.node[:]
+    copy.graph.initializer.extend(stored)
+    copy.graph.node.extend(nodes)
+    return copy
+
+
+def _stand_in(model: DetachedModel, node: NodeProto, pieces: Sequence[TensorProto]) -> Weight:
+    """A weight of the stack's dims; its data has no bytes of its own, so to read them fails."""
+    axis = next(one.i for one in node.attribute if one.name == "axis") % len(pieces[0].dims)
+    dims = list(pieces[0].dims)
+    dims[axis] = sum(piece.dims[axis] for piece in pieces)
+    digest = derived_digest(" ".join(map(model.digest, pieces)), "Concat", (axis, *dims))
+    itemsize = helper.tensor_dtype_to_np_dtype(pieces[0].data_type).itemsize
+    data = np.broadcast_to(np.zeros(1, np.uint8), (math.prod(dims) * itemsize,))
+    return Weight(tuple(dims), pieces[0].data_type, data, digest, unread=True)
+
+
+def expand(model: DetachedModel, stacks: Stacks, source: DetachedModel) -> DetachedModel:
+    """`model` with every stack as it was in `source`: pieces and a Concat; the very same object if there are none."""
+    if not stacks:
+        return model
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    nodes: list[NodeProto] = []
+    held: list[TensorProto] = []
+    for tensor in model.proto.graph.initializer:
+        stack = stacks.get(model.digest(tensor)) if model.is_unread(tensor) else None
+        if stack is None:
+            held.append(tensor)
+        else:
+            _take_apart(tensor.name, tuple(tensor.dims), stack, model, stacks, nodes, held)
+    del proto.graph.initializer[:], proto.graph.node[:]
+    proto.graph.initializer.extend({tensor.name: tensor for tensor in held}.values())
+    proto.graph.node.extend([*nodes, *model.proto.graph.node])
+    return DetachedModel(proto, {**model.weights, **source.weights})
+
+
+def _take_apart(
+    name: str,
+    dims: tuple[int, ...],
+    stack: Stack,
+    model: DetachedModel,
+    stacks: Stacks,
+    nodes: list[NodeProto],
+    held: list[TensorProto],
+) -> None:
+    """Add what makes the value `name`; the dims that it has may be other ones by now, over the same bytes."""
+    for piece in stack.pieces:
+        inner = stacks.get(model.digest(piece))
+        if inner is None:
+            held.append(piece)
+        else:
+            _take_apart(piece.name, tuple(piece.dims), inner, model, stacks, nodes, held)
+    node = NodeProto()
+    node.CopyFrom(stack.node)
+    node.output[0] = name if dims == stack.dims else f"{name}.stack"
+    nodes.append(node)
+    if dims != stack.dims:
+        held.append(numpy_helper.from_array(np.array(dims, np.int64), f"{name}.dims"))
+        nodes.append(helper.make_node("Reshape", [node.output[0], f"{name}.dims"], [name]))

@@ -1,0 +1,125 @@
+"""Proof: what is compared, and whether a fault would be seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from passes.errors import ModelError, StepFailed
+from passes.optimize import draw_feeds
+from passes.policy.policy import Policy
+from passes.proof.numeric import NumericProver
+from passes.proof.types import Sensitivity
+from passes.run.tracked import find_structures
+from passes.step import Workbench
+from passes.structures import STRUCTURES
+from tests.passes.models import attention, detached, matrix, model_of
+
+
+def prover_of(model: onnx.ModelProto, bench: Workbench) -> NumericProver:
+    whole = detached(model)
+    prover = NumericProver.of_itself([draw_feeds(whole, seed) for seed in range(2)], bench)
+    prover.watch(whole, [])
+    return prover
+
+
+def with_weight(name: str, scale: float) -> onnx.ModelProto:
+    model = attention()
+    for tensor in model.graph.initializer:
+        if tensor.name == name:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(scale), name))
+    return model
+
+
+def test_a_sound_model_has_no_error(bench: Workbench) -> None:
+    measurement = prover_of(attention(), bench).measure(detached(attention()))
+    assert (measurement.why, measurement.max_abs) == ("", 0.0)
+
+
+def test_a_changed_weight_is_seen(bench: Workbench) -> None:
+    measurement = prover_of(attention(), bench).measure(detached(with_weight("wo", 1.01)))
+    assert measurement.why.startswith("y: max abs error")
+
+
+def tiny_queries() -> onnx.ModelProto:
+    """Q and K so small that softmax is flat with or without them: their loss cannot be seen in the output."""
+    model = with_weight("wq", 1e-6)
+    for tensor in model.graph.initializer:
+        if tensor.name == "wk":
+            tensor.CopyFrom(numpy_helper.from_array(matrix(32, 32, 1) * np.float32(1e-2), "wk"))
+    return model
+
+
+def zeroed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    for tensor in model.graph.initializer:
+        if tensor.name == name:
+            tensor.CopyFrom(numpy_helper.from_array(np.zeros((32, 32), np.float32), name))
+    return model
+
+
+def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not(bench: Workbench) -> None:
+    model = detached(tiny_queries())
+    broken = detached(zeroed(tiny_queries(), "wk"))
+    prover = prover_of(tiny_queries(), bench)
+    assert prover.measure(broken).why == ""
+
+    prover.watch(model, STRUCTURES["qkv"].find(model).instances)
+    power = prover.power()
+
+    assert prover.measure(broken).why.startswith("k: max abs error")
+    assert power.blind == ("attention 0",), "Q itself is below the tolerance, and that has to be said"
+
+
+def test_power_is_measured_by_planting_a_fault(bench: Workbench) -> None:
+    model = detached(attention())
+    prover = prover_of(attention(), bench)
+    prover.watch(model, STRUCTURES["qkv"].find(model).instances)
+    power = prover.power()
+    assert power.blind == ()
+    assert power.margin > 1000
+
+
+def test_nan_in_the_reference_is_a_mistake(bench: Workbench) -> None:
+    model = detached(model_of("g (float[2] x) => (float[2] y) { y = Sqrt (x) }"))
+    prover = NumericProver.of_itself([{"x": np.array([-1, 1], np.float32)}], bench)
+    prover.watch(model, [])
+    with pytest.raises(ModelError, match="output 'y' of the reference holds NaN"):
+        prover.power()
+
+
+def test_a_model_that_onnxruntime_refuses_is_a_failed_step(bench: Workbench) -> None:
+    prover = prover_of(attention(), bench)
+    broken = attention()
+    broken.graph.node[0].op_type = "NoSuchOperator"
+    with pytest.raises(StepFailed, match="onnxruntime refuses the model"):
+        prover.measure(detached(broken))
+
+
+def test_a_proof_worker_that_has_died_is_told_again_what_is_expected(bench: Workbench) -> None:
+    prover = prover_of(attention(), bench)
+    prover.watch(detached(attention()), [])
+    prover.power()
+    bench.proofs.close()
+    assert prover.measure(detached(with_weight("wo", 1.01))).why.startswith("y: max abs error")
+    bench.proofs.close()
+    assert prover.run(detached(attention())).why == ""
+
+
+RESIZED = """
+g (float[1, 1, 2, 2] x) => (float[1, 1, 4, 4] y) <float[4] scales = {1.0, 1.0, 2.0, 2.0}> {
+    big = Resize (x, , scales)
+    y = Neg (big)
+}
+"""
+
+
+def test_a_fault_that_does_not_run_is_not_seen_and_costs_nothing(bench: Workbench) -> None:
+    """A Resize to nothing is refused by onnxruntime."""
+    model = detached(model_of(RESIZED))
+    watched = find_structures(model, Policy(keep=("op:Resize",)), [])
+    prover = prover_of(model_of(RESIZED), bench)
+    prover.watch(model, watched.must_hold())
+    assert prover.measure(model).why == ""
+    assert prover.power() == Sensitivity(0.0, ("big",))

@@ -1,0 +1,59 @@
+"""Sessions lay weights out one after the other, each when it is needed; and they can be stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from passes.errors import StepTimedOut
+from passes.weights.sessions import Session
+from tests.passes.models import model_of, square
+
+CHAIN = """
+g (float[2, 8] x) => (float[2, 8] y) {
+    a = Relu (x)
+    u = Transpose <perm = [1, 0]> (w0)
+    b = MatMul (a, u)
+    v = Transpose <perm = [1, 0]> (w1)
+    c = MatMul (b, v)
+    w = Transpose <perm = [1, 0]> (w2)
+    y = MatMul (c, w)
+}
+"""
+
+
+def operators_run(model: onnx.ModelProto, folder: Path) -> list[str]:
+    """In the order in which onnxruntime runs them."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_profiling = True
+    options.profile_file_prefix = str(folder / "run")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session.run(None, {"x": np.ones((2, 8), np.float32)})
+    events = json.loads(Path(session.end_profiling()).read_text())
+    return [one["args"]["op_name"] for one in events if one["name"].endswith("kernel_time")]
+
+
+def test_a_weight_is_transposed_when_it_is_needed(tmp_path: Path) -> None:
+    model = model_of(CHAIN, **square("w0", "w1", "w2", size=8))
+    assert operators_run(model, tmp_path)[:3] == ["Transpose"] * 3, "then it needs no help any more"
+    Session(model, {})
+    assert operators_run(model, tmp_path) == ["Relu", *["Transpose", "MatMul"] * 3]
+
+
+def test_a_loop_without_an_end_is_stopped() -> None:
+    body = "{b = Identity (c) x1 = Add (x0, one)}"
+    endless = model_of(f"""
+        g (float[2] x) => (float[2] y)
+        <int64 turns = {{9223372036854775807}}, bool go = {{1}}, float one = {{1}}> {{
+            y = Loop (turns, go, x) <body = body (int64 i, bool c, float[2] x0) => (bool b, float[2] x1) {body}>
+        }}
+    """)
+    session = Session(endless, {})
+    with pytest.raises(StepTimedOut, match=r"onnxruntime ran past 0\.1 s and was stopped"):
+        session.run({"x": np.zeros(2, np.float32)}, within_s=0.1)
