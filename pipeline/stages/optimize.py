@@ -33,11 +33,10 @@ from passes.model.weights import DetachedModel, read_model
 from passes.policy.policy import Policy
 from passes.portability import find_obstacles
 from passes.recipe.recipe import steps_of
-from passes.run.apply_policy import with_skips
 from passes.run.changes import op_counts
 from passes.run.result import PassRow, PassRun
 from passes.run.runner import run_passes
-from passes.step import Repeat, Step, Workbench, flat
+from passes.step import Workbench
 from passes.unread import sparing
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
@@ -120,7 +119,7 @@ def optimize(
         with limit_runs(bench, source, [one.feeds for one in references.draws]):
             run = run_passes(source, steps, policy, prover, bench, observe, reproducers, note_change)
             layers = _layers(source, run.model, references, bench, observer)
-        pictures = _pictures(run, source, broken, steps, policy, bench, observer)
+    pictures = _pictures(run, source, broken, observer)
     clear_old_results()  # a recipe may have no step
     final = apart(run.model, stacks, stored)
     shared = (stored, exported) if exported.parent == path.parent == workspace.folder else None
@@ -156,19 +155,10 @@ def _told(file: Path, workspace: Workspace) -> str:
     return str(file.relative_to(workspace.folder) if file.is_relative_to(workspace.folder) else file)
 
 
-def _pictures(
-    run: PassRun,
-    source: DetachedModel,
-    broken: Broken,
-    steps: Sequence[Step | Repeat],
-    policy: Policy,
-    bench: Workbench,
-    observer: Observer,
-) -> Pictures:
+def _pictures(run: PassRun, source: DetachedModel, broken: Broken, observer: Observer) -> Pictures:
     """What `report.html` draws. A drawing that fails is told and must not cost the run, which is done."""
-    ran = [with_skips(step, policy, bench) for step in flat(steps) if policy.skips(step.name) is None]
     try:
-        return take_pictures(run, source, broken, ran, bench)
+        return take_pictures(run, source, broken)
     except Exception as error:
         observer(Note(f"report.html has no drawings: {type(error).__name__}: {error}"))
         return Pictures()

@@ -116,7 +116,7 @@ def _lines_of_run(count: int) -> dict[str, int]:
         recipe = ["extract_constant_to_initializer", "eliminate_deadend"]
         found = {
             "passes": _lines_of(lambda: runs.append(passes.optimize(model, recipe, keep=["qkv"], bench=bench))),
-            "pictures": _lines_of(lambda: take_pictures(runs[0], source, Broken(), (), bench)),
+            "pictures": _lines_of(lambda: take_pictures(runs[0], source, Broken())),
             "diff": _lines_of(lambda: diff_text(compare_models(source, runs[0].model), most=sys.maxsize)),
         }
     assert any(row.changed for row in runs[0].rows)
