@@ -11,7 +11,7 @@ from typing import Final, Literal
 import numpy as np
 import onnx
 
-from passes.context import limit_runs, open_bench
+from passes.context import PassContext, limit_runs, open_context
 from passes.errors import ModelError
 from passes.model.joined import apart, joined
 from passes.model.sharing import detached_copy
@@ -24,11 +24,10 @@ from passes.proof.prove import Prover
 from passes.proof.structure import STRUCTURE, StructureProver
 from passes.recipe.defaults import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, steps_of
-from passes.run.apply_policy import check_names
+from passes.run.apply_policy import check_names, without_weight_readers
 from passes.run.result import PassRun
 from passes.run.runner import Observer, run_passes
-from passes.step import Repeat, Step, Workbench, flat
-from passes.unread import sparing
+from passes.step import Repeat, Step, flat
 
 __all__ = ["FIRST_SIZE", "draw_feeds", "drawn_shape", "open_dims", "optimize", "plan_draws", "second_sizes"]
 
@@ -49,7 +48,7 @@ def optimize(
     timeout_s: float = 600.0,
     memory_gib: float | None = None,
     reproducers: Path | None = None,
-    bench: Workbench | None = None,
+    bench: PassContext | None = None,
     observer: Observer = lambda *_: None,
 ) -> PassRun:
     """Run `recipe` over `model` and prove after every change that it computes what it did before.
@@ -73,7 +72,7 @@ def optimize(
         PolicyError: an unknown name, a `keep` that matches nothing, or a single value where a list is expected.
     """
     check_lists(recipe=recipe, skip=skip, keep=keep, feeds=feeds, sizes=sizes)
-    with nullcontext(bench) if bench else open_bench(timeout_s, memory_gib) as bench:
+    with nullcontext(bench) if bench else open_context(timeout_s, memory_gib) as bench:
         bench.start()
         steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch)
         check_names(flat(steps), policy, bench)
@@ -90,7 +89,7 @@ def _by_structure(
     model: onnx.ModelProto | str | Path,
     steps: Sequence[Step | Repeat],
     policy: Policy,
-    bench: Workbench,
+    bench: PassContext,
     reproducers: Path | None,
     observer: Observer,
 ) -> PassRun:
@@ -99,7 +98,7 @@ def _by_structure(
     in_memory = isinstance(model, onnx.ModelProto)
     detached = detached_copy(model, bench.spill) if in_memory else read_model(Path(model), unread=True)
     whole, stacks = joined(detached)
-    steps = sparing(steps) if detached.unread() else steps
+    steps = without_weight_readers(steps) if detached.unread() else steps
     run = run_passes(whole, steps, policy, prover, bench, observer, reproducers)
     return replace(run, model=apart(run.model, stacks, detached))
 

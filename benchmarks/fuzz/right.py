@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from passes.context import PassContext
 from passes.errors import PassError
 from passes.model.canonical import RANDOM_OPS
 from passes.model.sharing import portable
 from passes.model.weights import read_model
 from passes.optimize import draw_feeds
-from passes.step import Workbench
 from pipeline.errors import UsageError
 from pipeline.export.arrays import to_numpy
 from pipeline.importers import from_onnx
@@ -22,7 +22,7 @@ from pipeline.runtime import compile_graph
 __all__ = ["compare_with_onnxruntime", "run_in_worker"]
 
 
-def compare_with_onnxruntime(path: Path, dims: Mapping[str, int], bench: Workbench) -> str:
+def compare_with_onnxruntime(path: Path, dims: Mapping[str, int], bench: PassContext) -> str:
     """`ok` where both run the model and agree; `refused` where one of them does not run it.
 
     Raises:

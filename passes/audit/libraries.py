@@ -11,13 +11,13 @@ from typing import Any, Final
 import onnx
 
 from passes.audit.subject import Subject
+from passes.context import PassContext
 from passes.external import onnxruntime_fusions, onnxscript, onnxscript_rewrites, onnxslim
 from passes.external.onnxruntime_graph import LEVELS
 from passes.external.onnxsim import STAGES
 from passes.external.onnxsim_library import import_onnxsim
 from passes.model.weights import attach, detach
 from passes.rewrites.fold_constants import FoldConstants
-from passes.step import Workbench
 from passes.worker.client import Worker
 
 __all__ = ["call"]
@@ -117,7 +117,7 @@ def _infer_shapes(_: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
 def _fold_constants(_: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
     """Ours. It asks for a worker, and is in one already."""
     with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
-        return attach(FoldConstants().apply(detach(model), Workbench(_InThisProcess(), Path(folder))))
+        return attach(FoldConstants().apply(detach(model), PassContext(_InThisProcess(), Path(folder))))
 
 
 class _InThisProcess(Worker):

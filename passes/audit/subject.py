@@ -11,9 +11,9 @@ from passes.advisories import ROUND_TRIP
 from passes.catalog import catalog
 from passes.catalog.alone import alone
 from passes.catalog.entry import Entry
+from passes.context import PassContext
 from passes.external import onnxoptimizer
 from passes.recipe.steps import OWN_STEPS
-from passes.step import Composite, Workbench
 
 __all__ = ["DEFAULT", "Subject", "subjects_of", "with_inner"]
 
@@ -39,7 +39,7 @@ class Subject:
         return dataclasses.asdict(self)
 
 
-def subjects_of(bench: Workbench, *, every: bool = False) -> tuple[Subject, ...]:
+def subjects_of(bench: PassContext, *, every: bool = False) -> tuple[Subject, ...]:
     """Each pass of onnxoptimizer alone, its default set, and each step of a recipe that is installed.
 
     onnxruntime loads a model before it optimizes it, and may refuse it then: that is `onnxruntime/nop`.
@@ -54,14 +54,14 @@ def subjects_of(bench: Workbench, *, every: bool = False) -> tuple[Subject, ...]
     return (default, idle, *found)
 
 
-def with_inner(subjects: Sequence[Subject], bench: Workbench) -> tuple[Subject, ...]:
+def with_inner(subjects: Sequence[Subject], bench: PassContext) -> tuple[Subject, ...]:
     """Whole steps with the passes inside of them. To ask a library takes seconds, so choose `subjects` before."""
     return tuple(replace(one, inner=_inner(one, bench)) if one.name in OWN_STEPS else one for one in subjects)
 
 
-def _inner(subject: Subject, bench: Workbench) -> tuple[str, ...]:
+def _inner(subject: Subject, bench: PassContext) -> tuple[str, ...]:
     step = OWN_STEPS[subject.name]()
-    return tuple(step.inner(bench)) if isinstance(step, Composite) else ()
+    return step.inner(bench)
 
 
 def _is_known(row: Entry) -> bool:
@@ -75,5 +75,4 @@ def _subject(row: Entry, rows: Sequence[Entry]) -> Subject:
     if "/" not in row.name:
         return Subject(row.name, row.source, row.name)
     step = alone(row, rows)
-    assert isinstance(step, Composite)
     return Subject(row.name, row.source, step.name, left_out=tuple(step.left_out), options=getattr(step, "options", {}))

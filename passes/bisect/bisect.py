@@ -14,6 +14,7 @@ from passes.bisect.route import Made, Observer, Runs, joined
 from passes.bisect.search import Guilty, find_guilty
 from passes.bisect.smallest import find_smallest
 from passes.catalog import pass_names
+from passes.context import PassContext
 from passes.diff import compare_matched, match_models
 from passes.diff.labels import label_of
 from passes.model.reads import live_nodes
@@ -21,7 +22,7 @@ from passes.model.validity import what_is_invalid
 from passes.model.weights import DetachedModel
 from passes.policy.policy import Policy, check_lists
 from passes.run.apply_policy import with_skips
-from passes.step import Repeat, Step, Workbench
+from passes.step import Repeat, Step
 
 __all__ = ["BUDGET_S", "bisect"]
 
@@ -33,7 +34,7 @@ def bisect(
     source: DetachedModel,
     recipe: Sequence[Step | Repeat],
     fault: Fault,
-    bench: Workbench,
+    bench: PassContext,
     *,
     skip: Sequence[str] = (),
     budget_s: float = BUDGET_S,
@@ -67,7 +68,7 @@ def bisect(
     return Finding(fault.told, steps, culprit, smallest, "", count, named - begun, found.failed, notes)
 
 
-def _without(blocks: Sequence[Repeat], policy: Policy, bench: Workbench) -> list[Repeat]:
+def _without(blocks: Sequence[Repeat], policy: Policy, bench: PassContext) -> list[Repeat]:
     """The blocks without what is skipped."""
     if policy.skip:
         all_steps = [step for block in blocks for step in block.steps]

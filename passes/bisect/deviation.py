@@ -11,6 +11,7 @@ import numpy as np
 
 from passes.bisect.faults import Run, Sighting
 from passes.bisect.route import Made
+from passes.context import PassContext
 from passes.diff import match_models
 from passes.errors import ModelError, StepFailed
 from passes.model.canonical import RANDOM_OPS, meanings_of
@@ -19,7 +20,6 @@ from passes.model.weights import DetachedModel
 from passes.optimize import plan_draws
 from passes.proof.draw_choice import choose_in_worker
 from passes.proof.numbers import compare
-from passes.step import Workbench
 
 __all__ = ["Deviation", "outputs"]
 
@@ -43,7 +43,7 @@ class Deviation:
     graph optimization off. A model that does not run any more is infinitely far."""
 
     tolerance: float
-    bench: Workbench
+    bench: PassContext
     feeds: Feeds
     expected: Outputs
     refused: bool = False
@@ -52,7 +52,7 @@ class Deviation:
     """By what a model computes, as a digest."""
 
     @classmethod
-    def of(cls, tolerance: float, source: DetachedModel, bench: Workbench) -> Self:
+    def of(cls, tolerance: float, source: DetachedModel, bench: PassContext) -> Self:
         """With the draws of `passes.optimize`.
 
         Raises:
@@ -144,11 +144,11 @@ def outputs(model: Portable, feeds: Feeds) -> Outputs:
     return [session.run(draw) for draw in feeds]
 
 
-def _outputs(model: DetachedModel, feeds: Feeds, bench: Workbench) -> Outputs:
+def _outputs(model: DetachedModel, feeds: Feeds, bench: PassContext) -> Outputs:
     return bench.proofs.ask(OUTPUTS, model=portable(model, bench.spill), feeds=list(feeds))
 
 
-def _reference(source: DetachedModel, bench: Workbench) -> tuple[Feeds, Outputs]:
+def _reference(source: DetachedModel, bench: PassContext) -> tuple[Feeds, Outputs]:
     try:
         draws, _ = choose_in_worker(source, plan_draws(source), bench)
     except StepFailed as failure:

@@ -8,11 +8,9 @@ from passes.bisect.faults import Fault
 from passes.bisect.route import Made, Runs
 from passes.bisect.search import Guilty
 from passes.errors import StepTimedOut
-from passes.external.onnxsim import STAGES
 from passes.model.canonical import canonical_digest
 from passes.policy.known_effects import DESTROYS
 from passes.run.narrow import culprits, doer
-from passes.step import Composite
 
 __all__ = ["Inner", "find_inner"]
 
@@ -29,7 +27,7 @@ def find_inner(guilty: Guilty, fault: Fault, runs: Runs) -> Inner:
     """Ask by running the step without some of its passes; known suspects are tried first."""
     step = guilty.step
     # To wait for many more time limits would cost more than the name is worth.
-    if not isinstance(step, Composite) or isinstance(guilty.made.failure, StepTimedOut):
+    if not step.is_composite or isinstance(guilty.made.failure, StepTimedOut):
         return Inner()
     tried: dict[tuple[str, ...], Made] = {}
 
@@ -51,7 +49,7 @@ def find_inner(guilty: Guilty, fault: Fault, runs: Runs) -> Inner:
         return canonical_digest(made.model) == canonical_digest(guilty.made.model)
 
     suspects = [name for name, destroyed in DESTROYS.items() if set(fault.kinds) & set(destroyed)]
-    found = culprits(step.inner(runs.bench), suspects or list(STAGES), is_good)
+    found = culprits(step.inner(runs.bench), suspects or step.suspects, is_good)
     if found is None:
         return Inner()
     one = doer(found, does_the_same)

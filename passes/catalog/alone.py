@@ -9,7 +9,7 @@ from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxruntime_graph import RULES
 from passes.external.onnxsim import OnnxSim
 from passes.recipe.steps import OWN_STEPS
-from passes.step import Composite, Step
+from passes.step import Step
 
 __all__ = ["alone"]
 
@@ -20,7 +20,6 @@ def alone(entry: Entry, rows: Sequence[Entry]) -> Step:
     if not name:
         return OWN_STEPS[bare]() if bare in OWN_STEPS else OnnxOptimizerPass(bare)
     step = OWN_STEPS[name]()
-    assert isinstance(step, Composite)
     if isinstance(step, OnnxSim) and entry.runs == "extra":
         step = OnnxSim({"extra_optimizers": [bare]})
     needed = {bare, *_appliers(name, bare)}

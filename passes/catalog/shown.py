@@ -11,11 +11,11 @@ from passes.catalog.alone import alone
 from passes.catalog.entry import Entry
 from passes.catalog.picture import UNPICTURED, picture_of, read_picture
 from passes.catalog.text import graph_text
+from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.model.canonical import canonical_digest
 from passes.model.reads import live_nodes
 from passes.model.weights import DetachedModel, attach, detach
-from passes.step import Workbench
 from passes.suggest import nearest
 
 __all__ = ["Shown", "find", "fires", "show"]
@@ -49,7 +49,7 @@ def find(name: str, rows: Sequence[Entry]) -> tuple[Entry, ...]:
     )
 
 
-def show(entry: Entry, rows: Sequence[Entry], bench: Workbench) -> Shown:
+def show(entry: Entry, rows: Sequence[Entry], bench: PassContext) -> Shown:
     """Run the pass of `entry` alone on its picture; `rows` is the whole catalogue."""
     if entry.runs == "missing":
         return Shown(entry, why_not=entry.note)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from passes.context import PassContext
 from passes.diff.distances import Pair
 from passes.diff.labels import label_of
 from passes.diff.matched import Matched
@@ -14,7 +15,6 @@ from passes.model.weights import DetachedModel
 from passes.proof.numbers import Errors
 from passes.provenance.places import Place, place_of
 from passes.provenance.wiring import ABSENT
-from passes.step import Workbench
 
 __all__ = ["LayerErrors", "compare_layers"]
 
@@ -45,7 +45,7 @@ class _Boundary:
 
 
 def compare_layers(
-    matched: Matched, draws: Sequence[DrawnInputs], bench: Workbench, *, most: int | None = None
+    matched: Matched, draws: Sequence[DrawnInputs], bench: PassContext, *, most: int | None = None
 ) -> tuple[LayerErrors, ...]:
     """Run both models on `draws` and compare the floating values at which a layer of the first one ends.
 

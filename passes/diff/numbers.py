@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from onnx import ModelProto, TensorProto
 
+from passes.context import PassContext
 from passes.diff.distances import Distance, Pair
 from passes.diff.matched import Matched
 from passes.diff.signature import same_outputs
@@ -21,7 +22,6 @@ from passes.proof.numbers import Errors
 from passes.proof.precision import computed_types
 from passes.proof.prove import worst_errors
 from passes.provenance.wiring import ABSENT
-from passes.step import Workbench
 
 __all__ = ["DrawnInputs", "Numbers", "ValueErrors", "compare_numbers", "draw_inputs", "measure_pairs"]
 
@@ -68,7 +68,7 @@ class DrawnInputs:
     feeds: Mapping[str, np.ndarray]
 
 
-def draw_inputs(matched: Matched, bench: Workbench, most: int | None = None) -> list[DrawnInputs]:
+def draw_inputs(matched: Matched, bench: PassContext, most: int | None = None) -> list[DrawnInputs]:
     """The draws of a proof (`passes.optimize.plan_draws`) on which the first model runs; `most` of them.
 
     A dim that only the second model fixes is drawn as it asks for.
@@ -96,7 +96,7 @@ def _with_fixed_dims(matched: Matched) -> ModelProto:
 
 
 def compare_numbers(
-    matched: Matched, draws: Sequence[DrawnInputs], bench: Workbench, *, values: bool = False
+    matched: Matched, draws: Sequence[DrawnInputs], bench: PassContext, *, values: bool = False
 ) -> Numbers:
     """Run both models on each of `draws` and compare their outputs; with `values` also what lies between.
 
@@ -134,7 +134,7 @@ def measure_pairs(
     matched: Matched,
     pairs: Sequence[Pair],
     draws: Sequence[DrawnInputs],
-    bench: Workbench,
+    bench: PassContext,
     *,
     may_collapse: bool = False,
 ) -> tuple[dict[Pair, Distance], dict[str, str]]:

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.model.files import save
 from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, read_model
-from passes.step import Workbench
 
 __all__ = ["through_files"]
 
 
-def through_files(model: DetachedModel, bench: Workbench, function: str, options: Mapping[str, Any]) -> DetachedModel:
+def through_files(model: DetachedModel, bench: PassContext, function: str, options: Mapping[str, Any]) -> DetachedModel:
     """Call `function(source=…, target=…, options=…)` in the worker on the attached model, and read what it wrote.
 
     The model goes inline while one protobuf message can hold it: the tools are slower with external data. The result's

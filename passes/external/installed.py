@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import Any, Final
 
+from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
-from passes.step import Workbench
 from passes.suggest import nearest
 
 __all__ = ["ask", "find_wrong_value", "refuse_older", "refuse_unknown", "refuse_wrong_values", "require", "texts"]
@@ -44,7 +44,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
-def ask(bench: Workbench, function: str, step: str, **arguments: Any) -> dict[str, Any]:
+def ask(bench: PassContext, function: str, step: str, **arguments: Any) -> dict[str, Any]:
     """What `function`, run in the worker, says that the installed release has.
 
     Raises:
@@ -67,7 +67,7 @@ def refuse_unknown(names: Iterable[object], known: Iterable[str], title: str) ->
             raise PolicyError(f"{title} {name!r}{hint}")
 
 
-def refuse_wrong_values(bench: Workbench, hints: str, step: str, options: Mapping[str, Any]) -> None:
+def refuse_wrong_values(bench: PassContext, hints: str, step: str, options: Mapping[str, Any]) -> None:
     """Raises PolicyError for the first option whose value is not of the type that the library declares.
 
     Args:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values
 from passes.external.onnxscript_rules import matching_in_linear_time
 from passes.external.rebind import rebound
 from passes.external.through_ir import through_ir
 from passes.model.weights import DetachedModel
-from passes.step import Workbench
+from passes.step import CompositeStep
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -35,28 +36,26 @@ SHAPES: Final = "shape_inference"
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxScriptOptimizer:
+class OnnxScriptOptimizer(CompositeStep):
     """Run `onnxscript.optimizer.optimize`; options are its keyword arguments."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     name: str = field(default="onnxscript", init=False)
     source: str = field(default="onnxscript", init=False)
+    suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         options = {**self.options, "left_out": list(self.left_out)}
         return through_ir(model, bench, "passes.external.onnxscript:optimize", options)
 
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         off = {"inline": not self.options.get("inline", True)}
         off[SHAPES] = not self.options.get("onnx_shape_inference", True)
         names = ask(bench, "passes.external.onnxscript:facts", self.name)["passes"]
         return tuple(name for name in names if name not in self.left_out and not off.get(name))
 
-    def without(self, names: Sequence[str]) -> OnnxScriptOptimizer:
-        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
-
-    def check(self, bench: Workbench) -> None:
+    def check(self, bench: PassContext) -> None:
         """Refuse options that this release's optimize does not take.
 
         Raises:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, texts
 from passes.external.through_ir import through_ir
 from passes.model.weights import DetachedModel
-from passes.step import Workbench
+from passes.step import CompositeStep
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -19,7 +20,7 @@ __all__ = ["OnnxScriptRewrites", "facts", "rewrite"]
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxScriptRewrites:
+class OnnxScriptRewrites(CompositeStep):
     """Run onnxscript's rewriter.
 
     Args:
@@ -32,19 +33,16 @@ class OnnxScriptRewrites:
     name: str = field(default="onnxscript_rewrites", init=False)
     source: str = field(default="onnxscript", init=False)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         options = {"rules": list(self.rules), "left_out": list(self.left_out)}
         return through_ir(model, bench, "passes.external.onnxscript_rewrites:rewrite", options)
 
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         known = self._known(bench)
         names = [name for entry in self.rules for name in known[entry]]
         return tuple(name for name in dict.fromkeys(names) if name not in self.left_out)
 
-    def without(self, names: Sequence[str]) -> OnnxScriptRewrites:
-        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
-
-    def check(self, bench: Workbench) -> None:
+    def check(self, bench: PassContext) -> None:
         """Refuse sets and rules that the installed release does not have.
 
         Raises:
@@ -53,7 +51,7 @@ class OnnxScriptRewrites:
         if self.rules != type(self)().rules:
             self._known(bench)
 
-    def _known(self, bench: Workbench) -> dict[str, list[str]]:
+    def _known(self, bench: PassContext) -> dict[str, list[str]]:
         texts({"rules": self.rules}, "rules", self.name)
         known = ask(bench, "passes.external.onnxscript_rewrites:facts", self.name)
         refuse_unknown(self.rules, known, f"{self.name} has no rule or set")

@@ -6,19 +6,20 @@ import importlib
 import inspect
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import onnx
 
+from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed, StepTimedOut
 from passes.external.files import through_files
 from passes.external.installed import refuse_older, refuse_wrong_values
 from passes.external.onnxsim_detached import simplify_detached
 from passes.external.onnxsim_library import import_onnxsim
 from passes.model.weights import DetachedModel
-from passes.step import Workbench
+from passes.step import CompositeStep
 from passes.suggest import nearest
 
 __all__ = ["OnnxSim", "facts", "hints", "simplify"]
@@ -43,7 +44,7 @@ OWN_ARGUMENTS: Final = frozenset({"model", "output_path", "custom_rewriter", "fu
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxSim:
+class OnnxSim(CompositeStep):
     """Run `onnxsim.simplify` with any of its options; those in `left_out` do not run."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -51,11 +52,14 @@ class OnnxSim:
     name: str = field(default="onnxsim", init=False)
     source: str = field(default="onnxsim", init=False)
 
+    suspects: ClassVar[tuple[str, ...]] = tuple(STAGES)
+    joins_weights: ClassVar[tuple[str, ...]] = ("fuse_attention",)
+
     @property
-    def narrows(self) -> bool:
+    def narrows(self) -> bool:  # type: ignore[override]
         return any(self.options.get(name) for name in ("overwrite_input_shapes", "input_shapes"))
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         options = dict(self.options)
         listed = [*options.get("skipped_optimizers", ()), *(name for name in self.left_out if name not in STAGES)]
         options |= {STAGES[name]: True for name in self.left_out if name in STAGES}
@@ -70,15 +74,15 @@ class OnnxSim:
                     raise
         return through_files(model, bench, "passes.external.onnxsim:simplify", options)
 
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         known = _facts(bench)
         names = (*known["passes"], *self._named("extra_optimizers", (*known["passes"], *known["extra"])), *STAGES)
         return tuple(name for name in names if name not in self.left_out)
 
-    def without(self, names: Sequence[str]) -> OnnxSim:
-        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
+    def extras(self, bench: PassContext) -> tuple[str, ...]:
+        return tuple(_facts(bench)["extra"])
 
-    def check(self, bench: Workbench) -> None:
+    def check(self, bench: PassContext) -> None:
         """Refuse options that this release's simplify does not take, and names of passes that it does not have.
 
         Raises:
@@ -107,7 +111,7 @@ class OnnxSim:
         return names
 
 
-def _facts(bench: Workbench) -> dict[str, list[str]]:
+def _facts(bench: PassContext) -> dict[str, list[str]]:
     """What the installed release has; asked for with patience, since it is not a step that may time out."""
     refuse_older("onnxsim", OLDEST)
     try:

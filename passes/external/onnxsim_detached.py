@@ -22,6 +22,7 @@ from typing import Any, Final
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 
+from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim_library import import_onnxsim
@@ -30,7 +31,6 @@ from passes.model.reads import reads_of
 from passes.model.stand_ins import TYPED_FIELDS, clear_data, inline
 from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, detach
 from passes.rewrites.fold_constants import FoldConstants
-from passes.step import Workbench
 
 __all__ = ["simplify_detached", "simplify_references"]
 
@@ -58,7 +58,7 @@ WHOLE_FIELDS: Final = frozenset({"int32_data", "int64_data", "uint64_data"})
 
 
 def simplify_detached(
-    model: DetachedModel, bench: Workbench, options: Mapping[str, Any], skipped: Collection[str]
+    model: DetachedModel, bench: PassContext, options: Mapping[str, Any], skipped: Collection[str]
 ) -> DetachedModel:
     """What `onnxsim.simplify` makes of `model`, without giving it all the weights.
 

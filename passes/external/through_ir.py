@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import onnx
 
+from passes.context import PassContext
 from passes.model.mapped import release
 from passes.model.reads import reads_of
 from passes.model.sharing import Portable, portable
 from passes.model.weights import DetachedModel, detach
-from passes.step import Workbench
 
 __all__ = ["edit_model", "through_ir"]
 
@@ -27,7 +27,7 @@ LARGE: Final = 2**18
 """Bytes from which a new tensor goes to a file."""
 
 
-def through_ir(model: DetachedModel, bench: Workbench, function: str, options: Mapping[str, Any]) -> DetachedModel:
+def through_ir(model: DetachedModel, bench: PassContext, function: str, options: Mapping[str, Any]) -> DetachedModel:
     """Call `function(ir_model, options)` in the worker, which edits the model in place, and take over the result.
 
     Raises:

@@ -9,8 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from passes.context import memory_limit
-from passes.step import Workbench
+from passes.context import PassContext, memory_limit
 from passes.worker.client import Worker
 
 __all__ = ["Benches"]
@@ -32,13 +31,13 @@ class Benches:
             os.register_at_fork(after_in_child=self._forget)
 
     @contextlib.contextmanager
-    def take(self, timeout_s: float, memory_gib: float | None = None) -> Iterator[Workbench]:
+    def take(self, timeout_s: float, memory_gib: float | None = None) -> Iterator[PassContext]:
         pair = self._pair(memory_limit(memory_gib))
         for worker in pair:
             worker.timeout_s = timeout_s
         try:
             with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
-                yield Workbench(pair[0], Path(folder), pair[1])
+                yield PassContext(pair[0], Path(folder), pair[1])
         finally:
             with self._lock:
                 kept = self._open

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from passes.context import PassContext
 from passes.errors import ModelError, PolicyError, StepFailed
 from passes.guard.calls.base import Call, Plan
 from passes.guard.proof import NotComparable, StructureOnly, numbers_prover
@@ -19,7 +20,6 @@ from passes.run.pins import unpin
 from passes.run.result import PassRun, Status
 from passes.run.runner import run_passes
 from passes.run.tracked import Watched, find_structures
-from passes.step import Workbench
 
 __all__ = ["Outcome", "RefusedByOptimizer", "Unguarded", "enforce"]
 
@@ -53,7 +53,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
-def enforce(call: Call, demands: Demands, bench: Workbench) -> Outcome:
+def enforce(call: Call, demands: Demands, bench: PassContext) -> Outcome:
     """Run `call` in the worker under what `demands` ask for.
 
     Raises:
@@ -79,13 +79,13 @@ class _Judge:
 
     call: Call
     demands: Demands
-    bench: Workbench
+    bench: PassContext
     watched: Watched
     prover: Prover
     notes: list[str]
 
     @classmethod
-    def of(cls, call: Call, demands: Demands, bench: Workbench) -> _Judge:
+    def of(cls, call: Call, demands: Demands, bench: PassContext) -> _Judge:
         watched = find_structures(call.model, demands.policy(), ())
         notes: list[str] = []
         try:

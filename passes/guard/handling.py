@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from passes.context import PassContext
 from passes.guard.benches import Benches
 from passes.guard.calls.base import Call, LetThrough
 from passes.guard.callsite import call_site
@@ -18,7 +19,6 @@ from passes.guard.journal import write_call
 from passes.guard.record import GuardedCall, Returned
 from passes.guard.settings import Demands, Settings
 from passes.guard.targets import Target
-from passes.step import Workbench
 
 __all__ = ["handle"]
 
@@ -73,7 +73,7 @@ def _read(
         return reason
 
 
-def _enforced(call: Call, demands: Demands, bench: Workbench) -> Outcome | RefusedByOptimizer:
+def _enforced(call: Call, demands: Demands, bench: PassContext) -> Outcome | RefusedByOptimizer:
     try:
         return enforce(call, demands, bench)
     except RefusedByOptimizer as refusal:

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import onnx
 
+from passes.context import PassContext
 from passes.errors import ModelError, StepFailed
 from passes.guard.calls.base import Call
 from passes.model.canonical import RANDOM_OPS, Reading
@@ -16,7 +17,6 @@ from passes.model.weights import DetachedModel
 from passes.optimize import FIRST_SIZE, drawn_shape, open_dims, plan_draws
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawPlan
 from passes.proof.prove import Measurement, Power, Prover
-from passes.step import Workbench
 from passes.structures import Instance
 
 __all__ = ["NotComparable", "StructureOnly", "numbers_prover"]
@@ -59,7 +59,7 @@ class StructureOnly(Prover):
         return Power(math.inf, ())
 
 
-def numbers_prover(call: Call, instances: Sequence[Instance], bench: Workbench) -> Prover:
+def numbers_prover(call: Call, instances: Sequence[Instance], bench: PassContext) -> Prover:
     """Compares on the caller's own inputs if there are any, else on drawn ones of the shapes that the caller gave.
 
     Args:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from passes.catalog import catalog
-from passes.context import open_bench
+from passes.context import open_context
 from passes.errors import PolicyError
 from passes.policy.known_effects import DESTROYS
 from passes.policy.policy import Policy, Skip
@@ -118,5 +118,5 @@ def _check(skip: tuple[str, ...], names: Sequence[str]) -> None:
 
 def _names(steps: Collection[str] | None) -> tuple[str, ...]:
     """All passes, with the inner ones of `steps`, or of every step."""
-    with open_bench() as bench:
+    with open_context() as bench:
         return tuple(row.name for row in catalog(bench, steps=steps))

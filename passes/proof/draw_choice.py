@@ -8,13 +8,13 @@ from typing import Final
 
 import numpy as np
 
+from passes.context import PassContext
 from passes.errors import ModelError, PassError, StepCrashed, StepTimedOut
 from passes.load import MOST_DRAWN
 from passes.model.sharing import Portable, portable
 from passes.model.weights import DetachedModel
 from passes.proof.draws import BROUGHT_DOWN, WORDS, Draw, DrawPlan, GivenDraw, Trait
 from passes.proof.numbers import compare
-from passes.step import Workbench
 
 __all__ = ["ChosenDraw", "choose_draws", "choose_in_worker"]
 
@@ -54,7 +54,7 @@ def choose_draws(
 
 
 def choose_in_worker(
-    model: DetachedModel, plan: DrawPlan, bench: Workbench, random_outputs: Sequence[str] = ()
+    model: DetachedModel, plan: DrawPlan, bench: PassContext, random_outputs: Sequence[str] = ()
 ) -> tuple[list[ChosenDraw], list[str]]:
     """The draws of `plan` on which `model` runs in onnxruntime, and a sentence for everything that is not drawn.
 

@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 import onnx
 
+from passes.context import PassContext
 from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
 from passes.model.canonical import Meanings, Reading, read
 from passes.model.reads import live_nodes
@@ -37,7 +38,6 @@ from passes.proof.precision import Precisions, computed_types
 from passes.proof.questions import Questions
 from passes.proof.table_match import Match
 from passes.proof.tables import TableCheck, TablesPart, tables_of
-from passes.step import Workbench
 from passes.structures import Instance
 
 __all__ = ["Measurement", "Power", "Prover", "Reference", "worst_errors"]
@@ -59,7 +59,7 @@ class Prover:
     def __init__(
         self,
         references: Sequence[Reference],
-        bench: Workbench,
+        bench: PassContext,
         tolerances: Mapping[str, Tolerance] | None = None,
         computed_in: Collection[str] | None = None,
         *,
@@ -95,7 +95,7 @@ class Prover:
     def of_itself(
         cls,
         feeds: Sequence[Mapping[str, np.ndarray]],
-        bench: Workbench,
+        bench: PassContext,
         tolerances: Mapping[str, Tolerance] | None = None,
     ) -> Self:
         """The first model that is watched is the reference."""
@@ -105,7 +105,7 @@ class Prover:
         return prover
 
     @classmethod
-    def of_plan(cls, plan: DrawPlan, bench: Workbench) -> Self:
+    def of_plan(cls, plan: DrawPlan, bench: PassContext) -> Self:
         """`of_itself`, on those draws of `plan` on which that model runs."""
         prover = cls((), bench)
         prover._is_own, prover._plan = True, plan

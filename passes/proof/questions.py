@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
+from passes.context import PassContext
 from passes.proof.evidence import Reference
 from passes.proof.numbers import Tolerance
-from passes.step import Workbench
 from passes.worker.client import ask_again
 
 __all__ = ["Questions"]
@@ -29,7 +29,7 @@ class Questions:
         self,
         references: Sequence[Reference],
         tolerances: Mapping[str, Tolerance],
-        bench: Workbench,
+        bench: PassContext,
         brief: Callable[[], None],
     ) -> None:
         self._references = references

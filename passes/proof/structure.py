@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from passes.context import PassContext
 from passes.model.canonical import Reading
 from passes.model.weights import DetachedModel
 from passes.proof.evidence import Measurement, Power
 from passes.proof.prove import Prover
-from passes.step import Workbench
 from passes.structures import Instance
 
 __all__ = ["STRUCTURE", "StructureProver"]
@@ -28,7 +28,7 @@ class StructureProver(Prover):
     kept structures with their weights. Whether it computes the same stays open.
     """
 
-    def __init__(self, bench: Workbench) -> None:
+    def __init__(self, bench: PassContext) -> None:
         super().__init__((), bench)
 
     def start(self) -> None:

@@ -14,23 +14,24 @@ from typing import Any, ClassVar, Final, Literal
 
 import onnx
 
+from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.files import through_files
 from passes.external.written import write
 from passes.model.order import sort_nodes
 from passes.model.weights import DetachedModel
 from passes.recipe.user_declarations import guarded, installed, is_reference, load
-from passes.step import Step, Workbench
+from passes.step import Step
 from passes.suggest import nearest
 
-__all__ = ["UserPass", "run_on_file", "run_on_structure", "user_step"]
+__all__ = ["AdoptedStep", "UserPass", "run_on_file", "run_on_structure", "user_step"]
 
 Reads = Literal["values", "structure"]
 READS: Final = ("values", "structure")
 
 
 @dataclass(frozen=True, slots=True)
-class UserPass:
+class UserPass(Step):
     """A pass that the user wrote.
 
     Args:
@@ -47,7 +48,7 @@ class UserPass:
     source: str = "user"
     annotates: ClassVar[bool] = True
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         what = {"reference": self.reference, "options": dict(self.options)}
         if self.reads == "values":
             return through_files(model, bench, "passes.recipe.user_passes:run_on_file", what)
@@ -59,6 +60,20 @@ class UserPass:
         return model.with_proto(proto)
 
 
+class AdoptedStep(Step):
+    """A full step whose class does not derive from `Step`: what it lacks of one has the defaults.
+
+    Args:
+        step: an object with `name`, `source` and `apply(model, bench)`.
+    """
+
+    def __init__(self, step: Any) -> None:
+        own = [name for name in dir(Step) if not name.startswith("_") and hasattr(step, name)]
+        vars(self).update({name: getattr(step, name) for name in ("name", "source", *own)})
+        if "inner" in own and "without" in own:
+            vars(self).update(is_composite=True, without=lambda names: AdoptedStep(step.without(names)))
+
+
 def user_step(reference: str, options: Mapping[str, Any]) -> Step:
     """The step that `reference` names, made with `options`.
 
@@ -68,7 +83,7 @@ def user_step(reference: str, options: Mapping[str, Any]) -> Step:
     """
     made = _made(reference, options)
     if made.takes_bench:
-        return made.owner
+        return made.owner if isinstance(made.owner, Step) else AdoptedStep(made.owner)
     entry = None if is_reference(reference) else installed()[reference]
     name = made.name if entry is None else reference
     source = entry.dist.name if entry is not None and entry.dist is not None else "user"

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
+from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.model.canonical import RANDOM_OPS
 from passes.model.digests import digest_of
@@ -20,7 +21,7 @@ from passes.model.reads import reads_of
 from passes.model.sharing import Portable, Spill, Stored, portable
 from passes.model.stand_ins import DETACH_FROM_BYTES, Weight, initializer_of
 from passes.model.weights import DetachedModel
-from passes.step import Workbench
+from passes.step import Step
 
 __all__ = ["FoldConstants", "Made", "compute"]
 
@@ -29,7 +30,7 @@ KEEP_OPS: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuant
 
 
 @dataclass(frozen=True, slots=True)
-class FoldConstants:
+class FoldConstants(Step):
     """Replace every value that is computed from constants alone by an initializer.
 
     A result larger than `grow_limit` bytes that is also larger than everything it is computed from stays computed: a
@@ -42,7 +43,7 @@ class FoldConstants:
     name: str = field(default="fold_constants", init=False)
     source: str = field(default="onnxline", init=False)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         excluded, unread = set[str](), _left_alone(model, self.unread_limit)
         while True:
             nodes = _foldable(model.proto, excluded, unread)

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.model.cut import cut, types_of
 from passes.model.files import save
 from passes.model.weights import DetachedModel
 from passes.run.bypass import shortened
-from passes.step import Step, Workbench
+from passes.step import Step
 
 __all__ = ["is_same_failure", "save_reproducer", "smallest"]
 
@@ -23,7 +24,7 @@ BUDGET_S: Final = 60.0
 BREAKDOWNS: Final = frozenset({"crashed", "timed_out"})
 
 
-def save_reproducer(step: Step, model: DetachedModel, bench: Workbench, folder: Path, status: str) -> str:
+def save_reproducer(step: Step, model: DetachedModel, bench: PassContext, folder: Path, status: str) -> str:
     """Write the smallest part of `model` on which `step` still ends as it did to `folder`, and return its name.
 
     `status` is that of the failure. When a crash does not come again, the whole model is written; when an error does

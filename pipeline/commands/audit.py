@@ -17,7 +17,7 @@ from passes.audit.plan import CALL, Plan, chosen_subjects, unread_of
 from passes.audit.reproducers import CALL as REPRODUCE
 from passes.audit.reproducers import wanted
 from passes.audit.subject import subjects_of, with_inner
-from passes.context import open_bench
+from passes.context import open_context
 from passes.worker.platforms import available_cores
 from pipeline.commands.audit_files import remove_stale, write_reproducer, write_table
 from pipeline.commands.audit_text import audit_as_data, news_text, summary_text, unread_text
@@ -63,7 +63,7 @@ def audit(
     against = _accepted(accepted)
     if models is not None and not models.is_dir():
         raise UsageError(f"--models: {models} is no folder; expected one with .onnx files")
-    with open_bench() as bench:
+    with open_context() as bench:
         found = subjects_of(bench, every=every or any("/" in one for one in only or ()))
         subjects = with_inner(chosen_subjects(found, only or ()), bench)
     plan = Plan(subjects, case_names(models, cases or ()), models, timeout_s)

@@ -12,7 +12,7 @@ import typer
 from passes.advisories.quarantine import is_quarantine
 from passes.catalog import Entry, catalog
 from passes.catalog.shown import find, show
-from passes.context import open_bench
+from passes.context import open_context
 from passes.errors import PolicyError
 from passes.policy.groups import ALL_GROUPS, in_group
 from passes.policy.known_effects import DESTROYS
@@ -48,7 +48,7 @@ def list_passes(
     if group is not None and not is_quarantine(group):
         _check("group", group, ALL_GROUPS)
     _check("kind of structure", destroys, (*STRUCTURES, *(kind for kinds in DESTROYS.values() for kind in kinds)))
-    with open_bench() as bench:
+    with open_context() as bench:
         rows = catalog(bench, steps=None if source is None else _steps_from(source))
     _check("source", source, (row.source for row in rows))
     rows = [
@@ -68,7 +68,7 @@ def show_passes(
     name: Annotated[str, typer.Argument(help="As the list writes it; fuse_gelu means onnxsim/fuse_gelu, too.")],
 ) -> None:
     """Say all that is known of a pass, and run it on a small model: the graph before, and after."""
-    with open_bench() as bench:
+    with open_context() as bench:
         rows = catalog(bench, steps=_steps_around(name))
         found = find(name, rows)
         others = [row.name for row in rows if row.bare == found[0].bare and row not in found]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from passes.context import open_bench
+from passes.context import open_context
 from passes.policy.policy import Policy
 from passes.recipe.recipe import steps_of
 from passes.run.apply_policy import check_names
@@ -36,7 +36,7 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
     steps = steps_of(config.passes.recipe)
     if not workspace.load(STAGE, _key(config), bool):
         policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
-        with open_bench() as bench:
+        with open_context() as bench:
             check_names(flat(steps), policy, bench)
     return steps
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import onnx
 
-from passes.context import limit_runs, open_bench
+from passes.context import PassContext, limit_runs, open_context
 from passes.diff import (
     DrawnInputs,
     LayerErrors,
@@ -33,11 +33,10 @@ from passes.model.weights import DetachedModel, read_model
 from passes.policy.policy import Policy
 from passes.portability import find_obstacles
 from passes.recipe.recipe import steps_of
+from passes.run.apply_policy import without_weight_readers
 from passes.run.changes import op_counts
 from passes.run.result import PassRow, PassRun
 from passes.run.runner import run_passes
-from passes.step import Workbench
-from passes.unread import sparing
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed
 from pipeline.events import Note, Observer, PassEnded, Progress
@@ -108,13 +107,13 @@ def optimize(
             marks.pop(place, None)
             shutil.rmtree(workspace.folder / folder, ignore_errors=True)
 
-    with open_bench(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
+    with open_context(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
         prover = prover_of(config, references, bench, computed_in)
         prover.start()
         stored = read_model(exported, unread=unread(config), folder=shards_folder(config))
         source, stacks = joined(stored)
         if source.unread():
-            steps = sparing(steps)
+            steps = without_weight_readers(steps)
         marks[SOURCE] = _mark(SOURCE, source)
         with limit_runs(bench, source, [one.feeds for one in references.draws]):
             run = run_passes(source, steps, policy, prover, bench, observe, reproducers, note_change)
@@ -165,7 +164,7 @@ def _pictures(run: PassRun, source: DetachedModel, broken: Broken, observer: Obs
 
 
 def _layers(
-    source: DetachedModel, final: DetachedModel, references: References, bench: Workbench, observer: Observer
+    source: DetachedModel, final: DetachedModel, references: References, bench: PassContext, observer: Observer
 ) -> tuple[LayerErrors, ...]:
     """The final model against the export layer by layer, on the first draw; none where no number is compared."""
     if not references.draws or source.nbytes() > MOST_COMPARED:

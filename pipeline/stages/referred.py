@@ -8,10 +8,10 @@ from pathlib import Path
 
 import onnx
 
+from passes.context import PassContext
 from passes.model.weights import UNREAD
 from passes.proof.prove import Prover
 from passes.proof.structure import STRUCTURE, StructureProver
-from passes.step import Workbench
 from pipeline.config import RunConfig, locate
 from pipeline.errors import UsageError
 from pipeline.stages.tolerances import tolerances_of
@@ -77,7 +77,7 @@ def unread(config: RunConfig) -> bool | None:
     return True if config.verify.proof == STRUCTURE else None
 
 
-def prover_of(config: RunConfig, references: References, bench: Workbench, computed_in: Collection[str]) -> Prover:
+def prover_of(config: RunConfig, references: References, bench: PassContext, computed_in: Collection[str]) -> Prover:
     """By numbers, against `references`, which were `computed_in` these floating types; or by structure alone."""
     if config.verify.proof == STRUCTURE:
         return StructureProver(bench)

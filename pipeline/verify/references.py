@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from passes.context import limit_runs
+from passes.context import PassContext, limit_runs
 from passes.errors import StepFailed
 from passes.model.digests import digest_of
 from passes.model.weights import read_model
@@ -21,7 +21,6 @@ from passes.proof.lookups import rows_by_input
 from passes.proof.numbers import DRAWN
 from passes.proof.precision import computed_types
 from passes.proof.prove import Reference
-from passes.step import Workbench
 from pipeline.config import DEFAULT_SIZES, ModelConfig, VerifyConfig
 from pipeline.errors import SourceError
 from pipeline.export.inputs import drawn_inputs, named_dims
@@ -77,7 +76,7 @@ def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig, given: 
     )
 
 
-def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> References:
+def compute_references(source: Source, plan: DrawPlan, bench: PassContext) -> References:
     """Run the reference on every draw that it bears: torch here, an ONNX file in the proof worker of `bench`.
 
     Raises:

@@ -15,6 +15,7 @@ from passes.catalog import Entry, catalog, pass_names, rows_of
 from passes.catalog.described import DESCRIBED
 from passes.catalog.entry import UNDESCRIBED
 from passes.catalog.shown import find, show
+from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.installed import require
 from passes.external.onnxoptimizer import OnnxOptimizerPass
@@ -23,11 +24,11 @@ from passes.model.weights import DetachedModel
 from passes.policy.groups import GROUPS, groups_of, in_group
 from passes.policy.known_effects import DESTROYS
 from passes.policy.policy import Policy
-from passes.step import Workbench
+from passes.step import CompositeStep
 
 
 @pytest.fixture(scope="module")
-def rows(bench: Workbench) -> tuple[Entry, ...]:
+def rows(bench: PassContext) -> tuple[Entry, ...]:
     return catalog(bench)
 
 
@@ -90,7 +91,7 @@ def test_a_composite_step_destroys_what_the_passes_inside_of_it_destroy(step: st
 
 
 @dataclass(frozen=True)
-class Newer:
+class Newer(CompositeStep):
     """A composite step of a release that nobody has read yet."""
 
     needs: str = "onnx"
@@ -98,13 +99,13 @@ class Newer:
     name: str = field(default="newer", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         return model
 
-    def check(self, bench: Workbench) -> None:
+    def check(self, bench: PassContext) -> None:
         """Takes no options."""
 
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         require(self.needs, self.name, extra="newer")
         return tuple(name for name in ("fuse_everything", "tidy") if name not in self.left_out)
 
@@ -112,7 +113,7 @@ class Newer:
         return replace(self, left_out=(*self.left_out, *names))
 
 
-def test_a_pass_that_nobody_described_is_shown_and_counts_as_reading_values(bench: Workbench) -> None:
+def test_a_pass_that_nobody_described_is_shown_and_counts_as_reading_values(bench: PassContext) -> None:
     rows = rows_of(Newer(), bench)
     assert [row.name for row in rows] == ["newer", "newer/fuse_everything", "newer/tidy"]
     assert {(row.does, row.reads) for row in rows} == {(UNDESCRIBED, "values")}
@@ -120,7 +121,7 @@ def test_a_pass_that_nobody_described_is_shown_and_counts_as_reading_values(benc
     assert "no picture in this release" in show(rows[1], rows, bench).why_not
 
 
-def test_a_library_that_is_not_installed_is_a_row_that_says_what_to_install(bench: Workbench) -> None:
+def test_a_library_that_is_not_installed_is_a_row_that_says_what_to_install(bench: PassContext) -> None:
     [row] = rows_of(Newer(needs="no_such_library"), bench)
     assert (row.name, row.runs) == ("newer", "missing")
     assert "pip install 'onnxline[newer]'" in row.note
@@ -128,7 +129,7 @@ def test_a_library_that_is_not_installed_is_a_row_that_says_what_to_install(benc
 
 
 def test_a_pass_that_a_package_announces_is_a_row_and_is_not_loaded(
-    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: PassContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = tmp_path / "tidy_passes-1.0.dist-info"
     info.mkdir()
@@ -141,7 +142,7 @@ def test_a_pass_that_a_package_announces_is_a_row_and_is_not_loaded(
     assert "no picture" in show(row, [row], bench).why_not
 
 
-def test_names_for_a_skip_list_ask_only_the_steps_that_run(bench: Workbench) -> None:
+def test_names_for_a_skip_list_ask_only_the_steps_that_run(bench: PassContext) -> None:
     names = pass_names([OnnxOptimizerPass("nop"), Newer().without(["tidy"])], bench)
     assert {"fuse_qkv", "nop", "onnxsim", "newer", "newer/fuse_everything", "newer/tidy"} <= set(names)
     assert not any(name.startswith("onnxsim/") for name in names)

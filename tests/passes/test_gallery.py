@@ -19,12 +19,12 @@ from passes.catalog.alone import alone
 from passes.catalog.picture import GALLERY, UNPICTURED, picture_of, read_picture
 from passes.catalog.shown import detached, fires
 from passes.catalog.text import graph_text
+from passes.context import PassContext
 from passes.external.onnxsim import OnnxSim
 from passes.model.weights import attach
 from passes.proof.draw import draw_array
 from passes.proof.numbers import compare
 from passes.recipe.steps import OWN_STEPS
-from passes.step import Workbench
 
 FILES = sorted(GALLERY.glob("*.onnxtxt"))
 
@@ -35,14 +35,14 @@ NOT_ON_ONNXRUNTIME = {"rewrite_bool_where": "onnxruntime has no Where on bool, w
 @dataclass(frozen=True)
 class Library:
     rows: tuple[Entry, ...]
-    bench: Workbench
+    bench: PassContext
 
     def run_alone(self, row: Entry, model: onnx.ModelProto) -> onnx.ModelProto:
         return attach(alone(row, self.rows).apply(detached(model), self.bench))
 
 
 @pytest.fixture(scope="module")
-def library(bench: Workbench) -> Library:
+def library(bench: PassContext) -> Library:
     return Library(catalog(bench), bench)
 
 

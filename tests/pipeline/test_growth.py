@@ -12,7 +12,7 @@ import onnx
 
 import passes
 from benchmarks.growth import layers
-from passes.context import open_bench
+from passes.context import open_context
 from passes.diff import compare_models, diff_text
 from passes.model.sharing import detached_copy
 from passes.run.result import PassRun
@@ -111,7 +111,7 @@ def _lines_of_run(count: int) -> dict[str, int]:
     """By stage. The recipe has a step that changes every layer."""
     model = layers(count)
     runs: list[PassRun] = []
-    with open_bench() as bench:
+    with open_context() as bench:
         source = detached_copy(model, bench.spill)
         recipe = ["extract_constant_to_initializer", "eliminate_deadend"]
         found = {

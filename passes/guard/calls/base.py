@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from passes.context import PassContext
 from passes.model.weights import DetachedModel
 from passes.policy.policy import Skip
-from passes.step import Repeat, Step, Workbench
+from passes.step import Repeat, Step
 
 __all__ = ["Call", "LetThrough", "Plan", "Skips"]
 
@@ -62,16 +63,16 @@ class Call(Protocol):
         """Shapes that the caller gave to inputs."""
         ...
 
-    def plan(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan(self, skips: Skips, bench: PassContext) -> Plan:
         """The steps to run in the worker."""
         ...
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> Plan | None:
+    def plan_here(self, skips: Skips, bench: PassContext) -> Plan | None:
         """The steps to run in this process, for what the worker does not know (an operator that the script registered);
         None where that cannot be."""
         ...
 
-    def unguarded(self, bench: Workbench) -> DetachedModel:
+    def unguarded(self, bench: PassContext) -> DetachedModel:
         """What the call makes without a guard.
 
         Raises:

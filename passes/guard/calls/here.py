@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.model.files import save
 from passes.model.weights import PROTOBUF_LIMIT, DetachedModel, read_model
-from passes.step import Workbench
+from passes.step import CompositeStep
 
 __all__ = ["Here"]
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class Here(CompositeStep):
     """`run(source, target, left_out)` makes the file `target` from the file `source` without the inner passes named."""
 
     name: str
@@ -30,11 +32,13 @@ class Here:
     """Whether the caller gave it other input shapes than those that the model declares."""
     left_out: tuple[str, ...] = ()
 
+    suspects: ClassVar[tuple[str, ...]] = ("constant_folding", "shape_inference")
+
     @property
-    def source(self) -> str:
+    def source(self) -> str:  # type: ignore[override]
         return self.name
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         folder = Path(tempfile.mkdtemp(dir=bench.folder, prefix="here-"))  # the weights stay in it, mapped
         source, target = folder / "before.onnx", folder / "after.onnx"
         save(model, source, external_from=PROTOBUF_LIMIT)
@@ -44,11 +48,5 @@ class Here:
             raise StepFailed(f"{type(error).__name__}: {error}") from error
         return read_model(target, known=model.weights)
 
-    def check(self, bench: Workbench) -> None:
-        """Nothing to refuse: the optimizer itself reads its options."""
-
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         return tuple(name for name in self.names if name not in self.left_out)
-
-    def without(self, names: Sequence[str]) -> Here:
-        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))

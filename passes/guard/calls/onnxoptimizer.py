@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import onnx
 
+from passes.context import PassContext
 from passes.external.onnxoptimizer import available, default_set, passes_of
 from passes.guard.calls.arguments import bound
 from passes.guard.calls.base import LetThrough, Plan, Skips
 from passes.guard.calls.models import copied, opened, parsed, whole
 from passes.model.weights import DetachedModel
-from passes.step import Repeat, Workbench
+from passes.step import Repeat
 
 __all__ = [
     "OnnxOptimizerCall",
@@ -39,16 +40,16 @@ class OnnxOptimizerCall:
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def plan(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan(self, skips: Skips, bench: PassContext) -> Plan:
         skipped = {name: skip.reason for name in self.names if (skip := skips(name))}
         names = tuple(name for name in self.names if name not in skipped)
         steps = passes_of(names)
         return Plan((Repeat(steps),) if self.fixed_point else steps, skipped)
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> Plan | None:
+    def plan_here(self, skips: Skips, bench: PassContext) -> Plan | None:
         return None  # the library has nothing that a script could register
 
-    def unguarded(self, bench: Workbench) -> DetachedModel:
+    def unguarded(self, bench: PassContext) -> DetachedModel:
         result = bench.worker.call(
             "passes.guard.calls.onnxoptimizer:optimize",
             model=self.model.proto.SerializeToString(),

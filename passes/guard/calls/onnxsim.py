@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external import onnxsim
 from passes.external.onnxsim import STAGES, OnnxSim
@@ -19,7 +20,6 @@ from passes.guard.calls.here import Here
 from passes.guard.calls.models import copied, is_valid, opened, whole, write
 from passes.guard.recorded import Recorded
 from passes.model.weights import DetachedModel
-from passes.step import Workbench
 
 __all__ = ["OnnxSimCall", "all_passes", "read_simplify"]
 
@@ -55,7 +55,7 @@ class OnnxSimCall:
     unsent: tuple[str, ...] = ()
     """Options that keep the call in this process."""
 
-    def plan(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan(self, skips: Skips, bench: PassContext) -> Plan:
         if self.unsent:
             plan = self.plan_here(skips, bench)
             why = f"{', '.join(self.unsent)} cannot be sent to another process, so the call ran in this one"
@@ -66,13 +66,13 @@ class OnnxSimCall:
         options, notes = known_only(self.options, "skipped_optimizers", known, "onnxsim")
         return _plan(OnnxSim(options), known, skips, notes)
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan_here(self, skips: Skips, bench: PassContext) -> Plan:
         known = (*onnxsim.facts()["passes"], *STAGES)
         if self.options.get("extra_optimizers"):
             _refuse_unknown(self.options["extra_optimizers"], all_passes())
         return _plan(self._here(known), known, skips, ())
 
-    def unguarded(self, bench: Workbench) -> DetachedModel:
+    def unguarded(self, bench: PassContext) -> DetachedModel:
         quiet = {name: value for name, value in self.options.items() if "profile" not in name}
         step = self._here(()) if self.unsent else OnnxSim(quiet)
         return step.apply(self.model, bench)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from passes.context import PassContext
 from passes.external.installed import ask
 from passes.external.onnxslim import OnnxSlim
 from passes.guard.calls.arguments import bound, known_only
@@ -19,7 +20,6 @@ from passes.guard.calls.models import copied, opened
 from passes.guard.calls.models import whole as whole_of
 from passes.guard.recorded import Recorded
 from passes.model.weights import DetachedModel
-from passes.step import Workbench
 
 __all__ = ["OnnxSlimCall", "read_graph", "read_optimize_model", "read_slim", "read_slim_core"]
 
@@ -53,7 +53,7 @@ class OnnxSlimCall:
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def plan(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan(self, skips: Skips, bench: PassContext) -> Plan:
         own = _own_patterns()
         if own:
             plan = self.plan_here(skips, bench)
@@ -65,11 +65,11 @@ class OnnxSlimCall:
         step = OnnxSlim(options)
         return _plan(step, step.inner(bench), skips, (*notes, *more))
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> Plan:
+    def plan_here(self, skips: Skips, bench: PassContext) -> Plan:
         names = (*_patterns(), *_optimizations())
         return _plan(Here("onnxslim", names, self._run), names, skips, ())
 
-    def unguarded(self, bench: Workbench) -> DetachedModel:
+    def unguarded(self, bench: PassContext) -> DetachedModel:
         step = Here("onnxslim", (), self._run) if _own_patterns() else OnnxSlim(self.options)
         return step.apply(self.model, bench)
 

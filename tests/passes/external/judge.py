@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from passes import PassRow
+from passes.context import PassContext
 from passes.model.sharing import detached_copy
 from passes.model.weights import attach
 from passes.optimize import draw_feeds
@@ -17,13 +18,12 @@ from passes.proof.prove import Prover
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.result import PassRun
 from passes.run.runner import run_passes
-from passes.step import Workbench
 
 __all__ = ["broken", "ops", "optimized", "row", "valid"]
 
 
 def optimized(
-    bench: Workbench,
+    bench: PassContext,
     model: onnx.ModelProto,
     recipe: Sequence[RecipeItem],
     skip: Sequence[str] = (),

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+from passes.context import PassContext
 from passes.model.sessions import Session
 from passes.model.sharing import detached_copy
 from passes.model.weights import DetachedModel
@@ -16,7 +17,7 @@ from passes.policy.policy import Policy
 from passes.proof.prove import Prover
 from passes.run.result import Status
 from passes.run.runner import run_passes
-from passes.step import Workbench
+from passes.step import Step
 from passes.structures import STRUCTURES
 from tests.passes.models import ATTENTION, attention, detached, matrix, model_of
 
@@ -222,18 +223,18 @@ def test_what_stands_around_the_products_is_no_decoy(case: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoy:
+class Decoy(Step):
     """A pass that merges, and leaves the old products alive for nothing."""
 
     case: str
     name: str = field(default="decoy", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         return detached_copy(made(self.case), bench.spill)
 
 
-def test_a_pass_that_leaves_decoys_is_reverted(bench: Workbench) -> None:
+def test_a_pass_that_leaves_decoys_is_reverted(bench: PassContext) -> None:
     source = detached_copy(attention(), bench.spill)
     prover = Prover.of_itself([draw_feeds(source, 0)], bench)
     run = run_passes(source, (Decoy("cut off"),), Policy((), ("qkv",), True), prover, bench)
