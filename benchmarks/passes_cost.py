@@ -147,6 +147,7 @@ def _onnxline(path: Path, recipe: tuple[str, ...] = ("default",)) -> dict[str, A
             worker.call("os:getpid")
         for step in flat(steps_of(recipe)):
             step.inner(bench)  # the worker imports its library
+        bench.worker.call("passes.external.onnxscript:option_names")  # this one too
         begun = time.perf_counter()
         run = passes.optimize(path, recipe=recipe, keep=["qkv?"], feeds=feeds, bench=bench)
         seconds = time.perf_counter() - begun

@@ -65,6 +65,10 @@ class Step:
         """The inner passes that this step would run, in the order in which the library lists them."""
         return ()
 
+    def known_inner(self, bench: PassContext) -> tuple[str, ...]:
+        """Every inner pass that a skip list may name."""
+        return (*self.inner(bench), *self.left_out, *self.extras(bench))
+
     def extras(self, bench: PassContext) -> tuple[str, ...]:
         """Inner passes that run only where an option of the step names them."""
         return ()

@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from passes.advisories.quarantine import quarantines
+from passes.advisories.known import quarantines
 from passes.context import open_context
 from passes.recipe.recipe import names_of
-from passes.recipe.user_declarations import code_digest
+from passes.recipe.user_passes import code_digest
 from passes.worker.platforms import missing_here
 from pipeline.config import RunConfig
 from pipeline.errors import UsageError

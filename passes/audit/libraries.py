@@ -12,10 +12,10 @@ import onnx
 
 from passes.audit.subject import Subject
 from passes.context import PassContext
-from passes.external import onnxruntime_fusions, onnxscript, onnxscript_rewrites, onnxslim
+from passes.external import onnxruntime_fusions, onnxscript, onnxslim
 from passes.external.onnxruntime_graph import LEVELS
 from passes.external.onnxsim import STAGES
-from passes.external.onnxsim_library import import_onnxsim
+from passes.external.onnxsim_detached import import_onnxsim
 from passes.model.weights import attach, detach
 from passes.rewrites.fold_constants import FoldConstants
 from passes.worker.client import Worker
@@ -96,7 +96,7 @@ def _onnxscript(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _onnxscript_rewrites(subject: Subject, model: onnx.ModelProto) -> onnx.ModelProto:
-    return _on_ir(onnxscript_rewrites.rewrite, model, {"rules": ["default"], "left_out": list(subject.left_out)})
+    return _on_ir(onnxscript.rewrite, model, {"rules": ["default"], "left_out": list(subject.left_out)})
 
 
 def _on_ir(

@@ -13,7 +13,7 @@ from passes.catalog.alone import alone
 from passes.catalog.entry import Entry
 from passes.context import PassContext
 from passes.external import onnxoptimizer
-from passes.recipe.steps import OWN_STEPS
+from passes.recipe.recipe import OWN_STEPS
 
 __all__ = ["DEFAULT", "Subject", "subjects_of", "with_inner"]
 

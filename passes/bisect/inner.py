@@ -9,7 +9,7 @@ from passes.bisect.route import Made, Runs
 from passes.bisect.search import Guilty
 from passes.errors import StepTimedOut
 from passes.model.canonical import canonical_digest
-from passes.policy.known_effects import DESTROYS
+from passes.policy.known_passes import DESTROYS
 from passes.run.narrow import culprits, doer
 
 __all__ = ["Inner", "find_inner"]

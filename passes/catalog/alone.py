@@ -8,7 +8,7 @@ from passes.catalog.entry import Entry
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxruntime_graph import RULES
 from passes.external.onnxsim import OnnxSim
-from passes.recipe.steps import OWN_STEPS
+from passes.recipe.recipe import OWN_STEPS
 from passes.step import Step
 
 __all__ = ["alone"]

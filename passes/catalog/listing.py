@@ -11,11 +11,10 @@ from passes.catalog.entry import Entry, Runs
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external import onnxoptimizer
-from passes.policy.groups import groups_of
-from passes.policy.known_effects import DESTROYS
+from passes.policy.known_passes import DESTROYS, groups_of
 from passes.recipe.defaults import TORCH_RECIPE
-from passes.recipe.steps import OWN_STEPS
-from passes.recipe.user_declarations import installed
+from passes.recipe.recipe import OWN_STEPS
+from passes.recipe.user_passes import installed
 from passes.step import Step
 
 __all__ = ["catalog", "pass_names", "rows_of"]
@@ -46,7 +45,7 @@ def pass_names(steps: Sequence[Step], bench: PassContext) -> tuple[str, ...]:
     names = [*onnxoptimizer.available(), *OWN_STEPS]
     for step in steps:
         names.append(step.name)
-        names += [f"{step.name}/{name}" for name in (*step.inner(bench), *step.left_out, *step.extras(bench))]
+        names += [f"{step.name}/{name}" for name in step.known_inner(bench)]
     return tuple(dict.fromkeys(names))
 
 

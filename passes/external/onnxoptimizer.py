@@ -11,9 +11,8 @@ import onnx
 
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.external.numbered import name_again, number, quote_own_names
+from passes.external.call_names import ShortNames, name_again, number, quote_own_names
 from passes.external.pieces import Pieces, can_be_cut
-from passes.external.short_names import ShortNames
 from passes.model.weights import DetachedModel
 from passes.step import Step
 
@@ -74,7 +73,7 @@ def _apply(names: Sequence[str], model: DetachedModel, bench: PassContext) -> De
     """A new model, or the very same object when the passes change nothing."""
     nodes = model.proto.graph.node
     try:
-        changed: Changed | None = bench.worker.call(OPTIMIZE, model=_numbered(model.proto, bench), names=list(names))
+        changed: Changed | None = bench.worker.call(optimize, model=_numbered(model.proto, bench), names=list(names))
     except StepFailed as failure:
         failure.args = (quote_own_names(str(failure), nodes),)
         raise
@@ -172,6 +171,3 @@ class _Prepared:
         full.CopyFrom(proto)
         self._short.restore(full.graph)
         return _Prepared(full.SerializeToString(), self._short, proto, is_written=True), names
-
-
-OPTIMIZE: Final = "passes.external.onnxoptimizer:optimize"

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown
-from passes.external.written import give_back_inputs, write
+from passes.external.through_files import give_back_inputs, through_files, write
 from passes.model.weights import DetachedModel
 from passes.step import CompositeStep
 
@@ -72,7 +71,7 @@ class OnnxRuntimeFusions(CompositeStep):
             "opt_level": self.opt_level,
             "flags": {**self.flags, **dict.fromkeys(self.left_out, False)},
         }
-        return through_files(model, bench, "passes.external.onnxruntime_fusions:fuse", options)
+        return through_files(model, bench, fuse, options)
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         flags = {**self._flags(bench), **self.flags, **dict.fromkeys(self.left_out, False)}
@@ -102,7 +101,7 @@ class OnnxRuntimeFusions(CompositeStep):
             )
 
     def _flags(self, bench: PassContext) -> Mapping[str, Any]:
-        known = ask(bench, "passes.external.onnxruntime_fusions:facts", self.name)
+        known = ask(bench, facts, self.name)
         refuse_unknown([self.model_type], known, f"{self.name} has no model_type")
         return known[self.model_type]
 

@@ -20,8 +20,8 @@ from typing import Any, Final
 import onnx
 
 from passes.context import PassContext
-from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown, texts
+from passes.external.through_files import through_files
 from passes.model.bodies import every_node
 from passes.model.weights import DetachedModel
 from passes.step import CompositeStep
@@ -46,7 +46,7 @@ class OnnxRuntimeGraph(CompositeStep):
 
     def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         options = {"level": self.level, "disabled": [*self._disabled(), *self.left_out]}
-        return through_files(model, bench, "passes.external.onnxruntime_graph:optimize", options)
+        return through_files(model, bench, optimize, options)
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         disabled = {*self._disabled(), *self.left_out}
@@ -67,7 +67,7 @@ class OnnxRuntimeGraph(CompositeStep):
 
     def _names(self, bench: PassContext) -> list[str]:
         refuse_unknown([self.level], LEVELS, "onnxruntime has no optimization level")
-        return ask(bench, "passes.external.onnxruntime_graph:facts", self.name, level=self.level)["passes"]
+        return ask(bench, facts, self.name, level=self.level)["passes"]
 
 
 @cache

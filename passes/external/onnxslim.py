@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Final
 import onnx
 
 from passes.context import PassContext
-from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, require, texts
-from passes.external.written import give_back_inputs, write
+from passes.external.through_files import give_back_inputs, through_files, write
 from passes.model.weights import DetachedModel
 from passes.step import CompositeStep
 
@@ -44,7 +43,7 @@ class OnnxSlim(CompositeStep):
 
     def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         options = {**self.options, "left_out": list(self.left_out)}
-        return through_files(model, bench, "passes.external.onnxslim:slim", options)
+        return through_files(model, bench, slim, options)
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         known = _facts(bench)
@@ -69,12 +68,12 @@ class OnnxSlim(CompositeStep):
         refuse_unknown(self.options, known["options"], "onnxslim.slim has no option")
         for key, names in (("skip_fusion_patterns", "patterns"), ("skip_optimizations", "optimizations")):
             refuse_unknown(texts(self.options, key, self.name), known[names], f"onnxslim: {key} knows no")
-        refuse_wrong_values(bench, "passes.external.onnxslim:hints", self.name, self.options)
+        refuse_wrong_values(bench, hints, self.name, self.options)
 
 
 def _facts(bench: PassContext) -> dict[str, list[str]]:
     require("onnxslim", "onnxslim", extra="onnxslim")
-    return ask(bench, "passes.external.onnxslim:facts", "onnxslim")
+    return ask(bench, facts, "onnxslim")
 
 
 @cache

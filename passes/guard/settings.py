@@ -10,9 +10,9 @@ from typing import Any
 from passes.catalog import catalog
 from passes.context import open_context
 from passes.errors import PolicyError
-from passes.policy.known_effects import DESTROYS
+from passes.policy.known_passes import DESTROYS
 from passes.policy.policy import Policy, Skip
-from passes.recipe.steps import OWN_STEPS
+from passes.recipe.recipe import OWN_STEPS
 
 __all__ = ["Demands", "Settings", "from_text", "to_text"]
 

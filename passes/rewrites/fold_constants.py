@@ -54,7 +54,7 @@ class FoldConstants(Step):
             read = _read_by_others(model.proto, nodes)
             parts = [_part(model, group, read) for group in groups]
             sources = [(portable(part, bench.spill), wanted) for part, wanted in parts]
-            made = bench.worker.call("passes.rewrites.fold_constants:compute", parts=sources, folder=str(bench.folder))
+            made = bench.worker.call(compute, parts=sources, folder=str(bench.folder))
             too_large = {
                 one.name
                 for group, results in zip(groups, made, strict=True)

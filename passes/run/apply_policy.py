@@ -9,7 +9,7 @@ from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external import onnxoptimizer
 from passes.policy.policy import Policy
-from passes.recipe.steps import OWN_STEPS
+from passes.recipe.recipe import OWN_STEPS
 from passes.step import Repeat, Step
 
 __all__ = ["check_names", "with_skips", "without_weight_readers"]

@@ -10,20 +10,19 @@ from pathlib import Path
 from passes.catalog import pass_names
 from passes.context import PassContext
 from passes.errors import StepFailed
+from passes.external.installed import library_versions
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
 from passes.policy.policy import Policy
 from passes.proof.prove import Prover
 from passes.provenance import Carrier, name_weights
 from passes.run.apply_policy import with_skips
-from passes.run.changes import op_changes
 from passes.run.gc_pause import collector_paused
 from passes.run.reproduce import save_reproducer
-from passes.run.result import PassRow, PassRun, Status, StructureVerdict
+from passes.run.result import PassRow, PassRun, Status, StructureVerdict, op_changes
 from passes.run.tracked import Watched, find_structures
 from passes.run.trial import Attempt, Trial
 from passes.step import Repeat, Step, flat
-from passes.versions import library_versions
 
 __all__ = ["ChangeObserver", "Observer", "run_passes"]
 

@@ -15,13 +15,12 @@ from passes.model.canonical import canonical_digest
 from passes.model.signature import keep_signature
 from passes.model.subject import Subject
 from passes.model.weights import DetachedModel
-from passes.policy.known_effects import DESTROYS, merging
+from passes.policy.known_passes import DESTROYS, merging
 from passes.proof.numbers import Errors
 from passes.proof.prove import Measurement, Prover
 from passes.provenance import Carrier
 from passes.run.narrow import culprits, doer
-from passes.run.pin_probe import corner_of
-from passes.run.pins import pin, unpin
+from passes.run.pins import corner_of, pin, unpin
 from passes.run.receive import apply_step, keep_ir_version
 from passes.run.result import Status
 from passes.run.tracked import Lost, Watched

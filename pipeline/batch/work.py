@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from passes.advisories.quarantine import quarantines
+from passes.advisories.known import quarantines
 from passes.recipe.recipe import names_of
-from passes.recipe.user_declarations import code_digest
+from passes.recipe.user_passes import code_digest
 from pipeline.batch.configs import Planned
 from pipeline.config import RunConfig
 from pipeline.config.paths import locate, split_factory

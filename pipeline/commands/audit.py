@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from passes.advisories import Table, own_tables, tables_in
-from passes.advisories.gate import news
+from passes.advisories.known import news
 from passes.audit.cases import case_names
 from passes.audit.plan import CALL, Plan, chosen_subjects, unread_of
 from passes.audit.reproducers import CALL as REPRODUCE

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from passes.advisories import KINDS, UNSAFE, Table
-from passes.advisories.gate import News
+from passes.advisories.known import News
 from passes.advisories.text import quoted
 
 __all__ = ["FORMAT_VERSION", "audit_as_data", "news_text", "summary_text", "unread_text"]

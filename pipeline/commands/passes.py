@@ -9,17 +9,16 @@ from typing import Annotated, Final
 
 import typer
 
-from passes.advisories.quarantine import is_quarantine
+from passes.advisories.known import is_quarantine
 from passes.catalog import Entry, catalog
 from passes.catalog.shown import find, show
 from passes.context import open_context
 from passes.errors import PolicyError
-from passes.policy.groups import ALL_GROUPS, in_group
-from passes.policy.known_effects import DESTROYS
-from passes.recipe.steps import OWN_STEPS
+from passes.external.installed import library_versions
+from passes.policy.known_passes import ALL_GROUPS, DESTROYS, in_group
+from passes.recipe.recipe import OWN_STEPS
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
-from passes.versions import library_versions
 from pipeline.commands.passes_text import print_entries, print_shown
 
 __all__ = ["FORMAT_VERSION", "register"]

@@ -12,7 +12,7 @@ from rich.text import Text
 from passes.catalog import Entry
 from passes.catalog.shown import Shown
 from passes.catalog.text import COLUMNS
-from passes.policy.known_effects import DESTROYS
+from passes.policy.known_passes import DESTROYS
 
 __all__ = ["print_entries", "print_shown"]
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from passes.context import open_context
+from passes.external.installed import library_versions
 from passes.policy.policy import Policy
 from passes.recipe.recipe import steps_of
 from passes.run.apply_policy import check_names
 from passes.step import Repeat, Step, flat
-from passes.versions import library_versions
 from pipeline.config import RunConfig, locate, split_factory
 from pipeline.workspace import Workspace, key_of
 

@@ -34,8 +34,7 @@ from passes.policy.policy import Policy
 from passes.portability import find_obstacles
 from passes.recipe.recipe import steps_of
 from passes.run.apply_policy import without_weight_readers
-from passes.run.changes import op_counts
-from passes.run.result import PassRow, PassRun
+from passes.run.result import PassRow, PassRun, op_counts
 from passes.run.runner import run_passes
 from pipeline.config import RunConfig
 from pipeline.errors import CheckFailed

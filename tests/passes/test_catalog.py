@@ -21,8 +21,7 @@ from passes.external.installed import require
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim import OnnxSim
 from passes.model.weights import DetachedModel
-from passes.policy.groups import GROUPS, groups_of, in_group
-from passes.policy.known_effects import DESTROYS
+from passes.policy.known_passes import DESTROYS, GROUPS, groups_of, in_group
 from passes.policy.policy import Policy
 from passes.step import CompositeStep
 

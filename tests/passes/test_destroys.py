@@ -9,7 +9,7 @@ from passes.catalog import Entry, catalog
 from passes.catalog.alone import alone
 from passes.catalog.picture import picture_of, read_picture
 from passes.context import PassContext
-from passes.policy.known_effects import DESTROYS
+from passes.policy.known_passes import DESTROYS
 from passes.structures import structure_of
 from tests.passes.models import attention, detached, model_of
 from tests.passes.structures.pictures import drawn, found

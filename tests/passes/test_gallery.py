@@ -24,7 +24,7 @@ from passes.external.onnxsim import OnnxSim
 from passes.model.weights import attach
 from passes.proof.draw import draw_array
 from passes.proof.numbers import compare
-from passes.recipe.steps import OWN_STEPS
+from passes.recipe.recipe import OWN_STEPS
 
 FILES = sorted(GALLERY.glob("*.onnxtxt"))
 

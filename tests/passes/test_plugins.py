@@ -13,7 +13,7 @@ import passes
 from passes import PassRun, PolicyError, Status
 from passes.context import PassContext, open_context
 from passes.recipe.recipe import names_of, steps_of
-from passes.recipe.user_declarations import code_digest
+from passes.recipe.user_passes import code_digest
 from pipeline.config import RunConfig
 from tests.passes.models import attention, model_of
 

@@ -6,8 +6,7 @@ import numpy as np
 import onnx
 
 from passes.model.weights import DetachedModel
-from passes.run.bypass import shortened
-from passes.run.reproduce import smallest
+from passes.run.reproduce import shortened, smallest
 from tests.passes.models import detached, matrix, model_of
 
 

@@ -9,13 +9,13 @@ import pytest
 
 import passes
 from passes.advisories import Finding, table_of, table_text
-from passes.advisories.quarantine import check_quarantine, quarantined, quarantines
+from passes.advisories.known import check_quarantine, quarantined, quarantines
 from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.policy.groups import groups_of
+from passes.external.installed import library_versions
+from passes.policy.known_passes import groups_of
 from passes.policy.policy import Policy
 from passes.run.result import Status
-from passes.versions import library_versions
 from tests.passes.models import attention
 
 NAMES = ("eliminate_shape_op", "eliminate_identity", "onnxslim", "onnxsim", "onnxsim/fuse_qkv")

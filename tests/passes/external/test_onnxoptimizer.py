@@ -10,7 +10,7 @@ import onnxoptimizer
 import pytest
 
 from passes.catalog.picture import picture_of, read_picture
-from passes.external.numbered import number
+from passes.external.call_names import number
 from passes.external.onnxoptimizer import Changed, optimize
 from tests.passes.models import attention, model_of
 

@@ -11,7 +11,7 @@ import pytest
 from passes import PolicyError, Status
 from passes.context import PassContext
 from passes.external.onnxruntime_graph import LEVELS, RULES, OnnxRuntimeGraph
-from passes.policy.known_effects import DESTROYS
+from passes.policy.known_passes import DESTROYS
 from tests.passes.external.blocks import feeds, post_norm
 from tests.passes.external.judge import broken, ops, optimized, row, valid
 from tests.passes.models import attention, biased_attention, detached, merged_attention, model_of

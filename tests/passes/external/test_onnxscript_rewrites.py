@@ -8,8 +8,8 @@ import pytest
 from passes import PolicyError, Status
 from passes.context import PassContext
 from passes.external import onnxscript_rules
-from passes.external.onnxscript_rewrites import OnnxScriptRewrites
-from passes.policy.known_effects import DESTROYS
+from passes.external.onnxscript import OnnxScriptRewrites
+from passes.policy.known_passes import DESTROYS
 from tests.passes.external.judge import broken, ops, optimized, row, valid
 from tests.passes.models import attention, biased_attention, merged_attention, model_of
 

@@ -13,9 +13,9 @@ from onnx import TensorProto
 
 from passes.context import PassContext, open_context
 from passes.errors import StepTimedOut
-from passes.external.files import through_files
 from passes.external.onnxsim import OnnxSim
 from passes.external.onnxsim_detached import _read_in, _with_references
+from passes.external.through_files import through_files
 from passes.model.canonical import meanings_of
 from passes.model.weights import DetachedModel
 from passes.run.pins import pin

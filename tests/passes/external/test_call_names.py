@@ -5,9 +5,8 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from passes.external.numbered import number, quote_own_names
+from passes.external.call_names import ShortNames, number, quote_own_names
 from passes.external.onnxoptimizer import optimize
-from passes.external.short_names import ShortNames
 from tests.passes.models import attention, model_of
 
 BRANCHES = """
