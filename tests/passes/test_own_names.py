@@ -11,7 +11,7 @@ from passes.worker.own_names import FILE, ROOT
 
 SCRIPT = f"""
 import importlib.util, pickle, sys
-spec = importlib.util.spec_from_file_location("_onnxline.passes.own_names", {FILE!r})
+spec = importlib.util.spec_from_file_location("_onnxline.passes.worker.own_names", {FILE!r})
 own_names = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = own_names
 spec.loader.exec_module(own_names)
@@ -21,11 +21,12 @@ own_names.add_private_names()
 
 from _onnxline.passes import PolicyError
 from _onnxline.passes.errors import StepFailed
-from _onnxline.passes.isolate import Worker
+from _onnxline.passes.suggest import nearest
+from _onnxline.passes.worker.client import Worker
 with Worker() as worker:
     print(worker.call("os:getcwd") == worker.call("os.path:dirname", p=__file__))
     try:
-        worker.call("passes.suggest:nearest", name=1)
+        worker.call(nearest, name=1)
     except StepFailed as failure:
         print("ours:", failure)
 try:
