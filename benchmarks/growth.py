@@ -107,10 +107,10 @@ def main() -> None:
 
 def _measure(count: int, recipe: Sequence[str]) -> dict[str, Any]:
     import passes
-    from passes.context import open_bench
+    from passes.context import open_context
 
     model = layers(count)
-    with open_bench() as bench:
+    with open_context() as bench:
         workers = {"passes": bench.worker, "proof": bench.proofs}
         processes = {name: worker.call("os:getpid") for name, worker in workers.items()}
         begun, spent = time.perf_counter(), {name: _cpu_seconds(process) for name, process in processes.items()}

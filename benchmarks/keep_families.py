@@ -22,8 +22,7 @@ from benchmarks.families.measure import OPTIMIZERS, measure
 from benchmarks.families.record import Record, Records
 from benchmarks.families.report import breaches, markdown
 from benchmarks.families.table import Family, families
-from passes.context import open_bench
-from passes.step import Workbench
+from passes.context import PassContext, open_context
 from pipeline.errors import OnnxlineError
 
 FOLDER = Path("runs/benchmarks")
@@ -38,7 +37,7 @@ def main() -> None:
     optimizers = tuple(options.optimizer or OPTIMIZERS)
     records = Records(FOLDER / "keep_families")
     rows: list[tuple[Family, Record]] = []
-    with open_bench(CALL_S) as bench:
+    with open_context(CALL_S) as bench:
         for index, family in enumerate(chosen):
             record = _measured(family, optimizers, records, bench)
             rows.append((family, record))
@@ -63,7 +62,7 @@ def _command(options: argparse.Namespace) -> str:
     return f"python -m benchmarks.keep_families{''.join(chosen)}"
 
 
-def _measured(family: Family, optimizers: Sequence[str], records: Records, bench: Workbench) -> Record:
+def _measured(family: Family, optimizers: Sequence[str], records: Records, bench: PassContext) -> Record:
     """What is known of `family`, after finding out what was not."""
     record = records.read(family)
     lacking = record.lacks(tuple(optimizers))

@@ -31,7 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 from benchmarks.families.detect import stir
 from benchmarks.families.table import families
 from benchmarks.measure import machine, versions_line
-from passes.context import open_bench
+from passes.context import PassContext, open_context
 from passes.errors import PassError
 from passes.graph.traversal import every_node
 from passes.policy.policy import Policy
@@ -39,7 +39,6 @@ from passes.proof.numeric import NumericProver
 from passes.recipe.defaults import TORCH_RECIPE
 from passes.recipe.recipe import steps_of
 from passes.run.runner import run_passes
-from passes.step import Workbench
 from passes.weights.detached import read_model
 from pipeline.config import ExportConfig, ModelConfig
 from pipeline.errors import OnnxlineError
@@ -84,7 +83,7 @@ def main() -> None:
     options = _options()
     begun = time.perf_counter()
     rows: dict[str, Counts] = {}
-    with open_bench(CALL_S) as bench:
+    with open_context(CALL_S) as bench:
         for name in options.family or [DIT, *families()]:
             counts = _read(name, options.any_code)
             if counts is None:
@@ -118,7 +117,7 @@ def _section(name: str) -> ModelConfig:
     return families()[name].section()
 
 
-def _measure(name: str, bench: Workbench) -> Counts:
+def _measure(name: str, bench: PassContext) -> Counts:
     begun = time.perf_counter()
     counts: dict[str, Any] = {"key": _key(name)}
     source: TorchSource | None = None
@@ -143,7 +142,7 @@ def _source(name: str) -> TorchSource:
     return source
 
 
-def _ours(source: TorchSource, folder: Path, bench: Workbench) -> dict[str, Any]:
+def _ours(source: TorchSource, folder: Path, bench: PassContext) -> dict[str, Any]:
     """What `onnxline run` leaves by default, and with Q, K and V kept."""
     export_onnx(source, ExportConfig(), folder / "ours.onnx")
     model, feeds = read_model(folder / "ours.onnx"), [draw_inputs(source.inputs, {}, 0)]
@@ -155,7 +154,7 @@ def _ours(source: TorchSource, folder: Path, bench: Workbench) -> dict[str, Any]
     return counts
 
 
-def _plain(source: TorchSource, folder: Path, bench: Workbench) -> dict[str, int]:
+def _plain(source: TorchSource, folder: Path, bench: PassContext) -> dict[str, int]:
     """What `torch.onnx.export` leaves with its own defaults, and one `onnxsim.simplify` with its own, in the worker."""
     exported, simplified = folder / "plain.onnx", folder / "simplified.onnx"
     example = source.example

@@ -137,17 +137,17 @@ def exported(name: str) -> Path:
 
 def _onnxline(path: Path, recipe: tuple[str, ...] = ("default",)) -> dict[str, Any]:
     import passes
-    from passes.context import open_bench
+    from passes.context import open_context
     from passes.recipe.recipe import steps_of
-    from passes.step import Composite, flat
+    from passes.step import flat
 
     feeds = [_draw(path)]
-    with open_bench() as bench:
+    with open_context() as bench:
         for worker in (bench.worker, bench.proofs):
             worker.call("os:getpid")
         for step in flat(steps_of(recipe)):
-            if isinstance(step, Composite):
-                step.inner(bench)  # the worker imports its library
+            step.inner(bench)  # the worker imports its library
+        bench.worker.call("passes.external.onnxscript:option_names")  # this one too
         begun = time.perf_counter()
         run = passes.optimize(path, recipe=recipe, keep=["qkv?"], feeds=feeds, bench=bench)
         seconds = time.perf_counter() - begun

@@ -1,4 +1,4 @@
-"""Set up the place where passes run, and clear it away."""
+"""Where passes run: the workers, and a folder for files that do not outlive the run."""
 
 from __future__ import annotations
 
@@ -6,26 +6,48 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from passes.load import memory_budget, seconds_to_run
-from passes.step import Workbench
 from passes.weights.detached import DetachedModel
+from passes.weights.sharing import WeightFile
 from passes.worker.client import Worker
 
-__all__ = ["limit_runs", "memory_limit", "open_bench"]
+__all__ = ["PassContext", "limit_runs", "memory_limit", "open_context"]
 
 PROOF_S: Final = 600.0
 """Seconds for one proof, where a pass has less: the model itself may take that long."""
 
 
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """What a step may use: a worker process for native code, one for proofs, and a folder for temporary files.
+    `open_context` sets one up and clears it away."""
+
+    worker: Worker
+    folder: Path
+    proofs: Worker = field(default_factory=Worker)
+    spill: WeightFile = field(init=False)
+    cache: dict[str, Any] = field(default_factory=dict)
+    """What a step leaves for the steps after it, under the name of its library."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spill", WeightFile(self.folder))
+
+    def start(self) -> None:
+        """Start the workers now, so that they are ready when they are called."""
+        self.worker.start()
+        self.proofs.start()
+
+
 @contextmanager
-def open_bench(
+def open_context(
     timeout_s: float = 600.0, memory_gib: float | None = None, folder: Path | None = None
-) -> Iterator[Workbench]:
+) -> Iterator[PassContext]:
     """Two workers and a folder; nothing is started before it is needed.
 
     Args:
@@ -39,12 +61,12 @@ def open_bench(
         Worker(timeout_s, limit, ("onnxoptimizer",)) as worker,
         Worker(max(timeout_s, PROOF_S), limit, ("passes.proof.server",)) as proofs,
     ):
-        yield Workbench(worker, Path(place).resolve(), proofs)  # a tool may work in another folder
+        yield PassContext(worker, Path(place).resolve(), proofs)  # a tool may work in another folder
 
 
 @contextmanager
 def limit_runs(
-    bench: Workbench, model: DetachedModel, draws: Sequence[Mapping[str, np.ndarray]] = ()
+    bench: PassContext, model: DetachedModel, draws: Sequence[Mapping[str, np.ndarray]] = ()
 ) -> Iterator[None]:
     """End a run of `model` in the proof worker that takes longer than its declared sizes explain: a Loop without an end
     would take all of the worker's time.

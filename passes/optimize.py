@@ -11,7 +11,7 @@ from typing import Final, Literal
 import numpy as np
 import onnx
 
-from passes.context import limit_runs, open_bench
+from passes.context import PassContext, limit_runs, open_context
 from passes.errors import ModelError
 from passes.graph.formatting import spelled_type
 from passes.policy.policy import Policy, check_lists
@@ -21,11 +21,10 @@ from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE, Prover, StructureProver
 from passes.recipe.defaults import DEFAULT_RECIPE
 from passes.recipe.recipe import RecipeItem, steps_of
-from passes.run.apply_policy import check_names
+from passes.run.apply_policy import check_names, without_weight_readers
 from passes.run.result import PassRun
 from passes.run.runner import ChangeObserver, Observer, run_passes
-from passes.step import Workbench, flat
-from passes.unread import sparing
+from passes.step import flat
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sharing import detached_copy
 from passes.weights.weight_stacks import collapse, expand
@@ -49,7 +48,7 @@ def optimize(
     timeout_s: float = 600.0,
     memory_gib: float | None = None,
     reproducers: Path | None = None,
-    bench: Workbench | None = None,
+    bench: PassContext | None = None,
     prover: Prover | None = None,
     observer: Observer = lambda *_: None,
     on_change: ChangeObserver = lambda *_: None,
@@ -77,7 +76,7 @@ def optimize(
         PolicyError: an unknown name, a `keep` that matches nothing, or a single value where a list is expected.
     """
     check_lists(recipe=recipe, skip=skip, keep=keep, feeds=feeds, sizes=sizes)
-    with nullcontext(bench) if bench else open_bench(timeout_s, memory_gib) as bench:
+    with nullcontext(bench) if bench else open_context(timeout_s, memory_gib) as bench:
         bench.start()
         steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch)
         check_names(flat(steps), policy, bench)
@@ -85,13 +84,13 @@ def optimize(
         limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(bench, stored)
         prover = prover or _prover_of(stored, bench, proof, feeds, sizes)
         source, stacks = collapse(stored)
-        steps = sparing(steps) if source.unread() else steps
+        steps = without_weight_readers(steps) if source.unread() else steps
         with limits:
             run = run_passes(source, steps, policy, prover, bench, observer, reproducers, on_change)
         return replace(run, model=expand(run.model, stacks, stored))
 
 
-def _read(model: onnx.ModelProto | str | Path | DetachedModel, bench: Workbench, proof: str) -> DetachedModel:
+def _read(model: onnx.ModelProto | str | Path | DetachedModel, bench: PassContext, proof: str) -> DetachedModel:
     if isinstance(model, DetachedModel):
         return model
     if isinstance(model, onnx.ModelProto):
@@ -100,7 +99,11 @@ def _read(model: onnx.ModelProto | str | Path | DetachedModel, bench: Workbench,
 
 
 def _prover_of(
-    model: DetachedModel, bench: Workbench, proof: str, feeds: Sequence[Mapping[str, np.ndarray]], sizes: Sequence[int]
+    model: DetachedModel,
+    bench: PassContext,
+    proof: str,
+    feeds: Sequence[Mapping[str, np.ndarray]],
+    sizes: Sequence[int],
 ) -> Prover:
     """`model` itself is the reference."""
     if proof == STRUCTURE:

@@ -1,128 +1,93 @@
-"""The nouns that every part of a pass run shares: Step, Composite, Workbench."""
+"""The nouns that every part of a pass run shares: Step, CompositeStep, Repeat."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Self
 
+from passes.context import PassContext
 from passes.weights.detached import DetachedModel
-from passes.weights.sharing import WeightFile
-from passes.worker.client import Worker
 
-__all__ = ["MAX_TURNS", "Annotates", "Composite", "Early", "Narrows", "Repeat", "Step", "Workbench", "flat"]
+__all__ = ["MAX_TURNS", "CompositeStep", "Repeat", "Step", "flat"]
 
 MAX_TURNS: Final = 20
 """Turns after which a fixed point is given up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Workbench:
-    """Where a step may work: a worker process for native code, one for proofs, and a folder for files that do not
-    outlive the run. `passes.context.open_bench` sets one up and clears it away."""
+class Step:
+    """One ONNX → ONNX pass, with its options as the fields of a frozen dataclass.
 
-    worker: Worker
-    folder: Path
-    proofs: Worker = field(default_factory=Worker)
-    spill: WeightFile = field(init=False)
-    notes: dict[str, Any] = field(default_factory=dict)
-    """What a step leaves for the steps after it, under the name of its library."""
+    A subclass gives it a `name`, a `source` and `apply`; the rest has defaults, which suit a step that runs no other
+    passes inside.
+    """
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "spill", WeightFile(self.folder))
+    __slots__ = ()
 
-    def start(self) -> None:
-        """Start the workers now, so that they are ready when they are called."""
-        self.worker.start()
-        self.proofs.start()
+    name: str
+    source: str
+    """Whose code it is: onnxoptimizer, onnxsim, onnxscript, onnx, or onnxline."""
+    left_out: tuple[str, ...] = ()
+    """The inner passes that `without` took out."""
 
+    is_composite: ClassVar[bool] = False
+    """Whether it runs passes of its own inside, and can leave named ones out."""
 
-class Step(Protocol):
-    """One ONNX → ONNX pass, with its options as fields."""
+    annotates: ClassVar[bool] = False
+    """Whether the types, names and metadata that it writes are a result, also where no operator changes. Native
+    optimizers drop and rewrite them all the time, which is no change."""
 
-    @property
-    def name(self) -> str: ...
+    suspects: ClassVar[tuple[str, ...]] = ()
+    """Inner passes to suspect first of a fault that no pass is known for."""
 
-    @property
-    def source(self) -> str:
-        """Whose code it is: onnxoptimizer, onnxsim, onnxscript, onnx, or onnxline."""
-        ...
+    joins_weights: ClassVar[tuple[str, ...]] = ()
+    """Inner passes that read weights by the gigabyte, to make new ones of them."""
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
-        """A new model; the one given stays as it is.
+    narrows: bool = False
+    """Whether it was asked to give the model's inputs other shapes than those that they declare."""
+
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+        """A new model, or the very same object for no change; the one given stays as it is.
 
         Raises:
             StepFailed: the pass raised, crashed or timed out.
         """
-        ...
+        raise NotImplementedError
 
-
-@runtime_checkable
-class Early(Step, Protocol):
-    """A step that can begin on a model before it is known whether it will be its turn, and then looks further ahead."""
-
-    @property
-    def ahead(self) -> tuple[str, ...]:
-        """The passes that it looks at beside its own."""
-        ...
-
-    def looking_past(self, names: Collection[str]) -> Early:
-        """The same step, which looks at none of `names`."""
-        ...
-
-    def begin(self, model: DetachedModel, bench: Workbench) -> None:
-        """Begin in the worker, without waiting; `apply` goes on from there if it is given the same model."""
-        ...
-
-    def foreseen(self, model: DetachedModel, bench: Workbench) -> DetachedModel | None:
-        """What this step and those that it looks at will have made of `model` in the end, if none is thrown away; None
-        if that is not known yet, or is no change."""
-        ...
-
-
-@runtime_checkable
-class Annotates(Step, Protocol):
-    """A step whose annotations count. Native optimizers drop and rewrite them all the time, which is no change."""
-
-    @property
-    def annotates(self) -> bool:
-        """Whether the types, names and metadata that it writes are a result, also where no operator changes."""
-        ...
-
-
-@runtime_checkable
-class Narrows(Step, Protocol):
-    """A step that can be asked to give the model's inputs other shapes than those that it declares."""
-
-    @property
-    def narrows(self) -> bool:
-        """Whether it was."""
-        ...
-
-
-@runtime_checkable
-class Composite(Step, Protocol):
-    """A step that runs passes of its own inside, and can leave named ones out."""
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """The inner passes that `without` took out."""
-        ...
-
-    def check(self, bench: Workbench) -> None:
+    def check(self, bench: PassContext) -> None:
         """Refuse options that the installed release does not take.
 
         Raises:
             PolicyError: naming the nearest option or pass.
         """
-        ...
 
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         """The inner passes that this step would run, in the order in which the library lists them."""
-        ...
+        return ()
 
-    def without(self, names: Sequence[str]) -> Composite: ...
+    def known_inner(self, bench: PassContext) -> tuple[str, ...]:
+        """Every inner pass that a skip list may name."""
+        return (*self.inner(bench), *self.left_out, *self.extras(bench))
+
+    def extras(self, bench: PassContext) -> tuple[str, ...]:
+        """Inner passes that run only where an option of the step names them."""
+        return ()
+
+    def without(self, names: Sequence[str]) -> Step:
+        """The same step, which leaves out these inner passes."""
+        return self
+
+
+class CompositeStep(Step):
+    """A step that runs passes of its own inside; those in its field `left_out` do not run."""
+
+    __slots__ = ()
+
+    is_composite: ClassVar[bool] = True
+
+    def without(self, names: Sequence[str]) -> Self:
+        own: Any = self  # a dataclass
+        return replace(own, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from passes.advisories.quarantine import quarantines
-from passes.context import open_bench
+from passes.advisories.known import quarantines
+from passes.context import open_context
 from passes.recipe.recipe import names_of
-from passes.recipe.user_declarations import code_digest
+from passes.recipe.user_passes import code_digest
 from passes.worker.platforms import missing_here
 from pipeline.config import RunConfig
 from pipeline.errors import UsageError
@@ -143,7 +143,7 @@ class _Run:
                 return References(())
             given, limits = read_inputs(self.config.verify, source.inputs), self.config.passes
             plan = plan_draws(source, self.config.model, self.config.verify, given.draws)
-            with open_bench(limits.timeout_s, limits.memory_gib, self.workspace.scratch) as bench:
+            with open_context(limits.timeout_s, limits.memory_gib, self.workspace.scratch) as bench:
                 references = compute_references(source, plan, bench)
                 references = replace(references, skipped=(*given.notes, *references.skipped))
             self._depends_on(self.config.verify, outputs_digest(references.draws))

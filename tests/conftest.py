@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from passes.context import open_bench
-from passes.step import Workbench
+from passes.context import PassContext, open_context
 
 
 @pytest.fixture(scope="session")
-def bench() -> Iterator[Workbench]:
+def bench() -> Iterator[PassContext]:
     """Workers and a folder, for all tests: they take seconds to start. A worker that dies is replaced."""
-    with open_bench() as opened:
+    with open_context() as opened:
         yield opened

@@ -9,12 +9,13 @@ from typing import Final
 
 from benchmarks.families.detect import Exported
 from benchmarks.families.table import Family
+from passes.context import PassContext
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.result import PassRun
 from passes.run.runner import run_passes
-from passes.step import Composite, Repeat, Step, Workbench
+from passes.step import Repeat, Step
 
 __all__ = ["OPTIMIZERS", "Optimizer", "Outcome", "measure"]
 
@@ -67,7 +68,7 @@ class Outcome:
         return (self.kept.nodes - self.by_name.nodes) / self.instances
 
 
-def measure(family: Family, exported: Exported, optimizer: Optimizer, bench: Workbench) -> Outcome:
+def measure(family: Family, exported: Exported, optimizer: Optimizer, bench: PassContext) -> Outcome:
     """Run it three times; the model has at least one instance."""
     steps = optimizer.steps(family)
     freely = _run(exported, steps, FREE, bench)
@@ -82,10 +83,10 @@ def measure(family: Family, exported: Exported, optimizer: Optimizer, bench: Wor
 def _without(steps: Sequence[Step], names: Sequence[str]) -> list[Step]:
     """The steps, and the passes inside of them, that are not called by one of `names`."""
     left = [step for step in steps if step.name not in names]
-    return [step.without(names) if isinstance(step, Composite) else step for step in left]
+    return [step.without(names) for step in left]
 
 
-def _run(exported: Exported, steps: Sequence[Step], policy: Policy, bench: Workbench) -> PassRun:
+def _run(exported: Exported, steps: Sequence[Step], policy: Policy, bench: PassContext) -> PassRun:
     return run_passes(exported.model, steps, policy, NumericProver.of_itself(exported.feeds, bench), bench)
 
 

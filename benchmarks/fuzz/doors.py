@@ -20,9 +20,8 @@ import onnx
 
 import passes
 from benchmarks.fuzz.seeds import seed_models, write_data_file
-from passes.context import open_bench
+from passes.context import PassContext, open_context
 from passes.diff import compare_matched, diff_as_data, diff_text, match_models
-from passes.step import Workbench
 from passes.weights.detached import read_model
 from pipeline.cli import _exit_code
 from pipeline.importers import from_onnx
@@ -42,7 +41,7 @@ class UncaughtError(Exception):
 class Doors:
     """The doors, with workers and a folder of seed models that all files share."""
 
-    def __init__(self, folder: Path, bench: Workbench, runs: Path) -> None:
+    def __init__(self, folder: Path, bench: PassContext, runs: Path) -> None:
         self._folder = folder
         self._bench = bench
         self._runs = runs
@@ -50,7 +49,7 @@ class Doors:
     @classmethod
     @contextlib.contextmanager
     def open(cls) -> Iterator[Doors]:
-        with tempfile.TemporaryDirectory() as place, open_bench(TIMEOUT_S, 4.0) as bench:
+        with tempfile.TemporaryDirectory() as place, open_context(TIMEOUT_S, 4.0) as bench:
             folder = Path(place, "models")
             folder.mkdir()
             write_data_file(folder)
@@ -148,7 +147,7 @@ class Doors:
 
 
 @contextlib.contextmanager
-def _lend(bench: Workbench, place: Path) -> Iterator[None]:
+def _lend(bench: PassContext, place: Path) -> Iterator[None]:
     """Give the workers of `bench` to whatever command would start its own: to start them takes longer than a file."""
     modules = [importlib.import_module(name) for name in OPEN_BENCHES]
     before = [module.open_bench for module in modules]
@@ -156,17 +155,17 @@ def _lend(bench: Workbench, place: Path) -> Iterator[None]:
     @contextlib.contextmanager
     def lend(
         timeout_s: float = 0.0, memory_gib: float | None = None, folder: Path | None = None
-    ) -> Iterator[Workbench]:
+    ) -> Iterator[PassContext]:
         with tempfile.TemporaryDirectory(dir=folder or place) as own:
-            yield Workbench(bench.worker, Path(own).resolve(), bench.proofs)
+            yield PassContext(bench.worker, Path(own).resolve(), bench.proofs)
 
     for module in modules:
-        vars(module)["open_bench"] = lend
+        vars(module)["open_context"] = lend
     try:
         yield
     finally:
         for module, its_own in zip(modules, before, strict=True):
-            vars(module)["open_bench"] = its_own
+            vars(module)["open_context"] = its_own
 
 
 OPEN_BENCHES = (

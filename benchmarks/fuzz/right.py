@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from passes.context import PassContext
 from passes.errors import PassError
 from passes.graph.op_facts import RANDOM_OPS
 from passes.optimize import draw_feeds
-from passes.step import Workbench
 from passes.weights.detached import read_model
 from passes.weights.sharing import portable
 from pipeline.errors import UsageError
@@ -22,7 +22,7 @@ from pipeline.runtime import compile_graph
 __all__ = ["compare_with_onnxruntime", "run_in_worker"]
 
 
-def compare_with_onnxruntime(path: Path, dims: Mapping[str, int], bench: Workbench) -> str:
+def compare_with_onnxruntime(path: Path, dims: Mapping[str, int], bench: PassContext) -> str:
     """`ok` where both run the model and agree; `refused` where one of them does not run it.
 
     Raises:

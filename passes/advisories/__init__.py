@@ -1,8 +1,7 @@
 """What audits of the libraries have found: data, kept as text that a person can review. `passes.audit` finds it."""
 
-from passes.advisories.finding import KINDS, UNSAFE, Finding
 from passes.advisories.known import known_table, own_tables, tables_in, unsafe_names
-from passes.advisories.table import ROUND_TRIP, Entry, Table, table_of
+from passes.advisories.table import KINDS, ROUND_TRIP, UNSAFE, Entry, Finding, Table, table_of
 from passes.advisories.text import parse, table_text
 
 __all__ = [

@@ -1,20 +1,34 @@
-"""The tables that are accepted: those of this release of onnxline, for the libraries that it was built with, and a
-folder of the user's own."""
+"""The tables that are accepted, of this release of onnxline and of a folder of the user's, and what goes by them."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
-from passes.advisories.finding import UNSAFE
-from passes.advisories.table import Table, is_round_trip
+from passes.advisories.table import UNSAFE, Entry, Table, is_round_trip, mark_of, round_trips
 from passes.advisories.text import TITLE, parse
-from passes.errors import ModelError
+from passes.errors import ModelError, PolicyError
+from passes.external.installed import library_versions
 
-__all__ = ["SHIPPED", "file_name", "known_table", "own_tables", "tables_in", "unsafe_names"]
+__all__ = [
+    "QUARANTINE",
+    "SHIPPED",
+    "News",
+    "check_quarantine",
+    "file_name",
+    "is_quarantine",
+    "known_table",
+    "news",
+    "own_tables",
+    "quarantined",
+    "quarantines",
+    "tables_in",
+    "unsafe_names",
+]
 
 SHIPPED: Final = Path(__file__).with_name("tables")
 
@@ -75,3 +89,116 @@ def unsafe_names(tables: Sequence[Table], versions: Mapping[str, str]) -> frozen
     installed = [one for one in tables if versions.get(one.distribution) == one.version]
     entries = (entry for one in installed for entry in one.entries if entry.kind in UNSAFE)
     return frozenset(entry.name for entry in entries if not is_round_trip(entry.name))
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Cases in which a pass does what is not accepted; one that the table has only the mark of is called `#MARK`."""
+
+    entry: Entry
+    cases: tuple[str, ...]
+    accepted: str
+    """The table that was compared with, `onnxoptimizer 0.4.2`; empty where none speaks of the library."""
+
+
+def news(tables: Iterable[Table], accepted: Sequence[Table]) -> tuple[News, ...]:
+    """Compare each table with the accepted one of its release, or of the one before: that is what an upgrade changes.
+
+    Reasons are not compared, since libraries reword what they say. Less than what is accepted is no news.
+    """
+    return tuple(
+        found for table in tables for found in _of(table, known_table(accepted, table.distribution, table.version))
+    )
+
+
+def _of(table: Table, accepted: Table | None) -> Iterator[News]:
+    named = f"{accepted.distribution} {accepted.version}" if accepted else ""
+    for entry in table.entries:
+        alike = [one for one in accepted.entries if _speaks_of(one, entry)] if accepted else []
+        known = {mark for one in alike for mark in one.marks}
+        cases = [(mark_of(case), case) for case in entry.cases] or [(mark, f"#{mark}") for mark in entry.marks]
+        new = tuple(case for mark, case in cases if mark not in known)
+        if new:
+            yield News(entry, new, named)
+
+
+def _speaks_of(accepted: Entry, entry: Entry) -> bool:
+    """An entry of the pass itself, or of the library's round trip, whose cases are told of no other pass."""
+    return accepted.kind == entry.kind and accepted.name in (entry.name, *round_trips(entry.name))
+
+
+QUARANTINE: Final = "unsafe"
+"""The entry of a skip list; `unsafe:FOLDER` goes by the tables in a folder, and by ours for what these do not say."""
+
+
+def is_quarantine(entry: str) -> bool:
+    return entry == QUARANTINE or entry.startswith(f"{QUARANTINE}:")
+
+
+def quarantined(entry: str) -> frozenset[str]:
+    """The full names of the passes that `entry` leaves out of this installation; empty for another entry.
+
+    Raises:
+        PolicyError, ModelError: there is no table in the folder, or one that cannot be read.
+    """
+    return _quarantined(entry, _stamps(_folder(entry))) if is_quarantine(entry) else frozenset()
+
+
+def quarantines(skip: Iterable[str]) -> dict[str, list[str]]:
+    """Entry of a skip list → the passes that it leaves out: what a result depends on, beside what the entry says."""
+    return {entry: sorted(quarantined(entry)) for entry in skip if is_quarantine(entry)}
+
+
+def check_quarantine(entry: str, used: Iterable[str], installed: Mapping[str, str] | None = None) -> None:
+    """Refuse to go on without an audit of what is to be used.
+
+    Args:
+        used: the steps of a recipe, or passes inside of steps.
+        installed: library → version; by default what is installed here.
+
+    Raises:
+        PolicyError: no table of the installed release speaks of a pass, with the releases of which some do.
+    """
+    tables, installed = _tables(entry), library_versions() if installed is None else installed
+    for name in used:
+        speaking = [one for one in tables if one.speaks_of(name) and one.distribution in installed]
+        if speaking and all(installed[one.distribution] != one.version for one in speaking):
+            library, known = speaking[0].distribution, ", ".join(one.version for one in speaking)
+            raise PolicyError(
+                f"skip: {entry} goes by audits, and of {name} there is none for {library} {installed[library]}, only "
+                f"for {known}; run `onnxline audit --only {library} --out DIR`, review its table, and write "
+                f"{QUARANTINE}:DIR"
+            )
+
+
+@lru_cache(maxsize=16)
+def _quarantined(entry: str, _: tuple[object, ...]) -> frozenset[str]:
+    return unsafe_names(_tables(entry), library_versions())
+
+
+def _stamps(folder: str) -> tuple[object, ...]:
+    """What changes when a table in the folder is replaced; a skip list is asked of each pass anew."""
+    files = sorted(Path(folder).glob("*.txt")) if folder else ()
+    return tuple((file.name, file.lstat().st_size, file.lstat().st_ctime_ns) for file in files)
+
+
+def _folder(entry: str) -> str:
+    return entry.partition(":")[2]
+
+
+def _tables(entry: str) -> Sequence[Table]:
+    """Those of the folder that `entry` names, and what ours say beyond them."""
+    folder = _folder(entry)
+    if not folder:
+        return own_tables()
+    found = tables_in(Path(folder))
+    if not found:
+        raise PolicyError(f"{entry}: no table of an audit in {folder!r}; `onnxline audit --out DIR` writes them")
+    return (*found, *(_beyond(found, one) for one in own_tables()))
+
+
+def _beyond(told: Sequence[Table], own: Table) -> Table:
+    """Our table, without the passes of which those of the same release speak."""
+    alike = [one for one in told if (one.distribution, one.version) == (own.distribution, own.version)]
+    names = tuple(name for name in own.names if not any(one.speaks_of(name) for one in alike))
+    return replace(own, names=names, entries=tuple(entry for entry in own.entries if entry.name in names))

@@ -1,4 +1,4 @@
-"""The findings for one release of a library, grouped: what a person reviews and what a gate compares with."""
+"""What an audit found of one release of a library, grouped: what a person reviews."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from passes.advisories.finding import Finding
-
-__all__ = ["ROUND_TRIP", "Entry", "Table", "entry_of", "is_round_trip", "mark_of", "round_trips", "table_of"]
+__all__ = [
+    "KINDS",
+    "ROUND_TRIP",
+    "UNSAFE",
+    "Entry",
+    "Finding",
+    "Table",
+    "entry_of",
+    "is_round_trip",
+    "mark_of",
+    "round_trips",
+    "table_of",
+]
 
 ROUND_TRIP: Final = "nop"
 """The pass that does nothing: what it does is what the library does to every model that it reads and writes."""
@@ -106,3 +116,37 @@ def entry_of(name: str, kind: str, why: str, cases: Sequence[str]) -> Entry:
 def mark_of(case: str) -> str:
     """5 hex digits that stand for a case where there are too many to name."""
     return hashlib.sha256(case.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Finding:
+    """The pass `name` on the model `case`. `why` says more, in words that are the same on every machine.
+
+    Args:
+        name: as the catalogue has it, `onnxsim/fuse_qkv`; `default` for onnxoptimizer's default set as a whole.
+        kind: one of `KINDS`.
+        case: with its source, `node/test_abs`.
+    """
+
+    name: str
+    kind: str
+    case: str
+    why: str = ""
+
+
+KINDS: Final = {
+    "crashed": "the process died",
+    "timed-out": "it did not come back",
+    "raised": "the library raised",
+    "invalid": "ONNX's checker refuses the result, and not the model before",
+    "signature": "inputs or outputs have other names, types or sizes",
+    "wrong": "the result computes something else, or does not run",
+    "grew-nodes": "the result has more operators",
+    "grew-bytes": "the result is larger by more than a tenth, and by more than 1 KiB",
+    "lost-metadata": "metadata or doc strings are gone from the model, or from operators that are still there",
+    "not-idempotent": "a second run changes the model again",
+}
+"""Kind → what it means, the worst first."""
+
+UNSAFE: Final = frozenset({"crashed", "timed-out", "invalid", "signature", "wrong"})
+"""The kinds for which `skip: [unsafe]` leaves a pass out. One that raises says so itself, and costs its own step."""

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Final
 
-from passes.advisories.finding import KINDS
-from passes.advisories.table import Entry, Table, entry_of
+from passes.advisories.table import KINDS, Entry, Table, entry_of
 from passes.errors import ModelError
 
 __all__ = ["FORMAT_VERSION", "LISTED", "TITLE", "parse", "quoted", "table_text"]

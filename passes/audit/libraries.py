@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any, Final
 import onnx
 
 from passes.audit.target import AuditTarget
-from passes.external import onnxruntime_fusions, onnxscript, onnxscript_rewrites, onnxslim
+from passes.context import PassContext
+from passes.external import onnxruntime_fusions, onnxscript, onnxslim
 from passes.external.onnxruntime_graph import LEVELS
 from passes.external.onnxsim import STAGES
-from passes.external.onnxsim_library import import_onnxsim
+from passes.external.onnxsim_detached import import_onnxsim
 from passes.rewrites.fold_constants import FoldConstants
-from passes.step import Workbench
 from passes.weights.detached import attach, detach
-from passes.worker.client import Worker
+from passes.worker.client import Function, Worker
 
 __all__ = ["call"]
 
@@ -96,7 +95,7 @@ def _onnxscript(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto
 
 
 def _onnxscript_rewrites(subject: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
-    return _on_ir(onnxscript_rewrites.rewrite, model, {"rules": ["default"], "left_out": list(subject.left_out)})
+    return _on_ir(onnxscript.rewrite, model, {"rules": ["default"], "left_out": list(subject.left_out)})
 
 
 def _on_ir(
@@ -117,15 +116,15 @@ def _infer_shapes(_: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
 def _fold_constants(_: AuditTarget, model: onnx.ModelProto) -> onnx.ModelProto:
     """Ours. It asks for a worker, and is in one already."""
     with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
-        return attach(FoldConstants().apply(detach(model), Workbench(_InThisProcess(), Path(folder))))
+        return attach(FoldConstants().apply(detach(model), PassContext(_InThisProcess(), Path(folder))))
 
 
 class _InThisProcess(Worker):
     """Makes each call where it is."""
 
-    def call(self, function: str, /, *, within_s: float | None = None, **arguments: Any) -> Any:
-        module, _, name = function.partition(":")
-        return getattr(importlib.import_module(module), name)(**arguments)
+    def call(self, function: Function, /, *, within_s: float | None = None, **arguments: Any) -> Any:
+        assert callable(function)
+        return function(**arguments)
 
 
 ORT_LEVELS: Final[Mapping[str, str]] = {**LEVELS, "disabled": "ORT_DISABLE_ALL"}

@@ -11,9 +11,9 @@ from passes.advisories import ROUND_TRIP
 from passes.catalog import catalog
 from passes.catalog.demo import isolate_pass
 from passes.catalog.listing import Entry
+from passes.context import PassContext
 from passes.external import onnxoptimizer
-from passes.recipe.steps import OWN_STEPS
-from passes.step import Composite, Workbench
+from passes.recipe.recipe import OWN_STEPS
 
 __all__ = ["DEFAULT", "AuditTarget", "targets_of", "with_inner"]
 
@@ -39,7 +39,7 @@ class AuditTarget:
         return dataclasses.asdict(self)
 
 
-def targets_of(bench: Workbench, *, every: bool = False) -> tuple[AuditTarget, ...]:
+def targets_of(bench: PassContext, *, every: bool = False) -> tuple[AuditTarget, ...]:
     """Each pass of onnxoptimizer alone, its default set, and each step of a recipe that is installed.
 
     onnxruntime loads a model before it optimizes it, and may refuse it then: that is `onnxruntime/nop`.
@@ -54,14 +54,14 @@ def targets_of(bench: Workbench, *, every: bool = False) -> tuple[AuditTarget, .
     return (default, idle, *found)
 
 
-def with_inner(subjects: Sequence[AuditTarget], bench: Workbench) -> tuple[AuditTarget, ...]:
+def with_inner(subjects: Sequence[AuditTarget], bench: PassContext) -> tuple[AuditTarget, ...]:
     """Whole steps with the passes inside of them. To ask a library takes seconds, so choose `subjects` before."""
     return tuple(replace(one, inner=_inner(one, bench)) if one.name in OWN_STEPS else one for one in subjects)
 
 
-def _inner(subject: AuditTarget, bench: Workbench) -> tuple[str, ...]:
+def _inner(subject: AuditTarget, bench: PassContext) -> tuple[str, ...]:
     step = OWN_STEPS[subject.name]()
-    return tuple(step.inner(bench)) if isinstance(step, Composite) else ()
+    return step.inner(bench)
 
 
 def _is_known(row: Entry) -> bool:
@@ -75,7 +75,6 @@ def _subject(row: Entry, rows: Sequence[Entry]) -> AuditTarget:
     if "/" not in row.name:
         return AuditTarget(row.name, row.source, row.name)
     step = isolate_pass(row, rows)
-    assert isinstance(step, Composite)
     return AuditTarget(
         row.name, row.source, step.name, left_out=tuple(step.left_out), options=getattr(step, "options", {})
     )

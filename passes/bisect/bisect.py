@@ -13,13 +13,14 @@ from passes.bisect.result import Culprit, Finding, Smallest
 from passes.bisect.search import Guilty, Inner, find_guilty, find_inner
 from passes.bisect.smallest import find_smallest
 from passes.catalog import pass_names
+from passes.context import PassContext
 from passes.diff import compare_matched, match_models
 from passes.diff.types import label_of
 from passes.graph.traversal import live_nodes
 from passes.model.analysis import what_is_invalid
 from passes.policy.policy import Policy, check_lists
 from passes.run.apply_policy import with_skips
-from passes.step import Repeat, Step, Workbench
+from passes.step import Repeat, Step
 from passes.weights.detached import DetachedModel
 
 __all__ = ["BUDGET_S", "bisect"]
@@ -32,7 +33,7 @@ def bisect(
     source: DetachedModel,
     recipe: Sequence[Step | Repeat],
     fault: Fault,
-    bench: Workbench,
+    bench: PassContext,
     *,
     skip: Sequence[str] = (),
     budget_s: float = BUDGET_S,
@@ -66,7 +67,7 @@ def bisect(
     return Finding(fault.description, steps, culprit, smallest, "", count, named - begun, found.failed, notes)
 
 
-def _without(blocks: Sequence[Repeat], policy: Policy, bench: Workbench) -> list[Repeat]:
+def _without(blocks: Sequence[Repeat], policy: Policy, bench: PassContext) -> list[Repeat]:
     """The blocks without what is skipped."""
     if policy.skip:
         all_steps = [step for block in blocks for step in block.steps]

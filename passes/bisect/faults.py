@@ -11,6 +11,7 @@ from typing import Final, Self
 import numpy as np
 
 from passes.bisect.replay import Made
+from passes.context import PassContext
 from passes.diff import match_models
 from passes.errors import ModelError, PolicyError, StepFailed
 from passes.graph.op_facts import RANDOM_OPS
@@ -20,7 +21,6 @@ from passes.policy.policy import unknown_structure
 from passes.proof.client import choose_in_worker
 from passes.proof.numbers import compare
 from passes.run.reproduce import is_same_failure
-from passes.step import Workbench
 from passes.structures import Instance, structure_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
@@ -211,7 +211,7 @@ class Deviation(Fault):
     graph optimization off. A model that does not run any more is infinitely far."""
 
     tolerance: float
-    bench: Workbench
+    bench: PassContext
     feeds: Feeds
     expected: Outputs
     refused: bool = False
@@ -220,7 +220,7 @@ class Deviation(Fault):
     """By what a model computes, as a digest."""
 
     @classmethod
-    def of(cls, tolerance: float, source: DetachedModel, bench: Workbench) -> Self:
+    def of(cls, tolerance: float, source: DetachedModel, bench: PassContext) -> Self:
         """With the draws of `passes.optimize`.
 
         Raises:
@@ -308,11 +308,11 @@ def outputs(model: MappedModel, feeds: Feeds) -> Outputs:
     return [session.run(draw) for draw in feeds]
 
 
-def _outputs(model: DetachedModel, feeds: Feeds, bench: Workbench) -> Outputs:
+def _outputs(model: DetachedModel, feeds: Feeds, bench: PassContext) -> Outputs:
     return bench.proofs.ask(OUTPUTS, model=portable(model, bench.spill), feeds=list(feeds))
 
 
-def _reference(source: DetachedModel, bench: Workbench) -> tuple[Feeds, Outputs]:
+def _reference(source: DetachedModel, bench: PassContext) -> tuple[Feeds, Outputs]:
     try:
         draws, _ = choose_in_worker(source, plan_draws(source), bench)
     except StepFailed as failure:

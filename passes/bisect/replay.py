@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass, OnnxOptimizerPasses
 from passes.model.canonical import canonical_digest
 from passes.model.signature import keep_signature
-from passes.step import Narrows, Repeat, Step, Workbench
+from passes.step import Repeat, Step
 from passes.weights.detached import DetachedModel
 
 __all__ = ["Made", "Observer", "Part", "Runs", "Stretch", "join_blocks", "route"]
@@ -53,7 +54,7 @@ Observer = Callable[[str, str, float, float], None]
 class Runs:
     """Runs steps, and counts: a call of a library is one pass run, also where it is given several passes."""
 
-    bench: Workbench
+    bench: PassContext
     observer: Observer = lambda *_: None
     count: int = 0
 
@@ -64,7 +65,7 @@ class Runs:
         try:
             made = step.apply(model, self.bench)
             if made is not model:
-                keep_signature(model, made, narrows=isinstance(step, Narrows) and step.narrows)
+                keep_signature(model, made, narrows=step.narrows)
         except StepFailed as failure:
             return Made(model, failure)
         return Made(made)

@@ -9,11 +9,10 @@ from typing import Final
 from passes.bisect.faults import Fault, Sighting
 from passes.bisect.replay import Made, Runs, Stretch, route
 from passes.errors import StepTimedOut
-from passes.external.onnxsim import STAGES
 from passes.model.canonical import canonical_digest
-from passes.policy.known_effects import DESTROYS
+from passes.policy.known_passes import DESTROYS
 from passes.run.narrow import culprits, doer
-from passes.step import Composite, Repeat, Step
+from passes.step import Repeat, Step
 from passes.weights.detached import DetachedModel
 
 __all__ = ["Guilty", "Inner", "Nothing", "find_guilty", "find_inner"]
@@ -133,7 +132,7 @@ def find_inner(guilty: Guilty, fault: Fault, runs: Runs) -> Inner:
     """Ask by running the step without some of its passes; known suspects are tried first."""
     step = guilty.step
     # To wait for many more time limits would cost more than the name is worth.
-    if not isinstance(step, Composite) or isinstance(guilty.made.failure, StepTimedOut):
+    if not step.is_composite or isinstance(guilty.made.failure, StepTimedOut):
         return Inner()
     tried: dict[tuple[str, ...], Made] = {}
 
@@ -155,7 +154,7 @@ def find_inner(guilty: Guilty, fault: Fault, runs: Runs) -> Inner:
         return canonical_digest(made.model) == canonical_digest(guilty.made.model)
 
     suspects = [name for name, destroyed in DESTROYS.items() if set(fault.kinds) & set(destroyed)]
-    found = culprits(step.inner(runs.bench), suspects or list(STAGES), is_good)
+    found = culprits(step.inner(runs.bench), suspects or step.suspects, is_good)
     if found is None:
         return Inner()
     one = doer(found, does_the_same)

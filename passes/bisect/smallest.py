@@ -13,13 +13,12 @@ from passes.bisect.faults import Fault
 from passes.bisect.replay import Made, Runs
 from passes.bisect.search import Guilty, Inner
 from passes.errors import StepFailed
-from passes.external.onnxsim import STAGES
 from passes.graph.traversal import reads_of
 from passes.model.extraction import cut, types_of
 from passes.provenance import carry
 from passes.rewrites.fold_constants import FoldConstants
 from passes.run.reproduce import smallest
-from passes.step import Composite, Step
+from passes.step import Step
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
@@ -101,9 +100,9 @@ class _Search:
 
 def _focus(step: Step, inner: Inner, runs: Runs) -> Step | None:
     """The step with no other passes inside than the one at fault, beside its fixed stages; None if it has none."""
-    if not isinstance(step, Composite) or not inner.doer:
+    if not step.is_composite or not inner.doer:
         return None
-    return step.without([name for name in step.inner(runs.bench) if name not in (inner.doer, *STAGES)])
+    return step.without([name for name in step.inner(runs.bench) if name not in (inner.doer, *step.suspects)])
 
 
 def _as_named(source: DetachedModel, made: DetachedModel) -> DetachedModel:

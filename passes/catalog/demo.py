@@ -10,14 +10,15 @@ import onnx
 from passes.catalog.example_model import UNPICTURED, example_of, read_example
 from passes.catalog.graph_text import graph_text
 from passes.catalog.listing import Entry
+from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxruntime_graph import RULES
 from passes.external.onnxsim import OnnxSim
 from passes.graph.traversal import live_nodes
 from passes.model.canonical import canonical_digest
-from passes.recipe.steps import OWN_STEPS
-from passes.step import Composite, Step, Workbench
+from passes.recipe.recipe import OWN_STEPS
+from passes.step import Step
 from passes.suggest import nearest
 from passes.weights.detached import DetachedModel, attach, detach
 
@@ -52,7 +53,7 @@ def find_entries(name: str, rows: Sequence[Entry]) -> tuple[Entry, ...]:
     )
 
 
-def show(entry: Entry, rows: Sequence[Entry], bench: Workbench) -> Demo:
+def show(entry: Entry, rows: Sequence[Entry], bench: PassContext) -> Demo:
     """Run the pass of `entry` alone on its picture; `rows` is the whole catalogue."""
     if entry.runs == "missing":
         return Demo(entry, why_not=entry.note)
@@ -93,7 +94,6 @@ def isolate_pass(entry: Entry, rows: Sequence[Entry]) -> Step:
     if not name:
         return OWN_STEPS[bare]() if bare in OWN_STEPS else OnnxOptimizerPass(bare)
     step = OWN_STEPS[name]()
-    assert isinstance(step, Composite)
     if isinstance(step, OnnxSim) and entry.runs == "extra":
         step = OnnxSim({"extra_optimizers": [bare]})
     needed = {bare, *_appliers(name, bare)}

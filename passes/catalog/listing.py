@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from passes.catalog.descriptions import NEVER_RUN, UNDESCRIBED, Reads, about
+from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external import onnxoptimizer
-from passes.external.installed import ask
-from passes.policy.groups import groups_of
-from passes.policy.known_effects import DESTROYS
+from passes.policy.known_passes import DESTROYS, groups_of
 from passes.recipe.defaults import TORCH_RECIPE
-from passes.recipe.steps import OWN_STEPS
-from passes.recipe.user_declarations import installed
-from passes.step import Composite, Step, Workbench
+from passes.recipe.recipe import OWN_STEPS
+from passes.recipe.user_passes import installed
+from passes.step import Step
 
 __all__ = ["Entry", "Runs", "catalog", "pass_names", "rows_of"]
 
@@ -53,7 +52,7 @@ class Entry:
         return self.does != UNDESCRIBED
 
 
-def catalog(bench: Workbench, *, steps: Collection[str] | None = None) -> tuple[Entry, ...]:
+def catalog(bench: PassContext, *, steps: Collection[str] | None = None) -> tuple[Entry, ...]:
     """All passes: onnxoptimizer's, then each step of a recipe with its inner passes as `STEP/NAME`.
 
     Args:
@@ -69,7 +68,7 @@ def catalog(bench: Workbench, *, steps: Collection[str] | None = None) -> tuple[
     return (*rows, *_announced())
 
 
-def pass_names(steps: Sequence[Step], bench: Workbench) -> tuple[str, ...]:
+def pass_names(steps: Sequence[Step], bench: PassContext) -> tuple[str, ...]:
     """Every name that a skip list may hold in a run of `steps`; only their libraries are asked.
 
     Raises:
@@ -78,18 +77,16 @@ def pass_names(steps: Sequence[Step], bench: Workbench) -> tuple[str, ...]:
     names = [*onnxoptimizer.available(), *OWN_STEPS]
     for step in steps:
         names.append(step.name)
-        if isinstance(step, Composite):
-            names += [f"{step.name}/{name}" for name in (*step.inner(bench), *step.left_out)]
-            names += [f"{step.name}/{name}" for name in _extras(step, bench)]
+        names += [f"{step.name}/{name}" for name in step.known_inner(bench)]
     return tuple(dict.fromkeys(names))
 
 
-def rows_of(step: Step, bench: Workbench) -> list[Entry]:
+def rows_of(step: Step, bench: PassContext) -> list[Entry]:
     """The row of one step, and those of its inner passes; a library that is not there is said so, in the step's row."""
-    if not isinstance(step, Composite):
+    if not step.is_composite:
         return [_step_entry(step)]
     try:
-        inner, extras = step.inner(bench), _extras(step, bench)
+        inner, extras = step.inner(bench), step.extras(bench)
     except PolicyError as absent:
         return [replace(_step_entry(step), runs="missing", note=str(absent))]
     rows = [_inner_entry(step, each, "default") for each in inner]
@@ -117,16 +114,9 @@ def _step_entry(step: Step) -> Entry:
     return _entry(step.name, step.source, "default" if step.name in TORCH_RECIPE else "extra")
 
 
-def _inner_entry(step: Composite, bare: str, runs: Runs) -> Entry:
+def _inner_entry(step: Step, bare: str, runs: Runs) -> Entry:
     never = NEVER_RUN.get(bare, "") if step.name == "onnxsim" else ""
     return _entry(f"{step.name}/{bare}", step.source, "never" if never else runs, never)
-
-
-def _extras(step: Composite, bench: Workbench) -> Sequence[str]:
-    """Inner passes that run only where an option of the step names them."""
-    if step.name != "onnxsim":
-        return ()
-    return ask(bench, "passes.external.onnxsim:facts", step.name)["extra"]
 
 
 def _entry(name: str, source: str, runs: Runs, note: str = "") -> Entry:

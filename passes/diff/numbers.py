@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from onnx import ModelProto, TensorProto
 
+from passes.context import PassContext
 from passes.diff.model_matching import ModelMatching, same_outputs
 from passes.diff.types import label_of
 from passes.errors import ModelError, StepFailed
@@ -22,7 +23,6 @@ from passes.proof.numbers import DRAWN, Errors, compare
 from passes.proof.precision import Precisions, computed_types
 from passes.proof.types import worst_errors
 from passes.provenance.module_path import ModulePath, module_path_of
-from passes.step import Workbench
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, portable
 
@@ -84,7 +84,7 @@ class DrawnInputs:
     feeds: Mapping[str, np.ndarray]
 
 
-def draw_inputs(matched: ModelMatching, bench: Workbench, most: int | None = None) -> list[DrawnInputs]:
+def draw_inputs(matched: ModelMatching, bench: PassContext, most: int | None = None) -> list[DrawnInputs]:
     """The draws of a proof (`passes.optimize.plan_draws`) on which the first model runs; `most` of them.
 
     A dim that only the second model fixes is drawn as it asks for.
@@ -112,7 +112,7 @@ def _with_fixed_dims(matched: ModelMatching) -> ModelProto:
 
 
 def compare_numbers(
-    matched: ModelMatching, draws: Sequence[DrawnInputs], bench: Workbench, *, values: bool = False
+    matched: ModelMatching, draws: Sequence[DrawnInputs], bench: PassContext, *, values: bool = False
 ) -> Numbers:
     """Run both models on each of `draws` and compare their outputs; with `values` also what lies between.
 
@@ -150,7 +150,7 @@ def measure_pairs(
     matched: ModelMatching,
     pairs: Sequence[Pair],
     draws: Sequence[DrawnInputs],
-    bench: Workbench,
+    bench: PassContext,
     *,
     may_collapse: bool = False,
 ) -> tuple[dict[Pair, Distance], dict[str, str]]:
@@ -295,7 +295,7 @@ class _Boundary:
 
 
 def compare_layers(
-    matched: ModelMatching, draws: Sequence[DrawnInputs], bench: Workbench, *, most: int | None = None
+    matched: ModelMatching, draws: Sequence[DrawnInputs], bench: PassContext, *, most: int | None = None
 ) -> tuple[LayerErrors, ...]:
     """Run both models on `draws` and compare the floating values at which a layer of the first one ends.
 

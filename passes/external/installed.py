@@ -1,20 +1,31 @@
-"""What the installed release of an optimizer has, and clear words about what it does not have."""
+"""What the installed releases of the libraries have, and clear words about what they do not have."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from passes.errors import PolicyError, StepFailed
-from passes.step import Workbench
 from passes.suggest import nearest
 
-__all__ = ["ask", "find_wrong_value", "refuse_older", "refuse_unknown", "refuse_wrong_values", "require", "texts"]
+if TYPE_CHECKING:
+    from passes.context import PassContext
+    from passes.worker.client import Function
+
+__all__ = [
+    "ask",
+    "find_wrong_value",
+    "library_versions",
+    "refuse_older",
+    "refuse_unknown",
+    "refuse_wrong_values",
+    "require",
+    "texts",
+]
 
 LISTING_S: Final = 180.0
 """Seconds that a library may take to be imported and listed."""
@@ -44,7 +55,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
-def ask(bench: Workbench, function: str, step: str, **arguments: Any) -> dict[str, Any]:
+def ask(bench: PassContext, function: Function, step: str, **arguments: Any) -> Any:
     """What `function`, run in the worker, says that the installed release has.
 
     Raises:
@@ -67,26 +78,25 @@ def refuse_unknown(names: Iterable[object], known: Iterable[str], title: str) ->
             raise PolicyError(f"{title} {name!r}{hint}")
 
 
-def refuse_wrong_values(bench: Workbench, hints: str, step: str, options: Mapping[str, Any]) -> None:
+def refuse_wrong_values(
+    bench: PassContext, hints: Callable[[], Mapping[str, Any]], step: str, options: Mapping[str, Any]
+) -> None:
     """Raises PolicyError for the first option whose value is not of the type that the library declares.
 
     Args:
-        hints: a function for the worker that returns option → type, such as `passes.external.onnxsim:hints`.
+        hints: a function for the worker that returns option → type.
     """
-    wrong = bench.worker.ask(
-        "passes.external.installed:find_wrong_value", within_s=LISTING_S, hints=hints, options=dict(options)
-    )
+    wrong = bench.worker.ask(find_wrong_value, within_s=LISTING_S, hints=hints, options=dict(options))
     if wrong:
         raise PolicyError(f"{step}: {wrong}")
 
 
-def find_wrong_value(hints: str, options: Mapping[str, Any]) -> str:
+def find_wrong_value(hints: Callable[[], Mapping[str, Any]], options: Mapping[str, Any]) -> str:
     """In the worker: what is wrong with the first value of a wrong type; empty for nothing. Options without a type
     take any value."""
     from pydantic import TypeAdapter, ValidationError
 
-    module, _, name = hints.partition(":")
-    types = getattr(importlib.import_module(module), name)()
+    types = hints()
     for option, value in options.items():
         hint = types.get(option, Any)
         try:
@@ -106,3 +116,16 @@ def texts(options: Mapping[str, Any], key: str, step: str) -> list[str]:
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise PolicyError(f"{step}: {key} is {value!r}; expected a list of names")
     return list(value)
+
+
+def library_versions(more: Sequence[str] = ()) -> dict[str, str]:
+    """Name → version of the libraries whose release can change a result, and of `more`, where they are installed."""
+    tools = ("onnxoptimizer", "onnxsim", "onnxslim", "onnxscript", "onnxruntime")
+    names = ("onnx", "onnx_ir", *tools, "numpy", "protobuf", *more)
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -7,15 +7,16 @@ from typing import ClassVar
 
 import onnx
 
+from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.step import Workbench
+from passes.step import Step
 from passes.weights.detached import DetachedModel
 
 __all__ = ["InferShapes"]
 
 
 @dataclass(frozen=True, slots=True)
-class InferShapes:
+class InferShapes(Step):
     """Write the inferred type and shape of every value into the model."""
 
     data_prop: bool = True
@@ -23,7 +24,7 @@ class InferShapes:
     source: str = field(default="onnx", init=False)
     annotates: ClassVar[bool] = True
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         try:
             inferred = onnx.shape_inference.infer_shapes(model.proto, strict_mode=True, data_prop=self.data_prop)
         except Exception as error:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
+from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.external.files import through_files
 from passes.external.installed import ask, refuse_unknown
-from passes.external.written import give_back_inputs, write
-from passes.step import Workbench
+from passes.external.through_files import give_back_inputs, through_files, write
+from passes.step import CompositeStep
 from passes.weights.detached import DetachedModel
 
 __all__ = ["OnnxRuntimeFusions", "facts", "fuse"]
@@ -34,7 +34,7 @@ ENUMS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxRuntimeFusions:
+class OnnxRuntimeFusions(CompositeStep):
     """Run `onnxruntime.transformers.optimizer.optimize_model`.
 
     Args:
@@ -63,7 +63,7 @@ class OnnxRuntimeFusions:
         }
         return cls(**own, flags={name: value for name, value in options.items() if name not in own})
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         options = {
             "model_type": self.model_type,
             "num_heads": self.num_heads,
@@ -71,16 +71,13 @@ class OnnxRuntimeFusions:
             "opt_level": self.opt_level,
             "flags": {**self.flags, **dict.fromkeys(self.left_out, False)},
         }
-        return through_files(model, bench, "passes.external.onnxruntime_fusions:fuse", options)
+        return through_files(model, bench, fuse, options)
 
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         flags = {**self._flags(bench), **self.flags, **dict.fromkeys(self.left_out, False)}
         return tuple(name for name, value in flags.items() if name.startswith(SWITCH) and value)
 
-    def without(self, names: Sequence[str]) -> OnnxRuntimeFusions:
-        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
-
-    def check(self, bench: Workbench) -> None:
+    def check(self, bench: PassContext) -> None:
         """Refuse what the installed release does not take.
 
         Raises:
@@ -103,8 +100,8 @@ class OnnxRuntimeFusions:
                 "or leave it at 0 and put the step onnxruntime before this one"
             )
 
-    def _flags(self, bench: Workbench) -> Mapping[str, Any]:
-        known = ask(bench, "passes.external.onnxruntime_fusions:facts", self.name)
+    def _flags(self, bench: PassContext) -> Mapping[str, Any]:
+        known = ask(bench, facts, self.name)
         refuse_unknown([self.model_type], known, f"{self.name} has no model_type")
         return known[self.model_type]
 

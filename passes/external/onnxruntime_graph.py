@@ -12,24 +12,25 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import onnx
 
-from passes.external.files import through_files
+from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, texts
+from passes.external.through_files import through_files
 from passes.graph.traversal import every_node
-from passes.step import Workbench
+from passes.step import CompositeStep
 from passes.weights.detached import DetachedModel
 
 __all__ = ["LEVELS", "RULES", "OnnxRuntimeGraph", "facts", "optimize"]
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxRuntimeGraph:
+class OnnxRuntimeGraph(CompositeStep):
     """Save what an onnxruntime session makes of the model when it is loaded.
 
     Args:
@@ -43,18 +44,15 @@ class OnnxRuntimeGraph:
     name: str = field(default="onnxruntime", init=False)
     source: str = field(default="onnxruntime", init=False)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         options = {"level": self.level, "disabled": [*self._disabled(), *self.left_out]}
-        return through_files(model, bench, "passes.external.onnxruntime_graph:optimize", options)
+        return through_files(model, bench, optimize, options)
 
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         disabled = {*self._disabled(), *self.left_out}
         return tuple(name for name in self._names(bench) if name not in disabled)
 
-    def without(self, names: Sequence[str]) -> OnnxRuntimeGraph:
-        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
-
-    def check(self, bench: Workbench) -> None:
+    def check(self, bench: PassContext) -> None:
         """Refuse names that the installed release does not have; onnxruntime itself ignores them in silence.
 
         Raises:
@@ -67,9 +65,9 @@ class OnnxRuntimeGraph:
     def _disabled(self) -> list[str]:
         return texts({"disabled_optimizers": self.disabled_optimizers}, "disabled_optimizers", self.name)
 
-    def _names(self, bench: Workbench) -> list[str]:
+    def _names(self, bench: PassContext) -> list[str]:
         refuse_unknown([self.level], LEVELS, "onnxruntime has no optimization level")
-        return ask(bench, "passes.external.onnxruntime_graph:facts", self.name, level=self.level)["passes"]
+        return ask(bench, facts, self.name, level=self.level)["passes"]
 
 
 @cache

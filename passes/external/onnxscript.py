@@ -1,25 +1,25 @@
-"""onnxscript's optimizer: one composite step of folding, rules, inlining and common subexpressions, in Python."""
+"""onnxscript as steps: its optimizer (folding, rules, inlining, common subexpressions), and its rewrite rules alone."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from passes.external.installed import ask, refuse_unknown, refuse_wrong_values
-from passes.external.onnxscript_rules import matching_in_linear_time
-from passes.external.rebind import rebound
+from passes.context import PassContext
+from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, texts
+from passes.external.onnxscript_rules import matching_in_linear_time, rebound
 from passes.external.through_ir import through_ir
-from passes.step import Workbench
+from passes.step import CompositeStep
 from passes.weights.detached import DetachedModel
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["OnnxScriptOptimizer", "facts", "hints", "optimize"]
+__all__ = ["OnnxScriptOptimizer", "OnnxScriptRewrites", "facts", "hints", "optimize", "option_names", "rewrite"]
 
 STAGES: Final[Mapping[str, tuple[str, str]]] = {
     "inline": ("onnx_ir.passes.common", "InlinePass"),
@@ -35,28 +35,25 @@ SHAPES: Final = "shape_inference"
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxScriptOptimizer:
+class OnnxScriptOptimizer(CompositeStep):
     """Run `onnxscript.optimizer.optimize`; options are its keyword arguments."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     name: str = field(default="onnxscript", init=False)
     source: str = field(default="onnxscript", init=False)
+    suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         options = {**self.options, "left_out": list(self.left_out)}
-        return through_ir(model, bench, "passes.external.onnxscript:optimize", options)
+        return through_ir(model, bench, optimize, options)
 
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         off = {"inline": not self.options.get("inline", True)}
         off[SHAPES] = not self.options.get("onnx_shape_inference", True)
-        names = ask(bench, "passes.external.onnxscript:facts", self.name)["passes"]
-        return tuple(name for name in names if name not in self.left_out and not off.get(name))
+        return tuple(name for name in (*STAGES, SHAPES) if name not in self.left_out and not off.get(name))
 
-    def without(self, names: Sequence[str]) -> OnnxScriptOptimizer:
-        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
-
-    def check(self, bench: Workbench) -> None:
+    def check(self, bench: PassContext) -> None:
         """Refuse options that this release's optimize does not take.
 
         Raises:
@@ -64,19 +61,16 @@ class OnnxScriptOptimizer:
         """
         if not self.options:
             return
-        known = ask(bench, "passes.external.onnxscript:facts", self.name)["options"]
+        known = ask(bench, option_names, self.name)
         refuse_unknown(self.options, known, "onnxscript.optimizer.optimize has no option")
-        refuse_wrong_values(bench, "passes.external.onnxscript:hints", self.name, self.options)
+        refuse_wrong_values(bench, hints, self.name, self.options)
 
 
-@cache
-def facts() -> dict[str, list[str]]:
-    """In the worker: the stages and options of the installed release."""
+def option_names() -> list[str]:
+    """In the worker: what the installed release's optimize takes besides the model."""
     import onnxscript.optimizer
 
-    there = [name for name, (module, kind) in STAGES.items() if hasattr(importlib.import_module(module), kind)]
-    options = list(inspect.signature(onnxscript.optimizer.optimize).parameters)[1:]
-    return {"passes": [*there, SHAPES], "options": options}
+    return list(inspect.signature(onnxscript.optimizer.optimize).parameters)[1:]
 
 
 def hints() -> dict[str, Any]:
@@ -115,3 +109,69 @@ def optimize(model: ir.Model, options: Mapping[str, Any]) -> None:
         matching_in_linear_time(),
     ):
         onnxscript.optimizer.optimize(model, **given)
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxScriptRewrites(CompositeStep):
+    """Run onnxscript's rewriter.
+
+    Args:
+        rules: what to apply, in order: `default`, `ort_fusions`, `onnx_fusions`, or single rules by the names under
+            which `onnxscript.rewriter.rules.common` has them.
+    """
+
+    rules: Sequence[str] = ("default",)
+    left_out: tuple[str, ...] = ()
+    name: str = field(default="onnxscript_rewrites", init=False)
+    source: str = field(default="onnxscript", init=False)
+
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
+        options = {"rules": list(self.rules), "left_out": list(self.left_out)}
+        return through_ir(model, bench, rewrite, options)
+
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
+        known = self._known(bench)
+        names = [name for entry in self.rules for name in known[entry]]
+        return tuple(name for name in dict.fromkeys(names) if name not in self.left_out)
+
+    def check(self, bench: PassContext) -> None:
+        """Refuse sets and rules that the installed release does not have.
+
+        Raises:
+            PolicyError: naming the nearest.
+        """
+        if self.rules != type(self)().rules:
+            self._known(bench)
+
+    def _known(self, bench: PassContext) -> dict[str, list[str]]:
+        texts({"rules": self.rules}, "rules", self.name)
+        known = ask(bench, facts, self.name)
+        refuse_unknown(self.rules, known, f"{self.name} has no rule or set")
+        return known
+
+
+@cache
+def facts() -> dict[str, list[str]]:
+    """In the worker: what `rules` may name → the rules that it stands for, in order."""
+    from passes.external import onnxscript_rules
+
+    sets = {name: [rule for rule, _ in rules] for name, rules in onnxscript_rules.rule_sets().items()}
+    fusions = {name: list(parts) for name, parts in onnxscript_rules.fusion_sets().items()}
+    return {**sets, **fusions}
+
+
+def rewrite(model: ir.Model, options: Mapping[str, Any]) -> None:
+    """In the worker: rewrite `model` in place."""
+    from onnxscript import rewriter
+
+    from passes.external import onnxscript_rules
+
+    left_out = frozenset(options["left_out"])
+    sets = onnxscript_rules.rule_sets()
+    for entry in options["rules"]:
+        if entry in sets:
+            with onnxscript_rules.matching_in_linear_time():
+                rewriter.rewrite(model, [rule for name, rule in sets[entry] if name not in left_out])
+        else:
+            with onnxscript_rules.fusions_without(entry, left_out) as fuse:
+                fuse(model)

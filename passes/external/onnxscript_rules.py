@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
-from passes.external.rebind import rebound
-
-__all__ = ["fusion_sets", "fusions_without", "matching_in_linear_time", "rule_sets"]
+__all__ = ["fusion_sets", "fusions_without", "matching_in_linear_time", "rebound", "rule_sets"]
 
 FUSIONS: Final[Mapping[str, tuple[str, str]]] = {
     "ort_fusions": ("onnxscript.rewriter.ort_fusions", "optimize_for_ort"),
@@ -138,3 +136,17 @@ def _own_name(rule: Any, at: int) -> str:
     """The rule's name; without one, that of the function which makes its replacement, or its place."""
     function = getattr(_replacement(rule), "_function", None)
     return rule.name or getattr(function, "__name__", f"rule_{at}")
+
+
+@contextmanager
+def rebound(names: Iterable[tuple[ModuleType | type, str, Any]]) -> Iterator[None]:
+    """Inside the block, each (module or class, name) is bound to another value. Not for more than one thread."""
+    before: list[tuple[ModuleType | type, str, Any]] = []
+    try:
+        for module, name, value in names:
+            before.append((module, name, getattr(module, name)))
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in reversed(before):
+            setattr(module, name, value)

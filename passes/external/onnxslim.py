@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import onnx
 
-from passes.external.files import through_files
+from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, require, texts
-from passes.external.written import give_back_inputs, write
-from passes.step import Workbench
+from passes.external.through_files import give_back_inputs, through_files, write
+from passes.step import CompositeStep
 from passes.weights.detached import DetachedModel
 
 __all__ = ["OnnxSlim", "facts", "hints", "slim"]
@@ -28,23 +28,24 @@ OWN_OPTIONS: Final = frozenset({"inspect", "dump_to_disk", "save_as_external_dat
 
 
 @dataclass(frozen=True, slots=True)
-class OnnxSlim:
+class OnnxSlim(CompositeStep):
     """Run `onnxslim.slim` with any of its options; the inner passes in `left_out` do not run."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     name: str = field(default="onnxslim", init=False)
     source: str = field(default="onnxslim", init=False)
+    suspects: ClassVar[tuple[str, ...]] = ("constant_folding", SHAPES)
 
     @property
-    def narrows(self) -> bool:
+    def narrows(self) -> bool:  # type: ignore[override]
         return bool(self.options.get("input_shapes"))
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         options = {**self.options, "left_out": list(self.left_out)}
-        return through_files(model, bench, "passes.external.onnxslim:slim", options)
+        return through_files(model, bench, slim, options)
 
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         known = _facts(bench)
         skipped = {*texts(self.options, "skip_fusion_patterns", self.name), *self.left_out}
         skipped |= set(texts(self.options, "skip_optimizations", self.name))
@@ -53,10 +54,7 @@ class OnnxSlim:
         names = (*known["patterns"], *known["optimizations"], SHAPES)
         return tuple(name for name in names if name not in skipped and name != ALL_PATTERNS)
 
-    def without(self, names: Sequence[str]) -> OnnxSlim:
-        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
-
-    def check(self, bench: Workbench) -> None:
+    def check(self, bench: PassContext) -> None:
         """Refuse what this release does not have; onnxslim itself ignores it in silence.
 
         Raises:
@@ -70,12 +68,12 @@ class OnnxSlim:
         refuse_unknown(self.options, known["options"], "onnxslim.slim has no option")
         for key, names in (("skip_fusion_patterns", "patterns"), ("skip_optimizations", "optimizations")):
             refuse_unknown(texts(self.options, key, self.name), known[names], f"onnxslim: {key} knows no")
-        refuse_wrong_values(bench, "passes.external.onnxslim:hints", self.name, self.options)
+        refuse_wrong_values(bench, hints, self.name, self.options)
 
 
-def _facts(bench: Workbench) -> dict[str, list[str]]:
+def _facts(bench: PassContext) -> dict[str, list[str]]:
     require("onnxslim", "onnxslim", extra="onnxslim")
-    return ask(bench, "passes.external.onnxslim:facts", "onnxslim")
+    return ask(bench, facts, "onnxslim")
 
 
 @cache

@@ -7,16 +7,15 @@ unread become inputs of the graph for the time of the call, so no tool can look 
 
 from __future__ import annotations
 
-import importlib
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import onnx
 
+from passes.context import PassContext
 from passes.graph.traversal import reads_of
-from passes.step import Workbench
 from passes.weights.detached import DetachedModel, detach
 from passes.weights.mapped import release
 from passes.weights.sharing import MappedModel, portable
@@ -27,7 +26,12 @@ LARGE: Final = 2**18
 """Bytes from which a new tensor goes to a file."""
 
 
-def through_ir(model: DetachedModel, bench: Workbench, function: str, options: Mapping[str, Any]) -> DetachedModel:
+def through_ir(
+    model: DetachedModel,
+    bench: PassContext,
+    function: Callable[[Any, Mapping[str, Any]], None],
+    options: Mapping[str, Any],
+) -> DetachedModel:
     """Call `function(ir_model, options)` in the worker, which edits the model in place, and take over the result.
 
     Raises:
@@ -45,7 +49,7 @@ def through_ir(model: DetachedModel, bench: Workbench, function: str, options: M
     )
     folder = tempfile.mkdtemp(dir=bench.folder, prefix="edited-")
     result = bench.worker.call(
-        "passes.external.through_ir:edit_model",
+        edit_model,
         model=portable(model.with_proto(shown), bench.spill),
         function=function,
         options=dict(options),
@@ -66,7 +70,9 @@ def _delete(entries: Any, names: Collection[str]) -> None:
         del entries[place]
 
 
-def edit_model(model: MappedModel, function: str, options: dict[str, Any], folder: str) -> bytes:
+def edit_model(
+    model: MappedModel, function: Callable[[Any, Mapping[str, Any]], None], options: dict[str, Any], folder: str
+) -> bytes:
     """In the worker: let `function` edit the model; returns it serialized, with stand-ins for the weights that it had,
     and large new ones in a file in `folder`."""
     import onnx_ir
@@ -79,8 +85,7 @@ def edit_model(model: MappedModel, function: str, options: dict[str, Any], folde
         mapped[name] = onnx_ir.Tensor(weight.array(), onnx_ir.DataType(weight.data_type), name=name)
         stand_ins[id(mapped[name])] = value.const_value
         value.const_value = mapped[name]
-    module, _, attribute = function.partition(":")
-    getattr(importlib.import_module(module), attribute)(edited, options)
+    function(edited, options)
     values = [(value, value.const_value) for value in edited.graph.initializers.values()]
     made = [(value, tensor) for value, tensor in values if tensor is not None and id(tensor) not in stand_ins]
     large = [(value, tensor) for value, tensor in made if tensor.nbytes >= LARGE]

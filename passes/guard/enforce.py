@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from passes.context import PassContext
 from passes.errors import ModelError, PolicyError, StepFailed
 from passes.guard.call_log import Returned
 from passes.guard.calls.base import CallPlan, InterceptedCall
@@ -18,7 +19,6 @@ from passes.run.pins import unpin
 from passes.run.result import PassRun, Status
 from passes.run.runner import run_passes
 from passes.run.tracked import Watched, find_structures
-from passes.step import Workbench
 from passes.weights.detached import DetachedModel
 
 __all__ = ["GuardOutcome", "RefusedByOptimizer", "Unguarded", "enforce"]
@@ -53,7 +53,7 @@ class GuardOutcome:
     notes: tuple[str, ...] = ()
 
 
-def enforce(call: InterceptedCall, demands: CombinedPolicy, bench: Workbench) -> GuardOutcome:
+def enforce(call: InterceptedCall, demands: CombinedPolicy, bench: PassContext) -> GuardOutcome:
     """Run `call` in the worker under what `demands` ask for.
 
     Raises:
@@ -79,13 +79,13 @@ class _Judge:
 
     call: InterceptedCall
     demands: CombinedPolicy
-    bench: Workbench
+    bench: PassContext
     watched: Watched
     prover: NumericProver
     notes: list[str]
 
     @classmethod
-    def of(cls, call: InterceptedCall, demands: CombinedPolicy, bench: Workbench) -> _Judge:
+    def of(cls, call: InterceptedCall, demands: CombinedPolicy, bench: PassContext) -> _Judge:
         watched = find_structures(call.model, demands.policy(), ())
         notes: list[str] = []
         try:

@@ -16,13 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from passes.context import memory_limit
+from passes.context import PassContext, memory_limit
 from passes.guard.call_log import GuardedCall, Returned, call_site, write_call
 from passes.guard.calls import Target
 from passes.guard.calls.base import InterceptedCall, PassThrough
 from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
 from passes.guard.settings import CombinedPolicy, Settings
-from passes.step import Workbench
 from passes.worker.client import Worker
 
 __all__ = ["WorkerPool", "handle"]
@@ -78,7 +77,7 @@ def _read(
         return reason
 
 
-def _enforced(call: InterceptedCall, demands: CombinedPolicy, bench: Workbench) -> GuardOutcome | RefusedByOptimizer:
+def _enforced(call: InterceptedCall, demands: CombinedPolicy, bench: PassContext) -> GuardOutcome | RefusedByOptimizer:
     try:
         return enforce(call, demands, bench)
     except RefusedByOptimizer as refusal:
@@ -125,13 +124,13 @@ class WorkerPool:
             os.register_at_fork(after_in_child=self._forget)
 
     @contextlib.contextmanager
-    def take(self, timeout_s: float, memory_gib: float | None = None) -> Iterator[Workbench]:
+    def take(self, timeout_s: float, memory_gib: float | None = None) -> Iterator[PassContext]:
         pair = self._pair(memory_limit(memory_gib))
         for worker in pair:
             worker.timeout_s = timeout_s
         try:
             with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
-                yield Workbench(pair[0], Path(folder), pair[1])
+                yield PassContext(pair[0], Path(folder), pair[1])
         finally:
             with self._lock:
                 kept = self._open

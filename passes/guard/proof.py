@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import onnx
 
+from passes.context import PassContext
 from passes.errors import ModelError, StepFailed
 from passes.graph.op_facts import RANDOM_OPS
 from passes.guard.calls.base import InterceptedCall
@@ -17,7 +18,6 @@ from passes.optimize import FIRST_SIZE, drawn_shape, open_dims, plan_draws
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawPlan
 from passes.proof.numeric import NumericProver
 from passes.proof.types import Measurement, Sensitivity
-from passes.step import Workbench
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
@@ -61,7 +61,7 @@ class StructureOnly(NumericProver):
         return Sensitivity(math.inf, ())
 
 
-def numbers_prover(call: InterceptedCall, instances: Sequence[Instance], bench: Workbench) -> NumericProver:
+def numbers_prover(call: InterceptedCall, instances: Sequence[Instance], bench: PassContext) -> NumericProver:
     """Compares on the caller's own inputs if there are any, else on drawn ones of the shapes that the caller gave.
 
     Args:

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from passes.catalog import catalog
-from passes.context import open_bench
+from passes.context import open_context
 from passes.errors import PolicyError
 from passes.guard.startup.hooks import FOLDER, PROCESSES, VARIABLE, add_guard
-from passes.policy.known_effects import DESTROYS
+from passes.policy.known_passes import DESTROYS
 from passes.policy.policy import Policy, Skip
-from passes.recipe.steps import OWN_STEPS
+from passes.recipe.recipe import OWN_STEPS
 
 __all__ = ["BorrowedEnvironment", "CombinedPolicy", "Settings", "from_text", "guards_in", "to_text", "variables_of"]
 
@@ -120,7 +120,7 @@ def _check(skip: tuple[str, ...], names: Sequence[str]) -> None:
 
 def _names(steps: Collection[str] | None) -> tuple[str, ...]:
     """All passes, with the inner ones of `steps`, or of every step."""
-    with open_bench() as bench:
+    with open_context() as bench:
         return tuple(row.name for row in catalog(bench, steps=steps))
 
 

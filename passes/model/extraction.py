@@ -19,15 +19,10 @@ def types_of(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
     return {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
 
 
-def cut(
-    model: DetachedModel, nodes: Sequence[NodeProto], types: Mapping[str, ValueInfoProto], *, led_in: bool = False
-) -> DetachedModel | None:
+def cut(model: DetachedModel, nodes: Sequence[NodeProto], types: Mapping[str, ValueInfoProto]) -> DetachedModel | None:
     """`nodes` as a model; None when an input or output of it has no known type.
 
     What they read and do not make becomes an input, what they make and do not read an output.
-
-    Args:
-        led_in: no node reads an input itself; see `lead_in`.
     """
     source = model.proto
     made = [name for node in nodes for name in node.output if name]
@@ -42,10 +37,7 @@ def cut(
     proto.functions.extend(source.functions)
     proto.graph.name = "part"
     for name in inputs:
-        if led_in:
-            lead_in(proto, types[name])
-        else:
-            proto.graph.input.append(types[name])
+        proto.graph.input.append(types[name])
     proto.graph.node.extend(nodes)
     proto.graph.output.extend(types[name] for name in outputs)
     proto.graph.initializer.extend(stored[name] for name in read if name in stored)

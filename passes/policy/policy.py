@@ -8,10 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from passes.advisories.quarantine import check_quarantine, is_quarantine
+from passes.advisories.known import check_quarantine, is_quarantine
 from passes.errors import PolicyError
-from passes.policy.groups import ALL_GROUPS, GROUPS, in_group
-from passes.policy.known_effects import DESTROYS
+from passes.policy.known_passes import ALL_GROUPS, DESTROYS, GROUPS, in_group
 from passes.structures import SELECTORS, STRUCTURES, structure_of
 from passes.suggest import nearest
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
+from passes.context import PassContext
 from passes.errors import StepCrashed, StepTimedOut
 from passes.proof.draw_choice import ChosenDraw
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan
@@ -18,7 +19,6 @@ from passes.proof.part import Part
 from passes.proof.precision import Precisions
 from passes.proof.tables import Match, TablesPart
 from passes.proof.types import BaselineRun, DrawErrors, Reference, RunRequest
-from passes.step import Workbench
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import portable
 from passes.worker.client import ask_again
@@ -52,7 +52,7 @@ class ProofClient:
         self,
         references: Sequence[Reference],
         tolerances: Mapping[str, Tolerance],
-        bench: Workbench,
+        bench: PassContext,
         restore: Callable[[], None],
     ) -> None:
         self._references = references
@@ -164,7 +164,7 @@ class ProofClient:
 
 
 def choose_in_worker(
-    model: DetachedModel, plan: DrawPlan, bench: Workbench, random_outputs: Sequence[str] = ()
+    model: DetachedModel, plan: DrawPlan, bench: PassContext, random_outputs: Sequence[str] = ()
 ) -> tuple[list[ChosenDraw], list[str]]:
     """The draws of `plan` on which `model` runs in onnxruntime, and a sentence for everything that is not drawn.
 

@@ -18,6 +18,7 @@ from typing import Self
 import numpy as np
 import onnx
 
+from passes.context import PassContext
 from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
 from passes.graph.traversal import live_nodes
 from passes.model.canonical import CanonicalGraph, ValueDigests, read
@@ -33,7 +34,6 @@ from passes.proof.precision import Precisions, computed_types
 from passes.proof.same_executable import is_same_executable
 from passes.proof.tables import Match, TableCheck, TablesPart, tables_of
 from passes.proof.types import BaselineRun, DrawErrors, Measurement, Reference, RunRequest, Sensitivity, worst_errors
-from passes.step import Workbench
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
@@ -56,7 +56,7 @@ class NumericProver:
     def __init__(
         self,
         references: Sequence[Reference],
-        bench: Workbench,
+        bench: PassContext,
         tolerances: Mapping[str, Tolerance] | None = None,
         computed_in: Collection[str] | None = None,
         *,
@@ -93,7 +93,7 @@ class NumericProver:
     def of_itself(
         cls,
         feeds: Sequence[Mapping[str, np.ndarray]],
-        bench: Workbench,
+        bench: PassContext,
         tolerances: Mapping[str, Tolerance] | None = None,
     ) -> Self:
         """The first model that is watched is the reference."""
@@ -103,7 +103,7 @@ class NumericProver:
         return prover
 
     @classmethod
-    def of_plan(cls, plan: DrawPlan, bench: Workbench) -> Self:
+    def of_plan(cls, plan: DrawPlan, bench: PassContext) -> Self:
         """`of_itself`, on those draws of `plan` on which that model runs."""
         prover = cls((), bench)
         prover._is_own, prover._plan = True, plan

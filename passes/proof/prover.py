@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from passes.context import PassContext
 from passes.model.canonical import CanonicalGraph
 from passes.proof.coverage import Coverage
 from passes.proof.types import Measurement, Sensitivity
-from passes.step import Workbench
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
@@ -64,7 +64,7 @@ class StructureProver:
     kept structures with their weights. Whether it computes the same stays open.
     """
 
-    def __init__(self, bench: Workbench) -> None:
+    def __init__(self, bench: PassContext) -> None:
         self._bench = bench
 
     def start(self) -> None:

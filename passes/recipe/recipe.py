@@ -8,19 +8,20 @@ from typing import Any, Final, get_type_hints
 
 from passes.errors import PolicyError
 from passes.external import onnxoptimizer
+from passes.external.onnx_shapes import InferShapes
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxruntime_fusions import OnnxRuntimeFusions
-from passes.external.onnxscript import OnnxScriptOptimizer
+from passes.external.onnxruntime_graph import OnnxRuntimeGraph
+from passes.external.onnxscript import OnnxScriptOptimizer, OnnxScriptRewrites
 from passes.external.onnxsim import OnnxSim
 from passes.external.onnxslim import OnnxSlim
 from passes.recipe.defaults import DEFAULT_RECIPE
-from passes.recipe.steps import OWN_STEPS
-from passes.recipe.user_declarations import installed, is_reference
-from passes.recipe.user_passes import user_step
+from passes.recipe.user_passes import installed, is_reference, user_step
+from passes.rewrites.fold_constants import FoldConstants
 from passes.step import Repeat, Step
 from passes.suggest import nearest
 
-__all__ = ["DEFAULT_RECIPE", "RecipeItem", "names_of", "steps_of"]
+__all__ = ["DEFAULT_RECIPE", "OWN_STEPS", "RecipeItem", "names_of", "steps_of"]
 
 RecipeItem = str | Mapping[str, Mapping[str, Any] | None]
 
@@ -154,3 +155,15 @@ _WITH_FREE_OPTIONS: Final[Mapping[str, Callable[[Mapping[str, Any]], Step]]] = {
     "onnxruntime_fusions": OnnxRuntimeFusions.with_options,
 }
 """Steps that hand their options on to the library, which knows them best."""
+
+
+OWN_STEPS: Final = {
+    "onnxsim": OnnxSim,
+    "onnxslim": OnnxSlim,
+    "onnxruntime": OnnxRuntimeGraph,
+    "onnxruntime_fusions": OnnxRuntimeFusions,
+    "onnxscript": OnnxScriptOptimizer,
+    "onnxscript_rewrites": OnnxScriptRewrites,
+    "infer_shapes": InferShapes,
+    "fold_constants": FoldConstants,
+}

@@ -13,10 +13,11 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto
 
+from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import reads_of
-from passes.step import Workbench
+from passes.step import Step
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, WeightFile, WeightRef, portable
 from passes.weights.stand_ins import DETACH_FROM_BYTES, Weight, digest_of, initializer_of
@@ -28,7 +29,7 @@ KEEP_OPS: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuant
 
 
 @dataclass(frozen=True, slots=True)
-class FoldConstants:
+class FoldConstants(Step):
     """Replace every value that is computed from constants alone by an initializer.
 
     A result larger than `grow_limit` bytes that is also larger than everything it is computed from stays computed: a
@@ -41,7 +42,7 @@ class FoldConstants:
     name: str = field(default="fold_constants", init=False)
     source: str = field(default="onnxline", init=False)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         excluded, unread = set[str](), _left_alone(model, self.unread_limit)
         while True:
             nodes = _foldable(model.proto, excluded, unread)
@@ -52,7 +53,7 @@ class FoldConstants:
             read = _read_by_others(model.proto, nodes)
             parts = [_part(model, group, read) for group in groups]
             sources = [(portable(part, bench.spill), wanted) for part, wanted in parts]
-            made = bench.worker.call("passes.rewrites.fold_constants:compute", parts=sources, folder=str(bench.folder))
+            made = bench.worker.call(compute, parts=sources, folder=str(bench.folder))
             too_large = {
                 one.name
                 for group, results in zip(groups, made, strict=True)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import GraphProto
 
+from passes.context import PassContext
 from passes.errors import ModelError, PassError, StepFailed
 from passes.graph.traversal import bodies_of
-from passes.step import Step, Workbench
+from passes.step import Step
 from passes.weights.detached import DetachedModel
 
 __all__ = ["apply_step", "keep_ir_version"]
 
 
-def apply_step(step: Step, model: DetachedModel, bench: Workbench) -> DetachedModel:
+def apply_step(step: Step, model: DetachedModel, bench: PassContext) -> DetachedModel:
     """What `step` makes of `model`, or the very same object.
 
     Raises:
@@ -31,7 +33,7 @@ def apply_step(step: Step, model: DetachedModel, bench: Workbench) -> DetachedMo
     except PassError:
         raise
     except Exception as error:
-        if type(step).__module__.partition(".")[0] == __package__:
+        if step.apply.__module__.startswith(OURS):
             raise  # a bug of ours, and no fault of the pass
         raise StepFailed(f"{type(error).__name__}: {error}") from error
     return made
@@ -72,3 +74,7 @@ def keep_ir_version(before: DetachedModel, after: DetachedModel) -> None:
             return
     if needed and proto.ir_version != needed:
         proto.ir_version = needed if not proto.ir_version else min(needed, proto.ir_version)
+
+
+OURS: Final = __name__.removesuffix("run.receive")
+"""What the names of our modules begin with."""

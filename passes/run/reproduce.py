@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+import onnx
+from onnx import ModelProto, NodeProto
+
+from passes.context import PassContext
 from passes.errors import StepFailed
+from passes.graph.traversal import bodies_of, live_nodes, reads_of
+from passes.model.analysis import what_is_invalid
 from passes.model.extraction import cut, types_of
-from passes.run.bypass import shortened
-from passes.step import Step, Workbench
+from passes.step import Step
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
 
-__all__ = ["is_same_failure", "save_reproducer", "smallest"]
+__all__ = ["is_same_failure", "save_reproducer", "shortened", "smallest"]
 
 BUDGET_S: Final = 60.0
 """Seconds for making a model smaller; each try may cost a worker."""
@@ -23,7 +28,7 @@ BUDGET_S: Final = 60.0
 BREAKDOWNS: Final = frozenset({"crashed", "timed_out"})
 
 
-def save_reproducer(step: Step, model: DetachedModel, bench: Workbench, folder: Path, status: str) -> str:
+def save_reproducer(step: Step, model: DetachedModel, bench: PassContext, folder: Path, status: str) -> str:
     """Write the smallest part of `model` on which `step` still ends as it did to `folder`, and return its name.
 
     `status` is that of the failure. When a crash does not come again, the whole model is written; when an error does
@@ -108,3 +113,61 @@ def _sweep(model: DetachedModel, fails: Callable[[DetachedModel], bool], deadlin
             if part is not None and fails(part):
                 nodes = rest
     return cut(model, nodes, types) or model
+
+
+def shortened(model: DetachedModel) -> Iterator[DetachedModel]:
+    """Valid models that lack one node of `model`, or two in a row (a Reshape and a Transpose, say): in place of what
+    the second one makes stands one of the values that the first one read.
+
+    The types of outputs are inferred anew, and what nobody reads any more goes too.
+    """
+    graph = model.proto.graph
+    makers = {name: node for node in graph.node for name in node.output}
+    outputs = {info.name for info in graph.output}
+    for node in graph.node:
+        if not outputs.isdisjoint(node.output):
+            continue
+        near = [name for name in node.input if name]
+        far = [name for one in near if one in makers for name in makers[one].input if name]
+        for name in dict.fromkeys((*near, *far)):
+            shorter = model.with_proto(_without(model.proto, node.output[0], name))
+            if _is_sound(shorter):
+                yield shorter
+
+
+def _without(source: ModelProto, value: str, name: str) -> ModelProto:
+    """`source`, in which `name` is read in place of `value`."""
+    proto = ModelProto()
+    proto.CopyFrom(source)
+    for node in proto.graph.node:
+        _read_instead(node, value, name)
+    kept = live_nodes(proto.graph)[::-1]
+    read = {one for each in kept for one in reads_of(each)}
+    graph = onnx.GraphProto(name=source.graph.name)
+    graph.node.extend(kept)
+    graph.input.extend(info for info in proto.graph.input if info.name in read)
+    graph.initializer.extend(tensor for tensor in proto.graph.initializer if tensor.name in read)
+    graph.output.extend(onnx.ValueInfoProto(name=info.name) for info in proto.graph.output)
+    proto.graph.CopyFrom(graph)
+    return proto
+
+
+def _read_instead(node: NodeProto, old: str, new: str) -> None:
+    node.input[:] = [new if name == old else name for name in node.input]
+    for attribute in node.attribute:
+        for body in bodies_of(attribute):
+            for inner in body.node:
+                _read_instead(inner, old, new)
+
+
+def _is_sound(model: DetachedModel) -> bool:
+    """Whether all types fit together; gives the outputs theirs."""
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model.proto, check_type=True, strict_mode=True).graph
+    except Exception:  # it does not say which
+        return False
+    if not all(info.type.tensor_type.HasField("shape") for info in inferred.output):
+        return False
+    del model.proto.graph.output[:]
+    model.proto.graph.output.extend(inferred.output)
+    return not what_is_invalid(model)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 import onnx
+from onnx import NodeProto
 
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
@@ -16,7 +18,7 @@ from passes.run.tracked import Watched
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.files import save
 
-__all__ = ["PassRow", "PassRun", "Status", "StructureVerdict"]
+__all__ = ["PassRow", "PassRun", "Status", "StructureVerdict", "op_changes", "op_counts"]
 
 
 class Status(StrEnum):
@@ -101,3 +103,18 @@ class PassRun:
             ModelError: it has more than 2 GiB; `save` it.
         """
         return attach(self.model)
+
+
+def op_counts(model: DetachedModel) -> Counter[str]:
+    """Op type → number of nodes; other domains than ONNX's own as `domain::Op`."""
+    return Counter(map(_kind, model.proto.graph.node))
+
+
+def op_changes(before: DetachedModel, after: DetachedModel) -> dict[str, int]:
+    """Op type → number of nodes in `after` less that in `before`, where they differ."""
+    had, has = op_counts(before), op_counts(after)
+    return {kind: has[kind] - had[kind] for kind in sorted(had | has) if has[kind] != had[kind]}
+
+
+def _kind(node: NodeProto) -> str:
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type

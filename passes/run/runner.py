@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from passes.catalog import pass_names
+from passes.context import PassContext
 from passes.errors import StepFailed
+from passes.external.installed import library_versions
 from passes.model.analysis import AnalyzedModel
 from passes.policy.policy import Policy
 from passes.proof.prover import Prover
 from passes.provenance import Carrier, name_weights
 from passes.run.apply_policy import with_skips
-from passes.run.changes import op_changes
 from passes.run.gc_pause import collector_paused
 from passes.run.reproduce import save_reproducer
-from passes.run.result import PassRow, PassRun, Status, StructureVerdict
+from passes.run.result import PassRow, PassRun, Status, StructureVerdict, op_changes
 from passes.run.tracked import Watched, find_structures
 from passes.run.trial import Attempt, Trial
-from passes.step import Composite, Early, Repeat, Step, Workbench, flat
-from passes.versions import library_versions
+from passes.step import Repeat, Step, flat
 from passes.weights.detached import DetachedModel
 
 __all__ = ["ChangeObserver", "Observer", "run_passes"]
@@ -40,7 +39,7 @@ def run_passes(
     recipe: Sequence[Step | Repeat],
     policy: Policy,
     prover: Prover,
-    bench: Workbench,
+    bench: PassContext,
     observer: Observer = lambda *_: None,
     reproducers: Path | None = None,
     changed: ChangeObserver = lambda *_: None,
@@ -71,7 +70,6 @@ def run_passes(
             before = run.model
             for index in range(begun, ended):
                 observer(told[index].name, index, len(steps), None)
-                run.rest = [one for one in told[index + 1 :] if policy.skips(one.name) is None]
                 for row in run.step(told[index], policy, turn):
                     observer(told[index].name, index, len(steps), row)
             if run.model is before:
@@ -104,20 +102,14 @@ class _Run:
     subject: AnalyzedModel
     watched: Watched
     prover: Prover
-    bench: Workbench
+    bench: PassContext
     reproducers: Path | None
     changed: ChangeObserver
     rows: list[PassRow] = field(default_factory=list)
     gone: dict[tuple[str, str], str] = field(default_factory=dict)
     broken_by: dict[tuple[str, str], str] = field(default_factory=dict)
     carrier: Carrier = field(default_factory=Carrier)
-    rest: Sequence[Step] = ()
-    """The steps that are left, without those that the policy skips."""
     trial: Trial | None = None
-    ahead: Trial | None = None
-    """On a model that has yet to be judged."""
-    is_rehearsed: bool = False
-    """Whether the model that the recipe was going to end with has been run ahead; that is done once."""
     accepted: list[_Accepted] = field(default_factory=list)
     """The steps since `base`, each proven by what it changed."""
 
@@ -175,7 +167,7 @@ class _Run:
         self.subject = self.accepted[-1].subject if self.accepted else self.base
         self.changed(guilty.row, self.rows[guilty.row], self.subject, guilty.subject)
         for one in later:
-            attempt = self._trial().tried(one.step)
+            attempt = self._trial().try_step(one.step)
             status = attempt.status if attempt.why else Status.RAN
             row = self._row(one.step, status, attempt.why or _without(one.step), attempt)
             was = self.rows[one.row]
@@ -196,7 +188,7 @@ class _Run:
 
     def _try(self, step: Step) -> None:
         trial = self._trial()
-        attempt = trial.tried(step)
+        attempt = trial.try_step(step)
         if attempt.lost or attempt.why:
             narrowed = trial.narrowed(step, attempt)
             for key, author in narrowed.authors.items():
@@ -208,7 +200,7 @@ class _Run:
             step, attempt = narrowed.step, narrowed.attempt
         if attempt.why:
             # A composite step that raises is narrowed; to make its model smaller too would take minutes.
-            raised = attempt.status is Status.FAILED and not isinstance(step, Composite)
+            raised = attempt.status is Status.FAILED and not step.is_composite
             saved = self._reproduced(step, attempt) if attempt.broke_down or raised else ""
             self._record(step, attempt.status, attempt.why, attempt)
             self.rows[-1] = replace(self.rows[-1], reproducer=saved)
@@ -218,16 +210,9 @@ class _Run:
             self._accept(len(self.rows) - 1, step, attempt)
 
     def _trial(self) -> Trial:
-        if self.trial is not None and self.trial.subject is self.subject:
-            return self.trial
-        ahead, self.ahead = self.ahead, None
-        if ahead is None or ahead.subject is not self.subject:
-            ahead = self._trial_of(self.subject)
-        self.trial = ahead
-        return ahead
-
-    def _trial_of(self, subject: AnalyzedModel) -> Trial:
-        return Trial(subject, self.gone, self.watched, self.prover, self.bench, self.carrier, self._look_ahead)
+        if self.trial is None or self.trial.subject is not self.subject:
+            self.trial = Trial(self.subject, self.gone, self.watched, self.prover, self.bench, self.carrier)
+        return self.trial
 
     def _accept(self, row: int, step: Step, attempt: Attempt) -> None:
         self.subject = attempt.subject
@@ -235,23 +220,6 @@ class _Run:
         self.accepted.append(_Accepted(row, step, attempt.subject))
         if self.prover.has_run(self.model):
             self.base, self.accepted = self.subject, []
-
-    def _look_ahead(self, subject: AnalyzedModel) -> None:
-        """Let the next step begin on a model that has yet to be judged; most are sound."""
-        if not self.rest or not isinstance(following := self.rest[0], Early):
-            return
-        self.ahead = self._trial_of(subject)
-        with contextlib.suppress(StepFailed):  # when it is its turn, it fails by itself
-            following.begin(self.ahead.pinned, self.bench)
-            if not self.is_rehearsed and tuple(step.name for step in self.rest[1:]) == following.ahead:
-                self._rehearse(following, self.ahead)
-
-    def _rehearse(self, last: Early, trial: Trial) -> None:
-        """Let the final model be run, if it is known already what the steps that are left will make."""
-        foreseen = last.foreseen(trial.pinned, self.bench)
-        if foreseen is not None:
-            self.is_rehearsed = True
-            self.prover.rehearse(trial.unpinned(foreseen))
 
     def _reproduced(self, step: Step, attempt: Attempt) -> str:
         """The file with the smallest model on which `step` still breaks down; empty when none is asked for."""
@@ -282,5 +250,4 @@ class _Run:
 
 
 def _without(step: Step) -> str:
-    left_out = step.left_out if isinstance(step, Composite) else ()
-    return "without " + ", ".join(left_out) if left_out else ""
+    return "without " + ", ".join(step.left_out) if step.left_out else ""

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from onnx import ValueInfoProto
 
+from passes.context import PassContext
 from passes.errors import InvalidResult, StepFailed
-from passes.external.onnxsim import STAGES
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import canonical_digest
 from passes.model.signature import annotations_of, keep_signature
-from passes.policy.known_effects import DESTROYS, merging
+from passes.policy.known_passes import DESTROYS, merging
 from passes.proof.numbers import Errors
 from passes.proof.prover import Prover
 from passes.proof.types import Measurement
 from passes.provenance import Carrier
 from passes.run.narrow import culprits, doer
-from passes.run.pin_probe import corner_of
-from passes.run.pins import pin, unpin
+from passes.run.pins import corner_of, pin, unpin
 from passes.run.receive import apply_step, keep_ir_version
 from passes.run.result import Status
 from passes.run.tracked import Lost, Watched
-from passes.step import Annotates, Composite, Early, Narrows, Step, Workbench
+from passes.step import Step
 from passes.weights.detached import DetachedModel
 
 __all__ = ["Attempt", "Narrowed", "Trial"]
@@ -82,10 +81,8 @@ class Trial:
     gone: Lost
     watched: Watched
     prover: Prover
-    bench: Workbench
+    bench: PassContext
     carrier: Carrier
-    ahead: Callable[[AnalyzedModel], None] = lambda _: None
-    """Told of a model that a step has made, before it is judged."""
 
     @property
     def model(self) -> DetachedModel:
@@ -122,14 +119,14 @@ class Trial:
         corner = corner_of(subject.model, self.watched.pins(subject.made), self.watched.loose_pins(subject.made))
         if corner is None:
             return None
-        known: dict[str, DetachedModel] = self.bench.notes.setdefault("corner", {})
+        known: dict[str, DetachedModel] = self.bench.cache.setdefault("corner", {})
         return known.setdefault(canonical_digest(corner), corner)
 
     def _gains_nothing(self, step: Step, subject: AnalyzedModel) -> bool:
         """Whether `step` is known to do nothing more to `subject` with the second pins."""
         # A composite step may do much there that it does with the first pins as well: so what it has made is asked.
         # To ask of each model that onnxoptimizer makes would cost more than it saves.
-        corner = self._corner_of(subject) if isinstance(step, Composite) else self.corner
+        corner = self._corner_of(subject) if step.is_composite else self.corner
         if corner is None:
             return False
         try:
@@ -138,7 +135,7 @@ class Trial:
             return False
         return made is corner or canonical_digest(made) == canonical_digest(corner)
 
-    def tried(self, step: Step) -> Attempt:
+    def try_step(self, step: Step) -> Attempt:
         """`attempt`, with a step that fails as an attempt too."""
         try:
             return self.attempt(step)
@@ -156,9 +153,6 @@ class Trial:
         Raises:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
         """
-        if isinstance(step, Early) and self.second:
-            # Found out now: later the worker would have to leave the model itself for it.
-            self._gains_nothing(step, self.subject)
         first = self._judged(step, self.subject, self.pinned)
         if first.why or not self.second or self._gains_nothing(step, first.subject):
             return first
@@ -174,8 +168,8 @@ class Trial:
         With wide pins a merging pass finds what it looks for, and what the others make of the model is lost with it. It
         has had its turn; so the ones that are known are left out.
         """
-        wide = self.watched.wide_pins(subject.made) if isinstance(step, Composite) else []
-        if wide and isinstance(step, Composite):
+        wide = self.watched.wide_pins(subject.made) if step.is_composite else []
+        if wide:
             known = merging(self.watched.enforced)
             yield step.without([name for name in step.inner(self.bench) if name in known]), pin(subject.model, wide)
         loose = self._loosely(subject)
@@ -207,15 +201,13 @@ class Trial:
         made = apply_step(step, pinned, self.bench)
         if made is pinned:
             return None
-        after = AnalyzedModel(self.unpinned(made, narrows=isinstance(step, Narrows) and step.narrows))
+        after = AnalyzedModel(self.unpinned(made, narrows=step.narrows))
         if after.invalid and not self.subject.invalid:  # sources are; then no step is blamed for it
             raise InvalidResult(f"makes a model that is not valid ONNX: {after.invalid}")
         is_same = after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical
-        if is_same and not (isinstance(step, Annotates) and step.annotates):
+        if is_same and not step.annotates:
             return None
         self.carrier.carry(source, after, step.name)
-        if not is_same:
-            self.ahead(after)
         says_the_same = is_same and annotations_of(after.model.proto) == annotations_of(pinned.proto)
         return None if says_the_same else after
 
@@ -236,14 +228,14 @@ class Trial:
         Those that broke what must hold are taken out; those that only broke what is observed are named.
         """
         # To wait for many more time limits would cost more than the name is worth.
-        if not isinstance(step, Composite) or attempt.status is Status.TIMED_OUT:
+        if not step.is_composite or attempt.status is Status.TIMED_OUT:
             return Narrowed(step, attempt, (), dict.fromkeys(attempt.lost, step.name))
         tried: dict[tuple[str, ...], Attempt] = {(): attempt}
 
         def without(names: tuple[str, ...]) -> Attempt:
             key = tuple(sorted(names))
             if key not in tried:
-                tried[key] = self.tried(step.without(names))
+                tried[key] = self.try_step(step.without(names))
             return tried[key]
 
         def is_good(names: tuple[str, ...]) -> bool:
@@ -252,7 +244,7 @@ class Trial:
 
         kinds = {kind for kind, _ in attempt.lost}
         suspects = [name for name, destroyed in DESTROYS.items() if kinds & set(destroyed)]
-        found = culprits(step.inner(self.bench), suspects or list(STAGES), is_good)
+        found = culprits(step.inner(self.bench), suspects or step.suspects, is_good)
         if found is None:
             return Narrowed(step, attempt, (), dict.fromkeys(attempt.lost, step.name))
         author = doer(found, lambda others: canonical_digest(without(others).model) == canonical_digest(attempt.model))

@@ -22,12 +22,15 @@ from passes.errors import StepCrashed, StepFailed, StepTimedOut
 from passes.worker.own_names import FILE as OWN_NAMES
 from passes.worker.platforms import kill, run_on, start_process, was_killed
 
-__all__ = ["STOP", "Worker", "ask_again"]
+__all__ = ["STOP", "Function", "Worker", "address_of", "ask_again"]
 
 STOP: Final = None
 """What is sent in place of a call when nobody waits any more for the one that is under way."""
 
 Answer = TypeVar("Answer")
+
+Function = Callable[..., Any] | str
+"""What the process is to call. A text, `module:name`, is for jobs, which are data."""
 
 WORKER: Final = f"{__package__}.server"
 """What the process runs: under the name that this package has here, since objects of its classes come and go."""
@@ -37,6 +40,11 @@ LAST_WORDS = 400
 
 TRIES: Final = 3
 """Processes that a question is put to before it is given up; see `ask_again`."""
+
+
+def address_of(function: Function) -> str:
+    """`module:name`, by which another process finds a function again."""
+    return function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
 
 
 def ask_again(ask: Callable[[], Answer]) -> Answer:
@@ -92,8 +100,8 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def call(self, function: str, /, *, within_s: float | None = None, **arguments: Any) -> Any:
-        """Call `module:function` with picklable arguments and return its picklable result.
+    def call(self, function: Function, /, *, within_s: float | None = None, **arguments: Any) -> Any:
+        """Call a function of a module with picklable arguments and return its picklable result.
 
         `within_s` is another time limit for this call alone.
 
@@ -105,7 +113,7 @@ class Worker:
         """
         return self.collect(self.post(function, **arguments), within_s=within_s)
 
-    def ask(self, function: str, /, *, within_s: float | None = None, **arguments: Any) -> Any:
+    def ask(self, function: Function, /, *, within_s: float | None = None, **arguments: Any) -> Any:
         """`call` for a question that is no step's own work: where somebody kills the process, a new one is asked.
 
         Raises:
@@ -113,7 +121,7 @@ class Worker:
         """
         return ask_again(lambda: self.call(function, within_s=within_s, **arguments))
 
-    def post(self, function: str, /, **arguments: Any) -> int:
+    def post(self, function: Function, /, **arguments: Any) -> int:
         """Begin a call; returns the ticket for `collect`. One that was posted before, and not collected, is void.
 
         A function that is a generator goes on by itself after each item, and is stopped by the next call.
@@ -124,7 +132,7 @@ class Worker:
         self._end()
         pipe = self._started()
         try:
-            pipe.send((function, arguments))
+            pipe.send((address_of(function), arguments))
         except OSError as error:
             raise self._crash() from error
         except BaseException:

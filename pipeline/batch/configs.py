@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from passes.advisories.quarantine import quarantines
+from passes.advisories.known import quarantines
 from passes.errors import PassError
 from passes.recipe.recipe import names_of
-from passes.recipe.user_declarations import code_digest
+from passes.recipe.user_passes import code_digest
 from pipeline.config import RunConfig
 from pipeline.config.paths import locate, split_factory
 from pipeline.errors import OnnxlineError, UsageError

@@ -13,15 +13,14 @@ import typer
 from rich.console import Console
 
 from passes.advisories import KINDS, UNSAFE, Table, own_tables, table_text, tables_in
-from passes.advisories.gate import News, news
-from passes.advisories.known import file_name
+from passes.advisories.known import News, file_name, news
 from passes.advisories.text import quoted
 from passes.audit.cases import case_names
 from passes.audit.job import CALL, AuditPlan, chosen_targets, unread_of
 from passes.audit.reproducers import CALL as REPRODUCE
 from passes.audit.reproducers import reproductions_of, told_by
 from passes.audit.target import targets_of, with_inner
-from passes.context import open_bench
+from passes.context import open_context
 from passes.weights.files import replace_when_done
 from passes.worker.platforms import available_cores
 from pipeline.commands.shared import Json
@@ -67,7 +66,7 @@ def audit(
     against = _accepted(accepted)
     if models is not None and not models.is_dir():
         raise UsageError(f"--models: {models} is no folder; expected one with .onnx files")
-    with open_bench() as bench:
+    with open_context() as bench:
         found = targets_of(bench, every=every or any("/" in one for one in only or ()))
         subjects = with_inner(chosen_targets(found, only or ()), bench)
     plan = AuditPlan(subjects, case_names(models, cases or ()), models, timeout_s)

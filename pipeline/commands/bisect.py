@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from passes.bisect import BUDGET_S, Breakdown, Deviation, Fault, Finding, Loss, bisect, finding_as_data, finding_text
-from passes.context import limit_runs, open_bench
+from passes.context import PassContext, limit_runs, open_context
 from passes.policy.policy import unknown_structure
 from passes.recipe.recipe import steps_of
-from passes.step import Workbench
 from passes.structures import structure_of
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
@@ -84,7 +83,7 @@ def bisect_model(
             progress("exporting the model", model.name, 0, 0)
         file = _export(model, Path(folder)) if is_config else file_of(model)
         source = read_model(file)
-        with open_bench(timeout_s) as bench, limit_runs(bench, source):
+        with open_context(timeout_s) as bench, limit_runs(bench, source):
             fault = _fault(lost, error, source, bench)
             finding = bisect(source, steps, fault, bench, skip=skip or (), budget_s=budget_s, observer=progress)
             written = _write(finding, out, model, file)
@@ -164,7 +163,7 @@ def _check_one(lost: str | None, error: float | None, crash: bool) -> None:
         )
 
 
-def _fault(lost: str | None, error: float | None, source: DetachedModel, bench: Workbench) -> Fault:
+def _fault(lost: str | None, error: float | None, source: DetachedModel, bench: PassContext) -> Fault:
     if lost is not None:
         return Loss.of(lost, source)
     return Breakdown() if error is None else Deviation.of(error, source, bench)

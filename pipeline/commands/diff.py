@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from passes.context import limit_runs, open_bench
+from passes.context import limit_runs, open_context
 from passes.diff import (
     compare_layers,
     compare_matched,
@@ -73,7 +73,7 @@ def diff(
     # The same operators on the same values compute the same.
     if layers or values or not (structure_only or found.is_empty):
         try:
-            with open_bench() as bench, limit_runs(bench, first):
+            with open_context() as bench, limit_runs(bench, first):
                 drawn = draw_inputs(matched, bench, draws)
                 numbers = compare_numbers(matched, drawn, bench, values=values)
                 if layers:

@@ -12,18 +12,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from passes.advisories.quarantine import is_quarantine
+from passes.advisories.known import is_quarantine
 from passes.catalog import Entry, catalog
 from passes.catalog.demo import Demo, find_entries, show
 from passes.catalog.graph_text import COLUMNS
-from passes.context import open_bench
+from passes.context import open_context
 from passes.errors import PolicyError
-from passes.policy.groups import ALL_GROUPS, in_group
-from passes.policy.known_effects import DESTROYS
-from passes.recipe.steps import OWN_STEPS
+from passes.external.installed import library_versions
+from passes.policy.known_passes import ALL_GROUPS, DESTROYS, in_group
+from passes.recipe.recipe import OWN_STEPS
 from passes.structures import STRUCTURES
 from passes.suggest import nearest
-from passes.versions import library_versions
 from pipeline.commands.shared import Json
 
 __all__ = ["FORMAT_VERSION", "register"]
@@ -53,7 +52,7 @@ def list_passes(
     if group is not None and not is_quarantine(group):
         _check("group", group, ALL_GROUPS)
     _check("kind of structure", destroys, (*STRUCTURES, *(kind for kinds in DESTROYS.values() for kind in kinds)))
-    with open_bench() as bench:
+    with open_context() as bench:
         rows = catalog(bench, steps=None if source is None else _steps_from(source))
     _check("source", source, (row.source for row in rows))
     rows = [
@@ -73,7 +72,7 @@ def show_passes(
     name: Annotated[str, typer.Argument(help="As the list writes it; fuse_gelu means onnxsim/fuse_gelu, too.")],
 ) -> None:
     """Say all that is known of a pass, and run it on a small model: the graph before, and after."""
-    with open_bench() as bench:
+    with open_context() as bench:
         rows = catalog(bench, steps=_steps_around(name))
         found = find_entries(name, rows)
         others = [row.name for row in rows if row.bare == found[0].bare and row not in found]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from passes.advisories.quarantine import is_quarantine
+from passes.advisories.known import is_quarantine
 from pipeline.config.yaml_source import KeyPath
 from pipeline.errors import ConfigError, SourceError
 

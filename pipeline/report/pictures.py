@@ -55,8 +55,7 @@ class Drawing:
 class StructurePicture:
     """An instance of a structure: in the source, in the final model, and in what a pass made of it.
 
-    `broken_by` is that pass, which was reverted; or, with `is_alone`, the one that would do it if nothing kept the
-    structure, found on the structure alone.
+    `broken_by` is that pass, which was reverted.
     """
 
     kind: str
@@ -66,7 +65,6 @@ class StructurePicture:
     """None if nothing in the final model stands for it."""
     broken: Drawing | None = None
     broken_by: str = ""
-    is_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from passes.context import open_bench
+from passes.context import open_context
+from passes.external.installed import library_versions
 from passes.policy.policy import Policy
 from passes.recipe.recipe import steps_of
 from passes.run.apply_policy import check_names
 from passes.step import Repeat, Step, flat
-from passes.versions import library_versions
 from pipeline.config import ExportConfig, RunConfig, locate, split_factory
 from pipeline.errors import ConfigError
 from pipeline.workspace import Workspace, key_of
@@ -38,7 +38,7 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
     steps = steps_of(config.passes.recipe)
     if not workspace.load(STAGE, _key(config), bool):
         policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
-        with open_bench() as bench:
+        with open_context() as bench:
             check_names(flat(steps), policy, bench)
     return steps
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
-from passes.context import limit_runs, open_bench
+from passes.context import limit_runs, open_context
 from passes.errors import StepFailed, StepTimedOut
 from passes.proof.draws import Trait
 from passes.proof.numbers import DRAWN, Errors
@@ -110,7 +110,7 @@ def _measured(
     optional = [one for one in optional if not _beyond(one, ranges)]
     limits = config.passes
     with (
-        open_bench(limits.timeout_s, limits.memory_gib, workspace.scratch) as bench,
+        open_context(limits.timeout_s, limits.memory_gib, workspace.scratch) as bench,
         limit_runs(bench, model, [one.feeds for one in references]),
     ):
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
 import onnx
 
 import passes
-from passes.context import limit_runs, open_bench
+from passes.context import PassContext, limit_runs, open_context
 from passes.diff import (
     DrawnInputs,
     LayerErrors,
@@ -27,15 +27,10 @@ from passes.diff import (
 from passes.load import byte_count
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import structure_fingerprint
-from passes.policy.policy import Policy
 from passes.portability import find_obstacles
 from passes.proof.numeric import NumericProver
 from passes.proof.prover import STRUCTURE
-from passes.recipe.recipe import steps_of
-from passes.run.apply_policy import with_skips
-from passes.run.changes import op_counts
-from passes.run.result import PassRow, PassRun
-from passes.step import Repeat, Step, Workbench, flat
+from passes.run.result import PassRow, PassRun, op_counts
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
 from passes.weights.weight_stacks import collapse
@@ -79,7 +74,7 @@ def optimize(
     """
     wishes, path = config.passes, final_path(config, workspace)  # refused before the work, if at all
     history = _History(config, workspace, observer, begin)
-    with open_bench(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
+    with open_context(wishes.timeout_s, wishes.memory_gib, workspace.scratch) as bench:
         stored = read_model(exported, unread=unread(config), folder=shards_folder(config))
         source, _ = collapse(stored)  # as the passes are shown it
         history.marks[SOURCE] = _mark(SOURCE, source)
@@ -98,8 +93,7 @@ def optimize(
                 on_change=history.note_change,
             )
             layers = _layers(source, run.model, references, bench, observer)
-        steps, policy = steps_of(wishes.recipe), Policy(tuple(wishes.skip), tuple(wishes.keep), wishes.watch)
-        pictures = _pictures(run, source, history.broken, steps, policy, bench, observer)
+        pictures = _pictures(run, source, history.broken, observer)
     history.clear_old_results()  # a recipe may have no step
     _save_final(run, path, stored, exported, config, workspace)
     for said in _notes(run, run.model.proto):
@@ -155,7 +149,7 @@ class _History:
 
 
 def _prover_of(
-    config: RunConfig, references: References, bench: Workbench, computed_in: Collection[str]
+    config: RunConfig, references: References, bench: PassContext, computed_in: Collection[str]
 ) -> NumericProver | None:
     """By numbers, against `references`, which were `computed_in` these floating types; None by structure alone."""
     if config.verify.proof == STRUCTURE:
@@ -185,26 +179,17 @@ def _shown_path(file: Path, workspace: Workspace) -> str:
     return str(file.relative_to(workspace.folder) if file.is_relative_to(workspace.folder) else file)
 
 
-def _pictures(
-    run: PassRun,
-    source: DetachedModel,
-    broken: Broken,
-    steps: Sequence[Step | Repeat],
-    policy: Policy,
-    bench: Workbench,
-    observer: Observer,
-) -> Pictures:
+def _pictures(run: PassRun, source: DetachedModel, broken: Broken, observer: Observer) -> Pictures:
     """What `report.html` draws. A drawing that fails is told and must not cost the run, which is done."""
-    ran = [with_skips(step, policy, bench) for step in flat(steps) if policy.skips(step.name) is None]
     try:
-        return take_pictures(run, source, broken, ran, bench)
+        return take_pictures(run, source, broken)
     except Exception as error:
         observer(Note(f"report.html has no drawings: {type(error).__name__}: {error}"))
         return Pictures()
 
 
 def _layers(
-    source: DetachedModel, final: DetachedModel, references: References, bench: Workbench, observer: Observer
+    source: DetachedModel, final: DetachedModel, references: References, bench: PassContext, observer: Observer
 ) -> tuple[LayerErrors, ...]:
     """The final model against the export layer by layer, on the first draw; none where no number is compared."""
     if not references.draws or source.nbytes() > MOST_COMPARED:

@@ -1,19 +1,17 @@
-"""Pictures of a pass run for `report.html`: each structure before and after, and what would become of it unkept."""
+"""Pictures of a pass run for `report.html`: each structure before and after, and what a reverted pass made of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from passes.model.analysis import AnalyzedModel
 from passes.provenance import Descendants
 from passes.run.result import PassRow, PassRun, Status
-from passes.step import Step, Workbench
 from passes.structures import Instance
 from passes.structures.subgraph import between, extent_of
 from passes.structures.view import GraphView
-from passes.unkept import without_keep
 from passes.weights.detached import DetachedModel
 from pipeline.report import Drawing, Pictures, StructurePicture
 from pipeline.report.subgraph import draw, node_rows, value_types
@@ -39,32 +37,15 @@ class Broken:
                 self.by_structure.setdefault(structure, (row.name, made.model))
 
 
-def take_pictures(
-    run: PassRun, source: DetachedModel, broken: Broken, steps: Sequence[Step], bench: Workbench
-) -> Pictures:
-    """Draw every structure of `run`, and list the nodes of the final model.
-
-    Args:
-        steps: what the run ran; of each kind that is held, and that no step has broken, one instance is run through
-            them alone, with nothing kept.
-    """
-    album = _Album(run, GraphView(source), GraphView(run.model), broken.by_structure)
+def take_pictures(run: PassRun, source: DetachedModel, broken: Broken) -> Pictures:
+    """Draw every structure of `run`, and list the nodes of the final model."""
+    album = _Album(GraphView(source), GraphView(run.model), broken.by_structure)
     pictures = [album.picture(one) for kind in run.watched.instances.values() for one in kind[:MOST]]
-    sound = [step for step in steps if step.name not in _breaking_down(run)]
-    for kind in sorted(run.watched.enforced):
-        if not any(one.broken for one in pictures if one.kind == kind):
-            pictures = album.with_example(kind, pictures, sound, bench)
     return Pictures(tuple(pictures), node_rows(album.final)[:MOST_NODES], value_types(album.final))
-
-
-def _breaking_down(run: PassRun) -> set[str]:
-    """Steps that are not worth the time of another try."""
-    return {row.name.partition("/")[0] for row in run.rows if row.status in (Status.CRASHED, Status.TIMED_OUT)}
 
 
 @dataclass(slots=True)
 class _Album:
-    run: PassRun
     source: GraphView
     final: GraphView
     broken: Mapping[str, tuple[str, DetachedModel]]
@@ -79,19 +60,6 @@ class _Album:
         if model is None:
             return picture
         return replace(picture, broken=self._later(instance, self._view(model)), broken_by=author)
-
-    def with_example(
-        self, kind: str, pictures: Sequence[StructurePicture], steps: Sequence[Step], bench: Workbench
-    ) -> list[StructurePicture]:
-        """`pictures`, of which the first of `kind` shows what would become of it if nothing kept it."""
-        first = next(iter(self.run.watched.instances[kind]), None)
-        found = without_keep(first, self.source, steps, bench) if first else None
-        if first is None or found is None:
-            return list(pictures)
-        drawing = self._later(first, self._view(found.model))
-        example = {"broken": drawing, "broken_by": found.broken_by, "is_alone": True}
-        is_it = [(one.kind, one.name) == (kind, first.name) for one in pictures]
-        return [replace(one, **example) if it else one for one, it in zip(pictures, is_it, strict=True)]
 
     def _view(self, model: DetachedModel) -> GraphView:
         """One for each model, which it holds, so that no other can have its id."""

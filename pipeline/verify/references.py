@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from passes.context import limit_runs
+from passes.context import PassContext, limit_runs
 from passes.errors import StepFailed
 from passes.optimize import second_sizes
 from passes.proof.client import choose_in_worker
@@ -20,7 +20,6 @@ from passes.proof.lookups import rows_by_input
 from passes.proof.numbers import DRAWN
 from passes.proof.precision import computed_types
 from passes.proof.types import Reference
-from passes.step import Workbench
 from passes.weights.detached import read_model
 from passes.weights.stand_ins import digest_of
 from pipeline.config import DEFAULT_SIZES, ModelConfig, VerifyConfig
@@ -78,7 +77,7 @@ def plan_draws(source: Source, model: ModelConfig, verify: VerifyConfig, given: 
     )
 
 
-def compute_references(source: Source, plan: DrawPlan, bench: Workbench) -> References:
+def compute_references(source: Source, plan: DrawPlan, bench: PassContext) -> References:
     """Run the reference on every draw that it bears: torch here, an ONNX file in the proof worker of `bench`.
 
     Raises:

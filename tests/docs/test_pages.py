@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from passes.errors import PassError
-from passes.policy.groups import GROUPS
+from passes.policy.known_passes import GROUPS
 from passes.proof.numbers import TOLERANCES, Errors, Tolerance
 from passes.proof.types import Sensitivity
 from passes.run.result import PassRow, Status, StructureVerdict

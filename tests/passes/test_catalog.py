@@ -14,19 +14,18 @@ import pytest
 from passes.catalog import Entry, catalog, pass_names, rows_of
 from passes.catalog.demo import find_entries, show
 from passes.catalog.descriptions import DESCRIBED, UNDESCRIBED
+from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.installed import require
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim import OnnxSim
-from passes.policy.groups import GROUPS, groups_of, in_group
-from passes.policy.known_effects import DESTROYS
+from passes.policy.known_passes import DESTROYS, GROUPS, groups_of, in_group
 from passes.policy.policy import Policy
-from passes.step import Workbench
 from passes.weights.detached import DetachedModel
 
 
 @pytest.fixture(scope="module")
-def rows(bench: Workbench) -> tuple[Entry, ...]:
+def rows(bench: PassContext) -> tuple[Entry, ...]:
     return catalog(bench)
 
 
@@ -100,13 +99,13 @@ class Newer:
     name: str = field(default="newer", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         return model
 
-    def check(self, bench: Workbench) -> None:
+    def check(self, bench: PassContext) -> None:
         """Takes no options."""
 
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         require(self.needs, self.name, extra="newer")
         return tuple(name for name in ("fuse_everything", "tidy") if name not in self.left_out)
 
@@ -114,7 +113,7 @@ class Newer:
         return replace(self, left_out=(*self.left_out, *names))
 
 
-def test_a_pass_that_nobody_described_is_shown_and_counts_as_reading_values(bench: Workbench) -> None:
+def test_a_pass_that_nobody_described_is_shown_and_counts_as_reading_values(bench: PassContext) -> None:
     rows = rows_of(Newer(), bench)
     assert [row.name for row in rows] == ["newer", "newer/fuse_everything", "newer/tidy"]
     assert {(row.does, row.reads) for row in rows} == {(UNDESCRIBED, "values")}
@@ -122,7 +121,7 @@ def test_a_pass_that_nobody_described_is_shown_and_counts_as_reading_values(benc
     assert "no picture in this release" in show(rows[1], rows, bench).why_not
 
 
-def test_a_library_that_is_not_installed_is_a_row_that_says_what_to_install(bench: Workbench) -> None:
+def test_a_library_that_is_not_installed_is_a_row_that_says_what_to_install(bench: PassContext) -> None:
     [row] = rows_of(Newer(needs="no_such_library"), bench)
     assert (row.name, row.runs) == ("newer", "missing")
     assert "pip install 'onnxline[newer]'" in row.note
@@ -130,7 +129,7 @@ def test_a_library_that_is_not_installed_is_a_row_that_says_what_to_install(benc
 
 
 def test_a_pass_that_a_package_announces_is_a_row_and_is_not_loaded(
-    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: PassContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = tmp_path / "tidy_passes-1.0.dist-info"
     info.mkdir()
@@ -143,7 +142,7 @@ def test_a_pass_that_a_package_announces_is_a_row_and_is_not_loaded(
     assert "no picture" in show(row, [row], bench).why_not
 
 
-def test_names_for_a_skip_list_ask_only_the_steps_that_run(bench: Workbench) -> None:
+def test_names_for_a_skip_list_ask_only_the_steps_that_run(bench: PassContext) -> None:
     names = pass_names([OnnxOptimizerPass("nop"), Newer().without(["tidy"])], bench)
     assert {"fuse_qkv", "nop", "onnxsim", "newer", "newer/fuse_everything", "newer/tidy"} <= set(names)
     assert not any(name.startswith("onnxsim/") for name in names)

@@ -8,15 +8,15 @@ import pytest
 from passes.catalog import Entry, catalog
 from passes.catalog.demo import isolate_pass
 from passes.catalog.example_model import example_of, read_example
-from passes.policy.known_effects import DESTROYS
-from passes.step import Workbench
+from passes.context import PassContext
+from passes.policy.known_passes import DESTROYS
 from passes.structures import structure_of
 from tests.passes.models import attention, detached, model_of
 from tests.passes.structures.pictures import drawn, found
 
 
 @pytest.fixture(scope="module")
-def rows(bench: Workbench) -> tuple[Entry, ...]:
+def rows(bench: PassContext) -> tuple[Entry, ...]:
     return catalog(bench)
 
 
@@ -95,7 +95,7 @@ def test_every_entry_of_the_two_libraries_is_seen() -> None:
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_destroys(name: str, rows: tuple[Entry, ...], bench: Workbench) -> None:
+def test_destroys(name: str, rows: tuple[Entry, ...], bench: PassContext) -> None:
     file = example_of(name)
     model = MODELS[name] if name in MODELS else read_example(file).model if file is not None else model_of("")
     kind = FIRST.get(name, DESTROYS[name][0])

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
+from passes.context import PassContext
 from passes.rewrites.fold_constants import FoldConstants
-from passes.step import Workbench
 from passes.weights.detached import attach
 from passes.weights.sessions import Session
 from tests.passes.models import detached, matrix, model_of
@@ -18,7 +18,7 @@ Fold = Callable[..., onnx.ModelProto]
 
 
 @pytest.fixture
-def folded(bench: Workbench) -> Fold:
+def folded(bench: PassContext) -> Fold:
     def fold(model: onnx.ModelProto, **options: int) -> onnx.ModelProto:
         return attach(FoldConstants(**options).apply(detached(model), bench))
 
@@ -109,7 +109,7 @@ def test_an_ir_version_that_onnxruntime_does_not_know_yet_is_no_matter(folded: F
     assert body(folded(source)) == ["y = Add (x, n)"]
 
 
-def test_what_onnxruntime_cannot_hand_over_stays_computed(bench: Workbench) -> None:
+def test_what_onnxruntime_cannot_hand_over_stays_computed(bench: PassContext) -> None:
     """numpy has no bfloat16."""
     model = model_of(
         """g (float[4] x) => (float[4] y, bfloat16[4] z) {

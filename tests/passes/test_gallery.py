@@ -18,11 +18,11 @@ from passes.catalog import Entry, catalog
 from passes.catalog.demo import detached_copy, fires, isolate_pass
 from passes.catalog.example_model import GALLERY, UNPICTURED, example_of, read_example
 from passes.catalog.graph_text import graph_text
+from passes.context import PassContext
 from passes.external.onnxsim import OnnxSim
 from passes.proof.draws import draw_array
 from passes.proof.numbers import compare
-from passes.recipe.steps import OWN_STEPS
-from passes.step import Workbench
+from passes.recipe.recipe import OWN_STEPS
 from passes.weights.detached import attach
 
 FILES = sorted(GALLERY.glob("*.onnxtxt"))
@@ -34,14 +34,14 @@ NOT_ON_ONNXRUNTIME = {"rewrite_bool_where": "onnxruntime has no Where on bool, w
 @dataclass(frozen=True)
 class Library:
     rows: tuple[Entry, ...]
-    bench: Workbench
+    bench: PassContext
 
     def run_alone(self, row: Entry, model: onnx.ModelProto) -> onnx.ModelProto:
         return attach(isolate_pass(row, self.rows).apply(detached_copy(model), self.bench))
 
 
 @pytest.fixture(scope="module")
-def library(bench: Workbench) -> Library:
+def library(bench: PassContext) -> Library:
     return Library(catalog(bench), bench)
 
 

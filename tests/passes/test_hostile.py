@@ -13,13 +13,13 @@ import pytest
 
 import passes
 from passes import PassRun, Status
-from passes.step import Workbench
+from passes.context import PassContext
 from tests.passes.models import matrix, model_of
 
 PASSES = Path(__file__).with_name("hostile.py")
 
 
-def run(model: onnx.ModelProto, bench: Workbench, *steps: tuple[str, Mapping[str, Any]], **options: Any) -> PassRun:
+def run(model: onnx.ModelProto, bench: PassContext, *steps: tuple[str, Mapping[str, Any]], **options: Any) -> PassRun:
     recipe = [{f"{PASSES}:{name}": dict(arguments)} for name, arguments in steps]
     return passes.optimize(model, recipe=recipe, bench=bench, **options)
 
@@ -55,14 +55,14 @@ SIZES = (
 )
 
 
-def test_what_is_wrong_at_a_size_that_is_drawn_is_reverted(bench: Workbench) -> None:
+def test_what_is_wrong_at_a_size_that_is_drawn_is_reverted(bench: PassContext) -> None:
     made = run(network(), bench, *SIZES)
     assert statuses(made) == reverted(*SIZES)
     assert made.coverage.sizes == {"batch": (1, 2, 3, 8), "sequence": (1, 2, 4, 8)}
     assert made.coverage.not_covered == ()
 
 
-def test_a_size_that_is_not_drawn_is_not_in_the_coverage_and_can_be_asked_for(bench: Workbench) -> None:
+def test_a_size_that_is_not_drawn_is_not_in_the_coverage_and_can_be_asked_for(bench: PassContext) -> None:
     step = ("at_size", {"size": 5})
     made = run(network(), bench, step)
     assert made.rows[0].status is Status.RAN and 5 not in made.coverage.sizes["batch"]
@@ -81,7 +81,7 @@ g (float[batch, sequence, 4] x) => (float[batch, sequence, 4] y) {
 """
 
 
-def test_a_size_that_the_model_does_not_bear_is_left_out_and_said(bench: Workbench) -> None:
+def test_a_size_that_the_model_does_not_bear_is_left_out_and_said(bench: PassContext) -> None:
     """There are six positions, so a sequence of 8 is none; the batch is drawn as 8 all the same."""
     model = model_of(POSITIONS, w1=matrix(4, 4, 0), positions=matrix(6, 4, 1), zero=np.array([0]))
     steps = (("at_size", {"size": 8}), ("at_size", {"size": 1}), ("at_size", {"axis": 1, "size": 1}))
@@ -92,7 +92,7 @@ def test_a_size_that_the_model_does_not_bear_is_left_out_and_said(bench: Workben
     assert note.startswith("not drawn: sequence=8 (the model does not run on it: onnxruntime stopped")
 
 
-def test_fixed_dims_have_no_further_draws(bench: Workbench) -> None:
+def test_fixed_dims_have_no_further_draws(bench: PassContext) -> None:
     made = run(network(NETWORK.replace("batch, sequence", "2, 3")), bench, ("at_size", {"size": 2}))
     assert [row.status for row in made.rows] == [Status.REVERTED]
     assert made.coverage.draws == ("draw 0", "draw 1 (floats of ten times their range)")
@@ -119,7 +119,7 @@ def limits() -> onnx.ModelProto:
     return model_of(LIMITS, w1=matrix(4, 4, 0), **{name: np.asarray(bound) for name, bound in bounds.items()})
 
 
-def test_what_acts_beyond_the_usual_range_cannot_be_dropped(bench: Workbench) -> None:
+def test_what_acts_beyond_the_usual_range_cannot_be_dropped(bench: PassContext) -> None:
     steps = (
         ("drop", {"output": "clipped"}),
         ("drop", {"output": "least"}),
@@ -141,7 +141,7 @@ def test_what_acts_beyond_the_usual_range_cannot_be_dropped(bench: Workbench) ->
     assert made.coverage.outliers == ("x",)
 
 
-def test_a_limit_that_no_draw_reaches_is_said_to_be_open(bench: Workbench) -> None:
+def test_a_limit_that_no_draw_reaches_is_said_to_be_open(bench: PassContext) -> None:
     text = "g (float[2, 4] x) => (float[2, 4] y) { y = Clip (x, low, high) }"
     model = model_of(text, low=np.asarray(np.float32(-100)), high=np.asarray(np.float32(3)))
     made = run(model, bench, ("drop", {"output": "y"}))
@@ -150,34 +150,34 @@ def test_a_limit_that_no_draw_reaches_is_said_to_be_open(bench: Workbench) -> No
 
 
 @pytest.mark.parametrize("op", ["Relu", "Abs", "LeakyRelu", "Elu", "Softplus"])
-def test_an_op_that_changes_what_is_below_zero_alone_is_said_to_be_open(op: str, bench: Workbench) -> None:
+def test_an_op_that_changes_what_is_below_zero_alone_is_said_to_be_open(op: str, bench: PassContext) -> None:
     text = f"g (float[2, 4] x) => (float[2, 4] y) {{ h = Add (x, far) r = {op} (h) y = Neg (r) }}"
     made = run(model_of(text, far=np.asarray(np.float32(20))), bench, ("drop", {"output": "r"}))
     assert made.rows[0].status is Status.RAN
     assert made.coverage.not_covered == (f"{op} 'r': no value is below its lower limit",)
 
 
-def test_what_every_value_goes_beyond_is_said_to_be_open(bench: Workbench) -> None:
+def test_what_every_value_goes_beyond_is_said_to_be_open(bench: PassContext) -> None:
     text = "g (float[2, 4] x) => (float[2, 4] y) { h = Sub (x, far) r = Relu (h) y = Add (r, x) }"
     made = run(model_of(text, far=np.asarray(np.float32(20))), bench)
     assert made.coverage.not_covered == ("Relu 'r': every value is beyond its limits",)
 
 
 @pytest.mark.parametrize("asks", ["IsNaN (x)", "IsInf (x)", "Equal (x, seven)"])
-def test_a_condition_that_never_holds_is_said_to_be_open(asks: str, bench: Workbench) -> None:
+def test_a_condition_that_never_holds_is_said_to_be_open(asks: str, bench: PassContext) -> None:
     text = f"g (float[2, 4] x) => (float[2, 4] y) {{ c = {asks} r = Where (c, seven, x) y = Neg (r) }}"
     made = run(model_of(text, seven=np.asarray(np.float32(7))), bench)
     assert made.coverage.not_covered == ("Where 'r': its condition is never true",)
 
 
-def test_what_is_open_in_each_layer_is_said_once(bench: Workbench) -> None:
+def test_what_is_open_in_each_layer_is_said_once(bench: PassContext) -> None:
     layers = " ".join(f"n{at} = IsNaN (x{at}) x{at + 1} = Where (n{at}, seven, x{at})" for at in range(5))
     text = f"g (float[2, 4] x) => (float[2, 4] y) {{ x0 = Neg (x) {layers} y = Neg (x5) }}"
     made = run(model_of(text, seven=np.asarray(np.float32(7))), bench)
     assert made.coverage.not_covered == ("Where 'x1', 'x2', 'x3' and 2 more: its condition is never true",)
 
 
-def test_a_condition_on_sizes_is_no_gap(bench: Workbench) -> None:
+def test_a_condition_on_sizes_is_no_gap(bench: PassContext) -> None:
     text = """
     g (float[N, 4] x) => (float[N, 4] y) {
         s = Shape (x) c = Equal (s, seven) t = Where (c, seven, s) y = Reshape (x, t)
@@ -186,7 +186,7 @@ def test_a_condition_on_sizes_is_no_gap(bench: Workbench) -> None:
     assert run(model_of(text, seven=np.asarray(7)), bench).coverage.not_covered == ()
 
 
-def test_pictures_of_bytes_are_drawn_over_their_whole_range(bench: Workbench) -> None:
+def test_pictures_of_bytes_are_drawn_over_their_whole_range(bench: PassContext) -> None:
     text = "g (uint8[N, 3] x) => (float[N, 3] y) { f = Cast <to = 1> (x) y = Mul (f, part) }"
     step = ("beyond", {"value": "f", "limit": 200.0})
     made = run(model_of(text, part=np.asarray(np.float32(1 / 255))), bench, step)
@@ -194,7 +194,7 @@ def test_pictures_of_bytes_are_drawn_over_their_whole_range(bench: Workbench) ->
     assert made.coverage.outliers == ("x",)
 
 
-def test_outliers_that_the_model_does_not_bear_are_left_out(bench: Workbench) -> None:
+def test_outliers_that_the_model_does_not_bear_are_left_out(bench: PassContext) -> None:
     made = run(
         model_of(
             "g (float[2, 4] x) => (float[2, 4] y) { a = Mul (x, big) y = Exp (a) }", big=np.asarray(np.float32(60))
@@ -219,7 +219,7 @@ g (float[2, 6] x, int64[2, 6] mask, bool[2, 6] also) => (float[2, 6] y) {
 """
 
 
-def test_masks_are_all_ones_and_all_zeros_too(bench: Workbench) -> None:
+def test_masks_are_all_ones_and_all_zeros_too(bench: PassContext) -> None:
     steps = (
         ("where_all", {"value": "mask", "are": 1}),
         ("where_all", {"value": "mask", "are": 0}),
@@ -232,7 +232,7 @@ def test_masks_are_all_ones_and_all_zeros_too(bench: Workbench) -> None:
     assert made.coverage.masks == {"mask": ("mixed", "ones", "zeros"), "also": ("mixed", "ones", "zeros")}
 
 
-def test_a_mask_that_leaves_nothing_is_left_out_where_the_model_gives_nan(bench: Workbench) -> None:
+def test_a_mask_that_leaves_nothing_is_left_out_where_the_model_gives_nan(bench: PassContext) -> None:
     text = """
     g (float[2, 6] x, int64[2, 6] mask) => (float[2, 6] y) {
         m = Cast <to = 1> (mask)
@@ -262,7 +262,7 @@ g (float[2, 4] x) => (float[2, 4] y) {
 """
 
 
-def test_a_branch_that_no_draw_takes_is_said_to_be_open(bench: Workbench) -> None:
+def test_a_branch_that_no_draw_takes_is_said_to_be_open(bench: PassContext) -> None:
     made = run(
         model_of(BRANCHES),
         bench,
@@ -288,7 +288,7 @@ g (int64 turns, float[2] x) => (float[2] y) {
 """
 
 
-def test_the_turns_of_a_loop(bench: Workbench) -> None:
+def test_the_turns_of_a_loop(bench: PassContext) -> None:
     made = run(model_of(LOOP), bench, ("other_body", {"op": "Loop", "attribute": "body"}))
     assert made.rows[0].status is Status.REVERTED
     [loop] = made.coverage.loops
@@ -311,7 +311,7 @@ g (float[N, 2] x) => (float[N, 2] y) {
 @pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64"), reason="where no signal says that it divides by zero"
 )
-def test_a_model_that_brings_the_process_down_at_a_further_size_is_proven_at_the_first_ones(bench: Workbench) -> None:
+def test_a_model_that_brings_the_process_down_at_a_further_size_is_proven_at_the_first_ones(bench: PassContext) -> None:
     """The least whole number by -1 has no result, and onnxruntime ends with SIGFPE (1.31)."""
     model = model_of(DIVIDES, nine=np.array([9]), least=np.array([-(2**63)]))
     made = run(model, bench, ("at_size", {"size": 2}))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import passes
-from passes.context import open_bench
+from passes.context import open_context
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
 from passes.worker.client import Worker
 from tests.passes.models import attention
@@ -265,7 +265,7 @@ def test_a_call_of_a_step_is_not_made_again(tmp_path: Path) -> None:
 def test_a_run_survives_that_its_proofs_are_killed_at_random_moments(seed: int) -> None:
     """Steps that lose the passes' own worker are named as crashed; a killed proof is no step's fault."""
     moments = random.Random(seed)
-    with open_bench() as bench:
+    with open_context() as bench:
         bench.start()
         done = threading.Event()
 

@@ -12,8 +12,8 @@ import pytest
 
 import passes
 from passes.catalog.example_model import example_of, read_example
+from passes.context import PassContext
 from passes.run.result import Status
-from passes.step import Workbench
 from tests.passes.models import attention, biased_attention, model_of
 
 NAMES = [name for name in onnxoptimizer.get_fuse_and_elimination_passes() if name != "fuse_qkv"]
@@ -42,7 +42,7 @@ def models() -> Iterator[tuple[str, onnx.ModelProto]]:
 
 
 @pytest.mark.parametrize("model", [pytest.param(model, id=name) for name, model in models()])
-def test_the_runner_leaves_what_the_library_leaves(model: onnx.ModelProto, bench: Workbench) -> None:
+def test_the_runner_leaves_what_the_library_leaves(model: onnx.ModelProto, bench: PassContext) -> None:
     expected = model
     for one in NAMES:
         expected = onnxoptimizer.optimize(expected, [one])
@@ -52,7 +52,7 @@ def test_the_runner_leaves_what_the_library_leaves(model: onnx.ModelProto, bench
     assert ops == Counter(node.op_type for node in expected.graph.node)
 
 
-def test_of_equal_operators_one_is_left(bench: Workbench) -> None:
+def test_of_equal_operators_one_is_left(bench: PassContext) -> None:
     run = passes.optimize(model_of(TWICE, w=np.arange(8, dtype=np.float32)), recipe=NAMES, bench=bench)
     rows = {row.name: row for row in run.rows if row.changed}
     assert "eliminate_common_subexpression" in rows

@@ -21,11 +21,12 @@ own_names.add_private_names()
 
 from _onnxline.passes import PolicyError
 from _onnxline.passes.errors import StepFailed
+from _onnxline.passes.suggest import nearest
 from _onnxline.passes.worker.client import Worker
 with Worker() as worker:
     print(worker.call("os:getcwd") == worker.call("os.path:dirname", p=__file__))
     try:
-        worker.call("passes.suggest:nearest", name=1)
+        worker.call(nearest, name=1)
     except StepFailed as failure:
         print("ours:", failure)
 try:

@@ -11,10 +11,9 @@ import pytest
 
 import passes
 from passes import PassRun, PolicyError, Status
-from passes.context import open_bench
+from passes.context import PassContext, open_context
 from passes.recipe.recipe import names_of, steps_of
-from passes.recipe.user_declarations import code_digest
-from passes.step import Workbench
+from passes.recipe.user_passes import code_digest
 from pipeline.config import RunConfig
 from tests.passes.models import attention, model_of
 
@@ -119,7 +118,7 @@ def mine(tmp_path: Path) -> str:
     return str(path)
 
 
-def run(bench: Workbench, *recipe) -> PassRun:
+def run(bench: PassContext, *recipe) -> PassRun:
     return passes.optimize(attention(), recipe=recipe, bench=bench)
 
 
@@ -127,7 +126,7 @@ def ops(done: PassRun) -> Counter[str]:
     return Counter(node.op_type for node in done.model.proto.graph.node)
 
 
-def test_a_class_with_options_reads_the_structure(mine: str, bench: Workbench) -> None:
+def test_a_class_with_options_reads_the_structure(mine: str, bench: PassContext) -> None:
     done = run(bench, f"{mine}:Double", {f"{mine}:Named": {"times": 2}})
     assert [(one.name, one.source, one.status) for one in done.rows] == [
         ("Double", "user", Status.RAN),
@@ -138,14 +137,14 @@ def test_a_class_with_options_reads_the_structure(mine: str, bench: Workbench) -
     onnx.checker.check_model(passes.weights.detached.attach(done.model))
 
 
-def test_a_function_is_proven_and_reverted(mine: str, bench: Workbench) -> None:
+def test_a_function_is_proven_and_reverted(mine: str, bench: PassContext) -> None:
     done = run(bench, {f"{mine}:scale": {"by": 2.0}}, f"{mine}:scale", {f"{mine}:scaling": {"by": 3.0}}, f"{mine}:same")
     assert [one.status for one in done.rows] == [Status.REVERTED, Status.RAN, Status.REVERTED, Status.RAN]
     assert not done.rows[1].changed
     assert "max abs error" in done.rows[0].reason
 
 
-def test_structure_gets_stand_ins_and_values_the_weights(mine: str, bench: Workbench) -> None:
+def test_structure_gets_stand_ins_and_values_the_weights(mine: str, bench: PassContext) -> None:
     told = {}
     for name in ("sizes", "sizes_of_stand_ins"):
         proto = run(bench, f"{mine}:{name}").model.proto
@@ -153,7 +152,7 @@ def test_structure_gets_stand_ins_and_values_the_weights(mine: str, bench: Workb
     assert told == {"sizes": 4 * 32 * 32, "sizes_of_stand_ins": 0}
 
 
-def test_an_error_or_a_crash_costs_the_step_and_not_the_run(mine: str, bench: Workbench) -> None:
+def test_an_error_or_a_crash_costs_the_step_and_not_the_run(mine: str, bench: PassContext) -> None:
     done = run(bench, f"{mine}:nothing", f"{mine}:abort", f"{mine}:Double")
     assert [one.status for one in done.rows] == [Status.FAILED, Status.CRASHED, Status.RAN]
     assert "returned NoneType; expected an onnx.ModelProto" in done.rows[0].reason
@@ -161,23 +160,23 @@ def test_an_error_or_a_crash_costs_the_step_and_not_the_run(mine: str, bench: Wo
     assert ops(done)["Relu"] == 2
 
 
-def test_an_error_without_words_is_no_success(tmp_path: Path, bench: Workbench) -> None:
+def test_an_error_without_words_is_no_success(tmp_path: Path, bench: PassContext) -> None:
     (tmp_path / "own.py").write_text("import passes\n\ndef fail(model):\n    raise passes.PassError\n")
     row = passes.optimize(attention(), recipe=[f"{tmp_path}/own.py:fail"], bench=bench).rows[0]
     assert (row.status, row.reason) == (Status.FAILED, "StepFailed")
 
 
-def test_a_full_step_is_given_the_bench(mine: str, bench: Workbench) -> None:
+def test_a_full_step_is_given_the_bench(mine: str, bench: PassContext) -> None:
     done = run(bench, f"{mine}:WithBench")
     assert [(one.name, one.source, one.changed) for one in done.rows] == [("with_bench", "mine", True)]
 
 
-def test_a_function_of_any_module_is_a_pass(bench: Workbench) -> None:
+def test_a_function_of_any_module_is_a_pass(bench: PassContext) -> None:
     done = run(bench, "onnx.shape_inference:infer_shapes")
     assert (done.rows[0].name, done.rows[0].status) == ("infer_shapes", Status.RAN)
 
 
-def test_it_can_be_skipped_by_its_name(mine: str, bench: Workbench) -> None:
+def test_it_can_be_skipped_by_its_name(mine: str, bench: PassContext) -> None:
     done = passes.optimize(attention(), recipe=[f"{mine}:Named", "nop"], skip=["twofold"], bench=bench)
     assert [one.status for one in done.rows] == [Status.SKIPPED, Status.RAN]
 
@@ -216,7 +215,7 @@ def test_a_package_announces_a_pass(mine: str, monkeypatch: pytest.MonkeyPatch) 
         "[onnxline.passes]\ntwice = mine:Double\nnop = mine:abort\n", encoding="utf-8"
     )
     monkeypatch.syspath_prepend(folder)
-    with open_bench() as bench:  # its worker has the path as it is now
+    with open_context() as bench:  # its worker has the path as it is now
         done = run(bench, {"twice": {"times": 2}}, "nop")
     assert [(one.name, one.source, one.status) for one in done.rows] == [
         ("twice", "their-passes", Status.RAN),
@@ -247,7 +246,7 @@ g (float[2, 8, 16] q, float[2, 16, 8] k) => (float[2, 8, 8] y) {
 """
 
 
-def test_the_examples(bench: Workbench) -> None:
+def test_the_examples(bench: PassContext) -> None:
     config = RunConfig.from_yaml(EXAMPLES.parent / "configs" / "own_pass.yaml")
     done = passes.optimize(
         EXAMPLES / "attention.onnx", recipe=config.passes.recipe, keep=config.passes.keep, bench=bench
@@ -260,7 +259,7 @@ def test_the_examples(bench: Workbench) -> None:
     assert (ops(freely)["Mul"], freely.structures[0].broken_by) == (0, "fold_scale")
 
 
-def test_the_example_class_is_what_it_says(bench: Workbench) -> None:
+def test_the_example_class_is_what_it_says(bench: PassContext) -> None:
     model = model_of(BEFORE, s=np.float32(0.25))
     done = passes.optimize(model, recipe=[f"{EXAMPLES / 'own_pass.py'}:ScaleQuery"] * 2, bench=bench)
     assert [(node.op_type, *node.input) for node in done.model.proto.graph.node] == [

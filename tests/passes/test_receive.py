@@ -14,11 +14,12 @@ import pytest
 from onnx import ModelProto, helper
 
 import passes
+from passes.context import PassContext
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.run.result import PassRun, Status
 from passes.run.runner import run_passes
-from passes.step import Step, Workbench
+from passes.step import Step
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
 from tests.passes.models import detached, matrix, model_of
@@ -31,18 +32,18 @@ def model() -> ModelProto:
 
 
 @dataclass(frozen=True)
-class Returns:
+class Returns(Step):
     """Returns whatever `make` makes of the model."""
 
     make: Callable[[DetachedModel], Any]
     name: str = field(default="returns", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         return self.make(model)
 
 
-def run_steps(steps: Sequence[Step], bench: Workbench) -> PassRun:
+def run_steps(steps: Sequence[Step], bench: PassContext) -> PassRun:
     prover = NumericProver.of_itself([{"x": matrix(2, 8, 1)}], bench)
     return run_passes(detached(model()), steps, Policy(), prover, bench)
 
@@ -85,7 +86,7 @@ UNREADABLE: dict[str, tuple[Callable[[DetachedModel], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", UNREADABLE)
-def test_a_step_that_returns_no_model_is_named_and_the_next_one_runs(what: str, bench: Workbench) -> None:
+def test_a_step_that_returns_no_model_is_named_and_the_next_one_runs(what: str, bench: PassContext) -> None:
     make, reason = UNREADABLE[what]
     right = Returns(lambda model: model.with_proto(without_identity(model.proto)))
     run = run_steps([Returns(make), right], bench)
@@ -120,7 +121,7 @@ def empty(model):
 
 
 @pytest.mark.parametrize("name", ["too_little_data", "negative", "terabytes", "elsewhere", "empty"])
-def test_a_pass_whose_file_cannot_be_read_back_is_named(name: str, tmp_path: Path, bench: Workbench) -> None:
+def test_a_pass_whose_file_cannot_be_read_back_is_named(name: str, tmp_path: Path, bench: PassContext) -> None:
     file = tmp_path / "junk.py"
     file.write_text(FUNCTIONS)
     run = passes.optimize(model(), recipe=[f"{file}:{name}", "eliminate_identity"], bench=bench)
@@ -137,7 +138,7 @@ def rebuilt(model: DetachedModel) -> DetachedModel:
     return model.with_proto(made)
 
 
-def test_what_is_delivered_has_the_ir_version_of_the_source_and_loads(bench: Workbench, tmp_path: Path) -> None:
+def test_what_is_delivered_has_the_ir_version_of_the_source_and_loads(bench: PassContext, tmp_path: Path) -> None:
     run = run_steps([Returns(rebuilt)], bench)
     assert (run.rows[0].status, run.rows[0].changed) == (Status.RAN, True)
     assert run.model.proto.ir_version == model().ir_version
@@ -149,7 +150,7 @@ def test_what_is_delivered_has_the_ir_version_of_the_source_and_loads(bench: Wor
 @pytest.mark.parametrize(
     ("domain", "version"), [("", 99), ("", onnx.defs.onnx_opset_version() + 1), ("ai.onnx.ml", 99)]
 )
-def test_an_opset_that_onnxruntime_does_not_know_costs_the_step(domain: str, version: int, bench: Workbench) -> None:
+def test_an_opset_that_onnxruntime_does_not_know_costs_the_step(domain: str, version: int, bench: PassContext) -> None:
     def newer(model: DetachedModel) -> DetachedModel:
         proto = without_identity(model.proto)
         entries = [entry for entry in proto.opset_import if entry.domain != domain]
@@ -162,7 +163,7 @@ def test_an_opset_that_onnxruntime_does_not_know_costs_the_step(domain: str, ver
     assert list(run.model.proto.opset_import) == list(model().opset_import)
 
 
-def test_an_opset_that_needs_a_later_ir_version_keeps_it(bench: Workbench) -> None:
+def test_an_opset_that_needs_a_later_ir_version_keeps_it(bench: PassContext) -> None:
     """Opset 21 came with IR version 10, and the source has 9."""
 
     def newer(model: DetachedModel) -> DetachedModel:

@@ -9,12 +9,13 @@ import onnx
 
 import passes
 from passes import Status
+from passes.context import PassContext
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.run.reproduce import smallest
 from passes.run.runner import run_passes
-from passes.step import Workbench
+from passes.step import Step
 from passes.weights.detached import DetachedModel
 from tests.passes.models import attention, detached, matrix, model_of
 
@@ -24,19 +25,19 @@ def ops(model: onnx.ModelProto) -> list[str]:
 
 
 @dataclass(frozen=True)
-class DiesOfSoftmax:
+class DiesOfSoftmax(Step):
     """Brings the worker down as soon as a model has a Softmax, as native code may."""
 
     name: str = field(default="dies", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         if any(node.op_type == "Softmax" for node in model.proto.graph.node):
             bench.worker.call("tests.passes.faults:die")
         return model
 
 
-def test_a_crash_leaves_the_smallest_model_on_which_it_comes_again(tmp_path: Path, bench: Workbench) -> None:
+def test_a_crash_leaves_the_smallest_model_on_which_it_comes_again(tmp_path: Path, bench: PassContext) -> None:
     model = detached(attention())
     prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     run = run_passes(model, [DiesOfSoftmax()], Policy(), prover, bench, reproducers=tmp_path)
@@ -49,7 +50,7 @@ def test_a_crash_leaves_the_smallest_model_on_which_it_comes_again(tmp_path: Pat
     assert len(run.model.proto.graph.node) == len(attention().graph.node), "the model is the one from before"
 
 
-def test_a_real_crash_of_onnxoptimizer(tmp_path: Path, bench: Workbench) -> None:
+def test_a_real_crash_of_onnxoptimizer(tmp_path: Path, bench: PassContext) -> None:
     """fuse_qkv aborts with an assertion when Q, K and V read a graph input; what else is in the model is left out."""
     text = """
     g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
@@ -73,7 +74,7 @@ def test_a_real_crash_of_onnxoptimizer(tmp_path: Path, bench: Workbench) -> None
         assert row.status is Status.FAILED and row.reason
 
 
-def test_nothing_is_written_when_nothing_breaks_down(tmp_path: Path, bench: Workbench) -> None:
+def test_nothing_is_written_when_nothing_breaks_down(tmp_path: Path, bench: PassContext) -> None:
     passes.optimize(attention(), recipe=["default"], reproducers=tmp_path / "none", bench=bench)
     assert not (tmp_path / "none").exists()
 

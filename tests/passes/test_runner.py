@@ -14,6 +14,7 @@ from onnx import numpy_helper
 
 import passes
 from passes import PolicyError, Status
+from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.model.analysis import AnalyzedModel
 from passes.model.canonical import CanonicalGraph
@@ -23,7 +24,7 @@ from passes.proof.numeric import NumericProver
 from passes.proof.types import Measurement
 from passes.run.result import PassRow, PassRun
 from passes.run.runner import run_passes
-from passes.step import Step, Workbench
+from passes.step import CompositeStep, Step
 from passes.weights.detached import DetachedModel
 from passes.worker.client import Worker
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
@@ -37,14 +38,14 @@ def row(run: PassRun, name: str) -> passes.PassRow:
     return next(one for one in run.rows if one.name == name)
 
 
-def test_without_a_policy_onnxoptimizer_merges_and_is_named(bench: Workbench) -> None:
+def test_without_a_policy_onnxoptimizer_merges_and_is_named(bench: PassContext) -> None:
     run = passes.optimize(attention(), recipe=["fuse_qkv"], bench=bench)
     (verdict,) = run.structures
     assert (verdict.kept, verdict.broken_by) == (False, "fuse_qkv")
     assert ops(run)["Split"] == 1
 
 
-def test_without_a_policy_the_guilty_inner_pass_of_onnxsim_is_named(bench: Workbench) -> None:
+def test_without_a_policy_the_guilty_inner_pass_of_onnxsim_is_named(bench: PassContext) -> None:
     run = passes.optimize(attention(), recipe=["onnxsim"], bench=bench)
     (verdict,) = run.structures
     assert not verdict.kept
@@ -53,7 +54,7 @@ def test_without_a_policy_the_guilty_inner_pass_of_onnxsim_is_named(bench: Workb
 
 
 @pytest.mark.parametrize("recipe", [["fuse_qkv"], ["onnxsim"], ["default", "onnxsim"]], ids=str)
-def test_keep_pins_so_that_nothing_is_merged(recipe: list[str], bench: Workbench) -> None:
+def test_keep_pins_so_that_nothing_is_merged(recipe: list[str], bench: PassContext) -> None:
     run = passes.optimize(attention(), recipe=recipe, keep=["qkv"], bench=bench)
     (verdict,) = run.structures
     assert (verdict.kept, verdict.broken_by) == (True, None)
@@ -66,7 +67,7 @@ def test_keep_pins_so_that_nothing_is_merged(recipe: list[str], bench: Workbench
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_keep_is_cheap(make, bench: Workbench) -> None:
+def test_keep_is_cheap(make, bench: PassContext) -> None:
     """At most two nodes more than when only the passes that merge are skipped by name."""
     kept = passes.optimize(make(), recipe=["onnxsim"], keep=["qkv"], bench=bench)
     by_name = passes.optimize(make(), recipe=["onnxsim"], skip=["fuse_qkv", "fuse_attention"], watch=False, bench=bench)
@@ -77,7 +78,7 @@ def test_keep_is_cheap(make, bench: Workbench) -> None:
 @pytest.mark.parametrize(
     ("recipe", "merging"), [("onnxsim", ["fuse_qkv", "fuse_attention"]), ("onnxslim", ["FusionGemmMul"])]
 )
-def test_keep_costs_no_gemm_between_reshapes(recipe: str, merging: list[str], bench: Workbench) -> None:
+def test_keep_costs_no_gemm_between_reshapes(recipe: str, merging: list[str], bench: PassContext) -> None:
     """Of rank 3, a product and its bias become a Gemm between two reshapes, which the reshapes around it take in. A pin
     in front of those would keep it from that; and behind them onnxsim would merge."""
     if recipe == "onnxslim":
@@ -90,7 +91,7 @@ def test_keep_costs_no_gemm_between_reshapes(recipe: str, merging: list[str], be
     assert ops(kept) == ops(by_name)
 
 
-def test_skip_alone_watches_and_reverts_whoever_merges_under_another_name(bench: Workbench) -> None:
+def test_skip_alone_watches_and_reverts_whoever_merges_under_another_name(bench: PassContext) -> None:
     run = passes.optimize(biased_attention(), recipe=["default", "onnxsim"], skip=["fuse_qkv"], bench=bench)
     (verdict,) = run.structures
     assert verdict.kept
@@ -101,13 +102,13 @@ def test_skip_alone_watches_and_reverts_whoever_merges_under_another_name(bench:
     assert row(run, "onnxsim").changed, "the rest of the step stands"
 
 
-def test_watch_can_be_opted_out_of(bench: Workbench) -> None:
+def test_watch_can_be_opted_out_of(bench: PassContext) -> None:
     run = passes.optimize(biased_attention(), recipe=["onnxsim"], skip=["fuse_qkv"], watch=False, bench=bench)
     assert [verdict.kept for verdict in run.structures] == [False]
 
 
 @pytest.mark.parametrize("entry", ["fusions", "fuse_q*"])
-def test_skip_takes_groups_and_globs(entry: str, bench: Workbench) -> None:
+def test_skip_takes_groups_and_globs(entry: str, bench: PassContext) -> None:
     run = passes.optimize(attention(), recipe=["fuse_qkv"], skip=[entry], bench=bench)
     assert row(run, "fuse_qkv").reason == f"skip: {entry} names fuse_qkv"
 
@@ -135,21 +136,21 @@ def test_skip_takes_groups_and_globs(entry: str, bench: Workbench) -> None:
         ({"recipe": [{"fold_constants": {"limit": 1}}]}, "pass 'fold_constants' does not take these options"),
     ],
 )
-def test_a_wrong_name_is_a_mistake_that_names_the_nearest(settings: dict, words: str, bench: Workbench) -> None:
+def test_a_wrong_name_is_a_mistake_that_names_the_nearest(settings: dict, words: str, bench: PassContext) -> None:
     with pytest.raises(PolicyError, match=words):
         passes.optimize(attention(), **{"recipe": ["nop"], **settings}, bench=bench)
 
 
-def test_a_keep_that_matches_nothing_says_what_is_there(bench: Workbench) -> None:
+def test_a_keep_that_matches_nothing_says_what_is_there(bench: PassContext) -> None:
     with pytest.raises(PolicyError, match=r"keep: qkv matches nothing .* are one matrix in the source already: w"):
         passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv"], bench=bench)
 
 
-def test_an_optional_keep_may_match_nothing(bench: Workbench) -> None:
+def test_an_optional_keep_may_match_nothing(bench: PassContext) -> None:
     assert passes.optimize(merged_attention(), recipe=["nop"], keep=["qkv?"], bench=bench).structures == ()
 
 
-def test_fuse_qkv_on_a_shared_graph_input_aborts_and_costs_one_step(bench: Workbench) -> None:
+def test_fuse_qkv_on_a_shared_graph_input_aborts_and_costs_one_step(bench: PassContext) -> None:
     text = """
     g (float[2, 8, 32] x) => (float[2, 8, 32] q, float[2, 8, 32] k, float[2, 8, 32] v) {
         q0 = MatMul (x, wq)
@@ -169,7 +170,7 @@ def test_fuse_qkv_on_a_shared_graph_input_aborts_and_costs_one_step(bench: Workb
 
 
 @dataclass(frozen=True)
-class Harmful:
+class Harmful(CompositeStep):
     """A composite step that loses a weight, as long as its inner pass `bad` runs."""
 
     left_out: tuple[str, ...] = ()
@@ -177,7 +178,7 @@ class Harmful:
     name: str = field(default="harmful", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
         proto.graph.node[0].doc_string = "seen"
@@ -189,23 +190,23 @@ class Harmful:
             proto.graph.node.append(onnx.helper.make_node("Neg", ["x"], ["dead"]))
         return model.with_proto(proto)
 
-    def check(self, bench: Workbench) -> None:
+    def check(self, bench: PassContext) -> None:
         """Takes no options."""
 
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         return ("good", "bad")
 
     def without(self, names: Sequence[str]) -> Harmful:
         return replace(self, left_out=(*self.left_out, *names))
 
 
-def run_step(step: Step, bench: Workbench) -> PassRun:
+def run_step(step: Step, bench: PassContext) -> PassRun:
     model = detached(attention())
     prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
     return run_passes(model, [step], Policy(), prover, bench)
 
 
-def test_a_step_with_wrong_numbers_is_narrowed_and_the_rest_of_it_stands(bench: Workbench) -> None:
+def test_a_step_with_wrong_numbers_is_narrowed_and_the_rest_of_it_stands(bench: PassContext) -> None:
     run = run_step(Harmful(), bench)
     assert [(one.name, one.status) for one in run.rows] == [
         ("harmful/bad", Status.REVERTED),
@@ -222,15 +223,15 @@ class TwiceHarmful(Harmful):
 
     name: str = field(default="twice", init=False)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         left_out = () if {"bad", "worse"} - set(self.left_out) else ("bad",)
         return Harmful(left_out).apply(model, bench)
 
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         return ("worse", "good", "bad")
 
 
-def test_two_inner_passes_that_do_the_same_harm_are_both_taken_out(bench: Workbench) -> None:
+def test_two_inner_passes_that_do_the_same_harm_are_both_taken_out(bench: PassContext) -> None:
     run = run_step(TwiceHarmful(), bench)
     assert {(one.name, one.status) for one in run.rows} == {
         ("twice/worse", Status.REVERTED),
@@ -255,17 +256,17 @@ class EachHarmful(Harmful):
 
     name: str = field(default="each", init=False)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         weights = {"second": "uk", "first": "wk"}
         for inner in (inner for inner in weights if inner not in self.left_out):
             model = Harmful(weight=weights[inner], left_out=("good",)).apply(model, bench)
         return model
 
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         return ("second", "first")
 
 
-def test_each_inner_pass_is_named_for_what_it_broke(bench: Workbench) -> None:
+def test_each_inner_pass_is_named_for_what_it_broke(bench: PassContext) -> None:
     names = ("wq", "wk", "wv", "uq", "uk", "uv")
     model = detached(model_of(TWO_ATTENTIONS, **{name: matrix(32, 32, at) for at, name in enumerate(names)}))
     prover = NumericProver.of_itself([draw_feeds(model, 0)], bench)
@@ -274,7 +275,7 @@ def test_each_inner_pass_is_named_for_what_it_broke(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("shared", ["wq", "all"])
-def test_tied_projections_are_kept_too(shared: str, bench: Workbench) -> None:
+def test_tied_projections_are_kept_too(shared: str, bench: PassContext) -> None:
     model = attention()
     arrays = {tensor.name: tensor for tensor in model.graph.initializer}
     for name in ("wk", "wv") if shared == "all" else ("wk",):
@@ -290,7 +291,7 @@ def test_a_time_limit_costs_a_step_and_not_the_run() -> None:
     assert run.rows[-1].status is Status.RAN
 
 
-def test_metadata_is_carried_and_authors_are_named(bench: Workbench) -> None:
+def test_metadata_is_carried_and_authors_are_named(bench: PassContext) -> None:
     model = attention()
     for node in model.graph.node:
         node.name = f"node_{node.output[0]}"
@@ -301,18 +302,18 @@ def test_metadata_is_carried_and_authors_are_named(bench: Workbench) -> None:
     assert told["Split"]["onnxline.pass"] == "fuse_qkv"
 
 
-def test_a_pass_that_does_nothing_has_not_changed_the_model(bench: Workbench) -> None:
+def test_a_pass_that_does_nothing_has_not_changed_the_model(bench: PassContext) -> None:
     run = passes.optimize(attention(), recipe=["nop", "eliminate_identity"], bench=bench)
     assert [(one.status, one.changed) for one in run.rows] == [(Status.RAN, False)] * 2
 
 
-def test_unchanged_outputs_are_the_reference_for_every_change(bench: Workbench) -> None:
+def test_unchanged_outputs_are_the_reference_for_every_change(bench: PassContext) -> None:
     run = passes.optimize(attention(), recipe=["fold_constants", "infer_shapes", "onnxscript", "default"], bench=bench)
     assert all(one.status is Status.RAN for one in run.rows), [one for one in run.rows if one.reason]
     assert all(errors.ok for one in run.rows for errors in one.errors.values())
 
 
-def test_keep_is_cheap_beside_a_fourth_reader_of_the_input(bench: Workbench) -> None:
+def test_keep_is_cheap_beside_a_fourth_reader_of_the_input(bench: PassContext) -> None:
     """As in a parallel block: with rank 2 inputs, product and bias may become a Gemm, and pins must not cost that."""
     text = """
     g (float[8, 32] x) => (float[8, 32] y) {
@@ -344,27 +345,27 @@ def test_keep_is_cheap_beside_a_fourth_reader_of_the_input(bench: Workbench) -> 
 
 
 @dataclass(frozen=True)
-class TooNew:
+class TooNew(Step):
     """Writes an operator that the model's opset does not have; onnxruntime runs it all the same."""
 
     name: str = field(default="too_new", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
         proto.graph.node.append(onnx.helper.make_node("NoSuchOperator", ["x"], ["dead"]))
         return model.with_proto(proto)
 
 
-def test_a_step_that_makes_an_invalid_model_is_reverted(bench: Workbench) -> None:
+def test_a_step_that_makes_an_invalid_model_is_reverted(bench: PassContext) -> None:
     (row,) = run_step(TooNew(), bench).rows
     assert row.status is Status.REVERTED
     assert row.reason.startswith("makes a model that is not valid ONNX: No Op registered for NoSuchOperator")
 
 
 @dataclass(frozen=True, slots=True)
-class Without:
+class Without(Step):
     """Read what an Identity reads in its place."""
 
     value: str
@@ -374,7 +375,7 @@ class Without:
     def name(self) -> str:
         return f"without_{self.value}"
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
         node = next(node for node in proto.graph.node if self.value in node.output)
@@ -393,7 +394,7 @@ class Suspicious(NumericProver):
         return super().run(model, reading, hold=hold)
 
 
-def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found(bench: Workbench) -> None:
+def test_if_the_final_model_is_wrong_the_first_guilty_step_is_found(bench: PassContext) -> None:
     text = "g (float[2] x) => (float[2] y) { a = Identity (x) b = Identity (a) c = Identity (b) y = Neg (c) }"
     model = detached(model_of(text))
     prover = Suspicious.of_itself([draw_feeds(model, 0)], bench)
@@ -425,13 +426,13 @@ g (bool c, float[4, 4] x) => (float[4, 4] y) {
 """
 
 
-def test_a_kept_weight_may_be_read_in_a_branch_too(bench: Workbench) -> None:
+def test_a_kept_weight_may_be_read_in_a_branch_too(bench: PassContext) -> None:
     run = passes.optimize(model_of(INNER, w=matrix(4, 4, 0)), recipe=["default"], keep=["op:Add"], bench=bench)
     assert all(one.kept for one in run.structures)
     assert run.power.margin > 1
 
 
-def test_a_skipped_pass_is_not_tried_in_advance_either(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+def test_a_skipped_pass_is_not_tried_at_all(monkeypatch: pytest.MonkeyPatch, bench: PassContext) -> None:
     """It may be skipped because it never ends, or brings its process down."""
     asked: list[str] = []
     post = Worker.post

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from passes.run.bypass import shortened
-from passes.run.reproduce import smallest
+from passes.run.reproduce import shortened, smallest
 from passes.weights.detached import DetachedModel
 from tests.passes.models import detached, matrix, model_of
 

@@ -10,7 +10,7 @@ import pytest
 
 import passes
 from passes import Status
-from passes.step import Workbench
+from passes.context import PassContext
 from tests.passes.models import matrix
 
 
@@ -24,7 +24,7 @@ FEEDS = {"input": matrix(1, 512, 0), "state": np.zeros((2, 1, 128), np.float32),
 
 
 @pytest.mark.parametrize("name", ["silero_vad_16k_op15.onnx", "silero_vad_half.onnx"])
-def test_silero_comes_through_without_the_folding_that_breaks_it(name: str, bench: Workbench) -> None:
+def test_silero_comes_through_without_the_folding_that_breaks_it(name: str, bench: PassContext) -> None:
     run = passes.optimize(packaged(name), recipe=["default", "onnxsim"], feeds=[FEEDS], bench=bench)
     guilty, step = run.rows[-2:]
     assert (guilty.name, guilty.status) == ("onnxsim/constant_folding", Status.FAILED)

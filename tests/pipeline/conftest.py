@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from passes.step import Workbench
+from passes.context import PassContext
 
 FACTORIES = Path(__file__).parent / "models" / "factories.py"
 """Alone in its folder: what is loaded from beside a factory counts as a part of it."""
@@ -29,26 +29,26 @@ OPENS = (
 
 
 @pytest.fixture(autouse=True, scope="module")
-def running_workers(bench: Workbench) -> Iterator[None]:
+def running_workers(bench: PassContext) -> Iterator[None]:
     """Runs and commands in this process get a bench of their own, but with workers that run already: to start them
     would be most of the time of most tests. Commands in a process of their own start theirs."""
 
     @contextmanager
     def lend(
         timeout_s: float = 600.0, memory_gib: float | None = None, folder: Path | None = None
-    ) -> Iterator[Workbench]:
+    ) -> Iterator[PassContext]:
         assert memory_gib is None, "workers that run already cannot be given another limit"
         limits = bench.worker.timeout_s, bench.proofs.timeout_s
         bench.worker.timeout_s, bench.proofs.timeout_s = timeout_s, max(timeout_s, limits[1])
         try:
             with tempfile.TemporaryDirectory(prefix="onnxline-", dir=folder) as place:
-                yield Workbench(bench.worker, Path(place).resolve(), bench.proofs)
+                yield PassContext(bench.worker, Path(place).resolve(), bench.proofs)
         finally:
             bench.worker.timeout_s, bench.proofs.timeout_s = limits
 
     with pytest.MonkeyPatch.context() as patch:
         for name in OPENS:
-            patch.setattr(importlib.import_module(f"pipeline.{name}"), "open_bench", lend)
+            patch.setattr(importlib.import_module(f"pipeline.{name}"), "open_context", lend)
         yield
 
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from passes import Status
-from passes.step import Workbench
+from passes.context import PassContext
 from pipeline import Pipeline, RunConfig
 from pipeline.errors import CheckFailed, SourceError
 from pipeline.events import Event, Note
@@ -69,7 +69,7 @@ def test_masks_of_zeros_for_which_the_export_differs_are_left_out_and_said(tmp_p
     assert [one for one in coverage.not_covered if one.startswith("not drawn: (masks of zeros) (")]
 
 
-def test_tables_and_masks_of_a_torch_module(bench: Workbench) -> None:
+def test_tables_and_masks_of_a_torch_module(bench: PassContext) -> None:
     settings = config("words", TOKENS)
     source = open_source(settings)
     references = compute_references(source, plan_draws(source, settings.model, settings.verify), bench)
@@ -83,7 +83,7 @@ def test_tables_and_masks_of_a_torch_module(bench: Workbench) -> None:
     assert note.startswith("not drawn: S=8 (the model does not run on it: the model raises")
 
 
-def test_a_range_is_kept_and_its_ends_are_drawn(bench: Workbench) -> None:
+def test_a_range_is_kept_and_its_ends_are_drawn(bench: PassContext) -> None:
     inputs = {"ids": {**TOKENS["ids"], "range": [10, 20]}, "mask": {**TOKENS["mask"], "range": [1, 1]}}
     settings = config("words", inputs, verify={"sizes": []})
     source = open_source(settings)
@@ -119,7 +119,7 @@ def onnx_config(folder: Path, text: str, **weights: np.ndarray) -> RunConfig:
     return RunConfig.from_mapping({"model": {"onnx": str(folder / "model.onnx")}})
 
 
-def test_an_onnx_file_whose_dims_nobody_sizes_is_drawn_where_it_runs(tmp_path: Path, bench: Workbench) -> None:
+def test_an_onnx_file_whose_dims_nobody_sizes_is_drawn_where_it_runs(tmp_path: Path, bench: PassContext) -> None:
     """The convolution needs 64 samples: the batch stays small."""
     text = "g (float[N, 1, samples] x) => (float[N, 1, frames] y) { y = Conv <strides = [8]> (x, w) }"
     settings = onnx_config(tmp_path, text, w=np.ones((1, 1, 64), np.float32))
@@ -134,7 +134,7 @@ def test_an_onnx_file_whose_dims_nobody_sizes_is_drawn_where_it_runs(tmp_path: P
     ]
 
 
-def test_an_onnx_file_that_runs_at_no_size_asks_for_sizes(tmp_path: Path, bench: Workbench) -> None:
+def test_an_onnx_file_that_runs_at_no_size_asks_for_sizes(tmp_path: Path, bench: PassContext) -> None:
     text = "g (float[3, N] x) => (float[3, 3] y) { y = MatMul (x, w) }"
     settings = onnx_config(tmp_path, text, w=np.ones((7, 3), np.float32))
     source = open_source(settings)

@@ -12,7 +12,7 @@ import onnx
 
 import passes
 from benchmarks.growth import layers
-from passes.context import open_bench
+from passes.context import open_context
 from passes.diff import compare_models, diff_text
 from passes.run.result import PassRun
 from passes.structures import structure_of
@@ -111,12 +111,12 @@ def _lines_of_run(count: int) -> dict[str, int]:
     """By stage. The recipe has a step that changes every layer."""
     model = layers(count)
     runs: list[PassRun] = []
-    with open_bench() as bench:
+    with open_context() as bench:
         source = detached_copy(model, bench.spill)
         recipe = ["extract_constant_to_initializer", "eliminate_deadend"]
         found = {
             "passes": _lines_of(lambda: runs.append(passes.optimize(model, recipe, keep=["qkv"], bench=bench))),
-            "pictures": _lines_of(lambda: take_pictures(runs[0], source, Broken(), (), bench)),
+            "pictures": _lines_of(lambda: take_pictures(runs[0], source, Broken())),
             "diff": _lines_of(lambda: diff_text(compare_models(source, runs[0].model), most=sys.maxsize)),
         }
     assert any(row.changed for row in runs[0].rows)

@@ -17,11 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
+from passes.context import PassContext
 from passes.errors import ModelError
 from passes.graph.traversal import sort_nodes
 from passes.load import check_model
 from passes.policy.policy import Skip
-from passes.step import Repeat, Step, Workbench
+from passes.step import Repeat, Step
 from passes.suggest import nearest
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, attach, detach, read_model
 
@@ -90,16 +91,16 @@ class InterceptedCall(Protocol):
         """Shapes that the caller gave to inputs."""
         ...
 
-    def plan(self, skips: Skips, bench: Workbench) -> CallPlan:
+    def plan(self, skips: Skips, bench: PassContext) -> CallPlan:
         """The steps to run in the worker."""
         ...
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> CallPlan | None:
+    def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan | None:
         """The steps to run in this process, for what the worker does not know (an operator that the script registered);
         None where that cannot be."""
         ...
 
-    def unguarded(self, bench: Workbench) -> DetachedModel:
+    def unguarded(self, bench: PassContext) -> DetachedModel:
         """What the call makes without a guard.
 
         Raises:

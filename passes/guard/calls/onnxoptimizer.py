@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from passes.context import PassContext
 from passes.external.onnxoptimizer import available, default_set, passes_of
 from passes.guard.calls.base import (
     CallPlan,
@@ -24,7 +25,7 @@ from passes.guard.calls.base import (
     parse_model,
     with_weights,
 )
-from passes.step import Repeat, Workbench
+from passes.step import Repeat
 from passes.weights.detached import DetachedModel
 
 __all__ = ["TARGETS", "OnnxOptimizerCall", "optimize"]
@@ -42,16 +43,16 @@ class OnnxOptimizerCall:
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def plan(self, skips: Skips, bench: Workbench) -> CallPlan:
+    def plan(self, skips: Skips, bench: PassContext) -> CallPlan:
         skipped = {name: skip.reason for name in self.names if (skip := skips(name))}
         names = tuple(name for name in self.names if name not in skipped)
         steps = passes_of(names)
         return CallPlan((Repeat(steps),) if self.fixed_point else steps, skipped)
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> CallPlan | None:
+    def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan | None:
         return None  # the library has nothing that a script could register
 
-    def unguarded(self, bench: Workbench) -> DetachedModel:
+    def unguarded(self, bench: PassContext) -> DetachedModel:
         result = bench.worker.call(
             "passes.guard.calls.onnxoptimizer:optimize",
             model=self.model.proto.SerializeToString(),

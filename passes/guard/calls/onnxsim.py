@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external import onnxsim
 from passes.external.onnxsim import STAGES, OnnxSim
@@ -30,7 +31,6 @@ from passes.guard.calls.base import (
     write,
 )
 from passes.guard.calls.steps import InProcessStep, plan_without
-from passes.step import Workbench
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel
 
 __all__ = ["TARGETS", "OnnxSimCall", "all_passes"]
@@ -68,7 +68,7 @@ class OnnxSimCall:
     unsent: tuple[str, ...] = ()
     """Options that keep the call in this process."""
 
-    def plan(self, skips: Skips, bench: Workbench) -> CallPlan:
+    def plan(self, skips: Skips, bench: PassContext) -> CallPlan:
         if self.unsent:
             plan = self.plan_here(skips, bench)
             why = f"{', '.join(self.unsent)} cannot be sent to another process, so the call ran in this one"
@@ -79,13 +79,13 @@ class OnnxSimCall:
         options, notes = known_only(self.options, "skipped_optimizers", known, "onnxsim")
         return plan_without(OnnxSim(options), known, skips, notes)
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> CallPlan:
+    def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan:
         known = (*onnxsim.facts()["passes"], *STAGES)
         if self.options.get("extra_optimizers"):
             _refuse_unknown(self.options["extra_optimizers"], all_passes())
         return plan_without(self._here(known), known, skips, ())
 
-    def unguarded(self, bench: Workbench) -> DetachedModel:
+    def unguarded(self, bench: PassContext) -> DetachedModel:
         quiet = {name: value for name, value in self.options.items() if "profile" not in name}
         step = self._here(()) if self.unsent else OnnxSim(quiet)
         return step.apply(self.model, bench)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from passes.context import PassContext
 from passes.external.installed import ask
 from passes.external.onnxslim import OnnxSlim
 from passes.guard.calls.base import (
@@ -24,7 +25,6 @@ from passes.guard.calls.base import (
     with_weights,
 )
 from passes.guard.calls.steps import InProcessStep, plan_without
-from passes.step import Workbench
 from passes.weights.detached import DetachedModel
 
 __all__ = ["TARGETS", "OnnxSlimCall"]
@@ -59,7 +59,7 @@ class OnnxSlimCall:
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def plan(self, skips: Skips, bench: Workbench) -> CallPlan:
+    def plan(self, skips: Skips, bench: PassContext) -> CallPlan:
         own = _own_patterns()
         if own:
             plan = self.plan_here(skips, bench)
@@ -71,11 +71,11 @@ class OnnxSlimCall:
         step = OnnxSlim(options)
         return plan_without(step, step.inner(bench), skips, (*notes, *more))
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> CallPlan:
+    def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan:
         names = (*_patterns(), *_optimizations())
         return plan_without(InProcessStep("onnxslim", names, self._run), names, skips, ())
 
-    def unguarded(self, bench: Workbench) -> DetachedModel:
+    def unguarded(self, bench: PassContext) -> DetachedModel:
         step = InProcessStep("onnxslim", (), self._run) if _own_patterns() else OnnxSlim(self.options)
         return step.apply(self.model, bench)
 

@@ -6,10 +6,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
+from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.guard.calls.base import CallPlan, Skips
-from passes.step import Composite, Narrows, Workbench
+from passes.step import CompositeStep, Step
 from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, read_model
 from passes.weights.files import save
 
@@ -17,7 +19,7 @@ __all__ = ["InProcessStep", "RecordedStep", "plan_without"]
 
 
 @dataclass(frozen=True, slots=True)
-class InProcessStep:
+class InProcessStep(CompositeStep):
     """`run(source, target, left_out)` makes the file `target` from the file `source` without the inner passes named."""
 
     name: str
@@ -27,12 +29,13 @@ class InProcessStep:
     narrows: bool = False
     """Whether the caller gave it other input shapes than those that the model declares."""
     left_out: tuple[str, ...] = ()
+    suspects: ClassVar[tuple[str, ...]] = ("constant_folding", "shape_inference")
 
     @property
-    def source(self) -> str:
+    def source(self) -> str:  # type: ignore[override]
         return self.name
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         folder = Path(tempfile.mkdtemp(dir=bench.folder, prefix="here-"))  # the weights stay in it, mapped
         source, target = folder / "before.onnx", folder / "after.onnx"
         save(model, source, external_from=PROTOBUF_LIMIT)
@@ -42,53 +45,55 @@ class InProcessStep:
             raise StepFailed(f"{type(error).__name__}: {error}") from error
         return read_model(target, known=model.weights)
 
-    def check(self, bench: Workbench) -> None:
-        """Nothing to refuse: the optimizer itself reads its options."""
-
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         return tuple(name for name in self.names if name not in self.left_out)
-
-    def without(self, names: Sequence[str]) -> InProcessStep:
-        return replace(self, left_out=tuple(dict.fromkeys((*self.left_out, *names))))
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedStep:
-    step: Composite
+class RecordedStep(Step):
+    step: Step
     results: list[DetachedModel] = field(default_factory=list)
     """At most one: the last."""
+    is_composite: ClassVar[bool] = True
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return self.step.name
 
     @property
-    def source(self) -> str:
+    def source(self) -> str:  # type: ignore[override]
         return self.step.source
 
     @property
-    def left_out(self) -> tuple[str, ...]:
+    def left_out(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.step.left_out
 
     @property
-    def narrows(self) -> bool:
-        return isinstance(self.step, Narrows) and self.step.narrows
+    def narrows(self) -> bool:  # type: ignore[override]
+        return self.step.narrows
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    @property
+    def suspects(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.step.suspects
+
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         self.results[:] = [self.step.apply(model, bench)]
         return self.results[0]
 
-    def check(self, bench: Workbench) -> None:
+    def check(self, bench: PassContext) -> None:
         self.step.check(bench)
 
-    def inner(self, bench: Workbench) -> tuple[str, ...]:
+    def inner(self, bench: PassContext) -> tuple[str, ...]:
         return self.step.inner(bench)
+
+    def extras(self, bench: PassContext) -> tuple[str, ...]:
+        return self.step.extras(bench)
 
     def without(self, names: Sequence[str]) -> RecordedStep:
         return replace(self, step=self.step.without(names))
 
 
-def plan_without(step: Composite, inner: Sequence[str], skips: Skips, notes: tuple[str, ...]) -> CallPlan:
+def plan_without(step: Step, inner: Sequence[str], skips: Skips, notes: tuple[str, ...]) -> CallPlan:
     """The plan of one composite step, less what is skipped of its passes `inner`."""
     skipped = {name: skip.reason for name in (f"{step.name}/{each}" for each in inner) if (skip := skips(name))}
     left_out = [name.partition("/")[2] for name in skipped]

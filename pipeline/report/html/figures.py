@@ -78,24 +78,13 @@ def groups_of(structures: Sequence[StructureVerdict], pictures: Pictures) -> tup
 
 def _group(kind: str, verdicts: Sequence[StructureVerdict], drawn: Mapping[tuple[str, str], StructurePicture]) -> Group:
     pictures = [drawn.get((one.kind, one.name)) for one in verdicts]
-    examples = {_nameless(one.before): one for one in pictures if one is not None and one.broken}
     figures: dict[Figure, int] = {}
     rows = []
     for verdict, picture in zip(verdicts, pictures, strict=True):
-        shown = _with_example(picture, examples) if picture else None
-        place = figures.setdefault(_figure(shown, verdict), len(figures)) if shown else -1
-        names = tuple(tuple(box.name for box in one.boxes) for one in _drawings(shown)) if shown else ()
+        place = figures.setdefault(_figure(picture, verdict), len(figures)) if picture else -1
+        names = tuple(tuple(box.name for box in one.boxes) for one in _drawings(picture)) if picture else ()
         rows.append(InstanceRow(verdict.name, verdict.module, verdict.kept, verdict.broken_by or "", place, names))
     return Group(kind, sum(one.kept for one in verdicts), tuple(rows), tuple(figures))
-
-
-def _with_example(picture: StructurePicture, examples: Mapping[Drawing, StructurePicture]) -> StructurePicture:
-    """What was tried on one instance is shown for those that look the same."""
-    example = examples.get(_nameless(picture.before))
-    if picture.broken or example is None or not example.is_alone:
-        return picture
-    broken = _nameless(example.broken) if example.broken else None
-    return replace(picture, broken=broken, broken_by=example.broken_by, is_alone=True)
 
 
 def _drawings(picture: StructurePicture) -> list[Drawing]:
@@ -111,8 +100,7 @@ def _figure(picture: StructurePicture, verdict: StructureVerdict) -> Figure:
         note = "kept" if verdict.kept else f"lost to {verdict.broken_by}" if verdict.broken_by else "lost"
         panels.append(_panel("final model", note, tone, picture.after))
     if picture.broken is not None:
-        title, does = ALONE if picture.is_alone else REVERTED
-        panels.append(_panel(title, f"{picture.broken_by} {does}", "warn", picture.broken))
+        panels.append(_panel("taken back", f"{picture.broken_by} had made this", "warn", picture.broken))
     return Figure(tuple(panels))
 
 
@@ -135,8 +123,3 @@ def _weights(drawing: Drawing) -> str:
     shapes = (box.detail.split(", ")[0] for box in drawing.boxes if box.kind is BoxKind.NODE)
     counts = Counter(shape for shape in shapes if "×" in shape and not shape.startswith("→"))
     return ", ".join(f"{count} × {shape}" if count > 1 else shape for shape, count in counts.items())
-
-
-ALONE: Final = ("without keep", "makes this, tried on this part alone")
-REVERTED: Final = ("taken back", "had made this")
-"""Title of a drawing, and what it shows a pass do."""

@@ -9,13 +9,13 @@ import pytest
 
 import passes
 from passes.advisories import Finding, table_of, table_text
-from passes.advisories.quarantine import check_quarantine, quarantined, quarantines
+from passes.advisories.known import check_quarantine, quarantined, quarantines
+from passes.context import PassContext
 from passes.errors import PolicyError
-from passes.policy.groups import groups_of
+from passes.external.installed import library_versions
+from passes.policy.known_passes import groups_of
 from passes.policy.policy import Policy
 from passes.run.result import Status
-from passes.step import Workbench
-from passes.versions import library_versions
 from tests.passes.models import attention
 
 NAMES = ("eliminate_shape_op", "eliminate_identity", "onnxslim", "onnxsim", "onnxsim/fuse_qkv")
@@ -39,7 +39,7 @@ def test_what_our_tables_say() -> None:
     assert quarantined("fusions") == frozenset()
 
 
-def test_a_run_without_the_unsafe_ones(bench: Workbench) -> None:
+def test_a_run_without_the_unsafe_ones(bench: PassContext) -> None:
     run = passes.optimize(
         attention(), recipe=["eliminate_shape_op", "eliminate_identity"], skip=["unsafe"], bench=bench
     )

@@ -20,8 +20,7 @@ from passes.advisories import (
     tables_in,
     unsafe_names,
 )
-from passes.advisories.gate import news
-from passes.advisories.known import SHIPPED
+from passes.advisories.known import SHIPPED, news
 from passes.advisories.table import mark_of
 from passes.advisories.text import LISTED
 from passes.errors import ModelError

@@ -13,9 +13,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 from passes.bisect import Finding, Loss, bisect
+from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.recipe.recipe import RecipeItem, steps_of
-from passes.step import Workbench
 from passes.structures import structure_of
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.files import save
@@ -25,7 +25,7 @@ WIDTH = 32
 
 
 def find(
-    model: DetachedModel, recipe: list[RecipeItem], bench: Workbench, *, lost: str = "qkv", **more: Any
+    model: DetachedModel, recipe: list[RecipeItem], bench: PassContext, *, lost: str = "qkv", **more: Any
 ) -> Finding:
     return bisect(model, steps_of(recipe), Loss.of(lost, model), bench, **more)
 
@@ -42,7 +42,7 @@ def loses_qkv(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
     return bool(instances) and bool(structure.lost(instances, detached(after)))
 
 
-def test_the_pass_of_the_default_set_that_merges_q_k_and_v(bench: Workbench, tmp_path: Path) -> None:
+def test_the_pass_of_the_default_set_that_merges_q_k_and_v(bench: PassContext, tmp_path: Path) -> None:
     model = detached(attention())
     finding = find(model, ["default"], bench)
     culprit, smallest = finding.culprit, finding.smallest
@@ -63,7 +63,7 @@ def test_the_pass_of_the_default_set_that_merges_q_k_and_v(bench: Workbench, tmp
     assert loses_qkv(small, onnxoptimizer.optimize(small, ["fuse_qkv"]))
 
 
-def test_the_smallest_model_is_bisected_to_the_same_pass(bench: Workbench, tmp_path: Path) -> None:
+def test_the_smallest_model_is_bisected_to_the_same_pass(bench: PassContext, tmp_path: Path) -> None:
     first = find(detached(attention()), ["fuse_qkv"], bench)
     assert first.smallest is not None and first.culprit is not None
     save(first.smallest.model, tmp_path / "small.onnx")
@@ -73,7 +73,7 @@ def test_the_smallest_model_is_bisected_to_the_same_pass(bench: Workbench, tmp_p
     assert again.smallest.nodes == first.smallest.nodes, "nothing more can be taken out of it"
 
 
-def test_the_pass_inside_of_onnxsim(bench: Workbench, tmp_path: Path) -> None:
+def test_the_pass_inside_of_onnxsim(bench: PassContext, tmp_path: Path) -> None:
     """fuse_qkv merges the three products; left out, fuse_attention takes the whole block."""
     model = detached(biased_attention())
     finding = find(model, ["onnxsim"], bench)
@@ -88,7 +88,7 @@ def test_the_pass_inside_of_onnxsim(bench: Workbench, tmp_path: Path) -> None:
     assert loses_qkv(small, onnxsim.simplify(small)[0])
 
 
-def test_constants_are_stored_before_a_model_is_made_smaller(bench: Workbench) -> None:
+def test_constants_are_stored_before_a_model_is_made_smaller(bench: PassContext) -> None:
     """The matrices come in halves, as torch's come transposed. To remove one of their nodes alone breaks the model."""
     model = biased_attention()
     for name in ("wq", "wk", "wv"):
@@ -102,7 +102,7 @@ def test_constants_are_stored_before_a_model_is_made_smaller(bench: Workbench) -
     assert "Concat" not in ops(finding.smallest.model.proto)
 
 
-def test_what_is_skipped_shows_who_is_next(bench: Workbench) -> None:
+def test_what_is_skipped_shows_who_is_next(bench: PassContext) -> None:
     model = detached(biased_attention())
     second = find(model, ["onnxsim"], bench, skip=["onnxsim/fuse_qkv"], budget_s=0)
     assert second.culprit is not None
@@ -125,7 +125,7 @@ g (float[8, 4] x) => (float[4, 6] y) {
 """
 
 
-def test_the_turn_of_a_repeat(bench: Workbench) -> None:
+def test_the_turn_of_a_repeat(bench: PassContext) -> None:
     """Only when the Identity is gone can the Gemm read the matrix transposed: in the second turn."""
     model = detached(model_of(HIDDEN_BEHIND_AN_IDENTITY, w=matrix(8, 6, 0), b=vector(6, 1)))
     steps = ["fuse_transpose_into_gemm", "eliminate_identity"]
@@ -140,7 +140,7 @@ def test_the_turn_of_a_repeat(bench: Workbench) -> None:
     assert once.culprit is None
 
 
-def test_halves_go_on_from_what_the_passes_before_have_made(bench: Workbench) -> None:
+def test_halves_go_on_from_what_the_passes_before_have_made(bench: PassContext) -> None:
     """Alone, and without the pass before it, the guilty one does nothing."""
     model = detached(model_of(HIDDEN_BEHIND_AN_IDENTITY, w=matrix(8, 6, 0), b=vector(6, 1)))
     recipe: list[RecipeItem] = ["eliminate_identity", "fuse_transpose_into_gemm", "nop", "nop"]
@@ -150,7 +150,7 @@ def test_halves_go_on_from_what_the_passes_before_have_made(bench: Workbench) ->
     assert finding.runs == 1 + 2 + 1
 
 
-def test_a_pass_that_fails_is_left_out_and_named(bench: Workbench) -> None:
+def test_a_pass_that_fails_is_left_out_and_named(bench: PassContext) -> None:
     """fuse_qkv stops with an assertion where Q, K and V read a graph input; onnxsim loses them all the same."""
     model = read_model(Path(__file__).parents[3] / "examples" / "attention.onnx")
     finding = find(model, ["default", "onnxsim"], bench, budget_s=0)

@@ -8,10 +8,10 @@ from passes.bisect import bisect
 from passes.bisect.faults import Fault, Run, Sighting
 from passes.bisect.replay import Made, Runs, join_blocks, route
 from passes.bisect.search import HIDDEN
+from passes.context import PassContext
 from passes.external.onnxoptimizer import OnnxOptimizerPasses, default_set
 from passes.model.canonical import canonical_digest
 from passes.recipe.recipe import steps_of
-from passes.step import Workbench
 from passes.weights.detached import DetachedModel
 from tests.passes.models import biased_attention, detached, model_of
 
@@ -37,7 +37,7 @@ def model() -> DetachedModel:
     return detached(model_of(TEXT))
 
 
-def test_what_a_later_pass_repairs_is_found_step_by_step(bench: Workbench) -> None:
+def test_what_a_later_pass_repairs_is_found_step_by_step(bench: PassContext) -> None:
     recipe = ["nop", "eliminate_identity", "eliminate_nop_cast"]
     finding = bisect(model(), steps_of(recipe), CastWithoutIdentity(), bench)
     assert finding.culprit is not None and finding.smallest is not None
@@ -46,14 +46,14 @@ def test_what_a_later_pass_repairs_is_found_step_by_step(bench: Workbench) -> No
     assert [node.op_type for node in finding.smallest.model.proto.graph.node] == ["Identity", "Cast"]
 
 
-def test_in_another_order_nothing_is_broken(bench: Workbench) -> None:
+def test_in_another_order_nothing_is_broken(bench: PassContext) -> None:
     recipe = ["nop", "eliminate_nop_cast", "eliminate_identity"]
     finding = bisect(model(), steps_of(recipe), CastWithoutIdentity(), bench)
     assert finding.culprit is None
     assert finding.runs == 1 + 3, "all in one call, and then one at a time"
 
 
-def test_halves_meet_at_each_place(bench: Workbench) -> None:
+def test_halves_meet_at_each_place(bench: PassContext) -> None:
     """Whichever of nine passes it is, the one that does it is named, and then by itself."""
     for place in range(9):
         recipe = ["nop"] * 9
@@ -64,7 +64,7 @@ def test_halves_meet_at_each_place(bench: Workbench) -> None:
         assert finding.runs <= 1 + 4 + 1
 
 
-def test_passes_in_one_call_make_what_they_make_one_at_a_time(bench: Workbench) -> None:
+def test_passes_in_one_call_make_what_they_make_one_at_a_time(bench: PassContext) -> None:
     source = detached(biased_attention())
     runs = Runs(bench)
     ends = []
@@ -75,7 +75,7 @@ def test_passes_in_one_call_make_what_they_make_one_at_a_time(bench: Workbench) 
     assert runs.count == 1 + len(default_set())
 
 
-def test_nodes_keep_their_names_in_one_call(bench: Workbench) -> None:
+def test_nodes_keep_their_names_in_one_call(bench: PassContext) -> None:
     text = "g (float[4] x) => (float[4] y) { [first] a = Relu (x) [second] b = Identity (a) [third] y = Neg (b) }"
     named = detached(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 20]> {text}'))
     made = OnnxOptimizerPasses(("nop", "eliminate_identity")).apply(named, bench)

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import onnx
 
+from passes.context import PassContext
 from passes.diff import compare_layers, compare_numbers, draw_inputs, layers_as_data, layers_text, match_models
-from passes.step import Workbench
 from tests.passes.models import detached, matrix, model_of
 from tests.passes.provenance.carried import told
 
@@ -30,7 +30,7 @@ def blocks(act: str = "Tanh", scale: float = 1) -> onnx.ModelProto:
     return model_of(BLOCKS.format(act), **weights)
 
 
-def test_layers_are_named_by_module_and_show_where_the_error_begins(bench: Workbench) -> None:
+def test_layers_are_named_by_module_and_show_where_the_error_begins(bench: PassContext) -> None:
     matched = match_models(detached(told(blocks(), **MODULES)), detached(blocks(scale=1.01)))
     layers = compare_layers(matched, draw_inputs(matched, bench), bench)
     assert [one.layer for one in layers] == ["layers.0.up", "layers.0", "layers.1.up", "layers.1", "head"]
@@ -45,7 +45,7 @@ def test_layers_are_named_by_module_and_show_where_the_error_begins(bench: Workb
     assert layers_as_data(layers)[0]["errors"]["sqnr_db"] == "Infinity"
 
 
-def test_without_modules_a_layer_is_a_node_with_weights(bench: Workbench) -> None:
+def test_without_modules_a_layer_is_a_node_with_weights(bench: PassContext) -> None:
     matched = match_models(detached(blocks()), detached(blocks("Sin")))
     layers = compare_layers(matched, draw_inputs(matched, bench), bench)
     assert [(one.layer, one.op) for one in layers] == [
@@ -67,7 +67,7 @@ g (float[N, 8] x) => (float[N, 8] y) {{
 """
 
 
-def test_an_error_at_batch_one_alone_is_seen(bench: Workbench) -> None:
+def test_an_error_at_batch_one_alone_is_seen(bench: PassContext) -> None:
     one = np.array([1], np.int64)
     before, after = (
         detached(model_of(ALONE.format(what), one=one, zero=np.float32([0]), w=np.float32([3])))
@@ -81,7 +81,7 @@ def test_an_error_at_batch_one_alone_is_seen(bench: Workbench) -> None:
     assert compare_numbers(matched, draws[:1], bench).outputs["y"].max_abs == 0
 
 
-def test_a_model_that_runs_at_some_sizes_only(bench: Workbench) -> None:
+def test_a_model_that_runs_at_some_sizes_only(bench: PassContext) -> None:
     text = "g (float[N, 8] x) => (float[M, 4] y) {{ y = Reshape (x, s) }}"
     before, after = (detached(model_of(text.format(), s=np.array(shape, np.int64))) for shape in ([-1, 4], [4, 4]))
     matched = match_models(before, after)
@@ -90,13 +90,13 @@ def test_a_model_that_runs_at_some_sizes_only(bench: Workbench) -> None:
     assert any(said.startswith("the second model does not run on draw") and "N=8" in said for said in numbers.not_run)
 
 
-def test_a_size_that_only_the_second_model_fixes_is_drawn(bench: Workbench) -> None:
+def test_a_size_that_only_the_second_model_fixes_is_drawn(bench: PassContext) -> None:
     text = "g (float[{0}, 8] x) => (float[{0}, 8] y) {{ y = Neg (x) }}"
     matched = match_models(detached(model_of(text.format("N"))), detached(model_of(text.format("5"))))
     assert {one.feeds["x"].shape for one in draw_inputs(matched, bench)} == {(5, 8)}
 
 
-def test_a_product_over_fewer_dims_is_the_same_layer(bench: Workbench) -> None:
+def test_a_product_over_fewer_dims_is_the_same_layer(bench: PassContext) -> None:
     weights = {"w": matrix(8, 8, 0), "b": matrix(1, 8, 1)[0]}
     before = model_of(
         "g (float[2, 3, 8] x) => (float[2, 3, 8] y) { [up] h = MatMul (x, w) [sum] s = Add (h, b) [act] y = Relu (s) }",

@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 
 from passes import PassRow
+from passes.context import PassContext
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.result import PassRun
 from passes.run.runner import run_passes
-from passes.step import Workbench
 from passes.weights.detached import attach
 from passes.weights.sharing import detached_copy
 
@@ -23,7 +23,7 @@ __all__ = ["broken", "ops", "optimized", "row", "valid"]
 
 
 def optimized(
-    bench: Workbench,
+    bench: PassContext,
     model: onnx.ModelProto,
     recipe: Sequence[RecipeItem],
     skip: Sequence[str] = (),

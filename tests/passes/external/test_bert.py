@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from passes import PassRun, Status
-from passes.step import Workbench
+from passes.context import PassContext
 from pipeline.config import ExportConfig, RunConfig
 from pipeline.export import TorchSource, export_onnx, load_source
 from tests.passes.external.judge import broken, ops, optimized, row, valid
@@ -74,14 +74,14 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
 
 
 @pytest.fixture(scope="module")
-def freely(bert: onnx.ModelProto, bench: Workbench) -> Callable[[str], PassRun]:
+def freely(bert: onnx.ModelProto, bench: PassContext) -> Callable[[str], PassRun]:
     """What comes of a recipe when nothing is asked for."""
     return cache(lambda name: optimized(bench, bert, RECIPES[name], feeds=FEEDS))
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_keeps_both_triples_at_two_nodes_each(
-    name: str, bert: onnx.ModelProto, bench: Workbench, freely: Callable[[str], PassRun]
+    name: str, bert: onnx.ModelProto, bench: PassContext, freely: Callable[[str], PassRun]
 ) -> None:
     kept = optimized(bench, bert, RECIPES[name], keep=["qkv"], feeds=FEEDS)
     assert [one for one, _ in broken(kept)] == [True, True]
@@ -106,7 +106,7 @@ def test_without_keep_the_report_says_who_merged(name: str, freely: Callable[[st
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in LOST.items() for kind in kinds])
 def test_what_destroys_another_kind_is_left_out_alone(
-    name: str, kind: str, bert: onnx.ModelProto, bench: Workbench
+    name: str, kind: str, bert: onnx.ModelProto, bench: PassContext
 ) -> None:
     """To skip what destroys a kind watches the kind. Nothing is pinned, so another pass goes ahead and is found."""
     skipped = {"residual": "fuse_skip_rms_normalization", "gelu": "fuse_erfgelu"}[kind]

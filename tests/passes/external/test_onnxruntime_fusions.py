@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from passes import PolicyError, Status
+from passes.context import PassContext
 from passes.external.onnxruntime_fusions import OnnxRuntimeFusions
-from passes.policy.known_effects import DESTROYS
-from passes.step import Workbench
+from passes.policy.known_passes import DESTROYS
 from tests.passes.external.blocks import feeds, post_norm
 from tests.passes.external.judge import broken, ops, optimized, row, valid
 from tests.passes.models import attention, biased_attention, detached, merged_attention, model_of
@@ -21,7 +21,7 @@ STEP = "onnxruntime_fusions"
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_a_plain_block_has_nothing_that_it_knows(make, bench: Workbench) -> None:
+def test_a_plain_block_has_nothing_that_it_knows(make, bench: PassContext) -> None:
     for keep in ([], ["qkv"]):
         run = optimized(bench, make(), recipe=[STEP], keep=keep)
         assert broken(run) == [(True, None)]
@@ -29,14 +29,14 @@ def test_a_plain_block_has_nothing_that_it_knows(make, bench: Workbench) -> None
 
 
 @pytest.mark.parametrize("opset", [17])
-def test_without_a_policy_it_merges_and_is_named(opset: int, bench: Workbench) -> None:
+def test_without_a_policy_it_merges_and_is_named(opset: int, bench: PassContext) -> None:
     run = optimized(bench, post_norm(opset), recipe=[STEP], feeds=feeds())
     assert broken(run) == [(False, f"{STEP}/enable_attention")]
     assert (ops(run)["Attention"], ops(run)["MatMul"]) == (1, 1)
 
 
 @pytest.mark.parametrize("opset", [17])
-def test_keep_takes_only_the_attention_fusion_out(opset: int, bench: Workbench) -> None:
+def test_keep_takes_only_the_attention_fusion_out(opset: int, bench: PassContext) -> None:
     kept = optimized(bench, post_norm(opset), recipe=[STEP], keep=["qkv"], feeds=feeds())
     assert broken(kept) == [(True, f"{STEP}/enable_attention")]
     assert row(kept, f"{STEP}/enable_attention").status is Status.REVERTED
@@ -47,7 +47,7 @@ def test_keep_takes_only_the_attention_fusion_out(opset: int, bench: Workbench) 
     assert ops(kept).total() <= ops(by_name).total() + 2
 
 
-def test_multi_head_attention_leaves_the_projections_apart(bench: Workbench) -> None:
+def test_multi_head_attention_leaves_the_projections_apart(bench: PassContext) -> None:
     run = optimized(
         bench, post_norm(), recipe=[{STEP: {"use_multi_head_attention": True}}], keep=["qkv"], feeds=feeds()
     )
@@ -56,7 +56,7 @@ def test_multi_head_attention_leaves_the_projections_apart(bench: Workbench) -> 
     assert valid(run)
 
 
-def test_what_onnxruntime_has_alone_is_declared(bench: Workbench) -> None:
+def test_what_onnxruntime_has_alone_is_declared(bench: PassContext) -> None:
     run = optimized(bench, post_norm(), recipe=[STEP], keep=["qkv"], feeds=feeds())
     assert ("com.microsoft", 1) in [(one.domain, one.version) for one in run.model.proto.opset_import]
     assert valid(run)
@@ -72,7 +72,7 @@ def test_what_onnxruntime_has_alone_is_declared(bench: Workbench) -> None:
     ],
 )
 def test_inner_passes_are_the_switches_that_are_on(
-    options: dict, more: set[str], less: set[str], bench: Workbench
+    options: dict, more: set[str], less: set[str], bench: PassContext
 ) -> None:
     inner = set(OnnxRuntimeFusions.with_options(options).inner(bench))
     assert more <= inner
@@ -80,7 +80,7 @@ def test_inner_passes_are_the_switches_that_are_on(
     assert all(name.startswith("enable_") for name in inner)
 
 
-def test_every_switch_in_the_table_is_one(bench: Workbench) -> None:
+def test_every_switch_in_the_table_is_one(bench: PassContext) -> None:
     named = {name for name in DESTROYS if name.startswith("enable_")}
     on = OnnxRuntimeFusions("unet", flags={"enable_gelu_approximation": True, "enable_gemm_fast_gelu": True})
     assert named <= set(on.inner(bench))
@@ -100,18 +100,18 @@ def test_every_switch_in_the_table_is_one(bench: Workbench) -> None:
         ({"opt_level": 3}, r"opt_level is 3; expected one of \(0, 1, 2, 99\)"),
     ],
 )
-def test_what_the_release_does_not_take_is_refused(options: dict, words: str, bench: Workbench) -> None:
+def test_what_the_release_does_not_take_is_refused(options: dict, words: str, bench: PassContext) -> None:
     with pytest.raises(PolicyError, match=words):
         optimized(bench, merged_attention(), recipe=[{STEP: options}])
 
 
-def test_without_torch_an_opt_level_is_refused(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+def test_without_torch_an_opt_level_is_refused(monkeypatch: pytest.MonkeyPatch, bench: PassContext) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(PolicyError, match=r"opt_level 1 needs torch, an extra: pip install 'onnxline\[torch\]'"):
         optimized(bench, merged_attention(), recipe=[{STEP: {"opt_level": 1}}])
 
 
-def test_an_opt_level_runs_onnxruntime_before(bench: Workbench) -> None:
+def test_an_opt_level_runs_onnxruntime_before(bench: PassContext) -> None:
     run = optimized(bench, post_norm(), recipe=[{STEP: {"opt_level": 1}}], keep=["qkv"], feeds=feeds())
     assert [kept for kept, _ in broken(run)] == [True]
     assert ops(run)["SkipLayerNormalization"] == 1
@@ -133,7 +133,7 @@ def test_it_needs_no_torch(tmp_path) -> None:
     assert "Attention" in [node.op_type for node in onnx.load(target).graph.node]
 
 
-def test_an_input_that_only_a_branch_reads_stays_an_input(bench: Workbench) -> None:
+def test_an_input_that_only_a_branch_reads_stays_an_input(bench: PassContext) -> None:
     text = """
     g (bool c, float[2, 3] x, float[2, 3] z) => (float[2, 3] y) {
         one = Identity (z)
@@ -148,7 +148,7 @@ def test_an_input_that_only_a_branch_reads_stays_an_input(bench: Workbench) -> N
     assert [one.name for one in run.model.proto.graph.input] == ["c", "x", "z"]
 
 
-def test_without_any_switch_it_fuses_nothing(bench: Workbench) -> None:
+def test_without_any_switch_it_fuses_nothing(bench: PassContext) -> None:
     step = OnnxRuntimeFusions()
     before = detached(post_norm())
     after = step.without(step.inner(bench)).apply(before, bench)

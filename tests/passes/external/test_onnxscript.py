@@ -15,8 +15,8 @@ from onnxscript import optimizer
 
 from benchmarks.growth import layers
 from passes import PolicyError, Status
+from passes.context import PassContext
 from passes.external.onnxscript import OnnxScriptOptimizer, optimize
-from passes.step import Workbench
 from passes.weights.mapped import place_of
 from passes.weights.sharing import detached_copy
 from tests.passes.external.judge import broken, ops, optimized, row, valid
@@ -39,7 +39,7 @@ def picture() -> onnx.ModelProto:
     return model_of(PICTURE, one=np.float32(1), zero=np.float32(0))
 
 
-def test_all_stages_run(bench: Workbench) -> None:
+def test_all_stages_run(bench: PassContext) -> None:
     run = optimized(bench, picture(), recipe=["onnxscript", "onnxscript"])
     assert ops(run) == {"Mul": 1, "Add": 1, "Relu": 1}
     assert [one.changed for one in run.rows] == [True, False]
@@ -53,7 +53,7 @@ def test_all_stages_run(bench: Workbench) -> None:
         ("rewrite_rules", {"Mul": 1, "Add": 2, "Relu": 1}),
     ],
 )
-def test_a_stage_can_be_left_out(stage: str, left: dict[str, int], bench: Workbench) -> None:
+def test_a_stage_can_be_left_out(stage: str, left: dict[str, int], bench: PassContext) -> None:
     run = optimized(bench, picture(), recipe=["onnxscript"], skip=[f"onnxscript/{stage}"])
     assert ops(run) == left
     assert row(run, "onnxscript").reason == f"without {stage}"
@@ -69,7 +69,7 @@ twice (a) => (b) { b = Add (a, a) }
 
 
 @pytest.mark.parametrize("how", ["skip", "option"])
-def test_functions_are_inlined_unless_that_is_left_out(how: str, bench: Workbench) -> None:
+def test_functions_are_inlined_unless_that_is_left_out(how: str, bench: PassContext) -> None:
     assert ops(optimized(bench, onnx.parser.parse_model(FUNCTION), recipe=["onnxscript"])) == {"Add": 1}
     recipe = ["onnxscript"] if how == "skip" else [{"onnxscript": {"inline": False}}]
     skip = ["onnxscript/inline"] if how == "skip" else []
@@ -77,7 +77,7 @@ def test_functions_are_inlined_unless_that_is_left_out(how: str, bench: Workbenc
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_keeps_the_projections_at_two_nodes_at_most(make, bench: Workbench) -> None:
+def test_keeps_the_projections_at_two_nodes_at_most(make, bench: PassContext) -> None:
     free = optimized(bench, make(), recipe=["onnxscript"])
     kept = optimized(bench, make(), recipe=["onnxscript"], keep=["qkv"])
     assert broken(free) == broken(kept) == [(True, None)]
@@ -93,7 +93,7 @@ def tied() -> onnx.ModelProto:
     return model
 
 
-def test_what_merges_tied_projections_is_left_out_alone(bench: Workbench) -> None:
+def test_what_merges_tied_projections_is_left_out_alone(bench: PassContext) -> None:
     stage = "onnxscript/common_subexpression_elimination"
     free = optimized(bench, tied(), recipe=["onnxscript"])
     assert broken(free) == [(False, stage)]
@@ -108,23 +108,23 @@ def test_what_merges_tied_projections_is_left_out_alone(bench: Workbench) -> Non
 @pytest.mark.parametrize(
     ("options", "less"), [({"inline": False}, {"inline"}), ({"onnx_shape_inference": False}, {"shape_inference"})]
 )
-def test_what_an_option_leaves_out_is_no_inner_pass(options: dict, less: set[str], bench: Workbench) -> None:
+def test_what_an_option_leaves_out_is_no_inner_pass(options: dict, less: set[str], bench: PassContext) -> None:
     assert set(OnnxScriptOptimizer().inner(bench)) - set(OnnxScriptOptimizer(options).inner(bench)) == less
 
 
-def test_without_any_stage_nothing_is_computed(bench: Workbench) -> None:
+def test_without_any_stage_nothing_is_computed(bench: PassContext) -> None:
     step = OnnxScriptOptimizer()
     before = detached(picture())
     after = step.without(step.inner(bench)).apply(before, bench)
     assert [node.op_type for node in after.proto.graph.node] == [node.op_type for node in before.proto.graph.node]
 
 
-def test_an_option_that_it_does_not_have_is_refused(bench: Workbench) -> None:
+def test_an_option_that_it_does_not_have_is_refused(bench: PassContext) -> None:
     with pytest.raises(PolicyError, match=r"has no option 'num_iteration'; did you mean 'num_iterations'\?"):
         optimized(bench, merged_attention(), recipe=[{"onnxscript": {"num_iteration": 1}}])
 
 
-def test_weights_stay_in_their_files_and_large_new_ones_come_in_one(bench: Workbench) -> None:
+def test_weights_stay_in_their_files_and_large_new_ones_come_in_one(bench: PassContext) -> None:
     model = model_of(
         """g (float[2, 512] x) => (float[2, 512] y) {
             turned = Transpose <perm = [1, 0]> (a)

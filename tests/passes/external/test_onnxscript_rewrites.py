@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from passes import PolicyError, Status
+from passes.context import PassContext
 from passes.external import onnxscript_rules
-from passes.external.onnxscript_rewrites import OnnxScriptRewrites
-from passes.policy.known_effects import DESTROYS
-from passes.step import Workbench
+from passes.external.onnxscript import OnnxScriptRewrites
+from passes.policy.known_passes import DESTROYS
 from tests.passes.external.judge import broken, ops, optimized, row, valid
 from tests.passes.models import attention, biased_attention, merged_attention, model_of
 
@@ -23,19 +23,19 @@ def nothing_to_do():
     return model_of(NOTHING_TO_DO, zero=np.float32(0), one=np.float32(1))
 
 
-def test_the_default_rules_run(bench: Workbench) -> None:
+def test_the_default_rules_run(bench: PassContext) -> None:
     run = optimized(bench, nothing_to_do(), recipe=[STEP, STEP])
     assert (ops(run)["Add"], ops(run)["Mul"], ops(run)["Relu"]) == (0, 0, 1)
     assert [one.changed for one in run.rows] == [True, False]
 
 
-def test_a_rule_that_is_skipped_does_not_run_in_either_order_of_its_operands(bench: Workbench) -> None:
+def test_a_rule_that_is_skipped_does_not_run_in_either_order_of_its_operands(bench: PassContext) -> None:
     run = optimized(bench, nothing_to_do(), recipe=[STEP], skip=["mul_by_1_rule"])
     assert (ops(run)["Add"], ops(run)["Mul"]) == (0, 1)
     assert row(run, STEP).reason == "without mul_by_1_rule"
 
 
-def test_a_rule_can_be_chosen_alone(bench: Workbench) -> None:
+def test_a_rule_can_be_chosen_alone(bench: PassContext) -> None:
     run = optimized(bench, nothing_to_do(), recipe=[{STEP: {"rules": ["mul_by_1_rule"]}}])
     assert (ops(run)["Add"], ops(run)["Mul"]) == (1, 1), "it wants the constant behind"
     run = optimized(bench, nothing_to_do(), recipe=[{STEP: {"rules": ["add_0_rule"]}}])
@@ -43,20 +43,20 @@ def test_a_rule_can_be_chosen_alone(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_the_default_rules_leave_attention_alone(make, bench: Workbench) -> None:
+def test_the_default_rules_leave_attention_alone(make, bench: PassContext) -> None:
     for keep in ([], ["qkv"]):
         run = optimized(bench, make(), recipe=[STEP], keep=keep)
         assert broken(run) == [(True, None)]
 
 
-def test_without_a_policy_the_fusions_merge_and_are_named(bench: Workbench) -> None:
+def test_without_a_policy_the_fusions_merge_and_are_named(bench: PassContext) -> None:
     run = optimized(bench, biased_attention(), recipe=[FUSIONS])
     assert broken(run) == [(False, f"{STEP}/fuse_attention")]
     assert ops(run) == {"Relu": 1, "Attention": 1, "MatMul": 1}
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_keep_costs_two_nodes_at_most(make, bench: Workbench) -> None:
+def test_keep_costs_two_nodes_at_most(make, bench: PassContext) -> None:
     kept = optimized(bench, make(), recipe=[FUSIONS], keep=["qkv"])
     by_name = optimized(bench, make(), recipe=[FUSIONS], skip=["fuse_attention"], watch=False)
     assert [one for one, _ in broken(kept)] == [one for one, _ in broken(by_name)] == [True]
@@ -65,14 +65,14 @@ def test_keep_costs_two_nodes_at_most(make, bench: Workbench) -> None:
     assert valid(kept)
 
 
-def test_skip_of_what_merges_watches(bench: Workbench) -> None:
+def test_skip_of_what_merges_watches(bench: PassContext) -> None:
     run = optimized(bench, biased_attention(), recipe=[FUSIONS], skip=["fuse_qkv"])
     assert broken(run) == [(True, f"{STEP}/fuse_attention")]
     assert row(run, f"{STEP}/fuse_attention").status is Status.REVERTED
     assert row(run, STEP).changed
 
 
-def test_inner_passes_have_names_and_depend_on_the_sets(bench: Workbench) -> None:
+def test_inner_passes_have_names_and_depend_on_the_sets(bench: PassContext) -> None:
     default = OnnxScriptRewrites().inner(bench)
     assert {"mul_by_1_rule", "fuse_batchnorm_into_conv_rule", "cast_cast_rule"} < set(default)
     assert not [name for name in default if name.startswith("rule_")], "each is told by a name"
@@ -82,7 +82,7 @@ def test_inner_passes_have_names_and_depend_on_the_sets(bench: Workbench) -> Non
     assert "fuse_rms_normalization" in OnnxScriptRewrites(("onnx_fusions",)).inner(bench)
 
 
-def test_every_name_in_the_table_is_an_inner_pass(bench: Workbench) -> None:
+def test_every_name_in_the_table_is_an_inner_pass(bench: PassContext) -> None:
     inner = set(OnnxScriptRewrites(("default", "ort_fusions", "onnx_fusions")).inner(bench))
     assert {name for name in DESTROYS if name.endswith("_rule")} <= inner
     assert {"fuse_sdpa", "fuse_mha1", "fuse_qkv_gqa", "fuse_skip_layer_normalization", "fuse_erfgelu"} <= inner
@@ -110,7 +110,7 @@ g (float[2, 8, 32] x) => (float[2, 8, 32] y) {
 """
 
 
-def test_onnx_fusions_are_for_opset_23(bench: Workbench) -> None:
+def test_onnx_fusions_are_for_opset_23(bench: PassContext) -> None:
     weights = {"two": np.float32(2), "tiny": np.float32(1e-5), "last": np.array([-1])}
     model = model_of(RMS, w=np.linspace(0.5, 1.5, 32, dtype=np.float32), **weights)
     recipe = [{STEP: {"rules": ["onnx_fusions"]}}]
@@ -128,6 +128,6 @@ def test_onnx_fusions_are_for_opset_23(bench: Workbench) -> None:
         (None, "rules is None; expected a list of names"),
     ],
 )
-def test_what_the_release_does_not_have_is_refused(rules, words: str, bench: Workbench) -> None:
+def test_what_the_release_does_not_have_is_refused(rules, words: str, bench: PassContext) -> None:
     with pytest.raises(PolicyError, match=words):
         optimized(bench, merged_attention(), recipe=[{STEP: {"rules": rules}}])

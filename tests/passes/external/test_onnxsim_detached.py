@@ -11,14 +11,13 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from passes.context import open_bench
+from passes.context import PassContext, open_context
 from passes.errors import StepTimedOut
-from passes.external.files import through_files
 from passes.external.onnxsim import OnnxSim
 from passes.external.onnxsim_detached import _read_in, _with_references
+from passes.external.through_files import through_files
 from passes.model.canonical import meanings_of
 from passes.run.pins import pin
-from passes.step import Workbench
 from passes.structures import STRUCTURES
 from passes.weights.detached import DetachedModel
 from passes.worker.client import Worker
@@ -89,24 +88,24 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 }
 
 
-def whole(model: DetachedModel, bench: Workbench, **options) -> DetachedModel:
+def whole(model: DetachedModel, bench: PassContext, **options) -> DetachedModel:
     return through_files(model, bench, "passes.external.onnxsim:simplify", options)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_same_model_comes_out(name: str, bench: Workbench) -> None:
+def test_the_same_model_comes_out(name: str, bench: PassContext) -> None:
     model = detached(MODELS[name]())
     assert meanings_of(OnnxSim().apply(model, bench)).whole == meanings_of(whole(model, bench)).whole
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_the_same_model_comes_out_with_pins(make: Callable[[int], onnx.ModelProto], bench: Workbench) -> None:
+def test_the_same_model_comes_out_with_pins(make: Callable[[int], onnx.ModelProto], bench: PassContext) -> None:
     model = detached(make(WIDE))
     pinned = pin(model, [one for each in STRUCTURES["qkv"].find(model).instances for one in each.pins])
     assert meanings_of(OnnxSim().apply(pinned, bench)).whole == meanings_of(whole(pinned, bench)).whole
 
 
-def test_what_is_left_out_is_left_out(bench: Workbench) -> None:
+def test_what_is_left_out_is_left_out(bench: PassContext) -> None:
     model = detached(MODELS["transposed weights"]())
     kept = OnnxSim().without(["constant_folding"]).apply(model, bench)
     assert [node.op_type for node in kept.proto.graph.node] == ["Transpose", "MatMul"]
@@ -128,7 +127,7 @@ class Slow(Worker):
 def test_what_takes_too_long_is_not_tried_again_with_the_weights(tmp_path: Path) -> None:
     worker = Slow()
     with pytest.raises(StepTimedOut):
-        OnnxSim().apply(detached(attention()), Workbench(worker, tmp_path))
+        OnnxSim().apply(detached(attention()), PassContext(worker, tmp_path))
     assert worker.calls == 1
 
 
@@ -151,7 +150,7 @@ def test_a_folder_relative_to_where_we_are(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     model = detached(attention(WIDE))
-    with open_bench(folder=Path("runs")) as bench:
+    with open_context(folder=Path("runs")) as bench:
         here = bench.worker.call("os:getcwd")
         steps = (OnnxSim(), OnnxSim(), OnnxSim({"check_n": 1}))
         nodes = {len(step.apply(model, bench).proto.graph.node) for step in steps}

@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 from passes import PolicyError, Status
+from passes.context import PassContext
 from passes.external.onnxslim import OnnxSlim
-from passes.step import Workbench
 from tests.passes.external.judge import broken, ops, optimized, row, valid
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
 
@@ -30,7 +30,7 @@ def conv_bn() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("make", [attention, biased_attention])
-def test_keeps_the_projections_at_two_nodes_at_most(make, bench: Workbench) -> None:
+def test_keeps_the_projections_at_two_nodes_at_most(make, bench: PassContext) -> None:
     free = optimized(bench, make(), recipe=["onnxslim"])
     kept = optimized(bench, make(), recipe=["onnxslim"], keep=["qkv"])
     assert broken(free) == broken(kept) == [(True, None)], "it has no pass that merges Q, K and V"
@@ -39,12 +39,12 @@ def test_keeps_the_projections_at_two_nodes_at_most(make, bench: Workbench) -> N
     assert valid(kept)
 
 
-def test_a_second_time_nothing_changes(bench: Workbench) -> None:
+def test_a_second_time_nothing_changes(bench: PassContext) -> None:
     run = optimized(bench, biased_attention(), recipe=["onnxslim", "onnxslim"])
     assert [one.changed for one in run.rows] == [True, False]
 
 
-def test_a_pattern_that_is_skipped_does_not_run(bench: Workbench) -> None:
+def test_a_pattern_that_is_skipped_does_not_run(bench: PassContext) -> None:
     run = optimized(bench, conv_bn(), recipe=["onnxslim"])
     assert ops(run) == {"Conv": 1, "Relu": 1}
     run = optimized(bench, conv_bn(), recipe=["onnxslim"], skip=["FusionConvBN"])
@@ -54,7 +54,7 @@ def test_a_pattern_that_is_skipped_does_not_run(bench: Workbench) -> None:
     assert ops(run)["BatchNormalization"] == 1
 
 
-def test_keep_batchnorm_leaves_the_rest_of_the_step(bench: Workbench) -> None:
+def test_keep_batchnorm_leaves_the_rest_of_the_step(bench: PassContext) -> None:
     text = CONV_BN.replace("y = Relu (n)", "i = Identity (n) y = Relu (i)")
     weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in conv_bn().graph.initializer}
     run = optimized(bench, model_of(text, **weights), recipe=["onnxslim"], keep=["batchnorm"])
@@ -62,7 +62,7 @@ def test_keep_batchnorm_leaves_the_rest_of_the_step(bench: Workbench) -> None:
     assert ops(run) == {"Conv": 1, "BatchNormalization": 1, "Relu": 1}
 
 
-def test_an_input_that_nothing_reads_stays_an_input(bench: Workbench) -> None:
+def test_an_input_that_nothing_reads_stays_an_input(bench: PassContext) -> None:
     text = "g (float[2, 3] x, float[4] unread) => (float[2, 3] y) { a = Identity (x) y = Relu (a) }"
     run = optimized(bench, model_of(text), recipe=["onnxslim"])
     assert row(run, "onnxslim").status is Status.RAN
@@ -70,7 +70,7 @@ def test_an_input_that_nothing_reads_stays_an_input(bench: Workbench) -> None:
     assert ops(run) == {"Relu": 1}
 
 
-def test_inner_passes_are_those_of_the_installed_release(bench: Workbench) -> None:
+def test_inner_passes_are_those_of_the_installed_release(bench: PassContext) -> None:
     from onnxslim.core.pattern.registry import DEFAULT_FUSION_PATTERNS
 
     inner = OnnxSlim().inner(bench)
@@ -87,11 +87,11 @@ def test_inner_passes_are_those_of_the_installed_release(bench: Workbench) -> No
         ({"no_shape_infer": True}, {"shape_inference"}),
     ],
 )
-def test_what_an_option_leaves_out_is_no_inner_pass(options: dict, less: set[str], bench: Workbench) -> None:
+def test_what_an_option_leaves_out_is_no_inner_pass(options: dict, less: set[str], bench: PassContext) -> None:
     assert set(OnnxSlim().inner(bench)) - set(OnnxSlim(options).inner(bench)) == less
 
 
-def test_without_any_inner_pass_it_changes_nothing(bench: Workbench) -> None:
+def test_without_any_inner_pass_it_changes_nothing(bench: PassContext) -> None:
     step = OnnxSlim()
     before = detached(merged_attention())
     after = step.without(step.inner(bench)).apply(before, bench)
@@ -108,18 +108,20 @@ def test_without_any_inner_pass_it_changes_nothing(bench: Workbench) -> None:
         ({"save_as_external_data": True}, "has no option 'save_as_external_data'"),
     ],
 )
-def test_what_it_would_ignore_is_refused(options: dict, words: str, bench: Workbench) -> None:
+def test_what_it_would_ignore_is_refused(options: dict, words: str, bench: PassContext) -> None:
     with pytest.raises(PolicyError, match=words):
         optimized(bench, merged_attention(), recipe=[{"onnxslim": options}])
 
 
-def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+def test_without_the_extra_one_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, bench: PassContext
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxslim", None)
     with pytest.raises(PolicyError, match=r"'onnxslim' needs onnxslim, an extra: pip install 'onnxline\[onnxslim\]'"):
         optimized(bench, merged_attention(), recipe=["onnxslim"])
 
 
-def test_a_weight_comes_back_bit_for_bit(bench: Workbench) -> None:
+def test_a_weight_comes_back_bit_for_bit(bench: PassContext) -> None:
     run = optimized(bench, attention(), recipe=["onnxslim"])
     found = {tensor.name: run.model.array(tensor) for tensor in run.model.proto.graph.initializer}
     assert np.array_equal(found["wo"], matrix(32, 32, 3))

@@ -9,17 +9,17 @@ import numpy as np
 import onnx
 import pytest
 
+from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.guard.call_log import Returned
 from passes.guard.calls.base import CallPlan, Skips
 from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
 from passes.guard.settings import CombinedPolicy, Settings
-from passes.step import Workbench
 from passes.weights.detached import DetachedModel
 from tests.passes.models import attention, detached
 
-Work = Callable[[DetachedModel, Workbench], DetachedModel]
+Work = Callable[[DetachedModel, PassContext], DetachedModel]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Step:
     name: str = "the call"
     source: str = "a test"
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         return self.work(model, bench)
 
 
@@ -43,43 +43,43 @@ class Example:
     feeds: tuple[Mapping[str, np.ndarray], ...] = ()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def plan(self, skips: Skips, bench: Workbench) -> CallPlan:
+    def plan(self, skips: Skips, bench: PassContext) -> CallPlan:
         return CallPlan((Step(self.guarded),))
 
-    def plan_here(self, skips: Skips, bench: Workbench) -> CallPlan | None:
+    def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan | None:
         return None
 
-    def unguarded(self, bench: Workbench) -> DetachedModel:
+    def unguarded(self, bench: PassContext) -> DetachedModel:
         return self.alone(self.model, bench)
 
     def deliver(self, model: DetachedModel, *, proven: bool) -> onnx.ModelProto:
         return model.proto
 
 
-def dies(model: DetachedModel, bench: Workbench) -> DetachedModel:
+def dies(model: DetachedModel, bench: PassContext) -> DetachedModel:
     return bench.worker.call("tests.passes.faults:die")
 
 
-def refuses(model: DetachedModel, bench: Workbench) -> DetachedModel:
+def refuses(model: DetachedModel, bench: PassContext) -> DetachedModel:
     raise StepFailed("ValueError: no")
 
 
-def merges(model: DetachedModel, bench: Workbench) -> DetachedModel:
+def merges(model: DetachedModel, bench: PassContext) -> DetachedModel:
     return OnnxOptimizerPass("fuse_qkv").apply(model, bench)
 
 
-def drops_a_dead_end(model: DetachedModel, bench: Workbench) -> DetachedModel:
+def drops_a_dead_end(model: DetachedModel, bench: PassContext) -> DetachedModel:
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     proto.graph.node.add(op_type="Relu", input=["x"], output=["dead"])
     return OnnxOptimizerPass("eliminate_deadend").apply(model.with_proto(proto), bench)
 
 
-def enforced(guarded: Work, alone: Work, bench: Workbench, *, compare: bool = True) -> GuardOutcome:
+def enforced(guarded: Work, alone: Work, bench: PassContext, *, compare: bool = True) -> GuardOutcome:
     return enforce(Example(guarded, alone), CombinedPolicy((Settings(keep=("qkv",), compare=compare),)), bench)
 
 
-def test_a_crash_costs_the_call(bench: Workbench) -> None:
+def test_a_crash_costs_the_call(bench: PassContext) -> None:
     outcome = enforced(dies, dies, bench)
     assert outcome.reverted.keys() == {"the call"}
     assert "SIGABRT" in outcome.reverted["the call"]
@@ -88,29 +88,29 @@ def test_a_crash_costs_the_call(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("compare", [True, False])
-def test_a_sound_result_of_the_optimizer_alone_is_better_than_none(compare: bool, bench: Workbench) -> None:
+def test_a_sound_result_of_the_optimizer_alone_is_better_than_none(compare: bool, bench: PassContext) -> None:
     outcome = enforced(refuses, drops_a_dead_end, bench, compare=compare)
     assert (outcome.returned, outcome.proven, outcome.kept) == (Returned.UNGUARDED, True, {"qkv": 1})
     assert outcome.notes == ("the guarded run did not work: the call: ValueError: no",)
 
 
-def test_one_that_has_lost_something_is_not(bench: Workbench) -> None:
+def test_one_that_has_lost_something_is_not(bench: PassContext) -> None:
     outcome = enforced(refuses, merges, bench)
     assert (outcome.returned, outcome.kept) == (Returned.AS_GIVEN, {"qkv": 1})
     assert outcome.model.proto.graph.node == attention().graph.node
 
 
-def test_nor_is_one_that_skips_nothing_where_something_is_to_be_skipped(bench: Workbench) -> None:
+def test_nor_is_one_that_skips_nothing_where_something_is_to_be_skipped(bench: PassContext) -> None:
     demands = CombinedPolicy((Settings(skip=("fuse_pad_into_conv",)),))
     assert enforce(Example(refuses, drops_a_dead_end), demands, bench).returned is Returned.AS_GIVEN
 
 
-def test_what_fails_both_ways_is_the_optimizers_to_tell(bench: Workbench) -> None:
+def test_what_fails_both_ways_is_the_optimizers_to_tell(bench: PassContext) -> None:
     with pytest.raises(RefusedByOptimizer, match="ValueError: no"):
         enforced(refuses, refuses, bench)
 
 
-def test_pins_keep_what_the_same_call_would_merge(bench: Workbench) -> None:
+def test_pins_keep_what_the_same_call_would_merge(bench: PassContext) -> None:
     outcome = enforced(merges, merges, bench)
     assert (outcome.returned, outcome.proven, outcome.reverted) == (Returned.GUARDED, True, {})
     assert outcome.unguarded is not None and len(outcome.unguarded.lost) == 1

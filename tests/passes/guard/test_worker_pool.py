@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from passes.context import PassContext
 from passes.errors import StepCrashed
 from passes.guard.handle_call import WorkerPool
-from passes.step import Workbench
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def benches() -> Iterator[WorkerPool]:
     made.close()
 
 
-def process(bench: Workbench) -> int:
+def process(bench: PassContext) -> int:
     return bench.worker.call("os:getpid")
 
 

@@ -8,9 +8,9 @@ import pytest
 
 import passes
 from passes import Status
+from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.model.signature import keep_signature
-from passes.step import Workbench
 from tests.passes.models import detached, model_of
 
 
@@ -86,7 +86,7 @@ def sizes(model: onnx.ModelProto) -> list[list[str | int]]:
     return [[dim.dim_param or dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in infos]
 
 
-def test_a_pass_of_the_users_that_fixes_dims_has_changed_nothing(tmp_path, bench: Workbench) -> None:
+def test_a_pass_of_the_users_that_fixes_dims_has_changed_nothing(tmp_path, bench: PassContext) -> None:
     (tmp_path / "own.py").write_text(
         "def fix(model):\n"
         "    for info in (*model.graph.input, *model.graph.output):\n"
@@ -104,7 +104,7 @@ def test_a_pass_of_the_users_that_fixes_dims_has_changed_nothing(tmp_path, bench
     assert sizes(run.model.proto) == [["N", 3], ["N", 3]]
 
 
-def test_onnxsim_writes_the_shapes_that_it_was_asked_for(bench: Workbench) -> None:
+def test_onnxsim_writes_the_shapes_that_it_was_asked_for(bench: PassContext) -> None:
     step = {"onnxsim": {"overwrite_input_shapes": {"x": [2, 3]}}}
     feeds = [{"x": np.ones((2, 3), np.float32)}]  # it runs on no other size then
     made = passes.optimize(model_of(DYNAMIC), recipe=[step], feeds=feeds, bench=bench).model.proto

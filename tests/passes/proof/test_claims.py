@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from passes.context import PassContext
 from passes.model.canonical import CanonicalGraph, meanings_of, read
 from passes.proof.claims import BaseModelRun, Claims, Refinement, claims_by_name, claims_refined, inferred_shapes
 from passes.proof.data_movement import Mover
 from passes.proof.numeric import NumericProver
 from passes.proof.part import part_of
 from passes.proof.types import Measurement
-from passes.step import Workbench
 from passes.weights.detached import DetachedModel
 from tests.passes.models import detached, matrix, model_of
 
@@ -141,7 +141,7 @@ class Counting(NumericProver):
 
 
 @pytest.fixture
-def prover(bench: Workbench) -> Counting:
+def prover(bench: PassContext) -> Counting:
     made = Counting.of_itself([{"x": matrix(2, 8, seed)} for seed in (3, 4)], bench)
     made.watch(model(), [])
     assert isinstance(made, Counting)
@@ -209,7 +209,7 @@ def test_the_same_bits_and_not_nearly_the_same(prover: Counting) -> None:
     assert 0 < measurement.max_abs < 1e-5
 
 
-def test_another_random_number_is_never_proven_in_pieces(bench: Workbench) -> None:
+def test_another_random_number_is_never_proven_in_pieces(bench: PassContext) -> None:
     text = "g (float[4] x) => (float[4] y) { r = RandomUniform <shape = [4]> () z = Mul (r, zero) y = Add (x, z) }"
     zero = np.float32(0)
     made = Counting.of_itself([{"x": matrix(1, 4, 0).ravel()}], bench)
@@ -239,7 +239,7 @@ def moved(two: str = "two = Reshape (one, second)") -> DetachedModel:
 
 
 @pytest.fixture
-def mover(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Counting:
+def mover(bench: PassContext, monkeypatch: pytest.MonkeyPatch) -> Counting:
     """A prover that holds no activations, as of a large model."""
     monkeypatch.setattr("passes.proof.claims.SMALL_ELEMENTS", 1)
     made = Counting.of_itself([{"h0": np.zeros((6, 8), np.float32)}], bench)

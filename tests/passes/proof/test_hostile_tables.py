@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from passes import Status
-from passes.step import Workbench
+from passes.context import PassContext
 from tests.passes.models import matrix, model_of
 from tests.passes.test_hostile import POSITIONS, reverted, run, statuses
 
@@ -46,7 +46,7 @@ ROWS = (
 )
 
 
-def test_rows_of_a_table_that_no_draw_reads_are_compared_as_weights(bench: Workbench) -> None:
+def test_rows_of_a_table_that_no_draw_reads_are_compared_as_weights(bench: PassContext) -> None:
     made = run(embedding(ALONE), bench, *ROWS)
     assert statuses(made) == reverted(*ROWS)
     [table] = made.coverage.tables
@@ -57,13 +57,13 @@ def test_rows_of_a_table_that_no_draw_reads_are_compared_as_weights(bench: Workb
     assert any("which Gather reads, has other row" in reason for _, reason in reasons)
 
 
-def test_the_right_table_alive_for_others_does_not_hide_the_wrong_one(bench: Workbench) -> None:
+def test_the_right_table_alive_for_others_does_not_hide_the_wrong_one(bench: PassContext) -> None:
     """As with tied weights: the logits go on reading the right table."""
     steps = (("own_table", {}),)
     assert statuses(run(embedding(), bench, *steps)) == reverted(*steps)
 
 
-def test_all_rows_but_the_ones_that_are_read(bench: Workbench) -> None:
+def test_all_rows_but_the_ones_that_are_read(bench: PassContext) -> None:
     feeds = [{"ids": np.array([[3, 4]]), "x": np.zeros((1, 2, 4), np.float32)}]
     steps = (("zero_rest", {"read": [3, 4]}), ("cut_off", {"to": 5}))
     made = run(embedding(ALONE), bench, *steps, feeds=feeds)
@@ -72,20 +72,20 @@ def test_all_rows_but_the_ones_that_are_read(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("step", ["transpose_table", "split_table", "put_behind", "store_doubles"])
-def test_a_table_that_lies_otherwise_is_the_same_table(step: str, bench: Workbench) -> None:
+def test_a_table_that_lies_otherwise_is_the_same_table(step: str, bench: PassContext) -> None:
     """And rows that are changed after that are seen."""
     made = run(embedding(ALONE), bench, (step, {}))
     assert statuses(made) == [(step, Status.RAN)], made.rows[0].reason
     assert made.coverage.tables[0].compared and made.coverage.not_covered == ()
 
 
-def test_a_row_is_seen_behind_a_table_that_lies_otherwise(bench: Workbench) -> None:
+def test_a_row_is_seen_behind_a_table_that_lies_otherwise(bench: PassContext) -> None:
     steps = (("put_behind", {}), ("change_row", {"row": 33}), ("cut_off", {"to": 45}))
     made = run(embedding(ALONE), bench, *steps)
     assert statuses(made) == [("put_behind", Status.RAN), *reverted(*steps[1:])]
 
 
-def test_a_table_in_no_known_form_is_not_covered(bench: Workbench) -> None:
+def test_a_table_in_no_known_form_is_not_covered(bench: PassContext) -> None:
     made = run(embedding(ALONE), bench, ("scaled", {}))
     assert made.rows[0].status is Status.RAN
     assert not made.coverage.tables[0].compared
@@ -103,7 +103,7 @@ HOT = {
 
 
 @pytest.mark.parametrize("case", HOT)
-def test_products_with_zeros_and_ones_look_up_rows_too(case: str, bench: Workbench) -> None:
+def test_products_with_zeros_and_ones_look_up_rows_too(case: str, bench: PassContext) -> None:
     constants = {"depth": np.array(50), "bits": np.array([0, 1], np.float32), "one": np.array([1])}
     model = embedding(f"g (int64[N] ids) => (float[N, 4] y) {{ {HOT[case]} }}", **constants, numbers=np.arange(50))
     steps = (("change_row", {"row": 23}), ("has_index", {"index": 49}))
@@ -113,7 +113,7 @@ def test_products_with_zeros_and_ones_look_up_rows_too(case: str, bench: Workben
     assert table.rows == 50 and table.read is not None and 2 < table.read < 40 and table.compared
 
 
-def test_a_table_of_equal_rows_is_no_loss(bench: Workbench) -> None:
+def test_a_table_of_equal_rows_is_no_loss(bench: PassContext) -> None:
     """As the segments of a text, which are all zero where nobody gives any."""
     text = """
     g (int64[N] ids) => (float[N, 4] y) {
@@ -132,7 +132,7 @@ g (int32[N, M] ids, int32[N, M] kinds) => (float[N, M, 4] y) {
 """
 
 
-def test_tables_of_a_fused_operator(bench: Workbench) -> None:
+def test_tables_of_a_fused_operator(bench: PassContext) -> None:
     tables = {"places": matrix(16, 4, 1), "two": matrix(2, 4, 2)}
     tables |= {"table": matrix(50, 4, 0), "scale": np.ones(4, np.float32), "shift": np.zeros(4, np.float32)}
     model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["": 20, "com.microsoft": 1]>' + EMBEDS)
@@ -155,7 +155,7 @@ g (int64[batch] ids, int64[batch, 2] places) => (float[3, batch] a, float[batch,
 """
 
 
-def test_other_ways_to_look_up(bench: Workbench) -> None:
+def test_other_ways_to_look_up(bench: PassContext) -> None:
     tables = {"wide": matrix(3, 20, 0), "tall": matrix(20, 4, 1), "deep": matrix(40, 4, 2).reshape(20, 4, 2)}
     model = model_of(OTHER_TABLES, one=np.array([1]), **tables)
     steps = (
@@ -170,7 +170,7 @@ def test_other_ways_to_look_up(bench: Workbench) -> None:
     assert {table.name: table.rows for table in made.coverage.tables} == {"wide": 20, "tall": 20, "deep": 20}
 
 
-def test_rows_behind_the_longest_sequence(bench: Workbench) -> None:
+def test_rows_behind_the_longest_sequence(bench: PassContext) -> None:
     model = model_of(POSITIONS, w1=matrix(4, 4, 0), positions=matrix(16, 4, 1), zero=np.array([0]))
     steps = (("change_row", {"table": "positions", "row": 12}), ("cut_off", {"table": "positions", "to": 10}))
     made = run(model, bench, *steps)
@@ -178,7 +178,7 @@ def test_rows_behind_the_longest_sequence(bench: Workbench) -> None:
     assert [(table.rows, table.read, table.compared) for table in made.coverage.tables] == [(16, 8, True)]
 
 
-def test_a_table_that_is_listed_as_an_input_too_is_a_table(bench: Workbench) -> None:
+def test_a_table_that_is_listed_as_an_input_too_is_a_table(bench: PassContext) -> None:
     """As files of IR version 3 have it."""
     model = embedding(ALONE)
     model.graph.input.append(onnx.helper.make_tensor_value_info("table", onnx.TensorProto.FLOAT, [50, 4]))
@@ -186,7 +186,7 @@ def test_a_table_that_is_listed_as_an_input_too_is_a_table(bench: Workbench) -> 
     assert statuses(run(model, bench, *steps)) == reverted(*steps)
 
 
-def test_a_table_inside_of_a_branch_is_compared_too(bench: Workbench) -> None:
+def test_a_table_inside_of_a_branch_is_compared_too(bench: PassContext) -> None:
     text = """
     g (int64[N] ids, bool which) => (float[N, 4] y) {
         y = If (which) <

@@ -7,18 +7,18 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from passes.context import PassContext
 from passes.errors import ModelError, StepFailed
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.proof.types import Sensitivity
 from passes.run.tracked import find_structures
-from passes.step import Workbench
 from passes.structures import STRUCTURES
 from tests.passes.models import attention, detached, matrix, model_of
 
 
-def prover_of(model: onnx.ModelProto, bench: Workbench) -> NumericProver:
+def prover_of(model: onnx.ModelProto, bench: PassContext) -> NumericProver:
     whole = detached(model)
     prover = NumericProver.of_itself([draw_feeds(whole, seed) for seed in range(2)], bench)
     prover.watch(whole, [])
@@ -33,12 +33,12 @@ def with_weight(name: str, scale: float) -> onnx.ModelProto:
     return model
 
 
-def test_a_sound_model_has_no_error(bench: Workbench) -> None:
+def test_a_sound_model_has_no_error(bench: PassContext) -> None:
     measurement = prover_of(attention(), bench).measure(detached(attention()))
     assert (measurement.why, measurement.max_abs) == ("", 0.0)
 
 
-def test_a_changed_weight_is_seen(bench: Workbench) -> None:
+def test_a_changed_weight_is_seen(bench: PassContext) -> None:
     measurement = prover_of(attention(), bench).measure(detached(with_weight("wo", 1.01)))
     assert measurement.why.startswith("y: max abs error")
 
@@ -59,7 +59,7 @@ def zeroed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return model
 
 
-def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not(bench: Workbench) -> None:
+def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not(bench: PassContext) -> None:
     model = detached(tiny_queries())
     broken = detached(zeroed(tiny_queries(), "wk"))
     prover = prover_of(tiny_queries(), bench)
@@ -72,7 +72,7 @@ def test_the_output_alone_is_blind_and_the_values_at_kept_structures_are_not(ben
     assert power.blind == ("attention 0",), "Q itself is below the tolerance, and that has to be said"
 
 
-def test_power_is_measured_by_planting_a_fault(bench: Workbench) -> None:
+def test_power_is_measured_by_planting_a_fault(bench: PassContext) -> None:
     model = detached(attention())
     prover = prover_of(attention(), bench)
     prover.watch(model, STRUCTURES["qkv"].find(model).instances)
@@ -81,7 +81,7 @@ def test_power_is_measured_by_planting_a_fault(bench: Workbench) -> None:
     assert power.margin > 1000
 
 
-def test_nan_in_the_reference_is_a_mistake(bench: Workbench) -> None:
+def test_nan_in_the_reference_is_a_mistake(bench: PassContext) -> None:
     model = detached(model_of("g (float[2] x) => (float[2] y) { y = Sqrt (x) }"))
     prover = NumericProver.of_itself([{"x": np.array([-1, 1], np.float32)}], bench)
     prover.watch(model, [])
@@ -89,7 +89,7 @@ def test_nan_in_the_reference_is_a_mistake(bench: Workbench) -> None:
         prover.power()
 
 
-def test_a_model_that_onnxruntime_refuses_is_a_failed_step(bench: Workbench) -> None:
+def test_a_model_that_onnxruntime_refuses_is_a_failed_step(bench: PassContext) -> None:
     prover = prover_of(attention(), bench)
     broken = attention()
     broken.graph.node[0].op_type = "NoSuchOperator"
@@ -97,7 +97,7 @@ def test_a_model_that_onnxruntime_refuses_is_a_failed_step(bench: Workbench) -> 
         prover.measure(detached(broken))
 
 
-def test_a_proof_worker_that_has_died_is_told_again_what_is_expected(bench: Workbench) -> None:
+def test_a_proof_worker_that_has_died_is_told_again_what_is_expected(bench: PassContext) -> None:
     prover = prover_of(attention(), bench)
     prover.watch(detached(attention()), [])
     prover.power()
@@ -115,7 +115,7 @@ g (float[1, 1, 2, 2] x) => (float[1, 1, 4, 4] y) <float[4] scales = {1.0, 1.0, 2
 """
 
 
-def test_a_fault_that_does_not_run_is_not_seen_and_costs_nothing(bench: Workbench) -> None:
+def test_a_fault_that_does_not_run_is_not_seen_and_costs_nothing(bench: PassContext) -> None:
     """A Resize to nothing is refused by onnxruntime."""
     model = detached(model_of(RESIZED))
     watched = find_structures(model, Policy(keep=("op:Resize",)), [])

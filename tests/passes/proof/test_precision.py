@@ -6,13 +6,13 @@ import numpy as np
 import onnx
 import pytest
 
+from passes.context import PassContext
 from passes.diff import DrawnInputs, compare_numbers, match_models
 from passes.optimize import draw_feeds
 from passes.proof.numbers import DRAWN, Tolerance, compare
 from passes.proof.numeric import NumericProver
 from passes.proof.precision import computed_types
 from passes.run.tracked import Watched
-from passes.step import Workbench
 from passes.structures import Instance, structure_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import detached_copy
@@ -202,7 +202,7 @@ def test_of_random_numbers_only_shape_and_dtype_are_compared() -> None:
     assert not compare(one, other.astype(np.float64), computed_in=DRAWN).ok
 
 
-def test_a_pass_does_not_loosen_the_tolerance_that_it_is_judged_by(bench: Workbench) -> None:
+def test_a_pass_does_not_loosen_the_tolerance_that_it_is_judged_by(bench: PassContext) -> None:
     """The model from before it decides, both for outputs and for values at kept structures."""
     before = detached_copy(drawn("(float[2, 8] x) => (float[2, 8] y) { a = Exp (x) y = Neg (a) }"), bench.spill)
     after = drawn(
@@ -215,7 +215,7 @@ def test_a_pass_does_not_loosen_the_tolerance_that_it_is_judged_by(bench: Workbe
     assert not measurement.errors["y"].ok
 
 
-def test_a_network_in_half_precision_with_an_output_in_single(bench: Workbench) -> None:
+def test_a_network_in_half_precision_with_an_output_in_single(bench: PassContext) -> None:
     """One rounding of a half, which float32's tolerance refuses, is no error."""
     signature = "(float[2, 64] x) => (float[2, 64] y)"
     nodes = "f = Constant <value_float = {}> () c = Cast <to = 10> (f) h = Cast <to = 10> (x) "
@@ -234,7 +234,7 @@ def test_a_network_in_half_precision_with_an_output_in_single(bench: Workbench) 
         assert errors.max_abs > 1e-3  # more than float32 is allowed
 
 
-def test_values_at_kept_structures(bench: Workbench) -> None:
+def test_values_at_kept_structures(bench: PassContext) -> None:
     """They are judged by their own way: here the sum is computed in float16, what it is compared with in float32."""
     nodes = "a = Exp (x) h = Cast <to = 10> (a) b = Cast <to = 1> (h) y = Neg (b)"
     model = detached_copy(drawn(f"(float[2, 8] x) => (float[2, 8] y) {{ {nodes} }}"), bench.spill)

@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 
 import passes
+from passes.context import PassContext
 from passes.recipe.recipe import RecipeItem
-from passes.step import Workbench
 from passes.weights.detached import read_model
 from passes.weights.files import save
 from tests.passes.models import attention
@@ -27,7 +27,7 @@ def referring(tmp_path: Path) -> Path:
     return tmp_path / "m.onnx"
 
 
-def test_what_is_kept_stays_and_weights_stay_where_they_are(referring: Path, bench: Workbench) -> None:
+def test_what_is_kept_stays_and_weights_stay_where_they_are(referring: Path, bench: PassContext) -> None:
     shard = (referring.parent / "shard").read_bytes()
     x = np.random.default_rng(0).standard_normal((2, 8, 64)).astype(np.float32)
     before = onnxruntime.InferenceSession(referring).run(None, {"x": x})[0]
@@ -54,7 +54,7 @@ confuse.reads = "structure"
 """
 
 
-def test_a_step_that_breaks_what_is_kept_is_reverted(referring: Path, bench: Workbench) -> None:
+def test_a_step_that_breaks_what_is_kept_is_reverted(referring: Path, bench: PassContext) -> None:
     (referring.parent / "own.py").write_text(CONFUSE)
     run = passes.optimize(
         referring, [f"{referring.parent}/own.py:confuse"], keep=["qkv"], proof="structure", bench=bench
@@ -64,14 +64,14 @@ def test_a_step_that_breaks_what_is_kept_is_reverted(referring: Path, bench: Wor
 
 
 @pytest.mark.parametrize("step", ["onnxslim", {"onnxsim": {"check_n": 1}}])
-def test_a_step_that_needs_the_weights_fails_and_says_so(referring: Path, step: RecipeItem, bench: Workbench) -> None:
+def test_a_step_that_needs_the_weights_fails_and_says_so(referring: Path, step: RecipeItem, bench: PassContext) -> None:
     run = passes.optimize(referring, [step], proof="structure", bench=bench)
     assert run.rows[-1].status == "failed"
     assert "it takes the whole model with its weights, and 4 of them are to stay unread" in run.rows[-1].reason
 
 
 def test_a_folded_transpose_is_written_beside_and_its_projection_is_still_kept(
-    tmp_path: Path, bench: Workbench
+    tmp_path: Path, bench: PassContext
 ) -> None:
     model = attention(64, 4)
     for node in list(model.graph.node):
@@ -91,7 +91,7 @@ def test_a_folded_transpose_is_written_beside_and_its_projection_is_still_kept(
     assert data.read_bytes() == np.ascontiguousarray(wq.T).tobytes()
 
 
-def test_nothing_is_read_of_a_model_of_terabytes(tmp_path: Path, bench: Workbench) -> None:
+def test_nothing_is_read_of_a_model_of_terabytes(tmp_path: Path, bench: PassContext) -> None:
     """Its weights are holes in a file: to hash them would take hours."""
     side = 2**18
     model = onnx.parser.parse_model(

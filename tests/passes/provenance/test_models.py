@@ -14,9 +14,9 @@ from onnx import ModelProto, NodeProto, helper
 
 import passes
 from passes import PassRun, Status
+from passes.context import PassContext
 from passes.optimize import draw_feeds
 from passes.provenance import annotations_of, carry, module_path_of
-from passes.step import Workbench
 from passes.weights.detached import attach, read_model
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
@@ -48,7 +48,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="module")
-def optimized(exported: Path, bench: Workbench) -> PassRun:
+def optimized(exported: Path, bench: PassContext) -> PassRun:
     return passes.optimize(exported, recipe=["default", "onnxsim"], bench=bench)
 
 

@@ -10,8 +10,8 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 import passes
+from passes.context import PassContext
 from passes.provenance import annotations_of, module_path_of
-from passes.step import Workbench
 from passes.weights.detached import attach
 from tests.passes.models import matrix, model_of
 from tests.passes.provenance.carried import carried, modules, replaced, told
@@ -42,7 +42,7 @@ def albert(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("name", ["onnxslim", "onnxsim", "default", "onnxscript"])
-def test_a_product_lies_in_the_module_that_owns_its_weight(albert: Path, name: str, bench: Workbench) -> None:
+def test_a_product_lies_in_the_module_that_owns_its_weight(albert: Path, name: str, bench: PassContext) -> None:
     owners = {}
     for tensor in onnx.load(albert).graph.initializer:
         weight = numpy_helper.to_array(tensor)

@@ -10,9 +10,9 @@ import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 
 import passes
+from passes.context import PassContext
 from passes.model.canonical import canonical_digest
 from passes.provenance import annotations_of, carry, form_of, name_weights
-from passes.step import Workbench
 from tests.passes.models import detached, matrix, model_of, vector
 
 LINEAR = (
@@ -44,7 +44,7 @@ def stored(model: ModelProto) -> dict[str, tuple[str, tuple[str, ...]]]:
     return {one.name: (form_of(one), annotations_of(one).replaced) for one in model.graph.initializer}
 
 
-def test_a_transpose_that_is_folded(bench: Workbench) -> None:
+def test_a_transpose_that_is_folded(bench: PassContext) -> None:
     model = dotted(model_of(LINEAR, l__weight=matrix(12, 8, 0)))
     run = passes.optimize(model, ["fold_constants"], bench=bench)
     (tensor,) = run.model.proto.graph.initializer
@@ -121,7 +121,7 @@ def test_a_norm_that_goes_into_the_convolution() -> None:
     assert result["bn.bias_folded"][0] == "folded"
 
 
-def test_what_a_pass_makes_up_is_no_weight(bench: Workbench) -> None:
+def test_what_a_pass_makes_up_is_no_weight(bench: PassContext) -> None:
     """onnxoptimizer begins the bias of the convolution with zeros of its own."""
     weight = np.random.default_rng(0).standard_normal((4, 4, 3, 3)).astype(np.float32)
     norm = {f"bn__{name}": vector(4, seed) ** 2 for seed, name in enumerate(("weight", "bias", "mean", "var"))}
@@ -207,7 +207,7 @@ def test_inputs_and_small_constants_keep_their_names() -> None:
     assert [one.name for one in result.proto.graph.initializer] == ["fresh", "val_3"]
 
 
-def test_a_quantization_annotation_follows(bench: Workbench) -> None:
+def test_a_quantization_annotation_follows(bench: PassContext) -> None:
     model = dotted(model_of(LINEAR, l__weight=matrix(12, 8, 0)))
     annotation = model.graph.quantization_annotation.add(tensor_name="wt")
     annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="scale")

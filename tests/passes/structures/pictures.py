@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from passes.context import PassContext
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.result import PassRun
 from passes.run.runner import run_passes
-from passes.step import Workbench
 from passes.structures import Instance, structure_of
 from passes.weights.sharing import detached_copy
 from tests.passes.models import detached
@@ -59,7 +59,7 @@ def lost(kind: str, instances: tuple[Instance, ...], model: onnx.ModelProto) -> 
 
 
 def run(
-    model: onnx.ModelProto, bench: Workbench, recipe: Sequence[RecipeItem], watch: bool = True, **policy: list[str]
+    model: onnx.ModelProto, bench: PassContext, recipe: Sequence[RecipeItem], watch: bool = True, **policy: list[str]
 ) -> PassRun:
     """`passes.optimize` with workers that are there already; `policy` is `skip` and `keep`."""
     source = detached_copy(model, bench.spill)

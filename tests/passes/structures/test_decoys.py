@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import pytest
 
+from passes.context import PassContext
 from passes.optimize import draw_feeds
 from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.run.result import Status
 from passes.run.runner import run_passes
-from passes.step import Workbench
 from passes.structures import STRUCTURES
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
@@ -229,11 +229,11 @@ class Decoy:
     name: str = field(default="decoy", init=False)
     source: str = field(default="tests", init=False)
 
-    def apply(self, model: DetachedModel, bench: Workbench) -> DetachedModel:
+    def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         return detached_copy(made(self.case), bench.spill)
 
 
-def test_a_pass_that_leaves_decoys_is_reverted(bench: Workbench) -> None:
+def test_a_pass_that_leaves_decoys_is_reverted(bench: PassContext) -> None:
     source = detached_copy(attention(), bench.spill)
     prover = NumericProver.of_itself([draw_feeds(source, 0)], bench)
     run = run_passes(source, (Decoy("cut off"),), Policy((), ("qkv",), True), prover, bench)

@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import pytest
 
-from passes.step import Workbench
+from passes.context import PassContext
 from passes.structures import STRUCTURES
 from passes.structures.view import GraphView
 from tests.passes.models import detached
@@ -142,7 +142,7 @@ def test_finds_what_the_tree_of_modules_has(name: str) -> None:
         ("Llama, opset 23", {"rmsnorm"}, ["fuse_rms_norm"]),
     ],
 )
-def test_keeps_every_kind_of_a_model(name: str, loses: set[str], merging: list[str], bench: Workbench) -> None:
+def test_keeps_every_kind_of_a_model(name: str, loses: set[str], merging: list[str], bench: PassContext) -> None:
     export = exported(name)
     source = detached(export.model)
     recipe = ["onnxscript", "default", "onnxsim"]

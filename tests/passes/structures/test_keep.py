@@ -6,9 +6,9 @@ import onnx
 import pytest
 
 from passes.catalog.example_model import GALLERY, read_example
+from passes.context import PassContext
 from passes.graph.traversal import live_nodes
 from passes.run.result import PassRun, Status
-from passes.step import Workbench
 from passes.structures import structure_of
 from tests.passes.structures.pictures import BATCH_NORM, drawn, found, run
 
@@ -57,7 +57,7 @@ def size(result: PassRun) -> int:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_keeps_what_is_lost_without(case: str, bench: Workbench) -> None:
+def test_keeps_what_is_lost_without(case: str, bench: PassContext) -> None:
     kind, model, merging = CASES[case]
     instances = found(kind, model)
     free = run(model, bench, ["onnxsim"])
@@ -72,7 +72,7 @@ def test_keeps_what_is_lost_without(case: str, bench: Workbench) -> None:
     assert size(kept) <= size(by_name) + 2 * len(instances)
 
 
-def test_keep_spares_one_kind_and_not_the_other(bench: Workbench) -> None:
+def test_keep_spares_one_kind_and_not_the_other(bench: PassContext) -> None:
     """A residual may lose its batch norm to the convolution before it."""
     text = """
     g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
@@ -88,14 +88,14 @@ def test_keep_spares_one_kind_and_not_the_other(bench: Workbench) -> None:
     assert [row.status for row in result.rows] == [Status.RAN]
 
 
-def test_all_kinds_at_once(bench: Workbench) -> None:
+def test_all_kinds_at_once(bench: PassContext) -> None:
     kinds = ["qkv?", "attention", "batchnorm?", "gelu?", "swiglu?", "rope?", "op:Softmax", "module:block.*?"]
     result = run(gallery("fuse_attention"), bench, ["default", "onnxsim"], keep=kinds)
     assert [verdict.kept for verdict in result.structures if verdict.kind != "qkv"] == [True, True]
     assert all(verdict.kept for verdict in result.structures)
 
 
-def test_the_skip_of_a_pass_watches_what_it_destroys(bench: Workbench) -> None:
+def test_the_skip_of_a_pass_watches_what_it_destroys(bench: PassContext) -> None:
     """onnxslim merges the two under another name."""
     result = run(drawn(BATCH_NORM), bench, ["fuse_bn_into_conv", "onnxslim"], skip=["fuse_bn_into_conv"])
     (verdict,) = result.structures
@@ -108,13 +108,13 @@ def test_the_skip_of_a_pass_watches_what_it_destroys(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("kind", ["batchnorm", "embedding"])
-def test_a_fault_in_a_kept_weight_would_show(kind: str, bench: Workbench) -> None:
+def test_a_fault_in_a_kept_weight_would_show(kind: str, bench: PassContext) -> None:
     _, model, _ = CASES[kind]
     power = run(model, bench, ["nop"], keep=[kind]).power
     assert power.blind == ()
     assert 1.0 < power.margin < float("inf")
 
 
-def test_what_has_no_weights_is_not_blind(bench: Workbench) -> None:
+def test_what_has_no_weights_is_not_blind(bench: PassContext) -> None:
     power = run(gallery("fuse_gelu"), bench, ["nop"], keep=["gelu"]).power
     assert (power.margin, power.blind) == (float("inf"), ())

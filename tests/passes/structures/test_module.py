@@ -7,8 +7,8 @@ import pytest
 
 import passes
 from passes import PolicyError, Status
+from passes.context import PassContext
 from passes.graph.traversal import live_nodes
-from passes.step import Workbench
 from tests.passes.structures.pictures import drawn, found, lost
 
 TEXT = """
@@ -108,7 +108,7 @@ def test_the_values_at_a_boundary_may_be_gone_as_long_as_they_are_read() -> None
     assert lost("module:layer.dense", instances, drawn(gemm)) == {}
 
 
-def test_a_fusion_across_the_boundary_does_not_happen(bench: Workbench) -> None:
+def test_a_fusion_across_the_boundary_does_not_happen(bench: PassContext) -> None:
     """Gemm would take in the matrix of one module and the bias of another."""
     text = """
     g (float[4, 8] x) => (float[4, 8] y) <float[8, 8] w, float[8] b> {
@@ -132,11 +132,11 @@ def test_a_fusion_across_the_boundary_does_not_happen(bench: Workbench) -> None:
         ("module:layer.drop", "which has such a module, but it computes nothing from data"),
     ],
 )
-def test_a_choice_of_nothing_says_what_is_there(entry: str, words: str, bench: Workbench) -> None:
+def test_a_choice_of_nothing_says_what_is_there(entry: str, words: str, bench: PassContext) -> None:
     with pytest.raises(PolicyError, match=f"keep: {entry} matches nothing in this model, {words}"):
         passes.optimize(with_modules(drawn(TEXT)), recipe=["nop"], keep=[entry], bench=bench)
 
 
-def test_a_model_without_module_paths_says_so(bench: Workbench) -> None:
+def test_a_model_without_module_paths_says_so(bench: PassContext) -> None:
     with pytest.raises(PolicyError, match=r"no torch module paths \(torch's exporter writes them with dynamo=True"):
         passes.optimize(drawn(TEXT), recipe=["nop"], keep=["module:*"], bench=bench)

@@ -6,7 +6,7 @@ import pytest
 
 import passes
 from passes import PolicyError
-from passes.step import Workbench
+from passes.context import PassContext
 from passes.structures import structure_of
 from tests.passes.models import detached
 from tests.passes.structures.pictures import drawn, found, names
@@ -65,7 +65,7 @@ def test_both_ends_are_held_and_weights_are_named() -> None:
         ("node:layer0/Softmax", r"which has layer0/.*; did you mean 'layer0/Softmax_e'\?"),
     ],
 )
-def test_a_choice_of_nothing_says_what_is_there(entry: str, words: str, bench: Workbench) -> None:
+def test_a_choice_of_nothing_says_what_is_there(entry: str, words: str, bench: PassContext) -> None:
     with pytest.raises(PolicyError, match=rf"keep: {entry} matches nothing in this model, .*{words}"):
         passes.optimize(model(), recipe=["nop"], keep=[entry], bench=bench)
 
@@ -76,6 +76,6 @@ def test_nodes_without_names_cannot_be_chosen_by_name() -> None:
     assert structure.find(detached(model(named=False))).instead == "nodes without names"
 
 
-def test_an_optional_choice_may_match_nothing(bench: Workbench) -> None:
+def test_an_optional_choice_may_match_nothing(bench: PassContext) -> None:
     run = passes.optimize(model(), recipe=["nop"], keep=["op:Conv?", "node:conv*?"], bench=bench)
     assert [verdict for verdict in run.structures if verdict.kind.startswith(("op:", "node:"))] == []

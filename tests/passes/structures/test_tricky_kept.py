@@ -10,9 +10,9 @@ import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
+from passes.context import PassContext
 from passes.graph.traversal import bodies_of, sort_nodes
 from passes.run.result import PassRun
-from passes.step import Workbench
 from passes.structures import STRUCTURES
 from passes.weights.detached import attach
 from tests.passes.models import detached
@@ -102,7 +102,7 @@ def bodies_in(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 @pytest.mark.parametrize("name", NESTED)
-def test_what_lies_inside_is_kept(name: str, bench: Workbench) -> None:
+def test_what_lies_inside_is_kept(name: str, bench: PassContext) -> None:
     """There is nothing to pin in a body: the checker stands guard alone."""
     kept = run(NESTED[name]().model, bench, ["default", "onnxsim"], keep=["qkv"])
     assert [verdict.kept for verdict in kept.structures] == [True]
@@ -137,7 +137,7 @@ def stands(source: onnx.ModelProto, names: Sequence[str], result: PassRun) -> bo
 
 
 @pytest.mark.parametrize("name", [name for name, build in TRICKY.items() if build().products])
-def test_a_verdict_says_what_the_numbers_say(name: str, bench: Workbench) -> None:
+def test_a_verdict_says_what_the_numbers_say(name: str, bench: PassContext) -> None:
     tricky = TRICKY[name]()
     assert tricky.products is not None
     kept = run(tricky.model, bench, ["onnxsim"], keep=["qkv"])

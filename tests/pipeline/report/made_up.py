@@ -68,7 +68,7 @@ def attention(layer: int, *, merged: bool = False) -> Drawing:
 
 def pictures(layers: int = 1, nodes: int = 3, name: str = "node") -> Pictures:
     structures = [StructurePicture("qkv", f"layers.{at}", attention(at), attention(at)) for at in range(layers)]
-    structures[0] = replace(structures[0], broken=attention(0, merged=True), broken_by="onnxsim", is_alone=True)
+    structures[0] = replace(structures[0], broken=attention(0, merged=True), broken_by="onnxsim")
     rows = [
         NodeRow(
             f"{name}_{at}",

@@ -179,7 +179,7 @@ def test_drawings_have_one_scale_that_can_be_read_and_are_enlarged_by_keyboard(
         width = page.locator("#lightbox svg[role=img]").bounding_box()["width"]  # type: ignore[index]
         page.keyboard.press("+")
         assert page.locator("#lightbox svg[role=img]").bounding_box()["width"] > width * 1.2  # type: ignore[index]
-        page.locator("#lightbox").get_by_role("button", name="without keep").click()
+        page.locator("#lightbox").get_by_role("button", name="taken back").click()
         assert page.locator("#lightbox svg[role=img] .made").count() == 2
         page.keyboard.press("Escape")
         assert not page.locator("#lightbox").is_visible()

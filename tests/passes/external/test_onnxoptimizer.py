@@ -1,4 +1,4 @@
-"""The worker's search: each change is what the library makes of the one before, and no other pass changes anything."""
+"""A pass in the worker makes what the library makes, and goes on from what the one before has made."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import onnxoptimizer
 import pytest
 
 from passes.catalog.example_model import example_of, read_example
-from passes.external.numbered import number
-from passes.external.onnxoptimizer_search import Change, changes
+from passes.external.call_names import number
+from passes.external.onnxoptimizer import Changed, optimize
 from tests.passes.models import attention, model_of
 
 DEFAULT = onnxoptimizer.get_fuse_and_elimination_passes()
@@ -55,9 +55,15 @@ def numbered(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def found(model: onnx.ModelProto, names: Sequence[str], desk: dict | None = None) -> list[Change]:
-    items = changes({} if desk is None else desk, numbered(model).SerializeToString(), names)
-    return [item for item in items if item is not None]
+def changes(model: onnx.ModelProto, names: Sequence[str]) -> dict[int, Changed]:
+    """By place in `names`, what the passes that change something make, each of what the one before has made."""
+    desk: dict = {}
+    stands, found = numbered(model).SerializeToString(), {}
+    for place, name in enumerate(names):
+        changed = optimize(desk, stands, [name])
+        if changed is not None:
+            found[place], stands = changed, changed.model
+    return found
 
 
 @pytest.mark.parametrize("name", DEFAULT)
@@ -65,15 +71,15 @@ def test_one_pass_does_what_the_library_does(name: str) -> None:
     for model in pictures():
         source = numbered(model)
         expected, nothing = (onnxoptimizer.optimize(source, [one]) for one in (name, "nop"))
-        made = found(model, [name])
-        assert bool(made) == (expected != nothing)
-        assert not made or onnx.load_from_string(made[0].model) == numbered(expected)
+        made = optimize({}, source.SerializeToString(), [name])
+        assert (made is not None) == (expected != nothing)
+        assert made is None or onnx.load_from_string(made.model) == numbered(expected)
 
 
 @pytest.mark.parametrize("model", list(pictures()), ids=lambda model: model.graph.node[0].op_type)
 def test_one_goes_on_from_what_the_other_made(model: onnx.ModelProto) -> None:
     names = [name for name in DEFAULT if name != "fuse_qkv"]  # which aborts on an input that three products read
-    made = {change.place: onnx.load_from_string(change.model) for change in found(model, names)}
+    made = {place: onnx.load_from_string(change.model) for place, change in changes(model, names).items()}
     stands = numbered(model)
     for place, name in enumerate(names):
         after, nothing = (onnxoptimizer.optimize(stands, [one]) for one in (name, "nop"))
@@ -86,11 +92,11 @@ def test_one_goes_on_from_what_the_other_made(model: onnx.ModelProto) -> None:
 
 def test_nodes_are_known_again() -> None:
     """One that stays is called by its number in the model that the pass was given, which is not that of the model that
-    the search began with."""
+    the first pass was given."""
     model = roundabout()
     names = ["fuse_consecutive_transposes", "eliminate_nop_transpose", "eliminate_deadend", "eliminate_identity"]
     stands = numbered(model)
-    for change in found(model, names):
+    for change in changes(model, names).values():
         made = onnx.load_from_string(change.model)
         was = {f"onnxline.node/{place}": node for place, node in enumerate(stands.graph.node)}
         for node, name in zip(made.graph.node, change.names, strict=True):
@@ -100,22 +106,3 @@ def test_nodes_are_known_again() -> None:
         ]
         stands = made
     assert len(stands.graph.node) < len(model.graph.node) - 1
-
-
-def test_what_is_known_of_a_model_is_not_found_out_again() -> None:
-    desk: dict = {}
-    first = found(roundabout(), DEFAULT, desk)
-    again = found(roundabout(), DEFAULT, desk)
-    assert [(one.place, one.model, one.names) for one in first] == [(one.place, one.model, one.names) for one in again]
-
-
-def test_a_search_can_be_left_and_taken_up_again() -> None:
-    desk: dict = {}
-    source = numbered(roundabout()).SerializeToString()
-    whole = found(roundabout(), DEFAULT)
-    for calls in range(1, 12):
-        left = changes(desk, source, DEFAULT)
-        for _ in range(calls):
-            next(left, None)
-        left.close()
-    assert found(roundabout(), DEFAULT, desk) == whole

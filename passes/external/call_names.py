@@ -1,19 +1,16 @@
-"""Short names for values, for as long as a library works on them.
-
-onnxoptimizer compares the name of each value that it reads with the names of all others, so a call costs by the square
-of the nodes; names that fit into a C++ string without an allocation halve that.
-"""
+"""Names for as long as a library works on a model: short ones for values, and numbers for nodes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from onnx import GraphProto
+from onnx import GraphProto, ModelProto, NodeProto
 
 from passes.graph.traversal import every_graph
 
-__all__ = ["ShortNames"]
+__all__ = ["ShortNames", "name_again", "number", "quote_own_names"]
 
 
 class ShortNames:
@@ -61,3 +58,39 @@ def _rename(graph: GraphProto, renamed: Callable[[str], str]) -> None:
             annotation.tensor_name = renamed(annotation.tensor_name)
             for parameter in annotation.quant_parameter_tensor_names:
                 parameter.value = renamed(parameter.value)
+
+
+NUMBERED: Final = "onnxline.node/"
+
+
+def number(model: ModelProto) -> list[str]:
+    """Name each node by its place, in place; returns the names that they had.
+
+    What is carried across a pass anyway goes, since it takes longer to read than many a pass to run.
+    """
+    del model.metadata_props[:]
+    names = []
+    for place, node in enumerate(model.graph.node):
+        names.append(node.name)
+        node.name = f"{NUMBERED}{place}"
+        node.ClearField("doc_string")
+        del node.metadata_props[:]
+    return names
+
+
+def name_again(made: ModelProto, names: Sequence[str], source: Sequence[NodeProto]) -> None:
+    """Give the nodes of `made` their `names`, where those are numbers the names of the `source` nodes."""
+    for node, name in zip(made.graph.node, names, strict=True):
+        place = name.removeprefix(NUMBERED)
+        node.name = name if place == name else source[int(place)].name
+
+
+def quote_own_names(message: str, source: Sequence[NodeProto]) -> str:
+    """What a library says of a numbered model, with the names that its nodes have in `source`."""
+
+    def find_name(number: re.Match[str]) -> str:
+        place = int(number[1])
+        node = source[place] if place < len(source) else NodeProto()
+        return next((name for name in (node.name, *node.output) if name), number[0])
+
+    return re.sub(rf"{re.escape(NUMBERED)}(\d+)", find_name, message)

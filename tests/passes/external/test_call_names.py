@@ -5,9 +5,8 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from passes.external.numbered import number, quote_own_names
-from passes.external.onnxoptimizer_search import made_together
-from passes.external.short_names import ShortNames
+from passes.external.call_names import ShortNames, number, quote_own_names
+from passes.external.onnxoptimizer import optimize
 from tests.passes.models import attention, model_of
 
 BRANCHES = """
@@ -85,7 +84,7 @@ def test_a_message_quotes_the_names_of_the_model() -> None:
     model = model_of("g (float[2] x) => (float[2] y) { y = Add (x, a_missing_value) }")
     number(model)
     with pytest.raises(IndexError, match="Input a_missing_value is undefined"):
-        made_together(model.SerializeToString(), ["nop"])
+        optimize({}, model.SerializeToString(), ["nop"])
 
 
 def test_a_message_quotes_the_names_of_nodes() -> None:

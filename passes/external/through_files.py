@@ -1,0 +1,69 @@
+"""For tools that need the weights: the model goes to a file, the worker makes another, and that is read back."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from passes.context import PassContext
+from passes.errors import StepFailed
+from passes.weights.detached import PROTOBUF_LIMIT, DetachedModel, read_model
+from passes.weights.files import save
+from passes.worker.client import Function
+
+__all__ = ["give_back_inputs", "through_files", "write"]
+
+
+def through_files(
+    model: DetachedModel, bench: PassContext, function: Function, options: Mapping[str, Any]
+) -> DetachedModel:
+    """Call `function(source=…, target=…, options=…)` in the worker on the attached model, and read what it wrote.
+
+    The model goes inline while one protobuf message can hold it: the tools are slower with external data. The result's
+    weights are memory-mapped, and its file stays until the bench is cleared away.
+
+    Raises:
+        StepFailed: weights are to stay unread, or the function raised, crashed or timed out.
+    """
+    unread = model.unread()
+    if unread:
+        raise StepFailed(
+            f"it takes the whole model with its weights, and {len(unread)} of them are to stay unread "
+            f"({model.nbytes() / 2**30:.3g} GiB); leave it out, or prove by numbers"
+        )
+    folder = Path(tempfile.mkdtemp(dir=bench.folder, prefix="step-"))
+    source, target = folder / "before.onnx", folder / "after.onnx"
+    try:
+        save(model, source, external_from=PROTOBUF_LIMIT)
+        bench.worker.call(function, source=str(source), target=str(target), options=dict(options))
+        return read_model(target, known=model.weights, may_lack_outputs=True)  # of the pins: the runner judges that
+    finally:
+        for file in folder.glob("*before.onnx*"):
+            file.unlink()
+
+
+def write(model: onnx.ModelProto, target: str) -> None:
+    """Write `model` to `target`, with every tensor of 1 KiB or more in a file beside it; `model` is used up.
+
+    Always so, and not only above protobuf's 2 GiB: past those a message cannot even tell its own size.
+    """
+    onnx.save(model, target, save_as_external_data=True, location=f"{Path(target).name}.data", size_threshold=1024)
+
+
+def give_back_inputs(source: str, model: onnx.ModelProto) -> None:
+    """Put back, in order, the inputs that `model` has no more: they belong to the signature of the file `source`.
+
+    Libraries drop inputs that nothing reads; some also those that are read only inside of an If or a Loop.
+    """
+    before = onnx.load(source, load_external_data=False).graph
+    stored = {tensor.name for tensor in before.initializer}
+    has = {info.name: info for info in model.graph.input}
+    inputs = [has.pop(info.name, info) for info in before.input if info.name not in stored]
+    inputs += [info for info in model.graph.input if info.name in has]
+    restored = onnx.GraphProto(input=inputs)  # a copy, since clearing the field frees them
+    del model.graph.input[:]
+    model.graph.input.extend(restored.input)
