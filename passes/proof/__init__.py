@@ -9,5 +9,4 @@ lookups.py, tables.py, gauges.py           what is read of tables; what a run te
 coverage.py                                what the draws have shown, and what they could not
 fault_injection.py                         whether a fault in a kept weight would be seen
 numbers.py, precision.py                   how far apart two tensors are, and how far they may be
-same_executable.py                         for the rehearsal of the final model
 """

@@ -113,12 +113,6 @@ class ProofClient:
         """How far the planted fault moved each value, in units of its tolerance."""
         return self._ask("excess")
 
-    def rehearse(self, model: DetachedModel, request: RunRequest) -> None:
-        self._ask("rehearse", model=portable(model, self._spill), request=request)
-
-    def rehearsed(self) -> Sequence[DrawErrors] | None:
-        return self._ask("rehearsed")
-
     def settle(self) -> None:
         """Wait for the answer to what was begun, if anything was."""
         begun, self._begun = self._begun, None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -31,7 +30,6 @@ from passes.proof.fault_injection import Fault, fault_in
 from passes.proof.gauges import Gauges, Readings, gauges_of
 from passes.proof.numbers import Tolerance
 from passes.proof.precision import Precisions, computed_types
-from passes.proof.same_executable import is_same_executable
 from passes.proof.tables import Match, TableCheck, TablesPart, tables_of
 from passes.proof.types import BaselineRun, DrawErrors, Measurement, Reference, RunRequest, Sensitivity, worst_errors
 from passes.structures import Instance
@@ -84,7 +82,6 @@ class NumericProver:
         self._base: BaseModelRun | None = None
         self._held: frozenset[str] = frozenset()
         self._ran: onnx.ModelProto | None = None
-        self._rehearsed: onnx.ModelProto | None = None
         self._gauges = Gauges()
         self._readings = Readings()
         self._tables: TableCheck | None = None
@@ -212,30 +209,12 @@ class NumericProver:
     def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
         self._settle()
         meanings = self._meanings(reading or read(model))
-        errors = None if hold else self._seen_in_rehearsal(model)
-        if errors is None:
-            request = self._request(model)
-            keep = _kept(model, meanings, request.inner) if hold else {}
-            errors = self._client.run(model, replace(request, keep=keep))
+        made = {name for node in live_nodes(model.proto.graph) for name in node.output}
+        inner = [name for name in self._probes if name in made]
+        request = RunRequest(inner, _kept(model, meanings, inner) if hold else {})
+        errors = self._client.run(model, request)
         self._ran = model.proto
         return self._noted(model, meanings, errors, self._client.held())
-
-    def rehearse(self, model: DetachedModel) -> None:
-        """Begin to run a model that will probably be the last, while others are proven; `run` then only takes note."""
-        self._settle()
-        if self._references:
-            self._client.rehearse(model, self._request(model))
-            self._rehearsed = model.proto
-
-    def _seen_in_rehearsal(self, model: DetachedModel) -> Sequence[DrawErrors] | None:
-        if self._rehearsed is None or not is_same_executable(self._rehearsed, model.proto):
-            return None
-        return self._client.rehearsed()
-
-    def _request(self, model: DetachedModel) -> RunRequest:
-        """Compare the values at kept structures that the outputs of `model` depend on."""
-        made = {name for node in live_nodes(model.proto.graph) for name in node.output}
-        return RunRequest([name for name in self._probes if name in made])
 
     def _settle(self) -> None:
         """Take note of what the exported model computes, if that is still to be done."""

@@ -53,9 +53,6 @@ class Prover(Protocol):
         """What the proof has shown of the exported model, where `model` came of it in the end."""
         ...
 
-    def rehearse(self, model: DetachedModel) -> None:
-        """Begin to run a model that will probably be the last."""
-
 
 class StructureProver:
     """For a model that cannot be run here: nothing is computed, so no number is compared.
@@ -88,5 +85,3 @@ class StructureProver:
 
     def coverage(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Coverage:
         return Coverage()
-
-    def rehearse(self, model: DetachedModel) -> None: ...

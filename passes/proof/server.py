@@ -68,7 +68,6 @@ class ProofServer:
         self._computed_in: Precisions = {}
         self._beside = ThreadPoolExecutor(1)
         self._excess: Future[list[float]] | None = None
-        self._rehearsed: Future[list[DrawErrors]] | None = None
 
     def judge(self, computed_in: Precisions) -> None:
         """From now on judge values by the types that the exported model computes them in."""
@@ -154,14 +153,6 @@ class ProofServer:
     def held(self) -> frozenset[str]:
         """The meanings of which every draw has the value."""
         return frozenset.intersection(*(frozenset(draw.held) for draw in self._draws)) if self._draws else frozenset()
-
-    def rehearse(self, model: MappedModel, request: RunRequest) -> None:
-        """Begin to `run` a model of which nobody knows yet whether it will be asked for, beside what comes after."""
-        self._rehearsed = self._beside.submit(self.run, model, request)
-
-    def rehearsed(self) -> list[DrawErrors] | None:
-        """What `rehearse` has found; None of a server that was set up since."""
-        return None if self._rehearsed is None else self._rehearsed.result()
 
     def equal(
         self,
