@@ -96,7 +96,7 @@ def _plain(text: str | None) -> str:
 
 def _operator_lines() -> Iterator[str]:
     """The ONNX operators that become IR, by family, with the opsets at which ONNX has changed each."""
-    yield "# Operators\n\nONNX's operators that the importer takes, with the opsets in which ONNX has defined each anew.\n"
+    yield "# Operators\n\nWhat the importer takes, with the opsets in which ONNX has defined each operator anew.\n"
     yield "| operator | family | opsets |\n| --- | --- | --- |"
     for family, importers in FAMILIES.items():
         for name in sorted(importers):
