@@ -233,8 +233,8 @@ TOLERANCES: Final[Mapping[str, Tolerance]] = {
 }
 """By dtype; docs/reference/tolerances.md derives them.
 
-Two correct programs add the same products in another order: a dot product of K terms then differs by about eps·√K of its
-scale, and a deep model adds such errors up layer by layer. Dtypes that are not listed have to be equal."""
+Two correct programs add the same products in another order: a dot product of K terms then differs by about eps·√K of
+its scale, and a deep model adds such errors up layer by layer. Dtypes that are not listed have to be equal."""
 
 ROUNDING: Final[Mapping[str, float]] = {
     **dict.fromkeys(("float64", "complex128"), 2**-53),
