@@ -6,7 +6,7 @@ CONFIG ?= configs/vit_base_keep_qkv.yaml
 TORCH_INDEX ?=
 BIN := .venv/bin
 
-.PHONY: run test lint install bench clean
+.PHONY: run test docs bench clean
 
 run: .venv/run
 	$(BIN)/onnxline run $(CONFIG) $(ARGS)
@@ -17,7 +17,12 @@ test: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+# Warnings are errors (strict in mkdocs.yml). The pages are in runs/site/.
+docs: .venv/test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: .venv/run
 	$(BIN)/python -m benchmarks.run_vs_bare

@@ -58,7 +58,7 @@ def optimize(
     Args:
         model: left as it is; a path may have external data beside it.
         proof: `structure` runs nothing and compares no numbers, and leaves external weights unread: for a model that is
-            too large to run. Give it as a path. What is not proven then: docs/weight-free.md.
+            too large to run. Give it as a path. What is not proven then: docs/how-to/weight-free.md.
         feeds: inputs to compare on; seeded draws when there are none. Open dims are drawn as 2, or larger where the
             model does not run so, and then, where it runs, each as another size.
         sizes: what every open dim is drawn as beside that, where the model runs so.

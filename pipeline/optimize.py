@@ -73,9 +73,11 @@ def optimize(
     Args:
         model: a torch module, which is exported first and left as it was; or an ONNX model or the path of one, for
             which torch is not needed. Such a model is its own reference.
-        args, kwargs: what the module is called with once, to export it; a single tensor may stand for a tuple of one.
+        args: what the module is called with once, to export it; a single tensor may stand for a tuple of one.
+        kwargs: the same, by name.
         recipe: the passes, in order; without it, the default recipe.
-        skip, keep: passes to leave out, and structures to keep: docs/configuration.md.
+        skip: passes to leave out: docs/reference/configuration.md.
+        keep: structures to keep, such as `qkv`.
         out: the folder of the artifacts of a module's run; by default `runs/` and the name of its class.
         settings: further sections of a configuration, such as `{"export": {"dynamic_shapes": {"x": {0: "batch"}}}}`.
         observer: is given the events of a module's run.

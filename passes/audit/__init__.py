@@ -4,5 +4,5 @@
 
 The library is called as its users call it, without our pins and repairs. What judges shares no code with any pass:
 ONNX's checker and reference evaluator, and onnxruntime without graph optimization. The method is that of OODTE
-(arXiv 2505.01892), differential testing of an optimizer pass by pass; docs/audit.md compares.
+(arXiv 2505.01892), differential testing of an optimizer pass by pass; docs/how-to/audit.md compares.
 """

@@ -56,7 +56,9 @@ def guard(
     """Hold a policy inside a `with` block, whatever code in it calls an optimizer.
 
     Args:
-        keep, skip, watch: as for `passes.optimize`; but a `keep` that matches nothing in one model is no mistake.
+        keep: as for `passes.optimize`; but one that matches nothing in one model is no mistake.
+        skip: as there.
+        watch: as there.
         compare: make each call without the guard too, in a worker, and say what it would have lost.
         log: a file for the calls, one JSON object a line; written anew.
         timeout_s: seconds for one call of native code.

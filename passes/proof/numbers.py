@@ -231,9 +231,10 @@ TOLERANCES: Final[Mapping[str, Tolerance]] = {
     **dict.fromkeys(("float8_e5m2", "float8_e5m2fnuz"), Tolerance(1e-2, 2.5e-1)),
     "float4_e2m1fn": Tolerance(1e-2, 5e-1),
 }
-"""By dtype; docs/tolerances.md derives them. Two correct programs add the same products in another order: a dot product
-of K terms then differs by about eps·√K of its scale, and a deep model adds such errors up layer by layer. Dtypes that
-are not listed have to be equal."""
+"""By dtype; docs/reference/tolerances.md derives them.
+
+Two correct programs add the same products in another order: a dot product of K terms then differs by about eps·√K of
+its scale, and a deep model adds such errors up layer by layer. Dtypes that are not listed have to be equal."""
 
 ROUNDING: Final[Mapping[str, float]] = {
     **dict.fromkeys(("float64", "complex128"), 2**-53),

@@ -1,4 +1,4 @@
-"""`report.json` as data: what each stage found. docs/report.md explains the fields."""
+"""`report.json` as data: what each stage found. docs/reference/report.md explains the fields."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 __all__ = ["PAGES", "ROOT", "blocks", "rows"]
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (".", "docs", "docs/tutorials", "examples", "benchmarks")
+FOLDERS = (".", "docs", "docs/tutorials", "docs/how-to", "docs/reference", "docs/explanation", "examples", "benchmarks")
 PAGES = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
 
 

@@ -32,7 +32,7 @@ def test_tolerances() -> None:
     """Every dtype with both numbers, and none besides."""
     told = {
         name: Tolerance(float(cells[0]), float(cells[1]))
-        for name, *cells in rows("docs/tolerances.md")
+        for name, *cells in rows("docs/reference/tolerances.md")
         if name != "all others"
     }
     assert told == dict(TOLERANCES)
@@ -73,15 +73,15 @@ def test_configuration() -> None:
     """Every key of the models, with its default, in a row of its own; and no key that is not there."""
     schema = json_schema()
     expected = keys_of(schema, schema)
-    told = {row[0]: row[1] for row in rows("docs/configuration.md") if len(row) == 3 and row[0] in expected}
-    told |= {row[0]: row[1] for row in rows("docs/configuration.md") if "." in row[0] and " " not in row[0]}
+    told = {row[0]: row[1] for row in rows("docs/reference/configuration.md") if len(row) == 3 and row[0] in expected}
+    told |= {row[0]: row[1] for row in rows("docs/reference/configuration.md") if "." in row[0] and " " not in row[0]}
     assert told == expected
     assert len(expected) > 30
 
 
 def test_groups_of_passes() -> None:
     """Every group that a skip list may name, and none besides."""
-    text = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
     table = text.partition("| group | what its passes do |\n| --- | --- |\n")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(GROUPS)
 
@@ -91,14 +91,16 @@ REPORTED = (Report, ExportReport, PassRow, StructureVerdict, Sensitivity, Runtim
 
 @pytest.mark.parametrize("kind", REPORTED, ids=lambda kind: kind.__name__)
 def test_report_fields(kind: type) -> None:
-    text = (ROOT / "docs/report.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reference/report.md").read_text(encoding="utf-8")
     assert [one.name for one in dataclasses.fields(kind) if f"`{one.name}`" not in text] == []
 
 
 def test_report_names_every_status_and_version() -> None:
-    text = (ROOT / "docs/report.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reference/report.md").read_text(encoding="utf-8")
     assert [status for status in Status if f"`{status}`" not in text] == []
-    versions = [int(row[1]) for row in rows("docs/report.md") if row[0] == "format_version" and row[1].isdigit()]
+    versions = [
+        int(row[1]) for row in rows("docs/reference/report.md") if row[0] == "format_version" and row[1].isdigit()
+    ]
     assert versions == [IR_VERSION, PLAN_VERSION]
     assert f"`format_version` is {REPORT_VERSION}." in text
 
@@ -108,7 +110,7 @@ def test_the_keys_of_ir_and_plan() -> None:
     builder = Builder("one", EMITTERS)
     x = builder.input("x", TensorSpec((2,), "float32"))
     graph = builder.build(builder.emit("Neg", [x], [("y", TensorSpec((2,), "float32"))]))
-    text = (ROOT / "docs/report.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reference/report.md").read_text(encoding="utf-8")
     for data in (to_json(graph), plan_to_json(make_plan(graph, lower(graph)))):
         assert [key for key in keys_in(data) if f"`{key}`" not in text] == []
 
@@ -123,8 +125,7 @@ def keys_in(data: Any) -> set[str]:
 
 def test_exit_codes() -> None:
     codes = {0, INTERRUPTED} | {error.exit_code for root in (OnnxlineError, PassError) for error in family(root)}
-    for page in ("README.md", "docs/report.md"):
-        assert {int(row[0]) for row in rows(page) if row[0].isdigit()} == codes
+    assert {int(row[0]) for row in rows("docs/reference/report.md") if row[0].isdigit()} == codes
 
 
 def family(error: type[Any]) -> list[type[Any]]:

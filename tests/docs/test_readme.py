@@ -1,4 +1,4 @@
-"""What the README shows runs as it is shown."""
+"""What the README and the pages on Python and the configuration show runs as it is shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.cli import app
 from pipeline.config import RunConfig
 from tests.docs.pages import PAGES, ROOT, blocks
 
-README = "README.md"
+README, PYTHON, CONFIGURATION = "README.md", "docs/reference/python.md", "docs/reference/configuration.md"
 
 
 @pytest.fixture
@@ -30,10 +30,11 @@ def beside_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def test_the_python_examples_run(beside_the_checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
-    examples = blocks(README, "python")
+    examples = blocks(PYTHON, "python")
     assert len(examples) == 3
+    assert blocks(README, "python") == [examples[0].rpartition("print(result.model")[0]]
     for number, example in enumerate(examples):
-        exec(compile(example, f"README.md, Python block {number}", "exec"), names)
+        exec(compile(example, f"{PYTHON}, block {number}", "exec"), names)
     assert names["result"].report.exit_code == 0
     assert [structure.kept for structure in names["result"].structures] == [True]
     assert (beside_the_checkout / "runs" / "tiny" / "smaller.onnx").is_file()
@@ -42,7 +43,7 @@ def test_the_python_examples_run(beside_the_checkout: Path, capsys: pytest.Captu
 
 
 def test_the_configuration_page_is_a_configuration(beside_the_checkout: Path) -> None:
-    [text] = blocks(README, "yaml")
+    [text] = blocks(CONFIGURATION, "yaml")
     path = beside_the_checkout / "page.yaml"
     path.write_text(text, encoding="utf-8")
     config = RunConfig.from_yaml(path)
@@ -52,7 +53,7 @@ def test_the_configuration_page_is_a_configuration(beside_the_checkout: Path) ->
 
 
 def test_the_sources_that_are_commented_out_are_right_too(beside_the_checkout: Path) -> None:
-    [text] = blocks(README, "yaml")
+    [text] = blocks(CONFIGURATION, "yaml")
     for source in ("transformers", "onnx"):
         lines = [line for line in text.splitlines() if not re.match(r"extends|  factory:|  args:", line)]
         shown = [line.replace(f"  # {source}:", f"  {source}:").split(", or package:")[0] for line in lines]
@@ -68,9 +69,10 @@ def commands(tool: str) -> list[list[str]]:
 
 def test_the_onnxline_commands_exist() -> None:
     shown = commands("onnxline")
-    assert {words[1] for words in shown} == set(get_command(app).commands)  # type: ignore[attr-defined]
+    assert {words[1] for words in shown} <= set(get_command(app).commands)  # type: ignore[attr-defined]
+    assert len(shown) >= 5
     for _, name, *arguments in shown:
-        if name != "run":
+        if name != "run" or not arguments[0].endswith(".yaml"):
             continue
         overrides = [value for flag, value in itertools.pairwise(arguments) if flag == "--set"]
         RunConfig.from_source(ROOT / arguments[0], overrides)
@@ -89,8 +91,11 @@ def test_the_make_commands_exist() -> None:
             assert name != "CONFIG" or (ROOT / value).is_file()
 
 
+MADE_BY_THE_SITE = {"reference/operators.md"}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: os.path.relpath(page, ROOT))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-        if "://" not in target:
+        if "://" not in target and target not in MADE_BY_THE_SITE:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -1,4 +1,4 @@
-"""docs/torch-ir.md runs as it is shown, and names the options that there are."""
+"""docs/reference/torch-ir.md runs as it is shown, and names the options that there are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from pipeline.cli import load_command
 from tests.docs.pages import blocks, rows
 
-PAGE = "docs/torch-ir.md"
+PAGE = "docs/reference/torch-ir.md"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # transformers' own

@@ -118,7 +118,7 @@ def test_the_versions_that_are_written_down_agree() -> None:
     citation = yaml.safe_load((Path(ROOT) / "CITATION.cff").read_text(encoding="utf-8"))
     assert str(citation["version"]) == onnxline.__version__
     assert f"## [{onnxline.__version__}]" in (Path(ROOT) / "CHANGELOG.md").read_text(encoding="utf-8")
-    formats = {row[0]: row[-1] for row in rows("docs/stability.md")}
+    formats = {row[0]: row[-1] for row in rows("docs/reference/stability.md")}
     assert formats["baselines"] == str(BASELINE)
     assert int(formats["audit tables"]) == AUDIT
 

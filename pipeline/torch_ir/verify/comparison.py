@@ -110,7 +110,8 @@ class Difference:
 
 
 def tolerance(dtype: torch.dtype, rtol: float | None = None, atol: float | None = None) -> Tolerance:
-    """How far an element may be off, |a - b| ≤ atol + rtol·|a|: the caller's, else by dtype as docs/tolerances.md says.
+    """How far an element may be off, |a - b| ≤ atol + rtol·|a|: the caller's, else by dtype as
+    docs/reference/tolerances.md says.
 
     A dtype that is listed nowhere, an integer or float8, has to be equal.
     """

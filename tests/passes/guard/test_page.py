@@ -1,4 +1,4 @@
-"""docs/guard.md says what the code does."""
+"""docs/how-to/guard.md says what the code does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from passes.guard.calls import TARGETS
 from passes.guard.startup.hooks import VARIABLE
 from tests.docs.pages import ROOT, rows
 
-PAGE = "docs/guard.md"
+PAGE = "docs/how-to/guard.md"
 
 
 def first_cells() -> set[str]:
