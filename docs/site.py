@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 
 import onnxline
 from pipeline.cli import COMMANDS, load_command
-from pipeline.importers.from_onnx.tables import FAMILIES
+from pipeline.importers.from_onnx.model import FAMILIES
 
 ROOT: Final = Path(__file__).parents[1]
 

@@ -1,0 +1,86 @@
+"""How the code names things: what can be held by a test of the rules in CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.docs.pages import ROOT
+
+PACKAGES = ("passes", "pipeline")
+TESTED = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+
+SHARED_CLASSES: dict[str, str] = {}
+"""Class name that stands in several files → why."""
+
+BANNED = re.compile(
+    r"\b(told|tells of|comes to|lies (as|where|behind)|otherwise of|whoever|of its own accord|is about|the word"
+    r"|speaks? (of|to|for)|(bound|made) anew|stands? (twice|in for)|what is (there|made) of)\b"
+)
+"""Words that a reader has to learn here first; CONTRIBUTING.md says what to write in their place."""
+
+MOST_BANNED = 20
+
+PARTICIPLES = re.compile(r"[a-z]{3,}ed")
+IRREGULAR = frozenset(
+    "told given made kept shown held seen found drawn written taken known built bound lost left led sent said put gone "
+    "done spelled broken chosen grown hidden laid lain met torn apart alike absent plain own near far late loosely whole "
+    "other otherwise".split()
+)
+VERBS = frozenset("feed need embed".split())
+
+MOST_PARTICIPLES = 0.02
+"""Share of the functions whose name is a participle or an adjective alone."""
+
+
+def definitions() -> Iterator[tuple[Path, ast.AST]]:
+    for path in TESTED:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            yield path, node
+
+
+def test_no_class_name_stands_twice() -> None:
+    places = defaultdict(set)
+    for path, node in definitions():
+        if isinstance(node, ast.ClassDef):
+            places[node.name.strip("_")].add(str(path.relative_to(ROOT)))
+    twice = {name: sorted(files) for name, files in places.items() if len(files) > 1}
+    assert {name: files for name, files in twice.items() if name not in SHARED_CLASSES} == {}
+    assert set(SHARED_CLASSES) <= set(twice), "an exception that nothing needs any more"
+
+
+def test_functions_are_verbs() -> None:
+    functions = [(path, node.name.strip("_")) for path, node in definitions() if is_plain_function(node)]
+    alone = [f"{path.relative_to(ROOT)}: {name}" for path, name in functions if is_participle(name)]
+    assert len(alone) <= MOST_PARTICIPLES * len(functions), "\n".join(alone)
+
+
+def is_plain_function(node: ast.AST) -> bool:
+    """A function or method; a property is read like data, so it may be called like data."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    return not any(isinstance(one, ast.Name) and one.id.endswith("property") for one in node.decorator_list)
+
+
+def is_participle(name: str) -> bool:
+    if "_" in name or name in VERBS:
+        return False
+    return name in IRREGULAR or PARTICIPLES.fullmatch(name) is not None
+
+
+def test_plain_words() -> None:
+    said = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in TESTED
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if BANNED.search(line)
+    ]
+    assert len(said) <= MOST_BANNED, "\n".join(said)
+
+
+def test_no_file_is_two_ideas_long() -> None:
+    long = {str(path.relative_to(ROOT)): n for path in TESTED if (n := len(path.read_text().splitlines())) > 450}
+    assert long == {}
