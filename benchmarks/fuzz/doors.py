@@ -150,7 +150,7 @@ class Doors:
 def _lend(bench: PassContext, place: Path) -> Iterator[None]:
     """Give the workers of `bench` to whatever command would start its own: to start them takes longer than a file."""
     modules = [importlib.import_module(name) for name in OPEN_BENCHES]
-    before = [module.open_bench for module in modules]
+    before = [module.open_context for module in modules]
 
     @contextlib.contextmanager
     def lend(

@@ -139,11 +139,14 @@ class ProofClient:
         return self._worker.collect(last.ticket)
 
     def _put(self, noted: Callable[[Any], None], question: str, arguments: Mapping[str, Any]) -> _Begun:
-        self._worker.start()
-        if self._generation != self._worker.generation:
-            self._open()
-        ticket = self._worker.post(ASK, owner=self._owner, question=question, **arguments)
-        return _Begun(noted, question, arguments, ticket)
+        while True:
+            self._worker.start()
+            if self._generation != self._worker.generation:
+                self._open()
+            ticket = self._worker.post(ASK, owner=self._owner, question=question, **arguments)
+            if self._generation == self._worker.generation:
+                return _Begun(noted, question, arguments, ticket)
+            # The process was killed just before, so the question went to a new one, which knows nothing yet.
 
     def _open(self) -> None:
         self._generation = self._worker.generation

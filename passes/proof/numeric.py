@@ -245,8 +245,8 @@ class NumericProver:
         self._tables = TableCheck(model, tables_of(self._gauges, found.readings, model, meanings))
         self._noted(model, meanings, found.draws, found.held)
         if fault.seen:
+            self._fault = fault  # first: a server that has to be set up anew for the question restores what it reads
             self._client.plant(fault)
-            self._fault = fault
 
     def _take_draws(self, plan: DrawPlan, found: BaselineRun) -> None:
         """From now on the draws are those that were chosen."""
@@ -270,7 +270,9 @@ class NumericProver:
         self._held = frozenset()
         self._client.judge(self._computed_in)
         if self._watched is not None:
-            request = RunRequest(self._probes, as_expected=True, is_reference=self._is_own)
+            cuts = self._fault.cuts if self._fault is not None else ()
+            inner = list(dict.fromkeys((*self._probes, *cuts)))
+            request = RunRequest(inner, as_expected=True, is_reference=self._is_own)
             self._client.run(self._watched, request)
         if self._fault is None:
             return

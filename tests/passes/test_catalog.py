@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from passes.external.onnxoptimizer import OnnxOptimizerPass
 from passes.external.onnxsim import OnnxSim
 from passes.policy.known_passes import DESTROYS, GROUPS, groups_of, in_group
 from passes.policy.policy import Policy
+from passes.step import CompositeStep
 from passes.weights.detached import DetachedModel
 
 
@@ -91,7 +92,7 @@ def test_a_composite_step_destroys_what_the_passes_inside_of_it_destroy(step: st
 
 
 @dataclass(frozen=True)
-class Newer:
+class Newer(CompositeStep):
     """A composite step of a release that nobody has read yet."""
 
     needs: str = "onnx"
@@ -102,15 +103,9 @@ class Newer:
     def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
         return model
 
-    def check(self, bench: PassContext) -> None:
-        """Takes no options."""
-
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         require(self.needs, self.name, extra="newer")
         return tuple(name for name in ("fuse_everything", "tidy") if name not in self.left_out)
-
-    def without(self, names: Sequence[str]) -> Newer:
-        return replace(self, left_out=(*self.left_out, *names))
 
 
 def test_a_pass_that_nobody_described_is_shown_and_counts_as_reading_values(bench: PassContext) -> None:

@@ -11,11 +11,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import passes
-from passes.context import open_context
+from passes.context import PassContext, open_context
 from passes.errors import StepCrashed, StepFailed, StepTimedOut
 from passes.worker.client import Worker
 from tests.passes.models import attention
@@ -259,6 +260,32 @@ def test_a_call_of_a_step_is_not_made_again(tmp_path: Path) -> None:
     with Worker() as worker, pytest.raises(StepCrashed, match="SIGKILL"):
         worker.call(f"{HERE}:be_killed", counter=str(tmp_path / "once"), times=1)
     assert worker.was_killed and worker.generation == 1
+
+
+class KilledBefore(Worker):
+    """A worker that is killed once, when nothing runs in it, just before it is asked `question`."""
+
+    question = ""
+
+    def post(self, function: Any, /, **arguments: Any) -> int:
+        if self.question and arguments.get("question") == self.question and self._process is not None:
+            self.question = ""
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        return super().post(function, **arguments)
+
+
+@pytest.mark.parametrize("question", ["judge", "run_baseline", "plant", "excess"])
+def test_a_proof_worker_that_is_killed_between_two_questions_is_told_everything_again(
+    question: str, tmp_path: Path
+) -> None:
+    with Worker() as worker, KilledBefore(preload=("passes.proof.server",)) as proofs:
+        proofs.question = question
+        run = passes.optimize(
+            attention(), recipe=["default"], keep=["qkv"], bench=PassContext(worker, tmp_path.resolve(), proofs)
+        )
+    assert not run.reverted and run.power.margin > 1
+    assert proofs.generation == 2
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -16,6 +16,7 @@ from passes.guard.call_log import Returned
 from passes.guard.calls.base import CallPlan, Skips
 from passes.guard.enforce import GuardOutcome, RefusedByOptimizer, enforce
 from passes.guard.settings import CombinedPolicy, Settings
+from passes.step import Step
 from passes.weights.detached import DetachedModel
 from tests.passes.models import attention, detached
 
@@ -23,7 +24,7 @@ Work = Callable[[DetachedModel, PassContext], DetachedModel]
 
 
 @dataclass(frozen=True)
-class Step:
+class CallStep(Step):
     work: Work
     name: str = "the call"
     source: str = "a test"
@@ -44,7 +45,7 @@ class Example:
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def plan(self, skips: Skips, bench: PassContext) -> CallPlan:
-        return CallPlan((Step(self.guarded),))
+        return CallPlan((CallStep(self.guarded),))
 
     def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan | None:
         return None

@@ -14,6 +14,7 @@ from passes.policy.policy import Policy
 from passes.proof.numeric import NumericProver
 from passes.run.result import Status
 from passes.run.runner import run_passes
+from passes.step import Step
 from passes.structures import STRUCTURES
 from passes.weights.detached import DetachedModel
 from passes.weights.sessions import Session
@@ -222,7 +223,7 @@ def test_what_stands_around_the_products_is_no_decoy(case: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoy:
+class Decoy(Step):
     """A pass that merges, and leaves the old products alive for nothing."""
 
     case: str
