@@ -6,7 +6,7 @@ CONFIG ?= configs/vit_base_keep_qkv.yaml
 TORCH_INDEX ?=
 BIN := .venv/bin
 
-.PHONY: run test docs bench clean
+.PHONY: run test test-fast docs bench clean
 
 run: .venv/run
 	$(BIN)/onnxline run $(CONFIG) $(ARGS)
@@ -19,6 +19,10 @@ test: .venv/test
 	$(BIN)/lint-imports
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+# A minute and a half: no families of models, no tutorials, no whole runs, no Ray, no browser (tests/conftest.py).
+test-fast: .venv/test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not (families or tutorials or ray or browser or slow)" $(ARGS)
 
 # Warnings are errors (strict in mkdocs.yml). The pages are in runs/site/.
 docs: .venv/test

@@ -96,7 +96,7 @@ def test_a_starter_is_a_configuration(kind: str, tmp_path: Path, monkeypatch: py
     assert isinstance(again.exception, UsageError)
 
 
-@pytest.mark.parametrize("kind", ["onnx-file", pytest.param("vit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["onnx-file", "vit"])
 def test_a_starter_runs_as_it_is(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     CliRunner().invoke(app, ["init", kind, "--out", "mine.yaml"])

@@ -42,7 +42,6 @@ def test_every_file_of_it_goes_into_the_wheel() -> None:
     assert {file for file in COMPAT.rglob("*") if file.suffix in (".py", ".typed")} <= packed
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(PEER is None, reason="PYTORCH_IR_SOURCE does not say where pytorch-ir's source package is unpacked")
 def test_the_tests_of_pytorch_ir_pass(tmp_path: Path) -> None:
     shutil.copytree(Path(PEER or "") / "tests", tmp_path / "tests")
