@@ -22,7 +22,7 @@ from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.picture.mermaid import ir_to_mermaid
 from pipeline.torch_ir.picture.svg import ir_to_svg
 
-__all__ = ["ENDINGS", "check_place", "read_arrays", "write_arrays", "write_picture", "write_text", "written"]
+__all__ = ["ENDINGS", "check_place", "read_arrays", "write_arrays", "write_atomically", "write_picture", "write_text"]
 
 
 def check_place(path: Path, endings: tuple[str, ...] = ()) -> None:
@@ -39,7 +39,7 @@ def check_place(path: Path, endings: tuple[str, ...] = ()) -> None:
 
 
 @contextmanager
-def written(path: Path, endings: tuple[str, ...] = ()) -> Iterator[Path]:
+def write_atomically(path: Path, endings: tuple[str, ...] = ()) -> Iterator[Path]:
     """A temporary path beside `path`, which it becomes in the end.
 
     Raises:
@@ -55,7 +55,7 @@ def written(path: Path, endings: tuple[str, ...] = ()) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` and the end of its line, at once."""
-    with written(path) as temporary:
+    with write_atomically(path) as temporary:
         temporary.write_text(f"{text}\n", encoding="utf-8")
 
 
@@ -91,7 +91,7 @@ def write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         raise UsageError(
             f"{path}: numpy has no {str(tensors[foreign[0]].dtype)[6:]} ({foreign[0]!r}); use .safetensors"
         )
-    with written(path, ENDINGS) as temporary:
+    with write_atomically(path, ENDINGS) as temporary:
         if path.suffix == ".npz":
             with temporary.open("wb") as file:
                 np.savez(file, **{name: to_numpy(tensor) for name, tensor in tensors.items()})  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def write_picture(ir: IR, path: Path, max_nodes: int, include_weights: bool, *, 
         UsageError: a PNG is asked for and there is no `mmdc`, or it fails; another ending; a place that cannot be
             written.
     """
-    with written(path, (*TEXTS, ".png", ".svg")) as temporary:
+    with write_atomically(path, (*TEXTS, ".png", ".svg")) as temporary:
         if path.suffix == ".svg":
             temporary.write_text(ir_to_svg(ir, max_nodes, include_weights), encoding="utf-8")
             return

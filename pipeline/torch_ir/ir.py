@@ -16,22 +16,22 @@ from pipeline.errors import UsageError
 from pipeline.ir import Graph
 from pipeline.torch_ir.document import files, writing
 from pipeline.torch_ir.document.constants import THRESHOLD, read_constant, write_constant
-from pipeline.torch_ir.document.edits import alike, edited
-from pipeline.torch_ir.document.fields import TEXT, refused
+from pipeline.torch_ir.document.edits import apply_edits, is_identical
+from pipeline.torch_ir.document.fields import TEXT, report_unexpected
 from pipeline.torch_ir.document.header import constants_in, read_head, write_tree
 from pipeline.torch_ir.document.reader import read_graph
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of
-from pipeline.torch_ir.tree import Signature
+from pipeline.torch_ir.tree import CallSignature
 from pipeline.torch_ir.validation import a_number, mistaken, path_of
 
-__all__ = ["EMPTY", "IR", "Source", "an_ir", "named"]
+__all__ = ["EMPTY", "IR", "GraphSource", "an_ir", "pair_with_names"]
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(slots=True)
-class Source:
+class GraphSource:
     """`found` is the Graph, or the data of a file, which is read when somebody asks for the Graph.
 
     `shown` is the view that the Graph was read from; None where the Graph was first, and shows what `parts_of` says.
@@ -50,30 +50,30 @@ class Source:
             SerializationError: the data is no IR.
         """
         if not isinstance(self.found, Graph):
-            with collector_paused(), refused(self.what):
+            with collector_paused(), report_unexpected(self.what):
                 self.found = read_graph(self.found, constants, whole="signature" in self.found)
         return self.found
 
     @collector_paused()
-    def seen(self, view: Parts, name: str, constants: Tensors, whole: bool) -> Source:
+    def apply_view(self, view: Parts, name: str, constants: Tensors, whole: bool) -> GraphSource:
         """This one, where `view` is as it was shown; otherwise that of the Graph `name`, of which it is the view.
 
         Raises:
             SerializationError: there is no such Graph; the message says where.
         """
         graph = self.graph(constants)
-        if alike(self.shown or parts_of(graph), view):
+        if is_identical(self.shown or parts_of(graph), view):
             return self
-        with refused("IR, as it was put together", "change that part of it"):
-            graph = read_graph(edited(graph, name, view, self.handed), constants, whole)
-        return Source(graph, deepcopy(view), named(view.nodes))
+        with report_unexpected("IR, as it was put together", "change that part of it"):
+            graph = read_graph(apply_edits(graph, name, view, self.handed), constants, whole)
+        return GraphSource(graph, deepcopy(view), pair_with_names(view.nodes))
 
-    def called(self, name: str, constants: Tensors) -> Source:
+    def rename(self, name: str, constants: Tensors) -> GraphSource:
         """That of the same Graph by another name."""
         return replace(self, found=replace(self.graph(constants), name=name))
 
 
-def named(nodes: Iterable[OpNode]) -> list[tuple[OpNode, str]]:
+def pair_with_names(nodes: Iterable[OpNode]) -> list[tuple[OpNode, str]]:
     """Each node with the name that it has now."""
     return [(node, node.name) for node in nodes]
 
@@ -99,20 +99,20 @@ class IR:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     model_name: str = ""
     pytorch_version: str = ""
-    signature: Signature = field(default_factory=Signature)
+    signature: CallSignature = field(default_factory=CallSignature)
     unsaved: frozenset[str] = frozenset()
-    source: InitVar[Source | None] = None
+    source: InitVar[GraphSource | None] = None
     """What the view does not show, which `dataclasses.replace` hands on."""
 
-    def __post_init__(self, source: Source | None) -> None:
-        vars(self)["source"] = source or Source(EMPTY)  # where `replace` looks for it
+    def __post_init__(self, source: GraphSource | None) -> None:
+        vars(self)["source"] = source or GraphSource(EMPTY)  # where `replace` looks for it
 
     @classmethod
     def of(
         cls,
         graph: Graph,
         constants: dict[str, torch.Tensor] | None = None,
-        signature: Signature | None = None,
+        signature: CallSignature | None = None,
         pytorch_version: str = torch.__version__,
         unsaved: frozenset[str] = frozenset(),
     ) -> IR:
@@ -121,11 +121,11 @@ class IR:
             constants={} if constants is None else constants,
             model_name=graph.name,
             pytorch_version=pytorch_version,
-            signature=signature or Signature(),
+            signature=signature or CallSignature(),
             unsaved=unsaved,
-            source=Source(graph),
+            source=GraphSource(graph),
         )
-        return made._unseen()
+        return made._forget_view()
 
     @property
     def graph(self) -> Graph:
@@ -139,14 +139,14 @@ class IR:
         graph = self._source.graph(self.constants)
         if graph.name == self.model_name:
             return graph
-        vars(self)["source"] = self._source.called(self.model_name, self.constants)
+        vars(self)["source"] = self._source.rename(self.model_name, self.constants)
         return self._source.graph(self.constants)
 
     @property
-    def _source(self) -> Source:
+    def _source(self) -> GraphSource:
         return vars(self)["source"]
 
-    def settled(self) -> IR:
+    def snapshot(self) -> IR:
         """The IR as it is now. What is changed in this one afterwards does not count there."""
         return IR.of(self.graph, self.constants, self.signature, self.pytorch_version, self.unsaved)
 
@@ -175,7 +175,7 @@ class IR:
         path = path_of("the IR", path, SerializationError)
         if threshold != math.inf:
             a_number("threshold", threshold, "a number of bytes of 0 or more, as in 4096", SerializationError)
-        with files.explained(path, "written"):
+        with files.explain_errors(path, "written"):
             files.save(path, self._sections(), self.constants, threshold)
 
     @classmethod
@@ -208,30 +208,30 @@ class IR:
     if not TYPE_CHECKING:  # a checker would take any name for an attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Asked for what is not there, as a part that nobody has seen: all of them are made then."""
+            """Asked for what is not there, as a part of the view that is not made yet: all of them are made then."""
             if name not in PARTS:
                 return object.__getattribute__(self, name)  # which says that there is none
-            self._see()
+            self._make_view()
             return vars(self)[name]
 
     @collector_paused()
-    def _see(self) -> None:
+    def _make_view(self) -> None:
         made = parts_of(self._source.graph(self.constants))
         if "nodes" not in vars(self):
-            self._source.handed = named(made.nodes)
+            self._source.handed = pair_with_names(made.nodes)
         vars(self).update({name: getattr(made, name) for name in PARTS - vars(self).keys()})
 
-    def _unseen(self) -> IR:
+    def _forget_view(self) -> IR:
         for name in PARTS:
             delattr(self, name)
         return self
 
     def _take_edits(self) -> None:
         view = Parts(self.nodes, self.graph_inputs, self.graph_outputs, self.weights, self.weight_name_mapping)
-        seen = self._source.seen(view, self.model_name, self.constants, whole=self.signature != Signature())
-        if seen is not self._source:
-            vars(self)["source"] = seen
-            graph = seen.graph(self.constants)
+        source = self._source.apply_view(view, self.model_name, self.constants, whole=self.signature != CallSignature())
+        if source is not self._source:
+            vars(self)["source"] = source
+            graph = source.graph(self.constants)
             self.signature = self.signature.fitting(len(graph.inputs), len(graph.outputs))
 
     @classmethod
@@ -239,7 +239,7 @@ class IR:
         cls, data: Mapping[str, Any], held: Mapping[str, Mapping[str, torch.Tensor]], what: str = TEXT
     ) -> IR:
         head = read_head(data, what)
-        with refused(what):
+        with report_unexpected(what):
             constants = {key: read_constant(key, one, held) for key, one in constants_in(data, what).items()}
         made = cls(
             constants=constants,
@@ -247,9 +247,9 @@ class IR:
             pytorch_version=head.pytorch_version,
             signature=head.signature,
             unsaved=head.unsaved,
-            source=Source(data, what=what),
+            source=GraphSource(data, what=what),
         )
-        return made._unseen()
+        return made._forget_view()
 
     def _sections(self) -> Iterator[tuple[str, Any]]:
         graph = self.graph

@@ -15,7 +15,7 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op
 from pipeline.runtime.eager import Own
-from pipeline.torch_ir.calls import spelled
+from pipeline.torch_ir.calls import format_attrs
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_torch
 from pipeline.torch_ir.validation import mistaken
@@ -26,7 +26,7 @@ __all__ = [
     "Registry",
     "kinds_of",
     "list_registered_ops",
-    "looked_up",
+    "look_up",
     "register_executor",
     "register_op",
 ]
@@ -56,10 +56,10 @@ class Registry:
     executors: dict[str, Execute] = field(default_factory=dict)
     conversions: dict[str, Convert] = field(default_factory=dict)
 
-    def own(self, graph: Graph) -> Own:
+    def executors_for(self, graph: Graph) -> Own:
         """The executors that ops of `graph`, or of their bodies, ask for."""
-        found = {kind: looked_up(self.executors, kind) for kind in kinds_of(graph)} if self.executors else {}
-        return {kind: _calling(execute) for kind, execute in found.items() if execute is not None}
+        found = {kind: look_up(self.executors, kind) for kind in kinds_of(graph)} if self.executors else {}
+        return {kind: _wrap_executor(execute) for kind, execute in found.items() if execute is not None}
 
 
 REGISTERED = Registry()
@@ -67,7 +67,7 @@ REGISTERED = Registry()
 
 def register_executor(op_pattern: str) -> Callable[[F], F]:
     """Run ops of the type `op_pattern` by the function below, in place of torch's: `fn(inputs, attrs) -> [outputs]`."""
-    return _entering(REGISTERED.executors, op_pattern)
+    return _register_in(REGISTERED.executors, op_pattern)
 
 
 def register_op(op_pattern: str) -> Callable[[F], F]:
@@ -77,7 +77,7 @@ def register_op(op_pattern: str) -> Callable[[F], F]:
     stay, since other nodes read them; of `inputs` which tensors they are, of those that the node may read. Producers
     follow from the graph. An operator of torch is held against its schema. What cannot be taken is a ConversionError.
     """
-    return _entering(REGISTERED.conversions, op_pattern)
+    return _register_in(REGISTERED.conversions, op_pattern)
 
 
 def list_registered_ops() -> dict[str, list[str]]:
@@ -88,12 +88,12 @@ def list_registered_ops() -> dict[str, list[str]]:
 T = TypeVar("T")
 
 
-def looked_up(table: Mapping[str, T], kind: str) -> T | None:
+def look_up(table: Mapping[str, T], kind: str) -> T | None:
     """The entry of `kind`, or the one of its name without the overload."""
     return table.get(kind, table.get(kind.rpartition(".")[0]))
 
 
-def _entering(table: dict[str, Any], name: str) -> Callable[[F], F]:
+def _register_in(table: dict[str, Any], name: str) -> Callable[[F], F]:
     if not isinstance(name, str):
         raise mistaken("the type of an op", name, 'text, as in "mylib.op"', UsageError)
 
@@ -106,9 +106,9 @@ def _entering(table: dict[str, Any], name: str) -> Callable[[F], F]:
     return enter
 
 
-def _calling(execute: Execute) -> Callable[[Op, Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+def _wrap_executor(execute: Execute) -> Callable[[Op, Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
     def call(op: Op, ins: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        made = execute(list(ins), dict(spelled(op, as_torch)))
+        made = execute(list(ins), dict(format_attrs(op, as_torch)))
         if not isinstance(made, list | tuple) or len(made) != len(op.outputs):
             said = f"{len(made)} outputs" if isinstance(made, list | tuple) else f"a {type(made).__name__}"
             raise ExecutionError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.errors import InternalError
 from pipeline.ir import check
-from pipeline.torch_ir.document.files import explained, parse_json
+from pipeline.torch_ir.document.files import explain_errors, parse_json
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.validation import mistaken, path_of
@@ -40,7 +40,7 @@ def save_ir(ir: IR, path: str | Path) -> None:
         SerializationError: the file cannot be written.
     """
     ir, path = an_ir(ir, SerializationError), path_of("the IR", path, SerializationError)
-    with explained(path, "written"):
+    with explain_errors(path, "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
     ir.save(path)
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from pipeline.export.caches import fixed_values
 from pipeline.export.tree import own_names
 
-__all__ = ["Branch", "Leaf", "Signature", "Tree", "fixed_of", "leaves", "structure", "tree_of", "under"]
+__all__ = ["Branch", "CallSignature", "Leaf", "Tree", "fixed_of", "leaves", "structure", "tree_of", "under"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +47,21 @@ Tree: TypeAlias = Leaf | Branch
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class CallSignature:
     """How the arguments (a tuple of args and kwargs) and the result of the model nest; None where nobody knows."""
 
     inputs: Tree | None = None
     outputs: Tree | None = None
 
-    def fitting(self, inputs: int, outputs: int) -> Signature:
+    def fitting(self, inputs: int, outputs: int) -> CallSignature:
         """Without a side that has another number of tensors."""
-        return Signature(_of(self.inputs, inputs), _of(self.outputs, outputs))
+        return CallSignature(_of(self.inputs, inputs), _of(self.outputs, outputs))
 
 
 def tree_of(spec: Any, ends: Sequence[Leaf]) -> Tree:
     """The tree that torch's TreeSpec `spec` describes, with `ends` as its leaves in order."""
     remaining = iter(ends)
-    return _built(spec, remaining)
+    return _build_tree(spec, remaining)
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf]]:
@@ -101,10 +101,10 @@ def _of(tree: Tree | None, count: int) -> Tree | None:
     return tree if found == count else None
 
 
-def _built(spec: Any, ends: Iterator[Leaf]) -> Tree:
+def _build_tree(spec: Any, ends: Iterator[Leaf]) -> Tree:
     if spec.is_leaf():
         return next(ends)
-    children = tuple(_built(child, ends) for child in spec.children())
+    children = tuple(_build_tree(child, ends) for child in spec.children())
     kind = spec.context if spec.type is namedtuple else spec.type  # torch has one entry for all named tuples
     return Branch(_kind(kind), _keys(spec, len(children)), children, fixed_values(spec.context) or None)
 

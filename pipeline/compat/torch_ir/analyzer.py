@@ -52,15 +52,15 @@ class GraphAnalyzer:
         return [
             meta if read.name in self._stored else TensorMeta(meta.name, meta.shape, meta.dtype, read.name, place)
             for read in node.all_input_nodes
-            for place, meta in enumerate(_made(read))
+            for place, meta in enumerate(_output_metas(read))
         ]
 
     def get_node_output_meta(self, node_name: str) -> list[TensorMeta]:
         """The tensors that the node makes; none where there is no such node."""
-        return [*_made(self._nodes[node_name])] if node_name in self._nodes else []
+        return [*_output_metas(self._nodes[node_name])] if node_name in self._nodes else []
 
 
-def _made(node: Node) -> Iterator[TensorMeta]:
+def _output_metas(node: Node) -> Iterator[TensorMeta]:
     """Of several results, each is called by its place: `split_0`, `split_1`."""
     value = node.meta.get("val")
     several = isinstance(value, list | tuple)

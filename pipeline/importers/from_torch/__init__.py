@@ -8,7 +8,7 @@ exported_program.py what a program holds                modules.py         the c
 module_state.py     they stay as they were              layer_dedup/       equal layers are traced once
 """
 
-from pipeline.importers.from_torch.functionalize import functional, mutates
+from pipeline.importers.from_torch.functionalize import functionalize_program, mutates
 from pipeline.importers.from_torch.program import from_torch
 
-__all__ = ["from_torch", "functional", "mutates"]
+__all__ = ["from_torch", "functionalize_program", "mutates"]

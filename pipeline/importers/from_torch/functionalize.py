@@ -33,20 +33,24 @@ from pipeline.importers.from_torch.implicit_views import decompositions, hidden_
 from pipeline.importers.from_torch.memory import as_written
 from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING, describe_operator, marks_vmap
 
-__all__ = ["arguments_of", "functional", "mutates", "writing", "written"]
+__all__ = ["arguments_of", "find_writing_calls", "functionalize_program", "mutates", "written_arguments"]
 
 
 def mutates(program: ExportedProgram) -> bool:
     """Whether some op, in a body too, writes to one of its arguments."""
-    return any(True for _ in writing(program))
+    return any(True for _ in find_writing_calls(program))
 
 
-def writing(program: ExportedProgram) -> Iterator[Node]:
+def find_writing_calls(program: ExportedProgram) -> Iterator[Node]:
     """The calls, in bodies too, that write to one of their arguments."""
-    return (node for node in calls_in(program.graph_module) if isinstance(node.target, OpOverload) and written(node))
+    return (
+        node
+        for node in calls_in(program.graph_module)
+        if isinstance(node.target, OpOverload) and written_arguments(node)
+    )
 
 
-def written(node: Node) -> frozenset[str]:
+def written_arguments(node: Node) -> frozenset[str]:
     """The names of the arguments that this call changes."""
     operator = describe_operator(node.target)
     return RUNNING if operator.kind in WHEN_TRAINING and trains(*node.args[3:6]) else operator.written
@@ -60,7 +64,7 @@ def arguments_of(node: Node, names: Collection[str]) -> list[Node]:
     return found
 
 
-def functional(program: ExportedProgram) -> ExportedProgram:
+def functionalize_program(program: ExportedProgram) -> ExportedProgram:
     """`program` itself where nothing is written, else as torch functionalizes it, without decomposing anything else.
 
     What is written to a buffer or to an input is an output of the program then (`BUFFER_MUTATION`); a value that was
@@ -82,13 +86,13 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 
 def _run_again(program: ExportedProgram) -> ExportedProgram:
     """`program` as torch functionalizes it, with all of its copies and views."""
-    changed = [one for node in writing(program) for one in arguments_of(node, written(node))]
-    hidden, copies = hidden_views(calls_in(program.graph_module), changed), converting(program)
+    changed = [one for node in find_writing_calls(program) for one in arguments_of(node, written_arguments(node))]
+    hidden, copies = hidden_views(calls_in(program.graph_module), changed), find_converting_copies(program)
     if hidden:
         program = without_identities(program, {node.name for node in hidden})
     if copies:
         program = through_aliases(program, copies)
-    silent = [node for node in writing(program) if node.target is INSTANCE_NORM]
+    silent = [node for node in find_writing_calls(program) if node.target is INSTANCE_NORM]
     found = program.run_decompositions(decompositions([*hidden, *silent]))
     if copies:
         without_aliases(found)
@@ -147,7 +151,7 @@ NO_TRAINING = torch.ops.aten._native_batch_norm_legit_no_training.default
 """What functionalizing makes of it where it does not train: (input, weight, bias, mean, variance, momentum, eps)."""
 
 
-def converting(program: ExportedProgram) -> list[str]:
+def find_converting_copies(program: ExportedProgram) -> list[str]:
     """The names of the nodes that copy into something unlike what they copy, in regions too: torch takes these into the
     graph around them.
     """

@@ -70,10 +70,10 @@ def _is_same(node: Node, given: Node) -> bool:
     one, other = node.meta.get("val"), given.meta.get("val")
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
-    return memories_at(node) == memories_at(given) != frozenset() and _looked_at(one) == _looked_at(other)
+    return memories_at(node) == memories_at(given) != frozenset() and _view_facts(one) == _view_facts(other)
 
 
-def _looked_at(tensor: torch.Tensor) -> tuple[str, ...]:
+def _view_facts(tensor: torch.Tensor) -> tuple[str, ...]:
     """How a tensor looks at its memory."""
     return *map(str, (tensor.dtype, tensor.is_conj(), tensor.is_neg(), tensor.storage_offset())), *as_written(tensor)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch._C._functorch import is_batchedtensor
 
-__all__ = ["as_written", "copy_as_it_lies", "extent", "meet", "memory_of"]
+__all__ = ["as_written", "copy_with_strides", "extent", "meet", "memory_of"]
 
 Step = tuple[int, int, int]
 """How far one step goes, in bytes, and how many there are at least and at most."""
@@ -27,7 +27,7 @@ def as_written(tensor: torch.Tensor) -> tuple[str, str]:
     return str(tuple(tensor.shape)), str(tensor.stride())
 
 
-def copy_as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
+def copy_with_strides(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a dense tensor from its first element to its last, looked at with the same strides."""
     tensor = tensor.detach()
     if not tensor.numel():
@@ -56,7 +56,7 @@ def meet(one: torch.Tensor, other: torch.Tensor, distance: int) -> bool:
         bounds.setdefault(stride, [0, 0])[1] += size - 1
     for size, stride in _axes(other):
         bounds.setdefault(stride, [0, 0])[0] -= size - 1
-    return _reached(distance, [(stride, low, high) for stride, (low, high) in sorted(bounds.items(), reverse=True)])
+    return _can_reach(distance, [(stride, low, high) for stride, (low, high) in sorted(bounds.items(), reverse=True)])
 
 
 def _axes(tensor: torch.Tensor) -> list[tuple[int, int]]:
@@ -65,11 +65,11 @@ def _axes(tensor: torch.Tensor) -> list[tuple[int, int]]:
     return [(size, stride * width) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
 
 
-def _reached(distance: int, steps: Sequence[Step]) -> bool:
+def _can_reach(distance: int, steps: Sequence[Step]) -> bool:
     """Whether so many of each step make up `distance`. The longest goes first: it leaves few numbers of the others."""
     if not steps:
         return distance == 0
     (stride, low, high), *rest = steps
     least, most = (sum(step[0] * step[end] for step in rest) for end in (1, 2))
     first, last = max(low, -((most - distance) // stride)), min(high, (distance - least) // stride)
-    return any(_reached(distance - count * stride, rest) for count in range(first, last + 1))
+    return any(_can_reach(distance - count * stride, rest) for count in range(first, last + 1))

@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.exported_program import bodies_of, calls_in, held_tensors, line_of
-from pipeline.importers.from_torch.functionalize import arguments_of, writing, written
+from pipeline.importers.from_torch.functionalize import arguments_of, find_writing_calls, written_arguments
 from pipeline.importers.from_torch.implicit_views import memories_at
 from pipeline.importers.from_torch.memory import extent, meet, memory_of
 from pipeline.importers.from_torch.operators import describe_operator
@@ -53,29 +53,29 @@ def refuse_lost_writes(program: ExportedProgram) -> None:
     Raises:
         Unsupported: an op writes through a view that leaves elements out, or that shows one of them several times.
     """
-    for node in writing(program):
-        for target in arguments_of(node, written(node)):
+    for node in find_writing_calls(program):
+        for target in arguments_of(node, written_arguments(node)):
             for view in _views_to_the_root(target):
                 if reason := _loses(view):
                     raise Unsupported(
-                        f"{_described(node)} writes through {view.name!r}, a "
+                        f"{_describe(node)} writes through {view.name!r}, a "
                         f"view that {reason}, and torch's functionalization loses what such a write does to the rest: "
                         "write to slices or to a clone in its place, or extract with functionalize=False"
                     )
 
 
 def _refuse_written_in_two(program: ExportedProgram) -> None:
-    calls = list(writing(program))
+    calls = list(find_writing_calls(program))
     held = _sharing(program) if calls else {}
     if not held:
         return
     top = {node.name: node for node in program.graph.nodes}
     for node in calls:
-        for argument in arguments_of(node, written(node)):
+        for argument in arguments_of(node, written_arguments(node)):
             first, *others = _written_together(held, _roots(argument, top)) or [""]
             if others:
                 raise Unsupported(
-                    f"{_described(node)} writes to memory that {first!r} and {', '.join(map(repr, others))} share; "
+                    f"{_describe(node)} writes to memory that {first!r} and {', '.join(map(repr, others))} share; "
                     "expected one tensor in it: register it once, or the very same tensor under both names, and take "
                     "views of it in forward"
                 )
@@ -121,7 +121,7 @@ def _roots(node: Node, top: Mapping[str, Node]) -> set[str]:
             found.add(one.name)
         elif one.op == "placeholder" or one.target is AS_STRIDED:
             found |= {name for name, other in top.items() if memories_at(one) & memories_at(other)}
-        pending += (other for other in _viewed(one) if other not in pending)
+        pending += (other for other in _sources_of_view(one) if other not in pending)
     return found
 
 
@@ -131,10 +131,10 @@ def _views_to_the_root(node: Node) -> Iterator[Node]:
     for one in pending:  # which grows meanwhile
         yield one
         if one.op != "placeholder":
-            pending += (source for source in _viewed(one) if source not in pending)
+            pending += (source for source in _sources_of_view(one) if source not in pending)
 
 
-def _viewed(node: Node) -> list[Node]:
+def _sources_of_view(node: Node) -> list[Node]:
     """What `node` is, or may be, a view of: by its schema, or since both lie in one memory."""
     if node.target is getitem:
         return node.all_input_nodes
@@ -180,7 +180,7 @@ def _refuse_counting_beyond(program: ExportedProgram) -> None:
         roots = [one for one in stored if memories_at(one) & memories_at(node)]
         if roots and not any(_holds(root, node) for root in roots):
             raise Unsupported(
-                f"{_described(node)} counts through memory of which {held[roots[0].name]!r} is a part only; expected a "
+                f"{_describe(node)} counts through memory of which {held[roots[0].name]!r} is a part only; expected a "
                 "tensor that has its memory for itself: register a clone of it, or the whole"
             )
 
@@ -222,7 +222,7 @@ def _first_line(module: GraphModule, region: object) -> str:
     return next(filter(None, map(line_of, nodes)), "a line that is not known")
 
 
-def _described(node: Node) -> str:
+def _describe(node: Node) -> str:
     return f"node {node.name!r} ({line_of(node) or 'no line is known'})"
 
 

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.exported_program import line_of, module_of
 from pipeline.importers.from_torch.operators import Names, Operator, describe_operator
-from pipeline.importers.from_torch.tensors import TensorPayload, Tensors, contiguous, holds_values
+from pipeline.importers.from_torch.tensors import TensorPayload, Tensors, holds_values, is_contiguous
 from pipeline.ir import Attr, BodyRef, Graph, InputRef, Op, Payload, Role, TensorSpec, TorchConst
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import parts
@@ -180,7 +180,7 @@ class Region:
                 name=name,
                 origin=module_of(node),
                 line=line_of(node),
-                bodies=tuple(_named(arguments.bodies, attrs)),
+                bodies=tuple(_name_bodies(arguments.bodies, attrs)),
             )
         )
         return meaning
@@ -243,14 +243,14 @@ def _refuse_other_orders(node: Node) -> None:
     """`auto_functionalized_v2` tells some views by their place in memory: right only where that is as in the trace."""
     for base in node.kwargs["_all_bases"]:  # type: ignore[union-attr]
         value = base.meta["val"]  # type: ignore[union-attr]
-        if not contiguous(value) or value.storage_offset() != 0:
+        if not is_contiguous(value) or value.storage_offset() != 0:
             raise Unsupported(
                 f"it writes to a part of {base}, which does not lie row after row from the beginning of its memory; "
                 "call contiguous() or clone() on it before"
             )
 
 
-def _named(bodies: Sequence[Graph], attrs: Mapping[str, Attr]) -> Iterator[Graph]:
+def _name_bodies(bodies: Sequence[Graph], attrs: Mapping[str, Attr]) -> Iterator[Graph]:
     """Called as the argument is (`true_fn`): torch counts bodies through the whole program."""
     for index, body in enumerate(bodies):
         yield replace(body, name=next(name for name, item in attrs.items() if BodyRef(index) in parts(item)))

@@ -19,7 +19,7 @@ __all__ = [
     "is_text",
     "is_whole",
     "mapping",
-    "refused",
+    "report_unexpected",
     "rows",
     "shape_of",
     "strides_of",
@@ -37,7 +37,7 @@ class Unexpected(ValueError):
 
 
 @contextmanager
-def refused(what: str = TEXT, advice: str = "save the IR again") -> Iterator[None]:
+def report_unexpected(what: str = TEXT, advice: str = "save the IR again") -> Iterator[None]:
     """What is Unexpected inside is a SerializationError about `what`."""
     try:
         yield

@@ -27,13 +27,13 @@ from pipeline.torch_ir.document.fields import (
     is_text,
     is_whole,
     mapping,
-    refused,
+    report_unexpected,
     rows,
     text,
 )
 from pipeline.torch_ir.document.writing import FORMAT_VERSION
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.tree import Branch, Leaf, Signature, Tree, leaves
+from pipeline.torch_ir.tree import Branch, CallSignature, Leaf, Tree, leaves
 
 __all__ = ["Head", "constants_in", "dims_in", "read_dims", "read_head", "write_tree"]
 
@@ -44,7 +44,7 @@ class Head:
 
     model_name: str
     pytorch_version: str
-    signature: Signature
+    signature: CallSignature
     unsaved: frozenset[str]
 
 
@@ -54,13 +54,13 @@ def read_head(data: Mapping[str, Any], what: str = TEXT) -> Head:
     Raises:
         SerializationError: the data is no IR, or of a later format, or its signature, dims or guards are none.
     """
-    with refused(what):
+    with report_unexpected(what):
         as_expected(data, "the top level", "an object", is_object)
         _refuse_other_formats(data, what)
         read_dims(data)  # the Graph takes them, when it is asked for
         unsaved = as_expected(data.get("unsaved") or (), "unsaved", "a list of names of buffers", are_names)
         names = text(data, "model_name", ""), text(data, "pytorch_version", "")
-        return Head(*names, Signature(*read_trees(data)), frozenset(unsaved))
+        return Head(*names, CallSignature(*read_trees(data)), frozenset(unsaved))
 
 
 def constants_in(data: Mapping[str, Any], what: str = TEXT) -> Mapping[str, Mapping[str, Any]]:
@@ -69,7 +69,7 @@ def constants_in(data: Mapping[str, Any], what: str = TEXT) -> Mapping[str, Mapp
     Raises:
         SerializationError: it is no object of objects.
     """
-    with refused(what):
+    with report_unexpected(what):
         found = mapping(data, "constants")
         for name, one in found.items():
             as_expected(one, f"constants: {name}", "an object of data and dtype", is_object)

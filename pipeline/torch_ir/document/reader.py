@@ -14,7 +14,7 @@ from pipeline.ir import Attr, Dim, Graph, Op, Payload, Role, SymExpr, TensorSpec
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import parts
 from pipeline.runtime.tensors import dtype_name
-from pipeline.torch_ir.calls import read_call, word
+from pipeline.torch_ir.calls import read_call, torch_const
 from pipeline.torch_ir.document.constants import read_constant
 from pipeline.torch_ir.document.fields import (
     Unexpected,
@@ -27,7 +27,7 @@ from pipeline.torch_ir.document.fields import (
     text,
 )
 from pipeline.torch_ir.document.header import dims_in, read_dims
-from pipeline.torch_ir.document.schema import hold_call
+from pipeline.torch_ir.document.schema import check_call
 
 __all__ = ["read_graph"]
 
@@ -43,13 +43,13 @@ def read_graph(data: Data, constants: Mapping[str, torch.Tensor], whole: bool) -
     Raises:
         Unexpected: the data is no IR, names a tensor that nothing makes, or breaks a rule of the Graph.
     """
-    reader = Reader(whole)
-    with reader.placed():
+    reader = DocumentReader(whole)
+    with reader.locate_errors():
         reader.meet_dims(data)
         reader.weights(data)
         inputs = [reader.declare(one, Role.INPUT) for one in reader.each(data, "graph_inputs")]
         reader.nodes(data)
-        outputs = [reader.used(one) for one in reader.each(data, "graph_outputs")]
+        outputs = [reader.resolve(one) for one in reader.each(data, "graph_outputs")]
         payloads: dict[str, Payload] = {
             stub.name: TensorPayload(constants[keys[0]])
             for vid, keys in reader.sources.items()
@@ -64,7 +64,7 @@ def read_graph(data: Data, constants: Mapping[str, torch.Tensor], whole: bool) -
     return graph
 
 
-class Reader:
+class DocumentReader:
     """Values and ops as they are read; `where` says how far it came."""
 
     def __init__(self, whole: bool, dims: frozenset[str] = frozenset()) -> None:
@@ -86,7 +86,7 @@ class Reader:
         """A model has many tensors and few looks."""
 
     @contextmanager
-    def placed(self) -> Iterator[None]:
+    def locate_errors(self) -> Iterator[None]:
         """What is wrong inside is Unexpected, with its place."""
         try:
             yield
@@ -136,17 +136,17 @@ class Reader:
             spec = self._specs[look] = self._spec(*look)
         strides = strides_of(tensor)
         if strides is not None:
-            self._known("strides", strides)
+            self._check_dims("strides", strides)
         self.stubs.append(ValueDecl(name, spec, role, strides))
         self._vids[name] = vid = len(self.stubs) - 1
         return vid
 
     def _spec(self, shape: tuple[Dim, ...], dtype: str, device: str) -> TensorSpec:
-        self._known("shape", shape)
-        word("device", device)
+        self._check_dims("shape", shape)
+        torch_const("device", device)
         return TensorSpec(shape, dtype, device)
 
-    def _known(self, where: str, sizes: tuple[Dim, ...]) -> None:
+    def _check_dims(self, where: str, sizes: tuple[Dim, ...]) -> None:
         """
         Raises:
             Unexpected: one speaks of a dim that is not there, or is no expression.
@@ -163,7 +163,7 @@ class Reader:
             raise Unexpected(f"the tensor {name!r} is used, and nothing makes it{where}")
         return self._vids[name]
 
-    def used(self, tensor: Data) -> int:
+    def resolve(self, tensor: Data) -> int:
         """The vid of a tensor that is read. Its name decides; a place that its producer has not is refused."""
         if place := tensor.get("producer_output_idx"):  # a model has many tensors, and few are not the first of theirs
             name, expected = tensor["name"], self._places.get(tensor["name"], 0)
@@ -184,7 +184,7 @@ class Reader:
         if name in self._nodes:
             raise Unexpected(f"name: found {name!r}, which an earlier node has, expected one of its own")
         self._nodes.add(name)
-        inputs = tuple(self.used(one) for one in rows(node, "inputs"))
+        inputs = tuple(self.resolve(one) for one in rows(node, "inputs"))
         outputs = tuple(self.declare(one, Role.TMP) for one in rows(node, "outputs"))
         if len(outputs) > 1:
             self._places |= {self.stubs[vid].name: place for place, vid in enumerate(outputs)}
@@ -207,8 +207,8 @@ class Reader:
         call = read_call(kind, inputs, node)
         if "call" in node:
             for name, item in call.items():
-                self._known(name, tuple(part.expression for part in parts(item) if type(part) is SymExpr))
-        hold_call(kind, inputs, call, call if "call" in node else attrs, self.whole)
+                self._check_dims(name, tuple(part.expression for part in parts(item) if type(part) is SymExpr))
+        check_call(kind, inputs, call, call if "call" in node else attrs, self.whole)
         return call
 
     def _bodies(self, node: Data, results: int) -> tuple[Graph, ...]:
@@ -216,8 +216,8 @@ class Reader:
         at = self.where
         for index, body in enumerate(rows(node, "bodies")):
             self.where = f"{at}.bodies[{index}]"
-            reader = Reader(self.whole, self.dims)
-            with reader.placed():
+            reader = DocumentReader(self.whole, self.dims)
+            with reader.locate_errors():
                 found.append(reader.body(body))
                 if node["op_type"] == COND and len(found[-1].outputs) != results:
                     raise Unexpected(f"found {len(found[-1].outputs)}, expected {results}, as its node has")

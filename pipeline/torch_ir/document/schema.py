@@ -13,11 +13,11 @@ from pipeline.ir import Attr, InputRef, SymExpr, TorchConst
 from pipeline.torch_ir.calls import MASKS, SIZES, Argument, arguments
 from pipeline.torch_ir.document.fields import LIMIT, Unexpected
 
-__all__ = ["hold_call"]
+__all__ = ["check_call"]
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ArgumentSlot:
     """What an argument may be: `alone` the types of one item, `each` those of the items of a list (none: no list)."""
 
     argument: Argument
@@ -40,7 +40,7 @@ class Slot:
         return type(item) is not int or -LIMIT <= item < (LIMIT if "int" in self.argument.type else 2 * LIMIT)
 
 
-def hold_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str], whole: bool) -> None:
+def check_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str], whole: bool) -> None:
     """Hold the call `attrs` of `kind` on so many `inputs`, of which the file has the arguments `written`.
 
     Raises:
@@ -61,18 +61,20 @@ def hold_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collec
         elif type(item) is tuple:
             used += [part.index for part in item if type(part) is InputRef]
         if (type(item) not in slots[name].alone or type(item) is int) and not slots[name].takes(item):
-            raise Unexpected(f"{kind}: {name}: found {_shown(item)}, expected {slots[name].argument.type}")
+            raise Unexpected(f"{kind}: {name}: found {_format_item(item)}, expected {slots[name].argument.type}")
     if whole and not required <= attrs.keys():
         names = ", ".join(name for name in slots if name in required - attrs.keys())
         raise Unexpected(f"{kind}: found no {names}, expected each argument that has no default, None too")
     if whole and used != list(range(inputs)):
         if len(used) == inputs:
-            raise Unexpected(f"{kind}: found inputs {_shown(tuple(used))}, expected each of {inputs} once, in order")
+            raise Unexpected(
+                f"{kind}: found inputs {_format_item(tuple(used))}, expected each of {inputs} once, in order"
+            )
         raise Unexpected(f"{kind}: found {inputs} inputs, expected {len(used)}, as many as its arguments take")
 
 
 @cache
-def _slots(kind: str) -> tuple[Mapping[str, Slot], frozenset[str]]:
+def _slots(kind: str) -> tuple[Mapping[str, ArgumentSlot], frozenset[str]]:
     """(arguments by name, those that are required). An operator that is not there may come later: no `cache` of it."""
     found = arguments(kind)
     if not found:
@@ -80,18 +82,18 @@ def _slots(kind: str) -> tuple[Mapping[str, Slot], frozenset[str]]:
     return {one.name: _slot(one) for one in found}, frozenset(one.name for one in found if one.required)
 
 
-def _slot(argument: Argument) -> Slot:
+def _slot(argument: Argument) -> ArgumentSlot:
     type_, optional = _inner(argument.type, "Optional[")
     none = frozenset({type(None)}) if optional else frozenset()
     part, is_list = _inner(type_, "List[")
     if not is_list:
-        return Slot(argument, TYPES.get(type_, ANYTHING) | none, frozenset())
+        return ArgumentSlot(argument, TYPES.get(type_, ANYTHING) | none, frozenset())
     part, holes = _inner(part, "Optional[")
     each = frozenset({InputRef}) if part == "Tensor" else TYPES.get(part, ANYTHING)
     if each is ANYTHING:
-        return Slot(argument, ANYTHING, frozenset())
+        return ArgumentSlot(argument, ANYTHING, frozenset())
     # a number alone stands for as many as there are dims
-    return Slot(argument, each - {InputRef} | none, each | {type(None)} if holes else each)
+    return ArgumentSlot(argument, each - {InputRef} | none, each | {type(None)} if holes else each)
 
 
 def _inner(type_: str, outer: str) -> tuple[str, bool]:
@@ -99,7 +101,7 @@ def _inner(type_: str, outer: str) -> tuple[str, bool]:
     return (type_.removeprefix(outer)[:-1], True) if type_.startswith(outer) else (type_, False)
 
 
-def _shown(item: Attr) -> str:
+def _format_item(item: Attr) -> str:
     if type(item) is InputRef:
         return "a tensor"
     return "null" if item is None else str(item.name if type(item) is TorchConst else repr(item))[:60]

@@ -46,16 +46,16 @@ def feed(ir: IR, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Fed
     graph = ir.graph
     names = [graph.values[vid].name for vid in graph.inputs]
     if isinstance(inputs, Mapping):
-        return _named(graph, names, {**inputs, **(kwargs or {})})
+        return _feed_by_name(graph, names, {**inputs, **(kwargs or {})})
     given = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     if not kwargs and len(given) == len(names) and all(isinstance(one, torch.Tensor) for one in given):
         return Fed(dict(zip(names, given, strict=True)))
     if ir.signature.inputs is None:
-        return _in_a_row(names, (given, dict(kwargs or {})))
-    return _nested(names, ir.signature.inputs, _placed(names, ir.signature.inputs, given, dict(kwargs or {})))
+        return _feed_in_order(names, (given, dict(kwargs or {})))
+    return _feed_nested(names, ir.signature.inputs, _place_named(names, ir.signature.inputs, given, dict(kwargs or {})))
 
 
-def _named(graph: Graph, names: Sequence[str], given: Mapping[str, Any]) -> Fed:
+def _feed_by_name(graph: Graph, names: Sequence[str], given: Mapping[str, Any]) -> Fed:
     problems = [
         f"input {name!r}: the IR has no such input; its inputs are {', '.join(names)}"
         for name in given
@@ -64,14 +64,14 @@ def _named(graph: Graph, names: Sequence[str], given: Mapping[str, Any]) -> Fed:
     return Fed({name: given[name] for name in names if name in given}, problems)
 
 
-def _in_a_row(names: Sequence[str], given: Any) -> Fed:
+def _feed_in_order(names: Sequence[str], given: Any) -> Fed:
     tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
     said = f"inputs: Expected {len(names)} inputs, got {len(tensors)} tensors; the graph's own are {', '.join(names)}"
     problems = [] if len(tensors) == len(names) else [said]
     return Fed(dict(zip(names, tensors, strict=False)), problems, only_absent=len(tensors) < len(names))
 
 
-def _placed(
+def _place_named(
     names: Sequence[str], tree: Tree, args: list[Any], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(args, kwargs) with tensors by name put where the trace had them by place: torch calls an input as its parameter.
@@ -89,8 +89,8 @@ def _placed(
     return tuple(row), kwargs
 
 
-def _nested(names: Sequence[str], tree: Tree, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Fed:
-    matched = _Matched()
+def _feed_nested(names: Sequence[str], tree: Tree, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Fed:
+    matched = _ArgumentMatcher()
     matched.walk(tree, given, "")
     problems = [f"inputs: {problem}" for problem in matched.problems]
     if problems:
@@ -107,7 +107,7 @@ def _nested(names: Sequence[str], tree: Tree, given: tuple[tuple[Any, ...], dict
 
 
 @dataclass(slots=True)
-class _Matched:
+class _ArgumentMatcher:
     """(path, leaf of the tree, what was given there) from left to right, and where no such tree was given."""
 
     leaves: list[tuple[str, Leaf, Any]] = field(default_factory=list)
@@ -162,8 +162,8 @@ class _Matched:
         self.explained.update(leaf.index for tree in trees for _, leaf in leaves(tree) if leaf.index is not None)
 
     def _compare_keys(self, expected: Sequence[str], found: Mapping[str, Any], path: str) -> None:
-        missing = [_quoted(key) for key in expected if key not in found]
-        unknown = [_quoted(key) for key in found if key not in expected]
+        missing = [_quote(key) for key in expected if key not in found]
+        unknown = [_quote(key) for key in found if key not in expected]
         said = [f"without {', '.join(missing)}"] if missing else []
         said += [f"with {', '.join(unknown)}, which the trace had not"] if unknown else []
         if said:
@@ -177,8 +177,8 @@ class _Matched:
         for key in dict.fromkeys([*expected, *found]):
             if not (key in expected and key in found and _same(expected[key], found[key])):
                 self.fixed.append(
-                    f"argument {_readable(under(path, key))}: found {_held(found, key)}, but the IR was traced with "
-                    f"{_held(expected, key)}, which may be part of its graph; extract it again with such a cache"
+                    f"argument {_readable(under(path, key))}: found {_format_fixed(found, key)}, but the IR was traced with "
+                    f"{_format_fixed(expected, key)}, which may be part of its graph; extract it again with such a cache"
                 )
 
 
@@ -186,7 +186,7 @@ def _same(traced: Any, given: Any) -> bool:
     return type(traced) is type(given) and (traced == given or traced != traced)
 
 
-def _held(values: Mapping[str, Any], key: str) -> str:
+def _format_fixed(values: Mapping[str, Any], key: str) -> str:
     return f"{values[key]!r:.60}" if key in values else "nothing"
 
 
@@ -194,7 +194,7 @@ def _leaf(given: Any) -> str:
     return "None" if given is None else type(given).__name__
 
 
-def _quoted(key: str) -> str:
+def _quote(key: str) -> str:
     return key if key.startswith("[") else repr(key)
 
 

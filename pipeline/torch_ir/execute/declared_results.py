@@ -21,7 +21,7 @@ from pipeline.runtime.tensors import dtype_name, torch_dtype
 from pipeline.torch_ir.calls import arguments
 from pipeline.torch_ir.errors import ExecutionError
 
-__all__ = ["misdeclared", "refuse_other_moves"]
+__all__ = ["explain_wrong_results", "refuse_other_moves"]
 
 
 def refuse_other_moves(graph: Graph) -> None:
@@ -31,25 +31,29 @@ def refuse_other_moves(graph: Graph) -> None:
         ExecutionError: one of them makes others.
     """
     with torch.no_grad():
-        said = [*_told(graph, (op for op in graph.ops if op.kind in MOVES))]
+        said = [*_find_mismatches(graph, (op for op in graph.ops if op.kind in MOVES))]
     if said:
-        raise ExecutionError("\n".join(_of_all(graph) or said))  # all of them: it may be another that is wrong
+        raise ExecutionError(
+            "\n".join(_find_all_mismatches(graph) or said)
+        )  # all of them: it may be another that is wrong
 
 
-def misdeclared(graph: Graph, inputs: Mapping[str, torch.Tensor], own: Container[str]) -> ExecutionError | None:
+def explain_wrong_results(
+    graph: Graph, inputs: Mapping[str, torch.Tensor], own: Container[str]
+) -> ExecutionError | None:
     """What to raise of a run on `inputs` that failed, if results are others than declared; `own` are not asked."""
     if dim_names(graph):
         graph = bind_dims(graph, dims_of(graph, {name: tuple(tensor.shape) for name, tensor in inputs.items()}))
-    said = _of_all(graph, own)
+    said = _find_all_mismatches(graph, own)
     return ExecutionError("\n".join(said)) if said else None
 
 
-def _of_all(graph: Graph, own: Container[str] = ()) -> list[str]:
+def _find_all_mismatches(graph: Graph, own: Container[str] = ()) -> list[str]:
     with torch.no_grad(), torch.device("meta"), warnings.catch_warnings(action="ignore"):
-        return [*_told(graph, (op for op in graph.ops if op.kind not in own))]
+        return [*_find_mismatches(graph, (op for op in graph.ops if op.kind not in own))]
 
 
-def _told(graph: Graph, ops: Iterable[Op]) -> Iterator[str]:
+def _find_mismatches(graph: Graph, ops: Iterable[Op]) -> Iterator[str]:
     for op in ops:
         if not op.bodies and not _on_a_device(op):
             ins, outs = ([graph.values[vid].spec for vid in vids] for vids in (op.inputs, op.outputs))

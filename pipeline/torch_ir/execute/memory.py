@@ -10,13 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from pipeline.importers.from_torch.memory import copy_as_it_lies, extent, meet
+from pipeline.importers.from_torch.memory import copy_with_strides, extent, meet
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.lowering import Layout
 from pipeline.lowering.aten.order import AS_STRIDED
 
-__all__ = ["counted", "counts_from_storage", "from_the_first", "laid_otherwise", "shared_and_written", "unshared"]
+__all__ = [
+    "copy_from_first_element",
+    "copy_if_shared",
+    "counts_from_storage",
+    "find_counted_values",
+    "find_other_strides",
+    "shared_and_written",
+]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -42,7 +49,7 @@ def shared_and_written(graph: Graph, tensors: Tensors) -> Iterator[str]:
             )
 
 
-def unshared(outputs: Tensors, kept: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+def copy_if_shared(outputs: Tensors, kept: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Outputs with memory of their own: who writes to one must not write to a weight, an input or a state."""
     taken = {tensor.untyped_storage().data_ptr() for tensor in kept if tensor.layout is torch.strided}
     return {
@@ -51,7 +58,7 @@ def unshared(outputs: Tensors, kept: Iterable[torch.Tensor]) -> dict[str, torch.
     }
 
 
-def counted(graph: Graph) -> list[Value]:
+def find_counted_values(graph: Graph) -> list[Value]:
     """Inputs and stored values of which some `as_strided`, in a body too, is made."""
     reached: set[int] = set()
     for op in reversed(graph.ops):
@@ -70,15 +77,15 @@ def counts_from_storage(graph: Graph) -> bool:
     )
 
 
-def laid_otherwise(graph: Graph, values: Sequence[Value], tensors: Tensors) -> Iterator[str]:
+def find_other_strides(graph: Graph, values: Sequence[Value], tensors: Tensors) -> Iterator[str]:
     """Tensors for `values` whose strides are not those of the trace, a line each.
 
     A stored one may have others where it had no gaps: then it can be brought to them.
     """
     values = [value for value in values if value.name in tensors]
-    for value, strides in zip(values, _traced(graph, values, tensors), strict=True):
+    for value, strides in zip(values, _traced_strides(graph, values, tensors), strict=True):
         tensor = tensors[value.name]
-        if _alike(tensor, strides) or (value.role is not Role.INPUT and _dense(tensor.shape, strides)):
+        if _has_strides(tensor, strides) or (value.role is not Role.INPUT and _dense(tensor.shape, strides)):
             continue
         yield (
             f"{'input' if value.role is Role.INPUT else 'weight'} {value.name!r}: found strides "
@@ -87,11 +94,11 @@ def laid_otherwise(graph: Graph, values: Sequence[Value], tensors: Tensors) -> I
         )
 
 
-def from_the_first(values: Sequence[Value], tensors: Tensors) -> dict[str, torch.Tensor]:
+def copy_from_first_element(values: Sequence[Value], tensors: Tensors) -> dict[str, torch.Tensor]:
     """Copies of those stored tensors that begin within another: in the trace their storage began with them."""
     given = {value.name: tensors[value.name] for value in values if value.name in tensors}
     return {
-        name: copy_as_it_lies(one)
+        name: copy_with_strides(one)
         for name, one in given.items()
         if isinstance(one, torch.Tensor) and one.layout is torch.strided and one.storage_offset()
     }
@@ -101,7 +108,7 @@ def _counts(op: Op) -> bool:
     return op.kind.startswith("aten.as_strided") or any(_counts(inner) for body in op.bodies for inner in body.ops)
 
 
-def _traced(graph: Graph, values: Sequence[Value], tensors: Tensors) -> list[tuple[int, ...]]:
+def _traced_strides(graph: Graph, values: Sequence[Value], tensors: Tensors) -> list[tuple[int, ...]]:
     if values and dim_names(graph):
         named = {graph.values[vid].name for vid in graph.inputs}
         bound = bind_dims(graph, dims_of(graph, {name: one.shape for name, one in tensors.items() if name in named}))
@@ -115,7 +122,7 @@ def _strides(value: Value, shape: Sequence[int]) -> tuple[int, ...]:
     return torch.empty(tuple(shape), device="meta").stride()
 
 
-def _alike(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     axes = zip(tensor.shape, tensor.stride(), strides, strict=True)
     return not tensor.numel() or all(size == 1 or own == wanted for size, own, wanted in axes)
 

@@ -21,7 +21,7 @@ from pipeline.torch_ir.validation import a_module, arguments, by_name, mistaken
 __all__ = [
     "arguments_of",
     "export_model",
-    "exported",
+    "export_program",
     "is_meta_module",
     "is_meta_tensor",
     "validate_inputs_meta",
@@ -104,10 +104,10 @@ def export_model(
         ExportError: torch.export does not take the model, or something is not on meta as `strict` asks.
     """
     args, named = arguments_of(model, example_inputs, kwargs, strict)
-    return exported(model, args, named, dynamic_shapes)
+    return export_program(model, args, named, dynamic_shapes)
 
 
-def exported(
+def export_program(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None
 ) -> ExportedProgram:
     """The program of a call whose arguments are as `arguments_of` makes them; `model` is as before afterwards.

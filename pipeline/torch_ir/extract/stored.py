@@ -21,14 +21,14 @@ from torch.export import ExportedProgram
 from pipeline.importers.from_torch.modules import every_module, every_path, every_tensor
 from pipeline.ir import Graph, Payload
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
-from pipeline.torch_ir.nodes import stored
+from pipeline.torch_ir.nodes import stored_values
 
-__all__ = ["merged", "recomputed", "tied_in", "tied_names", "unsaved"]
+__all__ = ["find_unsaved_buffers", "merge_tied", "recompute_buffers", "tied_in", "tied_names"]
 
 
 def tied_names(model: nn.Module) -> dict[str, list[str]]:
     """{name: the other names of the same parameter or buffer}, for those that have any."""
-    shared = _shared(model)
+    shared = _find_shared(model)
     if not shared:
         return {}
     names: dict[int, list[str]] = {}
@@ -47,7 +47,7 @@ def tied_in(program: ExportedProgram) -> dict[str, list[str]]:
     return _others(names)
 
 
-def merged(graph: Graph) -> Graph:
+def merge_tied(graph: Graph) -> Graph:
     """`graph` with one value for each stored tensor, the first, whose `sources` are all of its names.
 
     States that the graph updates are left alone: an update is of one name.
@@ -84,7 +84,7 @@ def _twins(graph: Graph) -> dict[int, int]:
     """{vid of a further placeholder: the first of the same tensor}."""
     first: dict[object, int] = {}
     twins: dict[int, int] = {}
-    for value in stored(graph):
+    for value in stored_values(graph):
         names = graph.sources.get(value.vid, ())
         if len(names) < 2 or value.vid in graph.updates:
             continue
@@ -99,7 +99,7 @@ def _others(names: Mapping[int, list[str]]) -> dict[str, list[str]]:
     return {name: [one for one in group if one != name] for group in groups for name in group}
 
 
-def _shared(model: nn.Module) -> set[int]:
+def _find_shared(model: nn.Module) -> set[int]:
     """Ids of tensors that stand in more than one place. Names are not made for it: a model may have 100,000 of them."""
     places = Counter(map(id, every_tensor(model)))
     return {tensor for tensor, count in places.items() if count > 1}
@@ -108,20 +108,20 @@ def _shared(model: nn.Module) -> set[int]:
 Fill = Callable[[nn.Module], object]
 
 
-def recomputed(model: nn.Module) -> dict[str, torch.Tensor]:
+def recompute_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """{name: value} of those non-persistent buffers on meta that their model can fill; empty for a real model."""
     found: dict[str, torch.Tensor] = {}
     if not any(_on_meta(module) for module in every_module(model) if module._non_persistent_buffers_set):
         return found
     for path, module, fill in _owners(model):
-        first, second = (_filled(module, fill, content) for content in (0, 1))
+        first, second = (_fill_copy(module, fill, content) for content in (0, 1))
         for name, value in first.items():
             if name in second and torch.equal(value, second[name]):
                 found[f"{path}.{name}" if path else name] = value
     return found
 
 
-def unsaved(model: nn.Module) -> frozenset[str]:
+def find_unsaved_buffers(model: nn.Module) -> frozenset[str]:
     """The names of all non-persistent buffers, which no checkpoint has."""
     return frozenset(
         f"{path}.{name}" if path else name
@@ -154,7 +154,7 @@ def _lasting(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in module._buffers.items() if name in names and buffer is not None}
 
 
-def _filled(module: nn.Module, fill: Fill, content: int) -> dict[str, torch.Tensor]:
+def _fill_copy(module: nn.Module, fill: Fill, content: int) -> dict[str, torch.Tensor]:
     shell = copy.copy(module)
     shell._parameters = {
         name: None if parameter is None else nn.Parameter(torch.empty_like(parameter), requires_grad=False)

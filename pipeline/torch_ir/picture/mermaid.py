@@ -11,7 +11,7 @@ from pipeline.errors import UsageError
 from pipeline.ir import Dim, Graph, Op, Role, Value
 from pipeline.torch_ir.document.fields import is_whole
 from pipeline.torch_ir.ir import IR, an_ir
-from pipeline.torch_ir.picture.modules import Part, parts_of
+from pipeline.torch_ir.picture.modules import ModuleBox, parts_of
 
 __all__ = ["STORED", "generate_op_distribution_pie", "ir_to_mermaid", "refuse_other_counts", "short", "sizes"]
 
@@ -94,7 +94,7 @@ class _Flowchart:
         if left:
             yield f'note["... {left} more nodes ..."]'
 
-    def _frames(self, items: Sequence[int | Part]) -> Iterator[str]:
+    def _frames(self, items: Sequence[int | ModuleBox]) -> Iterator[str]:
         for item in items:
             if isinstance(item, int):
                 yield self._box(self._graph.ops[item])

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from pipeline.export.caches import register_caches
-from pipeline.importers.from_torch.memory import copy_as_it_lies, memory_of
+from pipeline.importers.from_torch.memory import copy_with_strides, memory_of
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute import IRExecutor
 from pipeline.torch_ir.execute.arguments import feed
@@ -21,7 +21,7 @@ from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of
 from pipeline.torch_ir.verify.comparison import Pair
 
-__all__ = ["Answer", "answer_of", "copied", "same_randomness", "written"]
+__all__ = ["Answer", "answer_of", "copy_arguments", "pair_writes", "same_randomness"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def answer_of(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
     """
     register_caches(model)
     own = copied_model(model)
-    leaves, spec = pytree.tree_flatten(copied((tuple(inputs), dict(kwargs))))
+    leaves, spec = pytree.tree_flatten(copy_arguments((tuple(inputs), dict(kwargs))))
     args, named = pytree.tree_unflatten(leaves, spec)
     try:
         with torch.no_grad(), same_randomness():
@@ -84,7 +84,7 @@ def copied_model(model: nn.Module) -> nn.Module:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """A clone of a slice is none; what a model makes of its memory would be another thing."""
-    return tensor.detach().clone() if memory_of(tensor) is None else copy_as_it_lies(tensor)
+    return tensor.detach().clone() if memory_of(tensor) is None else copy_with_strides(tensor)
 
 
 def _with_history(model: nn.Module) -> Iterator[torch.Tensor]:
@@ -106,21 +106,21 @@ def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:
     return ""
 
 
-def copied(arguments: Any) -> Any:
+def copy_arguments(arguments: Any) -> Any:
     """The same tree on tensors of its own, one in two places again in both: a model may write to it.
 
     A cache becomes another cache, since a model writes into that too.
     """
     made: dict[int, torch.Tensor] = {}
 
-    def own(leaf: Any) -> Any:
+    def copy_leaf(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if id(leaf) not in made:
             made[id(leaf)] = _copy(leaf)
         return made[id(leaf)]
 
-    return pytree.tree_map(own, arguments)
+    return pytree.tree_map(copy_leaf, arguments)
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def same_randomness() -> Iterator[None]:
         yield
 
 
-def written(
+def pair_writes(
     ir: IR,
     model: nn.Module,
     inputs: Sequence[Any],
@@ -143,13 +143,13 @@ def written(
 
     `model`, `inputs` and `kwargs` are as they were before.
     """
-    yield from _updated(ir, answer, executor)
-    yield from _left_out(ir, model, answer, executor)
+    yield from _pair_updated(ir, answer, executor)
+    yield from _pair_left_out(ir, model, answer, executor)
     if not executor.writes:  # ops that write do so to copies, which nobody keeps
-        yield from _inputs(ir, feed(ir, inputs, kwargs).tensors, feed(ir, *answer.arguments).tensors, executor)
+        yield from _pair_inputs(ir, feed(ir, inputs, kwargs).tensors, feed(ir, *answer.arguments).tensors, executor)
 
 
-def _updated(ir: IR, answer: Answer, executor: IRExecutor) -> Iterator[Pair]:
+def _pair_updated(ir: IR, answer: Answer, executor: IRExecutor) -> Iterator[Pair]:
     """Buffers that the IR writes to."""
     graph = ir.graph
     for vid in graph.updates:
@@ -159,7 +159,7 @@ def _updated(ir: IR, answer: Answer, executor: IRExecutor) -> Iterator[Pair]:
             yield Pair(f"buffer {key_of(graph, value)}", expected, executor.updates[value.name])
 
 
-def _left_out(ir: IR, model: nn.Module, answer: Answer, executor: IRExecutor) -> Iterator[Pair]:
+def _pair_left_out(ir: IR, model: nn.Module, answer: Answer, executor: IRExecutor) -> Iterator[Pair]:
     """Buffers and parameters that the model writes to, and the IR has no update of."""
     graph, updates = ir.graph, executor.updates
     names = {key: graph.values[vid].name for vid, keys in graph.sources.items() for key in keys}
@@ -172,7 +172,7 @@ def _left_out(ir: IR, model: nn.Module, answer: Answer, executor: IRExecutor) ->
             yield Pair(f"{kind} {key}", after, updates.get(names.get(key, ""), before))
 
 
-def _inputs(ir: IR, before: Mapping[str, Any], after: Mapping[str, Any], executor: IRExecutor) -> Iterator[Pair]:
+def _pair_inputs(ir: IR, before: Mapping[str, Any], after: Mapping[str, Any], executor: IRExecutor) -> Iterator[Pair]:
     updates = executor.updates
     for vid in ir.graph.inputs:
         name = ir.graph.values[vid].name

@@ -19,7 +19,7 @@ from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.validation import a_module, a_number, arguments, by_name
 from pipeline.torch_ir.verify.comparison import Difference, Pair, compare, pairs
 from pipeline.torch_ir.verify.localize import first_divergence
-from pipeline.torch_ir.verify.original import answer_of, copied, same_randomness, written
+from pipeline.torch_ir.verify.original import answer_of, copy_arguments, pair_writes, same_randomness
 from pipeline.torch_ir.weights import load_weights
 
 __all__ = ["IRVerifier", "VerificationReport", "verify_ir", "verify_ir_with_state_dict"]
@@ -147,7 +147,7 @@ class IRVerifier:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Verdict:
         """See `verify_ir_with_state_dict`."""
-        ir, model = an_ir(ir, ExecutionError).settled(), a_module(model, ExecutionError)
+        ir, model = an_ir(ir, ExecutionError).snapshot(), a_module(model, ExecutionError)
         inputs = arguments("test_inputs", inputs, ExecutionError)
         kwargs = {} if kwargs is None else dict(by_name("kwargs", kwargs, ExecutionError))
         weights = by_name("weights", weights, ExecutionError)
@@ -155,15 +155,15 @@ class IRVerifier:
         executor = self.executor(ir, weights, constants)
         try:
             with same_randomness():
-                outputs = executor.execute(copied(inputs), copied(kwargs))
+                outputs = executor.execute(copy_arguments(inputs), copy_arguments(kwargs))
         except Exception as error:  # refused beforehand, or an operator of torch's on an IR that was edited
             said = message_with_notes(error) if isinstance(error, OnnxlineError) else f"the IR does not run: {error}"
             report = VerificationReport(False, math.inf, math.inf, error_message=said)
         else:
-            report = self._judged(
+            report = self._judge(
                 [
                     *pairs(answer.result, ir.signature.outputs, outputs),
-                    *written(ir, model, inputs, kwargs, answer, executor),
+                    *pair_writes(ir, model, inputs, kwargs, answer, executor),
                 ]
             )
         if self.localize and not report.is_valid:
@@ -172,7 +172,7 @@ class IRVerifier:
             )
         return report.is_valid, report
 
-    def _judged(self, found: Sequence[Pair]) -> VerificationReport:
+    def _judge(self, found: Sequence[Pair]) -> VerificationReport:
         details = [detail for index, pair in enumerate(found) if (detail := self._detail(index, pair)) is not None]
         wrong = [f"{one['path'] or 'the result'}: {one['reason']}" for one in details if not one["is_close"]]
         both = [

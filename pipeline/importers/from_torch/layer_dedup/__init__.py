@@ -6,7 +6,12 @@ down each call, `proof.py` holds the layers against each other, `shortened.py` m
 `whole_graph.py` and `repeat.py` write the whole graph from its graph. `deduplicate.py` is the way in.
 """
 
-from pipeline.importers.from_torch.layer_dedup.deduplicate import Ends, Stamped, TracedWhole, stamped
+from pipeline.importers.from_torch.layer_dedup.deduplicate import (
+    DeduplicatedGraph,
+    Ends,
+    TracedWhole,
+    deduplicate_layers,
+)
 from pipeline.importers.from_torch.layer_dedup.layer_runs import LayerRun
 
-__all__ = ["Ends", "LayerRun", "Stamped", "TracedWhole", "stamped"]
+__all__ = ["DeduplicatedGraph", "Ends", "LayerRun", "TracedWhole", "deduplicate_layers"]

@@ -11,13 +11,13 @@ from torch import nn
 
 from pipeline.importers.from_torch.layer_dedup.layer_runs import TRACED, LayerRun, NotRepeatable, runs_in
 from pipeline.importers.from_torch.layer_dedup.meta_trace import Call, MetaTrace
-from pipeline.importers.from_torch.layer_dedup.proof import Proof, alike_around, alike_units
+from pipeline.importers.from_torch.layer_dedup.proof import Proof, match_outputs, prove_equal_units
 from pipeline.importers.from_torch.layer_dedup.repeat import blocks_of
-from pipeline.importers.from_torch.layer_dedup.shortened import Walked, short_of, traced_pair
-from pipeline.importers.from_torch.layer_dedup.whole_graph import Called, whole_graph
+from pipeline.importers.from_torch.layer_dedup.shortened import TracedModule, find_short_model, trace_module
+from pipeline.importers.from_torch.layer_dedup.whole_graph import ModuleCall, whole_graph
 from pipeline.ir import Graph
 
-__all__ = ["Ends", "Stamped", "TracedWhole", "stamped"]
+__all__ = ["DeduplicatedGraph", "Ends", "TracedWhole", "deduplicate_layers"]
 
 Trace: TypeAlias = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Graph]
 """Exports a module and reads the program."""
@@ -32,7 +32,7 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class Stamped:
+class DeduplicatedGraph:
     """`graph` of the whole model; `runs` tell which layers were not traced."""
 
     graph: Graph
@@ -53,7 +53,7 @@ class TracedWhole:
     """What looked like equal layers; None where nothing did."""
 
 
-def stamped(
+def deduplicate_layers(
     module: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -61,7 +61,7 @@ def stamped(
     *,
     tied: Mapping[str, Sequence[str]] | None = None,
     constants: Mapping[str, torch.Tensor] | None = None,
-) -> Stamped | TracedWhole:
+) -> DeduplicatedGraph | TracedWhole:
     """Of each run of equal layers in `module` trace two, and repeat the second.
 
     The Graph is the one that `trace(module, args, kwargs)` gives; that it is follows from a run without numbers of the
@@ -74,31 +74,31 @@ def stamped(
         return alone
     call = Call.of(args, kwargs)
     try:
-        whole = traced_pair(module, call, runs)
+        whole = trace_module(module, call, runs)
     except NotRepeatable as reason:
         layers = next((run for run in runs if not run.is_inside), None)
-        return TracedWhole(_whole(module, reason), layers)
+        return TracedWhole(_explain_whole(module, reason), layers)
     runs = [run for run in runs if not run.is_inside or run.layer(0, 0) in whole.walk.spans]
     if not runs:  # experts whose weights are stacked, say: nobody calls them
         return alone
-    found, left = _Stamping(trace, tied or {}, constants or {}).first_of(runs, whole)
+    found, left = _Deduplicator(trace, tied or {}, constants or {}).first_of(runs, whole)
     if found is None:
-        return TracedWhole(_whole(module, *left), runs[0])
+        return TracedWhole(_explain_whole(module, *left), runs[0])
     return replace(found, left=left)
 
 
-def _whole(module: nn.Module, *reasons: object) -> str:
+def _explain_whole(module: nn.Module, *reasons: object) -> str:
     further = f"; and {len(reasons) - 2} further lists cannot be repeated either" if len(reasons) > 2 else ""
     why = "; ".join(map(str, reasons[:2]))
     return f"{type(module).__name__} is traced whole, with the same graph in more time: {why}{further}."
 
 
-class _Late(NotRepeatable):
+class _RefusedByTrace(NotRepeatable):
     """What a trace has shown: no other run is tried in its place, since each try would be a trace."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Stamping:
+class _Deduplicator:
     """Run by run: the model in which one run is short is stamped itself, by the next, until only a trace is left.
 
     So a proof is always about one run, in a model that differs from the shorter one in nothing else.
@@ -108,50 +108,52 @@ class _Stamping:
     tied: Mapping[str, Sequence[str]]
     constants: Mapping[str, torch.Tensor]
 
-    def first_of(self, runs: Sequence[LayerRun], whole: Walked) -> tuple[Stamped | None, tuple[str, ...]]:
+    def first_of(
+        self, runs: Sequence[LayerRun], whole: TracedModule
+    ) -> tuple[DeduplicatedGraph | None, tuple[str, ...]]:
         """`whole` stamped by the first of `runs` that can be, and by further ones within; why others cannot."""
         left: list[str] = []
         for index, run in enumerate(runs):
             try:
-                found = self._stamped(run, runs[index + 1 :], whole)
+                found = self._repeat_run(run, runs[index + 1 :], whole)
             except NotRepeatable as reason:
                 left.append(str(reason))
-                if isinstance(reason, _Late):
+                if isinstance(reason, _RefusedByTrace):
                     break
             else:
                 return found, (*left, *found.left)
         return None, tuple(left)
 
-    def _stamped(self, run: LayerRun, others: Sequence[LayerRun], whole: Walked) -> Stamped:
-        run, proof = _alike(run, others, whole.walk)
+    def _repeat_run(self, run: LayerRun, others: Sequence[LayerRun], whole: TracedModule) -> DeduplicatedGraph:
+        run, proof = _find_equal_units(run, others, whole.walk)
         others = [one for one in others if one.path not in run.beside]
-        short = short_of(run, others, whole, proof)
+        short = find_short_model(run, others, whole, proof)
         within, left = self.first_of(others, short)
         try:
-            traced = within.graph if within else _traced(self.trace, short)
-            _check(replace(run, count=TRACED), traced, short.walk, self._called(short))
-            outputs = alike_around(run, whole.walk, short.walk, proof)
-            graph = whole_graph(run, traced, short.call, self._called(whole), proof, outputs)
+            traced = within.graph if within else _trace_short(self.trace, short)
+            _check(replace(run, count=TRACED), traced, short.walk, self._describe_call(short))
+            outputs = match_outputs(run, whole.walk, short.walk, proof)
+            graph = whole_graph(run, traced, short.call, self._describe_call(whole), proof, outputs)
         except NotRepeatable as reason:
-            raise _Late(*reason.args) from reason
+            raise _RefusedByTrace(*reason.args) from reason
         runs = (run, *within.runs) if within else (run,)
-        return Stamped(graph, runs, Ends(*whole.call.flat()), Ends(*whole.walk.result), left)
+        return DeduplicatedGraph(graph, runs, Ends(*whole.call.flat()), Ends(*whole.walk.result), left)
 
-    def _called(self, one: Walked) -> Called:
-        return Called(one.module, one.call, self.tied, self.constants)
+    def _describe_call(self, one: TracedModule) -> ModuleCall:
+        return ModuleCall(one.module, one.call, self.tied, self.constants)
 
 
-def _alike(run: LayerRun, others: Sequence[LayerRun], whole: MetaTrace) -> tuple[LayerRun, Proof]:
+def _find_equal_units(run: LayerRun, others: Sequence[LayerRun], whole: MetaTrace) -> tuple[LayerRun, Proof]:
     """`run`, or what there is of it in the smallest units that do the same; and that they do.
 
     Then with the lists that are called between its layers, for which a layer of each is a unit.
     """
     reasons: list[NotRepeatable] = []
     beside = [one for one in others if _is_between(one, run, whole)]
-    joined = run.joined(beside) if beside else None
-    for one in (run, *run.others(), *((joined, *joined.others()) if joined else ())):
+    joined = run.join(beside) if beside else None
+    for one in (run, *run.alternatives(), *((joined, *joined.alternatives()) if joined else ())):
         try:
-            return one, alike_units(one, whole)
+            return one, prove_equal_units(one, whole)
         except NotRepeatable as reason:
             reasons.append(reason)
     raise reasons[0]
@@ -167,9 +169,9 @@ def _is_between(one: LayerRun, run: LayerRun, whole: MetaTrace) -> bool:
         return False
 
 
-def _traced(trace: Trace, short: Walked) -> Graph:
+def _trace_short(trace: Trace, short: TracedModule) -> Graph:
     try:
-        graph = trace(short.module, *short.call.renewed(short.call.tensors()))
+        graph = trace(short.module, *short.call.with_tensors(short.call.tensors()))
     except Exception as error:
         raise NotRepeatable(f"its shortened copy cannot be traced: {type(error).__name__}: {error}") from error
     if graph.dims:
@@ -179,11 +181,11 @@ def _traced(trace: Trace, short: Walked) -> Graph:
     return graph
 
 
-def _check(run: LayerRun, traced: Graph, walk: MetaTrace, short: Called) -> None:
+def _check(run: LayerRun, traced: Graph, walk: MetaTrace, short: ModuleCall) -> None:
     """Written by the same rules, the graph of two units has to be the one that was traced."""
-    proof = alike_units(run, walk)
+    proof = prove_equal_units(run, walk)
     _check_reads(run, traced, walk, proof)
-    again = whole_graph(run, traced, short.call, short, proof, alike_around(run, walk, walk, proof))
+    again = whole_graph(run, traced, short.call, short, proof, match_outputs(run, walk, walk, proof))
     if replace(again, payloads={}) != replace(traced, payloads={}):
         raise NotRepeatable("torch orders or names things in a way that is not known here")
 

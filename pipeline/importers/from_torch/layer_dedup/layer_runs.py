@@ -55,7 +55,7 @@ class LayerRun:
         """Of the layers of a unit, list by list."""
         return range(self.period * (1 + len(self.beside)))
 
-    def joined(self, others: Sequence[LayerRun]) -> LayerRun | None:
+    def join(self, others: Sequence[LayerRun]) -> LayerRun | None:
         """One run of them all, of the numbers that they share; None where those save nothing."""
         first = max(run.first for run in (self, *others))
         count = min(run.numbers.stop for run in (self, *others)) - first
@@ -63,7 +63,7 @@ class LayerRun:
             return None
         return LayerRun(self.path, first, 1, count, tuple(run.path for run in others))
 
-    def others(self) -> Iterator[LayerRun]:
+    def alternatives(self) -> Iterator[LayerRun]:
         """The same layers in other units: without the first, which may prepare something for all, or without the last;
         then larger ones, what is left over before them, since every second may do something else. Each led, too.
         """

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from pipeline.importers.from_torch.layer_dedup.layer_runs import NotRepeatable
-from pipeline.importers.from_torch.layer_dedup.recorder import Event, MetaResults, Recorder, Ref
+from pipeline.importers.from_torch.layer_dedup.recorder import CallRecorder, Event, MetaResults, Ref
 from pipeline.importers.from_torch.module_state import preserve_module_state
 from pipeline.importers.from_torch.modules import STANDARD, as_exporting, every_path
 
@@ -52,7 +52,7 @@ class Call:
         leaves, spec = pytree.tree_flatten((self.args, dict(self.kwargs)))
         return tuple(leaves), spec
 
-    def renewed(self, tensors: Mapping[int, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def with_tensors(self, tensors: Mapping[int, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """args and kwargs with other tensors, in new containers: a model may write into a list or a cache."""
         leaves, spec = self.flat()
         return pytree.tree_unflatten(
@@ -156,7 +156,7 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Meta
         mode = None if on_meta else stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         blanks = stack.enter_context(sandbox(module, partial(_blank, mode=mode)))
         tensors = {key: _blank(tensor, mode) for key, tensor in given.items()}
-        recorder = Recorder(MetaResults() if mode is None else None)
+        recorder = CallRecorder(MetaResults() if mode is None else None)
         for name, tensor in parameters.items():  # of several names the last stays, as in torch.export
             recorder.know(tensor, ("stored", name))
         for name, tensor in others.items():
@@ -167,7 +167,7 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Meta
         # Else `torch.cond` is compiled in here, and what that remembers of this run fails in the trace.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_spans(recorder, layers, spans, _origins(places)))
-        args, kwargs = call.renewed(tensors)
+        args, kwargs = call.with_tensors(tensors)
         stack.enter_context(recorder)
         try:
             result = module(*args, **kwargs)
@@ -176,7 +176,7 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Meta
         except Exception as error:
             raise NotRepeatable(f"it does not run without numbers: {type(error).__name__}: {error}") from error
     leaves, spec = pytree.tree_flatten(result)
-    outputs = [recorder.known(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+    outputs = [recorder.ref_of(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
     return MetaTrace(tuple(recorder.events), spans, tuple(outputs), (tuple(leaves), spec))
 
 
@@ -214,7 +214,7 @@ def _origins(places: Sequence[Place]) -> dict[int, str]:
 
 @contextmanager
 def _spans(
-    recorder: Recorder,
+    recorder: CallRecorder,
     layers: Mapping[str, nn.Module],
     spans: dict[str, list[tuple[int, int]]],
     origins: Mapping[int, str],
@@ -222,7 +222,7 @@ def _spans(
     paths = {id(layer): path for path, layer in layers.items()}
     plain = nn.Module.__call__
 
-    def seen(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    def record_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         start, around = len(recorder.events), recorder.origin
         recorder.origin = origins.get(id(module), "")
         try:
@@ -234,7 +234,7 @@ def _spans(
                 spans.setdefault(path, []).append((start, len(recorder.events)))
 
     # As torch.fx does. Hooks would end a span before the caller's own, which belong to the module in a trace too.
-    nn.Module.__call__ = seen
+    nn.Module.__call__ = record_call
     try:
         yield
     finally:

@@ -11,7 +11,16 @@ from pipeline.importers.from_torch.layer_dedup.layer_runs import TRACED, LayerRu
 from pipeline.importers.from_torch.layer_dedup.meta_trace import MetaTrace
 from pipeline.importers.from_torch.layer_dedup.recorder import Event, Ref
 
-__all__ = ["Kept", "Leaving", "Proof", "Repeated", "alike_around", "alike_units", "bare", "difference"]
+__all__ = [
+    "KeptOutput",
+    "Leaving",
+    "Proof",
+    "RepeatedOutput",
+    "bare",
+    "difference",
+    "match_outputs",
+    "prove_equal_units",
+]
 
 LONGEST = 160
 """Characters of a call that are shown."""
@@ -55,25 +64,25 @@ def _call(event: Event) -> str:
     if name == "__get__":
         return f".{getattr(event.function.__self__, '__name__', 'attribute')} of a tensor"
     (_, *args), (_, *kwargs) = event.form
-    shown = [*map(_shown, args), *(f"{key}={_shown(item)}" for key, item in kwargs)]
+    shown = [*map(_format_argument, args), *(f"{key}={_format_argument(item)}" for key, item in kwargs)]
     text = f"{name}({', '.join(shown)})"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…)"
 
 
-def _shown(form: Any) -> str:
+def _format_argument(form: Any) -> str:
     """An argument as the recorder has written it down."""
     if not isinstance(form, tuple):
         return repr(form) if isinstance(form, str) else str(form)
     kind, *parts = form
     if issubclass(kind, list | tuple | slice):
-        return f"({', '.join(map(_shown, parts))})"
+        return f"({', '.join(map(_format_argument, parts))})"
     if issubclass(kind, dict):
-        return f"{{{', '.join(f'{key!r}: {_shown(item)}' for key, item in parts)}}}"
+        return f"{{{', '.join(f'{key!r}: {_format_argument(item)}' for key, item in parts)}}}"
     return str(parts[0]) if isinstance(parts[0], str) else f"a {kind.__name__}"
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
+class RepeatedOutput:
     """The output that is in `unit` what the shortened model's output at `place` is in its last unit."""
 
     place: int
@@ -81,13 +90,13 @@ class Repeated:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptOutput:
     """The output that is the shortened model's at `place`; it is made outside of the run, or in its first unit."""
 
     place: int
 
 
-Leaving: TypeAlias = Repeated | Kept | Ref
+Leaving: TypeAlias = RepeatedOutput | KeptOutput | Ref
 """An output of the whole model; as a Ref it is ("stored", name) or ("given", key), as it is after the run."""
 
 
@@ -105,7 +114,7 @@ Frame: TypeAlias = tuple[int, range, range]
 """Unit, its events and those of the unit before: what makes a Ref of one unit comparable with one of another."""
 
 
-def alike_units(run: LayerRun, whole: MetaTrace) -> Proof:
+def prove_equal_units(run: LayerRun, whole: MetaTrace) -> Proof:
     """
     Raises:
         Unsuited: a unit does something else than unit 1.
@@ -116,11 +125,11 @@ def alike_units(run: LayerRun, whole: MetaTrace) -> Proof:
     if run.led:
         units[0] = range(max(0, units[0].start - (units[1].start - units[0].stop)), units[0].stop)
     frames = tuple((unit, _with_gap(units, unit), _with_gap(units, unit - 1)) for unit in range(1, run.count))
-    _alike_first(run, whole, units, frames[0])
-    return Proof(_alike_inputs(run, whole, frames), frames)
+    _check_first_unit(run, whole, units, frames[0])
+    return Proof(_match_inputs(run, whole, frames), frames)
 
 
-def alike_around(run: LayerRun, whole: MetaTrace, short: MetaTrace, proof: Proof) -> tuple[Leaving, ...]:
+def match_outputs(run: LayerRun, whole: MetaTrace, short: MetaTrace, proof: Proof) -> tuple[Leaving, ...]:
     """What the whole model's outputs are, in terms of the shortened one.
 
     Raises:
@@ -148,7 +157,7 @@ def _with_gap(units: list[range], unit: int) -> range:
     return range(units[unit - 1].stop, units[unit].stop) if unit else units[0]
 
 
-def _alike_inputs(run: LayerRun, walk: MetaTrace, frames: Sequence[Frame]) -> tuple[Mapping[int, int], ...]:
+def _match_inputs(run: LayerRun, walk: MetaTrace, frames: Sequence[Frame]) -> tuple[Mapping[int, int], ...]:
     model = [_relative(run, event, frames[0]) for event in _of(walk, frames[0])]
     order = _inputs_read(walk, frames[0])
     found = []
@@ -163,7 +172,7 @@ def _alike_inputs(run: LayerRun, walk: MetaTrace, frames: Sequence[Frame]) -> tu
     return tuple(found)
 
 
-def _alike_first(run: LayerRun, walk: MetaTrace, units: list[range], second: Frame) -> None:
+def _check_first_unit(run: LayerRun, walk: MetaTrace, units: list[range], second: Frame) -> None:
     """The first unit makes the same calls, though on what stands before the run: so its results have a counterpart."""
     first = [bare(event) for event in walk.events[units[0].start : units[0].stop]]
     other = [bare(event) for event in walk.events[second[1].stop - len(first) : second[1].stop]]
@@ -184,7 +193,7 @@ def _leaving(whole: MetaTrace, short: MetaTrace, frames: Sequence[Frame]) -> Ite
         place = places.get((None if unit is None else 1, *seat))
         if place is None:
             raise NotRepeatable(f"with {TRACED} layers the model does not give back all that it does with its own")
-        yield Kept(place) if unit is None else Repeated(place, unit)
+        yield KeptOutput(place) if unit is None else RepeatedOutput(place, unit)
 
 
 def _seat(ref: Ref, frames: Sequence[Frame]) -> tuple[Any, ...]:

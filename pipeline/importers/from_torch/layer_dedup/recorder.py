@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from pipeline.importers.from_torch.layer_dedup.layer_runs import NotRepeatable
 from pipeline.importers.from_torch.tensors import TensorPayload
 
-__all__ = ["Event", "MetaResults", "Recorder", "Ref"]
+__all__ = ["CallRecorder", "Event", "MetaResults", "Ref"]
 
 Look = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
@@ -83,7 +83,7 @@ class Event:
         return str(getattr(self.function, "__qualname__", None) or self.function)
 
 
-class Recorder:
+class CallRecorder:
     """A context: while it is entered, calls are added to `events`. `results` makes those of operators on meta."""
 
     def __init__(self, results: MetaResults | None) -> None:
@@ -97,13 +97,13 @@ class Recorder:
         self._stack = ExitStack()
 
     def __enter__(self) -> None:
-        self._stack.enter_context(_Functions(self))
-        self._stack.enter_context(_Operators(self))
+        self._stack.enter_context(_FunctionMode(self))
+        self._stack.enter_context(_OperatorMode(self))
 
     def __exit__(self, *reason: Any) -> None:
         self._stack.__exit__(*reason)
 
-    def known(self, tensor: torch.Tensor) -> Ref | None:
+    def ref_of(self, tensor: torch.Tensor) -> Ref | None:
         """Where `tensor` comes from, where that was seen."""
         return self._refs.get(id(tensor))
 
@@ -165,10 +165,10 @@ class Recorder:
         return ref
 
 
-class _Functions(PreDispatchTorchFunctionMode):
+class _FunctionMode(PreDispatchTorchFunctionMode):
     """Calls as the model makes them. Torch tells only a mode of this class where autocast begins and ends."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: CallRecorder) -> None:
         super().__init__(tracer=None)  # type: ignore[arg-type]
         self._recorder = recorder
 
@@ -178,12 +178,12 @@ class _Functions(PreDispatchTorchFunctionMode):
         return self._recorder.call(func, args, kwargs or {}, operator=False)
 
 
-class _Operators(TorchDispatchMode):
+class _OperatorMode(TorchDispatchMode):
     """Calls as torch breaks them down; those of operators that have bodies too, which are left to a trace."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: CallRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 
@@ -206,14 +206,14 @@ def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
         return *look, hashlib.blake2b(TensorPayload(held).numpy().tobytes()).hexdigest()
 
 
-class _Tensor:
+class _TensorPlaceholder:
     """The place of a tensor."""
 
     def __repr__(self) -> str:
         return "tensor"
 
 
-TENSOR = _Tensor()
+TENSOR = _TensorPlaceholder()
 AUTOCAST = frozenset({torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast})
 NUMBERS = frozenset({bool, int, float, complex})
 SERIES = frozenset({list, tuple, torch.Size})

@@ -17,7 +17,7 @@ from pipeline.importers.from_torch.operators import Names, base_name
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.builder import ValueDecl
 
-__all__ = ["Blocks", "Placeholder", "Repeater", "blocks_of", "repeated_stores"]
+__all__ = ["Blocks", "Placeholder", "Repeater", "blocks_of", "repeat_stores"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Placeholder:
     """Its name in the module."""
 
 
-def repeated_stores(run: LayerRun, graph: Graph) -> list[Placeholder]:
+def repeat_stores(run: LayerRun, graph: Graph) -> list[Placeholder]:
     """All but inputs. What belongs to unit 1 stands together there, and again for each further unit.
 
     Raises:
@@ -103,47 +103,47 @@ def repeated_stores(run: LayerRun, graph: Graph) -> list[Placeholder]:
     found: list[Placeholder] = []
     for inside, group in groupby(stores, lambda value: _unit_of_value(run, graph, value) == 1):
         values = [_as_traced(graph, value) for value in group]
-        found += _repeated(run, values) if inside else values
-    return _renumbered(run, found)
+        found += _repeat_in_units(run, values) if inside else values
+    return _renumber_constants(run, found)
 
 
 def _as_traced(graph: Graph, value: Value) -> Placeholder:
     target = _target(graph, value)
-    if value.name[2:] != _cleaned(target):
+    if value.name[2:] != _clean_name(target):
         raise NotRepeatable(f"torch calls {target} {value.name}, since another has its name")
     return Placeholder(value, None, value.name, target)
 
 
-def _repeated(run: LayerRun, ones: Sequence[Placeholder]) -> list[Placeholder]:
+def _repeat_in_units(run: LayerRun, ones: Sequence[Placeholder]) -> list[Placeholder]:
     """For each unit from 1 on. Names are cleaned in parts, since a large model has 70,000 of them."""
     found = []
     parts = [(one.value, one.name[:2], place[1], place[2]) for one in ones if (place := run.locate(one.target))]
-    cleaned = [_cleaned(rest) for *_, rest in parts]
+    cleaned = [_clean_name(rest) for *_, rest in parts]
     for unit in range(1, run.count):
         paths = [run.layer(unit, offset) for offset in run.offsets]
-        names = [_cleaned(path) for path in paths]
+        names = [_clean_name(path) for path in paths]
         for (value, prefix, offset, rest), tail in zip(parts, cleaned, strict=True):
             found.append(Placeholder(value, unit, f"{prefix}{names[offset]}{tail}", f"{paths[offset]}{rest}"))
     return found
 
 
-def _renumbered(run: LayerRun, stores: Sequence[Placeholder]) -> list[Placeholder]:
+def _renumber_constants(run: LayerRun, stores: Sequence[Placeholder]) -> list[Placeholder]:
     """With the numbers of lifted constants as a trace of the whole would give them."""
     own = sorted(number for one in stores if one.unit == 1 and (number := _number(one.target)) is not None)
     if not own:
         return list(stores)
     if own != list(range(own[0], own[0] + len(own))):
         raise NotRepeatable("the constants of a layer are not numbered one after the other")
-    return [_shifted(one, len(own), own[-1], run.count) for one in stores]
+    return [_renumber(one, len(own), own[-1], run.count) for one in stores]
 
 
-def _shifted(one: Placeholder, each: int, last: int, count: int) -> Placeholder:
+def _renumber(one: Placeholder, each: int, last: int, count: int) -> Placeholder:
     number = _number(one.target)
     if number is None:
         return one
     before = one.unit - 1 if one.unit is not None else (count - TRACED) * (number > last)
     target = one.target.removesuffix(str(number)) + str(number + before * each)
-    return replace(one, name=one.name[:2] + _cleaned(target), target=target)
+    return replace(one, name=one.name[:2] + _clean_name(target), target=target)
 
 
 def _number(target: str) -> int | None:
@@ -151,7 +151,7 @@ def _number(target: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _cleaned(target: str) -> str:
+def _clean_name(target: str) -> str:
     """As torch cleans a name. (`self_…` and `L__self___…`, which it also cuts, are no names that a module gets.)"""
     return re.sub(r"[^a-z0-9]", "_", target.lower())
 
@@ -210,7 +210,7 @@ class Repeater:
         for unit in range(1, self._run.count):
             reading = partial(self.within, unit)
             for op in ops[second.start : second.stop]:
-                self._write(self._moved(op, unit), names, reading, self._own[unit])
+                self._write(self._move_to_unit(op, unit), names, reading, self._own[unit])
         for op in ops[second.stop :]:
             self._write(op, names, self._after, self._around)
 
@@ -248,11 +248,11 @@ class Repeater:
         rest = value.name.removeprefix(op.name)
         return names.new(f"{name}_{rest.split('_')[1]}") if rest else name
 
-    def _moved(self, op: Op, unit: int) -> Op:
+    def _move_to_unit(self, op: Op, unit: int) -> Op:
         """As it stands in this unit, its bodies too."""
         place = self._run.locate(op.origin)
         origin = op.origin if place is None or place[0] != 1 else self._run.layer(unit, *place[1:])
-        bodies = [replace(body, ops=tuple(self._moved(inner, unit) for inner in body.ops)) for body in op.bodies]
+        bodies = [replace(body, ops=tuple(self._move_to_unit(inner, unit) for inner in body.ops)) for body in op.bodies]
         return replace(op, origin=origin, bodies=tuple(bodies))
 
     def _declare(self, like: Value, name: str) -> int:

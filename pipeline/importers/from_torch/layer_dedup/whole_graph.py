@@ -10,17 +10,17 @@ from torch import nn
 
 from pipeline.importers.from_torch.layer_dedup.layer_runs import LayerRun, NotRepeatable
 from pipeline.importers.from_torch.layer_dedup.meta_trace import Call
-from pipeline.importers.from_torch.layer_dedup.proof import Kept, Leaving, Proof, Repeated
-from pipeline.importers.from_torch.layer_dedup.repeat import Placeholder, Repeater, blocks_of, repeated_stores
+from pipeline.importers.from_torch.layer_dedup.proof import KeptOutput, Leaving, Proof, RepeatedOutput
+from pipeline.importers.from_torch.layer_dedup.repeat import Placeholder, Repeater, blocks_of, repeat_stores
 from pipeline.importers.from_torch.tensors import TensorPayload, holds_values
 from pipeline.ir import Graph, Payload
 from pipeline.ir.builder import GraphFacts, assemble
 
-__all__ = ["Called", "whole_graph"]
+__all__ = ["ModuleCall", "whole_graph"]
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class ModuleCall:
     """A module, what it is called with, and what `from_torch` is told of the whole model beside the program."""
 
     module: nn.Module
@@ -30,7 +30,7 @@ class Called:
 
 
 def whole_graph(
-    run: LayerRun, short: Graph, part: Call, whole: Called, proof: Proof, outputs: Sequence[Leaving]
+    run: LayerRun, short: Graph, part: Call, whole: ModuleCall, proof: Proof, outputs: Sequence[Leaving]
 ) -> Graph:
     """The Graph that a trace of `whole` would give; `short` is that of the shortened module, called with `part`.
 
@@ -41,7 +41,7 @@ def whole_graph(
 
 
 class _Writer:
-    def __init__(self, run: LayerRun, short: Graph, part: Call, whole: Called, proof: Proof) -> None:
+    def __init__(self, run: LayerRun, short: Graph, part: Call, whole: ModuleCall, proof: Proof) -> None:
         self._run = run
         self._short = short
         self._whole = whole
@@ -54,7 +54,7 @@ class _Writer:
         self._payloads: dict[str, Payload] = {}
 
     def graph(self, leaving: Sequence[Leaving]) -> Graph:
-        for one in repeated_stores(self._run, self._short):
+        for one in repeat_stores(self._run, self._short):
             self._store(one)
         inputs = self._inputs()
         self._repeater.write()
@@ -113,9 +113,9 @@ class _Writer:
 
     def _output(self, one: Leaving, inputs: Mapping[int, int], updates: Mapping[int, int]) -> int:
         match one:
-            case Repeated(place, unit):
+            case RepeatedOutput(place, unit):
                 return self._repeater.within(unit, self._short.outputs[place])
-            case Kept(place):
+            case KeptOutput(place):
                 return self._repeater.around(self._short.outputs[place])
             case ("given", int(key)):
                 return updates.get(inputs[key], inputs[key])
