@@ -1,9 +1,9 @@
-"""A call as pytorch-ir writes it down (tensors in a row, the rest by name), and the exact call behind it.
+"""Calls in pytorch-ir's form (a list of tensors, the rest by name), and the exact call where that form loses something.
 
-Which tensor belongs to which argument follows from the operator's schema: tensors are taken in order. Where that would
-not give back the very call (`clamp(max=t)`, an argument of a higher-order op, a number that JSON has not), the exact
-call is written beside it. So it is for every operator that torch itself does not have: who reads the file may import
-the module that defines it later, or never.
+The operator's schema says which tensor belongs to which argument: tensors are taken in order. Where that would not
+reproduce the call (`clamp(max=t)`, an argument of a higher-order op, a number that JSON has not), the exact call is
+written too. It is always written for operators that torch itself does not have, since a reader of the file may not
+have imported the module that defines them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Argument:
 
 
 def write_call(op: Op) -> dict[str, Any]:
-    """The node's keys `attrs` and, where they do not say everything, `call`."""
+    """The keys `attrs` of a node and, where the call cannot be rebuilt from them, `call`."""
     attrs = dict(format_attrs(op, _to_json))
     known = op.kind.partition(".")[0] in TORCHS_OWN
     read = _read(op.kind, len(op.inputs), attrs) if known else _read_bare(attrs)
@@ -64,7 +64,7 @@ def read_call(kind: str, inputs: int, node: Mapping[str, Any]) -> dict[str, Attr
 
 
 def format_attrs(op: Op, spell: Callable[[Attr], Any]) -> Iterator[tuple[str, Any]]:
-    """The arguments of `op` that are no tensors, each as `spell` has it, and then how its tensor lists are made up."""
+    """(name, `spell(item)`) of each argument that is no tensor, then the sizes and None masks of tensor lists."""
     sizes: list[int] = []
     masks: list[list[bool]] = []
     for name, item in op.attrs.items():
@@ -97,13 +97,13 @@ def arguments(kind: str) -> tuple[Argument, ...]:
 
 @cache
 def _arguments(kind: str) -> tuple[Argument, ...]:
-    """An operator that is not there may come with a module that is imported later: an error is not kept by `cache`."""
+    """Cached. An unknown operator raises, which `cache` does not keep: a module imported later may define it."""
     found = ((one, str(one.real_type)) for one in find_operator(kind)._schema.arguments)
     return tuple(Argument(one.name, _kind(type), type, not one.has_default_value()) for one, type in found)
 
 
 def _to_json(item: Attr) -> Any:
-    """`item` as JSON has it, or nearly so: the exact call says the rest."""
+    """`item` as JSON; some information may be lost, which the exact call has."""
     match item:
         case bool() | int() | str() | None:
             return item
@@ -140,7 +140,7 @@ def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
 
 
 def _read_bare(attrs: Mapping[str, Any]) -> dict[str, Attr]:
-    """Without a schema: what the executor of an operator of the user's own is given is what was written."""
+    """The attributes as written: without a schema, the user's own executor gets them unchanged."""
     return {name: _parse_item("other", item) for name, item in attrs.items()}
 
 

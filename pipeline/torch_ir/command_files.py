@@ -1,6 +1,6 @@
 """Files that the commands read and write: named tensors (.npz, .safetensors), text and pictures.
 
-A place that will not do is named before the work, and what is there is replaced after it.
+A path that cannot be written is refused before the work; an existing file is replaced after it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["ENDINGS", "check_place", "read_arrays", "write_arrays", "write_atomi
 def check_place(path: Path, endings: tuple[str, ...] = ()) -> None:
     """
     Raises:
-        UsageError: `path` ends in none of `endings`, is a folder, or lies in none.
+        UsageError: `path` ends in none of `endings`, is a folder, or its folder does not exist.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a folder; expected a file, as in {path}/name{endings[0] if endings else '.txt'}")
@@ -40,7 +40,7 @@ def check_place(path: Path, endings: tuple[str, ...] = ()) -> None:
 
 @contextmanager
 def write_atomically(path: Path, endings: tuple[str, ...] = ()) -> Iterator[Path]:
-    """A temporary path beside `path`, which it becomes in the end.
+    """Yield a temporary path; on success, the file there replaces `path`.
 
     Raises:
         UsageError: it cannot be written there.
@@ -54,7 +54,7 @@ def write_atomically(path: Path, endings: tuple[str, ...] = ()) -> Iterator[Path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` and the end of its line, at once."""
+    """Write `text` and a line end, atomically."""
     with write_atomically(path) as temporary:
         temporary.write_text(f"{text}\n", encoding="utf-8")
 
@@ -81,7 +81,7 @@ def read_arrays(path: Path) -> dict[str, torch.Tensor]:
 
 
 def write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write `tensors`, at once.
+    """Write `tensors`, atomically.
 
     Raises:
         UsageError: another ending, a dtype that .npz has not, or a place that cannot be written.

@@ -1,4 +1,4 @@
-"""The command of pytorch-ir: `info` and `visualize`. `onnxline ir` can more."""
+"""The command line of pytorch-ir: `info` and `visualize`. `onnxline ir` has more commands."""
 
 from __future__ import annotations
 

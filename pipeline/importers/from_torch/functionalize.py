@@ -1,16 +1,14 @@
 """Writes become values: a program without in-place ops, whose updates of buffers and inputs are among its outputs.
 
-torch functionalizes a program by running it again. Operators stay what they are, with three exceptions. What may be a
-view of its argument or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes the one that it is: only so
-is it known which writes reach it (implicit_views.py: where torch loses that). `batch_norm`, which may write too,
-becomes another operator also where it does not; that one is put back. And an `instance_norm` that writes becomes its
-parts.
+torch functionalizes a program by running it again. It keeps the operators, with three exceptions. An operator that may
+return a view or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes the one that it was in this trace,
+because a write through a view must reach the viewed tensor (implicit_views.py: where torch misses that). `batch_norm`
+becomes another operator even where it writes nothing; we restore it. An `instance_norm` that writes is decomposed.
 
 Copies that convert need care: `buffer.copy_(x)` where `x` has another dtype, shape or order in memory than the buffer.
-Where a buffer ends as a copy, `run_decompositions` takes what was copied for the copy (torch 2.13:
-`_remove_unnecessary_copy_op_pass`). Whatever reads the buffer afterwards would compute on integers for floats, on a row
-for a matrix, or on columns for rows. So such a copy goes into an alias of its target while torch runs the program
-again: then no buffer ends as a copy, and the aliases are taken out afterwards.
+Where the last write to a buffer is such a copy, `run_decompositions` replaces the copy by `x` (torch 2.13:
+`_remove_unnecessary_copy_op_pass`), and later readers of the buffer get the wrong dtype, shape or order. So each such
+copy writes to an alias of its target while torch runs the program again, and the aliases are removed afterwards.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ def written_arguments(node: Node) -> frozenset[str]:
 
 
 def arguments_of(node: Node, names: Collection[str]) -> list[Node]:
-    """What `node`, a call of an operator, is given by these names."""
+    """The nodes that `node`, a call of an operator, takes as the arguments `names`."""
     given = {**dict(zip(describe_operator(node.target).arguments, node.args, strict=False)), **node.kwargs}
     found: list[Node] = []
     map_arg([given[name] for name in names if name in given], found.append)
@@ -65,11 +63,10 @@ def arguments_of(node: Node, names: Collection[str]) -> list[Node]:
 
 
 def functionalize_program(program: ExportedProgram) -> ExportedProgram:
-    """`program` itself where nothing is written, else as torch functionalizes it, without decomposing anything else.
+    """Functionalize `program` with torch, without decomposing anything else; one that writes nothing is returned as is.
 
-    What is written to a buffer or to an input is an output of the program then (`BUFFER_MUTATION`); a value that was
-    read after the write reads the new one. Calls inside of `torch.vmap`, which a trace only marks, become calls on
-    whole batches.
+    The new value of a buffer or input becomes an output of the program (`BUFFER_MUTATION`), and reads after the write
+    read that value. Calls inside of `torch.vmap`, which a trace only marks, become calls on whole batches.
     """
     if not (mutates(program) or any(marks_vmap(node.target) for node in calls_in(program.graph_module))):
         return program
@@ -85,7 +82,7 @@ def functionalize_program(program: ExportedProgram) -> ExportedProgram:
 
 
 def _run_again(program: ExportedProgram) -> ExportedProgram:
-    """`program` as torch functionalizes it, with all of its copies and views."""
+    """Let torch run `program` again and functionalize it, prepared so that no copy or view gets lost."""
     changed = [one for node in find_writing_calls(program) for one in arguments_of(node, written_arguments(node))]
     hidden, copies = hidden_views(calls_in(program.graph_module), changed), find_converting_copies(program)
     if hidden:
@@ -100,7 +97,7 @@ def _run_again(program: ExportedProgram) -> ExportedProgram:
 
 
 def _one_name_each(program: ExportedProgram) -> ExportedProgram:
-    """`program` with one placeholder for each stored tensor, that of its first name, whichever is read.
+    """Merge the placeholders of each stored tensor into the one of its first name.
 
     torch.export reads a tensor that the model has under several names by one of them. Functionalizing it trips over the
     others if it is written to (torch 2.13: `expected compiled_fn to be GraphModule`).
@@ -130,7 +127,7 @@ def trains(mean: object, variance: object, training: object) -> bool:
 
 
 def _put_back(node: Node, *, cudnn: Any) -> None:
-    """`batch_norm` in the place of `node`, if of its three results the first alone is read."""
+    """Restore `batch_norm` in place of `node`, if only the first of its three results is read."""
     reads = list(node.users)
     if any(read.target is not getitem or read.args[1] != 0 for read in reads):
         return
@@ -146,20 +143,20 @@ def _put_back(node: Node, *, cudnn: Any) -> None:
 
 BATCH_NORM = torch.ops.aten.batch_norm.default
 INSTANCE_NORM = torch.ops.aten.instance_norm.default
-"""torch keeps it as it is, and sees what it writes in its parts alone (torch 2.13)."""
+"""torch keeps it whole and misses what it writes; only its decomposition shows that (torch 2.13)."""
 NO_TRAINING = torch.ops.aten._native_batch_norm_legit_no_training.default
-"""What functionalizing makes of it where it does not train: (input, weight, bias, mean, variance, momentum, eps)."""
+"""What `batch_norm` becomes where it does not train: (input, weight, bias, mean, variance, momentum, eps)."""
 
 
 def find_converting_copies(program: ExportedProgram) -> list[str]:
-    """The names of the nodes that copy into something unlike what they copy, in regions too: torch takes these into the
-    graph around them.
+    """The names of the `copy_` nodes whose source has another dtype, shape or strides than their target, in regions too
+    (torch inlines regions into the graph around them).
     """
     return [node.name for node in calls_in(program.graph_module) if node.target is COPY and _converts(node)]
 
 
 def through_aliases(program: ExportedProgram, copies: list[str]) -> ExportedProgram:
-    """Another program, in which the nodes `copies` write to an alias."""
+    """A copy of `program` in which the nodes `copies` write to an alias of their target."""
     module = copy.deepcopy(program.graph_module)
     for node in list(calls_in(module)):
         if node.target is COPY and node.name in copies:
@@ -173,7 +170,7 @@ def through_aliases(program: ExportedProgram, copies: list[str]) -> ExportedProg
 
 
 def without_aliases(program: ExportedProgram) -> None:
-    """Take the aliases out of `program`, which writes to nothing: each is its argument."""
+    """Remove the aliases from the functionalized `program`: each is replaced by its argument."""
     module = program.graph_module
     with module._set_replace_hook(program.graph_signature.get_replace_hook()):
         for node in [node for node in calls_in(module) if node.target is ALIAS]:

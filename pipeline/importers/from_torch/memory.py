@@ -1,4 +1,4 @@
-"""Which memory a tensor lies in, a copy of that, and whether two tensors have a byte of it in common."""
+"""The memory of tensors: which storage they use, copies with equal strides, whether two share a byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Step = tuple[int, int, int]
 
 
 def memory_of(item: object) -> int | None:
-    """What names the storage of a tensor, on meta too, where every address is 0; None of what is no dense tensor."""
+    """Identify the storage of a tensor, also on meta, where every address is 0; None for what is no dense tensor."""
     if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.is_nested:
         return None
     if is_batchedtensor(item):  # what vmap computes with while it is traced
@@ -23,12 +23,12 @@ def memory_of(item: object) -> int | None:
 
 
 def as_written(tensor: torch.Tensor) -> tuple[str, str]:
-    """Sizes and strides as text: to compare those that are symbols would bind them."""
+    """Sizes and strides as text: a comparison of symbols themselves would add guards on them."""
     return str(tuple(tensor.shape)), str(tensor.stride())
 
 
 def copy_with_strides(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a dense tensor from its first element to its last, looked at with the same strides."""
+    """A copy of a dense tensor with the same strides, gaps between its elements included."""
     tensor = tensor.detach()
     if not tensor.numel():
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
@@ -45,7 +45,7 @@ def extent(tensor: torch.Tensor) -> int:
 
 
 def meet(one: torch.Tensor, other: torch.Tensor, distance: int) -> bool:
-    """Whether two dense tensors have a byte in common, of which `other` begins `distance` bytes after `one`.
+    """Whether two dense tensors share a byte, where `other` begins `distance` bytes after `one`.
 
     Exact, whatever the strides are: every second column and the columns between them do not meet.
     """
@@ -60,13 +60,13 @@ def meet(one: torch.Tensor, other: torch.Tensor, distance: int) -> bool:
 
 
 def _axes(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """(size, stride in bytes) of each axis on which the elements lie apart."""
+    """(size, stride in bytes) of each axis whose stride is not 0."""
     width = tensor.element_size()
     return [(size, stride * width) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
 
 
 def _can_reach(distance: int, steps: Sequence[Step]) -> bool:
-    """Whether so many of each step make up `distance`. The longest goes first: it leaves few numbers of the others."""
+    """Whether some allowed number of each step adds up to `distance`. Long steps first: they leave few cases."""
     if not steps:
         return distance == 0
     (stride, low, high), *rest = steps

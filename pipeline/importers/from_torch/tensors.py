@@ -1,4 +1,4 @@
-"""What is known of a tensor of the traced program: its spec, its strides, the sizes that it has by name, its bytes."""
+"""Tensors of the traced program: their spec, strides, named sizes and bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Described = tuple[TensorSpec, tuple[Dim, ...] | None]
 class Tensors:
     """Reads fake tensors. `dims` renames torch's symbols: {"s77": "batch"}.
 
-    A value on the meta device has no device of its own; it is said to be on the CPU, where it would be run.
+    A value on the meta device gets the device `cpu`, where it would be run.
     """
 
     def __init__(self, dims: Mapping[str, str]) -> None:
@@ -100,22 +100,22 @@ def is_contiguous(tensor: torch.Tensor) -> bool:
 
 
 UNBACKED = re.compile(r"u\d+|zuf\d+")
-"""How torch names a number that it cannot know before the run."""
+"""torch's names of unbacked symbols: numbers that are not known before the run."""
 
 
 def holds_values(tensor: torch.Tensor) -> bool:
-    """Whether there are numbers in it: on meta there are none, and a FakeTensor has none on any device."""
+    """Whether the tensor has data: a tensor on meta and a FakeTensor have none."""
     return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPayload:
-    """`tensor` of any dtype, device and strides; nothing is copied until numpy asks."""
+    """A payload that wraps `tensor`, of any dtype, device and strides; nothing is copied before `numpy()`."""
 
     tensor: torch.Tensor
 
     def numpy(self) -> np.ndarray:
-        """C order on the CPU; dtypes that numpy has not come as ml_dtypes'."""
+        """The data in C order on the CPU; dtypes that numpy lacks are those of ml_dtypes."""
         tensor = self.tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
         name = str(tensor.dtype).removeprefix("torch.")
         foreign = getattr(ml_dtypes, name, None)

@@ -5,7 +5,7 @@
     {"file": "m.constants.ab12.safetensors", "key": "mask", "dtype": "float32", "shape": [512, 512]}
 
 `shape` is written where the nested list does not show it (an empty tensor), `strides` where it is not contiguous. Of a
-tensor whose elements share memory or leave gaps, the memory is written, and `view` is the shape of what looks at it.
+tensor whose elements overlap or leave gaps, the whole memory is written, and `view` is the shape of the tensor.
 """
 
 from __future__ import annotations
@@ -108,18 +108,18 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def materialize_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers on the CPU, without a conjugation or a sign that is still to come."""
+    """The tensor on the CPU, with lazy conjugation and negation applied."""
     return resolve_views(tensor.detach()).cpu()
 
 
 def _span_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory from its first element to its last, as a vector."""
+    """The memory from the first element to the last, as a vector."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.as_strided((span,), (1,))
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Whether it is a permutation of a contiguous tensor, as those of `expand` and `[::2]` are not."""
+    """Whether it is a permutation of a contiguous tensor; results of `expand` and `[::2]` are not."""
     if not tensor.numel():
         return True
     expected = 1
@@ -131,7 +131,7 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def _is_exact_in_json(tensor: torch.Tensor) -> bool:
-    """Whether JSON's numbers give back the very bits."""
+    """Whether JSON's numbers reproduce the elements to the bit."""
     if tensor.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         return bool(torch.isfinite(tensor).all())
     return not tensor.dtype.is_floating_point and not tensor.dtype.is_complex

@@ -1,9 +1,9 @@
-"""What somebody has changed in the view of an IR, as the data that `reader` reads.
+"""Apply a user's edits of the view of an IR: merge them with its Graph into the data that `reader` reads.
 
 The view shows less than the Graph has: no exact calls, bodies, module paths or lines, no devices, strides, updates or
-further names of weights. What is still there keeps them. A node is known as the very object that was handed out,
-whatever its name is by now, or by its first output; a tensor by its name, or by its place if only that is new.
-An IR that was put together by hand is a view of the empty Graph, and all of it is new.
+further names of weights. Nodes and tensors that are still in the view keep these. A node is recognized as the object
+that was handed out, even if renamed, or by its first output; a tensor by its name, or by its position if only the name
+is new. An IR that was built by hand is a view of the empty Graph, and all of it is new.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["apply_edits", "is_identical"]
 
 Data = dict[str, Any]
 Pair = tuple[Data, Data]
-"""A tensor as it was (empty: it was not there), and as it is."""
+"""A tensor before the edits (empty if it is new), and after them."""
 T = TypeVar("T")
 
 
 def apply_edits(graph: Graph, name: str, view: Parts, handed: Sequence[tuple[OpNode, str]]) -> Data:
-    """The document of `graph`, called `name`, with what `view` has in place of all that it shows.
+    """The document of `graph`, called `name`, with everything that a view shows taken from `view`.
 
-    `handed` are the nodes as objects, each with the name of the op of `graph` that it has shown.
+    `handed` are the nodes that were handed out, each with the name of its op in `graph`.
 
     Raises:
         Unexpected: something in `view` is no node or no tensor; or a tensor was changed where it is read alone.
@@ -76,12 +76,12 @@ def _nodes(
 
 
 def _attrs(given: Any) -> Any:
-    """What is no mapping is for the reader to refuse."""
+    """Attributes as the document has them; what is no mapping is left for the reader to refuse."""
     return {name: as_attr(item) for name, item in given.items()} if isinstance(given, Mapping) else given
 
 
 def _keep_hidden(op: Op, was: Data, now: Data) -> Data:
-    """What the view does not show of `op`, as far as it holds of the node `now`."""
+    """The keys of `op` that the view does not show, as far as they still apply to the node `now`."""
     same = now["op_type"] == op.kind
     found = {key: was[key] for key in ("module_path", "line", *(["bodies"] if same else [])) if key in was}
     if same and "call" in was and isinstance(now["attrs"], dict) and (call := _call(op, now)) is not None:
@@ -90,7 +90,7 @@ def _keep_hidden(op: Op, was: Data, now: Data) -> Data:
 
 
 def _call(op: Op, now: Data) -> Data | None:
-    """The exact call of `op`, where `now` has other arguments with these; None where that cannot be told."""
+    """The exact call of `op` with the arguments that `now` changes; None where they cannot be combined."""
     attrs, shown = now["attrs"], {name: as_attr(item) for name, item in format_attrs(op, as_torch)}
     if len(now["inputs"]) != len(op.inputs) or any(attrs.get(key) != shown.get(key) for key in (SIZES, MASKS)):
         return None
@@ -139,7 +139,7 @@ def _find_renames(pairs: Iterable[Pair]) -> dict[str, str]:
 
 
 def _refuse_lost(graph: Graph, now: Data, made: Sequence[Pair]) -> None:
-    """Where a tensor is read its name alone decides, so that another shape or dtype there would change nothing."""
+    """Refuse another shape or dtype where a tensor is only read: the name alone decides, so the edit would be lost."""
     was = {value.name: (list(value.spec.shape), value.spec.dtype) for value in graph.values}
     keys = {key: name for name, key in now["weight_name_mapping"].items()}
     declared = {one["name"]: _look(one) for _, one in made}
@@ -161,7 +161,7 @@ def _each(where: str, items: Any, kind: type[T]) -> Iterator[tuple[str, T]]:
 
 
 def is_identical(one: Any, other: Any) -> bool:
-    """To the type of each number: 1, 1.0 and True are three, and so are 0.0, -0.0 and nan."""
+    """Whether two parts of a view are equal, types included: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
     if one is other:
         return True
     if type(one) is not type(other):

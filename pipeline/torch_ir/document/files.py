@@ -1,7 +1,7 @@
 """The files of an IR: the JSON, packed with zstd where its name ends in .zst, and large constants beside it.
 
 Both are written under a temporary name and renamed, the constants first: they are named by content, so at every moment
-the JSON that is there finds its own. A save that fails leaves what was there.
+the existing JSON has its constants. A save that fails leaves the old files.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def load(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, torch
 
 @contextmanager
 def explain_errors(path: Path, done: str) -> Iterator[None]:
-    """What goes wrong inside is a SerializationError about `path`, which cannot be `done` ("read", "written")."""
+    """Turn any error inside into a SerializationError: `path` cannot be `done` ("read", "written")."""
     try:
         yield
     except SerializationError:
@@ -99,7 +99,7 @@ def explain_errors(path: Path, done: str) -> Iterator[None]:
 
 
 class _MissingConstantsError(SerializationError):
-    """A file of constants is not there: it was not copied, or a save of this moment has put others in its place."""
+    """A file of constants is missing: it was not copied, or a concurrent save has replaced it."""
 
 
 def _prefix(path: Path) -> str:
@@ -123,7 +123,7 @@ def _files_of_replaced(path: Path) -> set[str]:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, which it becomes in the end.
+    """Yield a temporary path; on success, the file there replaces `path`.
 
     Raises:
         SerializationError: the file cannot be written, and what was there stays.

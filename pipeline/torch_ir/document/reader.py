@@ -1,4 +1,4 @@
-"""The JSON of an IR, ours or pytorch-ir's, as a Graph: tensors and nodes, one after the other."""
+"""Read tensors and nodes of an IR's JSON, ours or pytorch-ir's, into a Graph."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Data = Mapping[str, Any]
 def read_graph(data: Data, constants: Mapping[str, torch.Tensor], whole: bool) -> Graph:
     """The Graph of an IR as `writing.py` writes it; `constants` are its values by checkpoint name.
 
-    The calls of a traced model, which has a signature, are `whole`; nodes that were put together by hand may be only a
-    picture, whose calls lack arguments.
+    The calls of a traced model, which has a signature, are `whole`; nodes that were built by hand may lack arguments,
+    since they may only be meant as a picture.
 
     Raises:
         Unexpected: the data is no IR, names a tensor that nothing makes, or breaks a rule of the Graph.
@@ -65,29 +65,29 @@ def read_graph(data: Data, constants: Mapping[str, torch.Tensor], whole: bool) -
 
 
 class DocumentReader:
-    """Values and ops as they are read; `where` says how far it came."""
+    """Collects values and ops while it reads; `where` is the position in the document, for messages."""
 
     def __init__(self, whole: bool, dims: frozenset[str] = frozenset()) -> None:
         self.whole = whole
         self.where = "the top level"
         self.dims = dims
-        """The names that a shape may speak of."""
+        """The dims that a shape may name."""
         self.stubs: list[ValueDecl] = []
         self.ops: list[Op] = []
         self.sources: dict[int, tuple[str, ...]] = {}
         self._vids: dict[str, int] = {}
         self._nodes: set[str] = set()
-        """Names of the nodes so far: messages and edits know a node by its name."""
+        """Names of the nodes so far, which have to be unique: messages and edits refer to nodes by name."""
         self._keys: Data = {}
-        """Of placeholders: the names of their weights."""
+        """{name of a placeholder: name of its weight}"""
         self._places: dict[str, int] = {}
-        """Which result of its op a value is, of those with several."""
+        """{name of a value: its index among the results}, for ops with several results."""
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
-        """A model has many tensors and few looks."""
+        """A cache: a model has many tensors and few different specs."""
 
     @contextmanager
     def locate_errors(self) -> Iterator[None]:
-        """What is wrong inside is Unexpected, with its place."""
+        """Turn errors inside into Unexpected, with the position in the document."""
         try:
             yield
         except Unexpected as error:
@@ -104,7 +104,7 @@ class DocumentReader:
             yield one
 
     def meet_dims(self, data: Data) -> None:
-        """Names may have a range, or only stand in the shape of an input, which gives them a size."""
+        """Collect the dims: those with a range, and those in the shape of an input, which gives them a size."""
         named = [
             dims_in(dim, "shape")
             for one in self.each(data, "graph_inputs")
@@ -114,7 +114,7 @@ class DocumentReader:
         self.dims = frozenset(mapping(data, "dims")).union(*named)
 
     def weights(self, data: Data) -> None:
-        """Weights are used by the names of their placeholders; where there is no mapping, by their own."""
+        """Declare the weights. Nodes use them by the names of their placeholders; without a mapping, by their own."""
         self.where = "the top level"
         updated, tied, self._keys = (mapping(data, key) for key in ("updates", "tied", "weight_name_mapping"))
         names = {key: name for name, key in self._keys.items()}
@@ -149,7 +149,7 @@ class DocumentReader:
     def _check_dims(self, where: str, sizes: tuple[Dim, ...]) -> None:
         """
         Raises:
-            Unexpected: one speaks of a dim that is not there, or is no expression.
+            Unexpected: a size names an unknown dim, or is no expression.
         """
         for size in sizes:
             if isinstance(size, str) and (unknown := dims_in(size, where) - self.dims):
@@ -164,7 +164,7 @@ class DocumentReader:
         return self._vids[name]
 
     def resolve(self, tensor: Data) -> int:
-        """The vid of a tensor that is read. Its name decides; a place that its producer has not is refused."""
+        """The vid of a tensor that is read, found by its name; a wrong `producer_output_idx` is refused."""
         if place := tensor.get("producer_output_idx"):  # a model has many tensors, and few are not the first of theirs
             name, expected = tensor["name"], self._places.get(tensor["name"], 0)
             if place != expected:

@@ -1,6 +1,6 @@
-"""A call, held against the schema of its operator before anything runs: required, unknown, and of what type.
+"""Check a call against the schema of its operator before anything runs: missing, unknown and mistyped arguments.
 
-What is no operator of torch's (higher-order ones, the user's own that are not imported) is taken as it stands.
+Calls without a schema (higher-order operators, the user's own that are not imported) are not checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["check_call"]
 
 @dataclass(frozen=True, slots=True)
 class ArgumentSlot:
-    """What an argument may be: `alone` the types of one item, `each` those of the items of a list (none: no list)."""
+    """The types that an argument takes: `alone` for a single item, `each` for items of a list (empty: no list)."""
 
     argument: Argument
     alone: frozenset[type]
@@ -36,12 +36,12 @@ class ArgumentSlot:
         return type(item) in self.alone or object in self.alone
 
     def holds(self, item: Attr) -> bool:
-        """Whether a whole number is one of torch's, which have 64 bits; a scalar may be unsigned."""
+        """Whether an integer fits into torch's 64 bits; a scalar may be unsigned."""
         return type(item) is not int or -LIMIT <= item < (LIMIT if "int" in self.argument.type else 2 * LIMIT)
 
 
 def check_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str], whole: bool) -> None:
-    """Hold the call `attrs` of `kind` on so many `inputs`, of which the file has the arguments `written`.
+    """Check the call `attrs` of `kind` on so many `inputs`; `written` are the names of the arguments in the file.
 
     Raises:
         Unexpected: an argument is unknown or of another type; or, of a call that is `whole`, one is missing, or a
@@ -75,7 +75,7 @@ def check_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Colle
 
 @cache
 def _slots(kind: str) -> tuple[Mapping[str, ArgumentSlot], frozenset[str]]:
-    """(arguments by name, those that are required). An operator that is not there may come later: no `cache` of it."""
+    """(arguments by name, the required ones). An unknown operator raises, so that `cache` does not keep it."""
     found = arguments(kind)
     if not found:
         raise LookupError(kind)
@@ -92,7 +92,7 @@ def _slot(argument: Argument) -> ArgumentSlot:
     each = frozenset({InputRef}) if part == "Tensor" else TYPES.get(part, ANYTHING)
     if each is ANYTHING:
         return ArgumentSlot(argument, ANYTHING, frozenset())
-    # a number alone stands for as many as there are dims
+    # torch takes a single number for a list of equal ones
     return ArgumentSlot(argument, each - {InputRef} | none, each | {type(None)} if holes else each)
 
 
@@ -112,7 +112,7 @@ LISTS = frozenset({SIZES, MASKS})
 ANYTHING: frozenset[type] = frozenset({object})
 
 NUMBERS: frozenset[type] = frozenset({bool, int, InputRef, SymExpr})
-"""torch takes a tensor of one element where a number stands, and a size for one."""
+"""torch takes a tensor of one element for a number, and a symbolic size too."""
 
 TYPES: dict[str, frozenset[type]] = {
     "Tensor": NUMBERS | {float, complex},

@@ -1,4 +1,4 @@
-"""All that a run needs, held against the IR before anything runs: what is absent or wrong is in one message."""
+"""Check all that a run needs before anything runs; one message lists everything that is missing or wrong."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["check_inputs", "find_unmatched_ops", "refuse_unmatched_ops"]
 
 
 def wrong_sizes(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """What speaks against the sizes of named dims: two of one name, a range or a guard that does not hold.
+    """What is wrong with the sizes of named dims: two sizes for one name, or a violated range or guard.
 
-    Inputs that are absent or fit no size at all are passed over; they are told elsewhere.
+    Inputs that are absent or do not fit at all are skipped; they are reported elsewhere.
     """
     inputs = {graph.values[vid].name: graph.values[vid].spec.shape for vid in graph.inputs}
     fitting = {
@@ -42,7 +42,7 @@ def wrong_sizes(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> Iterator[s
 
 
 def find_unmatched_ops(graph: Graph, own: Container[str]) -> list[Op]:
-    """Ops, in bodies too, that read tensors and give them to no argument; all but those with an executor in `own`."""
+    """Ops, in bodies too, whose input tensors match no argument, except those with an executor in `own`."""
     return [
         *(op for op in graph.ops if op.inputs and op.kind not in own and not _gives_tensors(op)),
         *(op for outer in graph.ops for body in outer.bodies for op in find_unmatched_ops(body, own)),
@@ -77,9 +77,10 @@ def check_inputs(
     dynamic: bool,
     counted: Sequence[Value] = (),
 ) -> dict[str, torch.Tensor]:
-    """The inputs by name; `bound` is what is stored. Sizes may be others than the declared ones if not `strict_sizes`;
-    `dynamic`: some have names, and are held to their ranges and guards. `counted` are the values whose order in memory
-    the results depend on.
+    """Check arguments and stored tensors (`bound`), and return the inputs by name.
+
+    With `strict_sizes` the declared sizes are required; with `dynamic`, named sizes have to keep their ranges and
+    guards. `counted` are the values on whose strides the results depend.
 
     Raises:
         ExecutionError: something is missing or does not fit.
@@ -106,7 +107,7 @@ def check_inputs(
 
 
 def _add_notes(error: ExecutionError, notes: Sequence[str]) -> ExecutionError:
-    """The message stays the sentences of pytorch-ir, which its users know; what helps with them stands below."""
+    """Add hints as notes, so that the message itself stays that of pytorch-ir, which its users know."""
     for note in notes:
         error.add_note(note)
     return error

@@ -1,7 +1,7 @@
-"""Nodes whose results, as the IR declares them, are not those that their operators make.
+"""Find nodes whose declared results are not those that their operators make.
 
-A trace has none of these; an IR that was edited, or damaged where no reader sees it, may. Each operator is asked on the
-meta device, on tensors as they are declared, so nothing is computed. One that cannot answer there is passed over.
+A traced IR has none; one that was edited or damaged may. Each operator is run on the meta device, on tensors as they
+are declared, so nothing is computed. Operators that do not run on meta are skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["explain_wrong_results", "refuse_other_moves"]
 
 
 def refuse_other_moves(graph: Graph) -> None:
-    """Of operators that only move elements a plan takes the results as they are declared; nobody would see the call.
+    """Refuse wrong results of operators that only move elements: a plan takes their declared results without a call.
 
     Raises:
         ExecutionError: one of them makes others.
@@ -33,15 +33,13 @@ def refuse_other_moves(graph: Graph) -> None:
     with torch.no_grad():
         said = [*_find_mismatches(graph, (op for op in graph.ops if op.kind in MOVES))]
     if said:
-        raise ExecutionError(
-            "\n".join(_find_all_mismatches(graph) or said)
-        )  # all of them: it may be another that is wrong
+        raise ExecutionError("\n".join(_find_all_mismatches(graph) or said))  # list all: another node may be the cause
 
 
 def explain_wrong_results(
     graph: Graph, inputs: Mapping[str, torch.Tensor], own: Container[str]
 ) -> ExecutionError | None:
-    """What to raise of a run on `inputs` that failed, if results are others than declared; `own` are not asked."""
+    """The error for a failed run on `inputs`, if declared results are wrong; ops of a kind in `own` are skipped."""
     if dim_names(graph):
         graph = bind_dims(graph, dims_of(graph, {name: tuple(tensor.shape) for name, tensor in inputs.items()}))
     said = _find_all_mismatches(graph, own)
@@ -79,5 +77,5 @@ def _wrong(op: Op, ins: Sequence[TensorSpec], outs: Sequence[TensorSpec]) -> str
 
 
 def _on_a_device(op: Op) -> bool:
-    """Whether the call makes no sense without a device, as that of `to.device`."""
+    """Whether the operator requires a device, as `to.device` does."""
     return any(one.required for one in arguments(op.kind) if one.name == "device")

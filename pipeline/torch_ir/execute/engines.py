@@ -1,7 +1,7 @@
-"""The two that run an IR: the planned runtime, a program for each set of sizes, and the reference, op by op.
+"""The two engines that run an IR: the planned runtime, a program for each set of sizes, and the reference, op by op.
 
-What the model writes to, its states, passes from one to the other: given back by name, and told where a run that failed
-took it.
+States, the buffers that the model writes to, pass from one engine to the other by name. Those that a failed run has
+left half written are reported.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def copy_given_states(graph: Graph, given: Tensors, *, any_stored: bool) -> dict
 
 
 def lost_states_error(graph: Graph, names: Collection[str]) -> ExecutionError:
-    """What to do where a run that failed had begun to write to the states `names`."""
+    """The error that says what to do after a failed run had begun to write to the states `names`."""
     keys = [key_of(graph, value) for value in stored_values(graph) if value.name in names]
     which = ", ".join(map(repr, keys))
     return ExecutionError(
@@ -75,7 +75,7 @@ def lost_states_error(graph: Graph, names: Collection[str]) -> ExecutionError:
 
 
 def versions(tensors: Tensors) -> dict[str, int]:
-    """Torch counts the writes to each tensor, through views too."""
+    """torch's count of writes to each tensor, through views too."""
     return {name: tensor._version for name, tensor in tensors.items()}
 
 
@@ -100,10 +100,10 @@ Results = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
 class ReferenceEngine:
-    """Keeps what runs have written to states, and tensors of the caller are never written to.
+    """Runs op by op, keeps states between runs, and never writes to tensors of the caller.
 
-    `writes` tells whether ops of the graph write to their arguments, as they do without functionalization: then
-    whatever is stored may be written to, and is copied before the first run.
+    `writes` says whether ops of the graph write to their arguments, as they do without functionalization. Then any
+    stored tensor may be written to, so all are copied before the first run.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -163,7 +163,7 @@ class ReferenceEngine:
         return {**stored, **{name: one for name, one in self._states.items() if name not in given}}
 
     def _with_traced_strides(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """In the order in memory that a run wants: else it would copy them, and write to the copies."""
+        """The tensors with traced strides: with others, a run would copy them and write to the copies."""
         return {name: as_traced(tensor, self._values[name]) for name, tensor in tensors.items()}
 
 
@@ -172,7 +172,7 @@ def _copies(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 class PlannedEngine:
-    """Compiles when sizes come that it has not met. What is written to states goes from program to program."""
+    """Compiles a program for each new set of sizes, and carries states from program to program."""
 
     def __init__(self, graph: Graph, weights: Tensors) -> None:
         self._graph = graph
@@ -226,9 +226,9 @@ Engine = TypeVar("Engine", PlannedEngine, ReferenceEngine)
 
 
 class Engines:
-    """The planned runtime where it can be had, and the plain reference, which always can; each takes over the states.
+    """Runs on the planned runtime where possible, else on the plain reference; the states move to the one that runs.
 
-    `not_planned` says why the runtime is not asked although it was to be, "" as far as it is.
+    `not_planned` says why the planned runtime is not used although it was asked for; "" where it is.
     """
 
     def __init__(self, graph: Graph, own: Own, *, planned: bool) -> None:
@@ -239,7 +239,7 @@ class Engines:
         self._reference = ReferenceEngine(graph)
         self._engine: PlannedEngine | None = None
         self._holder: PlannedEngine | ReferenceEngine = self._reference
-        """What ran last: it has the states."""
+        """The engine that ran last, which has the states."""
         self.updated: dict[str, torch.Tensor] = {}
         """After a run: the values of the inputs that the model writes to."""
         self.not_planned = _never(own, writes=self.writes) if planned else ""
@@ -258,7 +258,7 @@ class Engines:
             try:
                 outputs, self.updated = self._holding(self._engine).run(inputs)
                 return outputs
-            except Unsupported as error:  # it says so before it runs, and is not asked again
+            except Unsupported as error:  # raised before anything ran; the runtime is not tried again
                 self._holding(self._reference)
                 self.not_planned, self._planned, self._engine = str(error), False, None
         return self.refer(stored, inputs)
@@ -280,15 +280,15 @@ class Engines:
         self._holder.give_states(states)
 
     def _holding(self, engine: Engine) -> Engine:
-        """`engine`, which is to run next, with the states as they are."""
+        """Move the states to `engine`, which runs next, and return it."""
         if self._holder is not engine:
             engine.give_states(self._holder.states())
             self._holder = engine
         return engine
 
     def _fits(self, inputs: Tensors, *, strict_sizes: bool) -> bool:
-        """Whether the planned runtime may be asked: it wants the very sizes, the CPU, and for an `as_strided` that
-        counts from the storage inputs that begin theirs.
+        """Whether the planned runtime takes these inputs: exact sizes, on the CPU, and at the begin of their storage if
+        some `as_strided` counts from there.
         """
         if not self._planned or any(not tensor.is_cpu for tensor in inputs.values()):
             return False

@@ -1,4 +1,4 @@
-"""Running an IR: everything is checked, then the planned runtime runs it, or the plain reference beside it."""
+"""Run an IR: check everything, then run it on the planned runtime, or on the plain reference."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class IRExecutor:
         strict_sizes: bool = True,
         registry: Registry = REGISTERED,
     ) -> None:
-        self.ir = ir = an_ir(ir, ExecutionError).snapshot()  # compared once with what somebody may have changed
+        self.ir = ir = an_ir(ir, ExecutionError).snapshot()  # later edits of the caller's IR do not count
         self._weights = None if weights is None else by_name("weights", weights, ExecutionError)
         self._constants = _optional("constants", constants)
         self._strict_sizes = strict_sizes
@@ -99,7 +99,7 @@ class IRExecutor:
 
     @property
     def not_planned(self) -> str:
-        """Why runs are not planned although they were to be; "" as far as they are."""
+        """Why runs are not planned although that was asked for; "" where they are."""
         return self._engines.not_planned
 
     def load_weights(self, path: str | Path) -> None:
@@ -159,13 +159,13 @@ class IRExecutor:
         kwargs: Mapping[str, Any] | None,
         beside: Callable[[Graph, Own], Own],
     ) -> tuple[torch.Tensor, ...]:
-        """`execute` on the reference, whose ops are run by what `beside` makes of the user's own executors."""
+        """`execute` on the reference, with the op executors that `beside(graph, the user's executors)` returns."""
         return self._execute(inputs, kwargs, {}, beside(self.ir.graph, self._own))
 
     def _execute(
         self, inputs: Inputs, kwargs: Mapping[str, Any] | None, constants: Tensors, own: Own | None
     ) -> tuple[torch.Tensor, ...]:
-        """With `own` for the executors of single ops, it is the reference that runs."""
+        """Check and run; with `own`, executors of single ops, on the reference."""
         with self._alone:
             if not constants:
                 self.refuse_without_weights()
@@ -194,7 +194,7 @@ class IRExecutor:
 
     @contextmanager
     def _explain_errors(self, fed: Tensors) -> Iterator[None]:
-        """A run that fails says what to do."""
+        """Turn errors of a run into ones that say what to do."""
         try:
             yield
         except DataError as error:  # an index out of range, or an edited node that reads another tensor as its index

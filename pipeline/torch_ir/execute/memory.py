@@ -1,7 +1,7 @@
-"""Memory of tensors where it matters: two share it and somebody writes to it, or an `as_strided` counts through it.
+"""Cases where the memory of tensors matters: two share bytes and one is written, or an `as_strided` reads by offsets.
 
-What is given is brought to the strides of the trace otherwise. Where it is counted through, that would be another thing
-than the model itself makes of the tensor.
+Otherwise given tensors are copied to the strides of the trace. Under an `as_strided` that would give another result
+than the model itself computes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def shared_and_written(graph: Graph, tensors: Tensors) -> Iterator[str]:
-    """Inputs that the model writes to and that have bytes in common with another: an IR takes each for one of its own.
+    """Refuse inputs that the model writes to and that share bytes with another: an IR treats inputs as separate.
 
     The halves of a cache have none in common, though they may lie in the same memory.
     """
@@ -50,7 +50,7 @@ def shared_and_written(graph: Graph, tensors: Tensors) -> Iterator[str]:
 
 
 def copy_if_shared(outputs: Tensors, kept: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Outputs with memory of their own: who writes to one must not write to a weight, an input or a state."""
+    """Copy outputs that share a storage with `kept`, so that a write to them changes no weight, input or state."""
     taken = {tensor.untyped_storage().data_ptr() for tensor in kept if tensor.layout is torch.strided}
     return {
         name: tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
@@ -59,7 +59,7 @@ def copy_if_shared(outputs: Tensors, kept: Iterable[torch.Tensor]) -> dict[str, 
 
 
 def find_counted_values(graph: Graph) -> list[Value]:
-    """Inputs and stored values of which some `as_strided`, in a body too, is made."""
+    """Inputs and stored values that some `as_strided`, in a body too, is computed from."""
     reached: set[int] = set()
     for op in reversed(graph.ops):
         if _counts(op) or (op.kind not in ROWS and not reached.isdisjoint(op.outputs)):
@@ -78,9 +78,9 @@ def counts_from_storage(graph: Graph) -> bool:
 
 
 def find_other_strides(graph: Graph, values: Sequence[Value], tensors: Tensors) -> Iterator[str]:
-    """Tensors for `values` whose strides are not those of the trace, a line each.
+    """A message for each tensor of `values` whose strides are not those of the trace.
 
-    A stored one may have others where it had no gaps: then it can be brought to them.
+    A stored tensor may have other strides if it had no gaps in the trace: then it can be copied to them.
     """
     values = [value for value in values if value.name in tensors]
     for value, strides in zip(values, _traced_strides(graph, values, tensors), strict=True):
@@ -95,7 +95,7 @@ def find_other_strides(graph: Graph, values: Sequence[Value], tensors: Tensors) 
 
 
 def copy_from_first_element(values: Sequence[Value], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Copies of those stored tensors that begin within another: in the trace their storage began with them."""
+    """Copies of stored tensors that begin inside of a storage: in the trace their storage began with them."""
     given = {value.name: tensors[value.name] for value in values if value.name in tensors}
     return {
         name: copy_with_strides(one)
@@ -128,10 +128,10 @@ def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
 
 
 def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements that lie so leave no gap, and are all distinct."""
+    """Whether elements with these strides leave no gap, and are all distinct."""
     like = torch.empty_strided(tuple(shape), tuple(strides), dtype=torch.int8, device="meta")
     return extent(like) == like.numel() and Layout(tuple(shape), tuple(strides)).is_distinct
 
 
 ROWS = frozenset({"aten.embedding.default", "aten.linear.default"})
-"""Their results lie row after row, however their arguments lie."""
+"""Operators whose results are contiguous, whatever the strides of their arguments."""

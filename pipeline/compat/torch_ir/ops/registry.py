@@ -1,4 +1,4 @@
-"""Functions of the user's for single kinds of op, and how to look them up."""
+"""Functions that users register for single types of op, and how to look them up."""
 
 from __future__ import annotations
 

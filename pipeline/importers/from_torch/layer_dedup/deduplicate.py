@@ -1,4 +1,4 @@
-"""The way in: a module and a function that traces → the Graph of the whole, of which only a part was traced."""
+"""The entry point: trace only the distinct layers of a module, and build the Graph of the whole from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Trace: TypeAlias = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Graph]
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What goes in, or comes out: leaves and their arrangement as torch's pytree has them."""
+    """The inputs or the outputs of a module, as torch's pytree flattens them."""
 
     leaves: tuple[Any, ...]
     spec: Any
@@ -33,20 +33,20 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class DeduplicatedGraph:
-    """`graph` of the whole model; `runs` tell which layers were not traced."""
+    """The `graph` of the whole model; `runs` say which layers were not traced."""
 
     graph: Graph
     runs: tuple[LayerRun, ...]
     inputs: Ends
     outputs: Ends
-    """The tensors among them stand for the graph's inputs and outputs, in order."""
+    """The tensors among these leaves correspond to the graph's inputs and outputs, in order."""
     left: tuple[str, ...] = ()
-    """Of other runs of layers that look equal, why they were traced: a sentence each."""
+    """Why other runs of layers that look equal were traced: a sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedWhole:
-    """Nothing was repeated: the model has to be traced whole, and `reason` says why, as a sentence."""
+    """No layer can be repeated: the model has to be traced whole, and `reason` says why, as a sentence."""
 
     reason: str
     run: LayerRun | None = None
@@ -62,11 +62,11 @@ def deduplicate_layers(
     tied: Mapping[str, Sequence[str]] | None = None,
     constants: Mapping[str, torch.Tensor] | None = None,
 ) -> DeduplicatedGraph | TracedWhole:
-    """Of each run of equal layers in `module` trace two, and repeat the second.
+    """Trace two layers of each run of equal layers in `module`, and repeat the second for the others.
 
-    The Graph is the one that `trace(module, args, kwargs)` gives; that it is follows from a run without numbers of the
-    whole model, in which each layer has to do the same as the traced one. `module` is not changed. Sizes are numbers:
-    a trace with named dims is not repeated. `tied` and `constants` are from_torch's, for the whole model.
+    The Graph equals the one of `trace(module, args, kwargs)`. The proof is a run of the whole model on meta, in which
+    each layer has to make the same calls as the traced one. `module` is not changed. Sizes have to be numbers: a trace
+    with named dims is not repeated. `tied` and `constants` are from_torch's, for the whole model.
     """
     runs = runs_in(module)
     alone = TracedWhole(f"{type(module).__name__} has no list of more than {TRACED} layers that look the same.")
@@ -94,14 +94,14 @@ def _explain_whole(module: nn.Module, *reasons: object) -> str:
 
 
 class _RefusedByTrace(NotRepeatable):
-    """What a trace has shown: no other run is tried in its place, since each try would be a trace."""
+    """A trace has shown that a run cannot be repeated. No other run is tried: each try would cost a trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Deduplicator:
-    """Run by run: the model in which one run is short is stamped itself, by the next, until only a trace is left.
+    """Shortens one run at a time: the shorter model is deduplicated by the next run, and the shortest one is traced.
 
-    So a proof is always about one run, in a model that differs from the shorter one in nothing else.
+    So each proof covers one run, and the two models it compares differ in nothing else.
     """
 
     trace: Trace
@@ -111,7 +111,7 @@ class _Deduplicator:
     def first_of(
         self, runs: Sequence[LayerRun], whole: TracedModule
     ) -> tuple[DeduplicatedGraph | None, tuple[str, ...]]:
-        """`whole` stamped by the first of `runs` that can be, and by further ones within; why others cannot."""
+        """Repeat the first of `runs` for which that is possible, and others within it; also why others were not."""
         left: list[str] = []
         for index, run in enumerate(runs):
             try:
@@ -144,9 +144,9 @@ class _Deduplicator:
 
 
 def _find_equal_units(run: LayerRun, others: Sequence[LayerRun], whole: MetaTrace) -> tuple[LayerRun, Proof]:
-    """`run`, or what there is of it in the smallest units that do the same; and that they do.
+    """`run`, or the first of its alternatives whose units make equal calls, with the proof.
 
-    Then with the lists that are called between its layers, for which a layer of each is a unit.
+    The last to be tried are runs joined with the lists whose layers are called between those of `run`.
     """
     reasons: list[NotRepeatable] = []
     beside = [one for one in others if _is_between(one, run, whole)]
@@ -182,7 +182,7 @@ def _trace_short(trace: Trace, short: TracedModule) -> Graph:
 
 
 def _check(run: LayerRun, traced: Graph, walk: MetaTrace, short: ModuleCall) -> None:
-    """Written by the same rules, the graph of two units has to be the one that was traced."""
+    """Check that repeating nothing, by the same rules, gives back the graph that was traced."""
     proof = prove_equal_units(run, walk)
     _check_reads(run, traced, walk, proof)
     again = whole_graph(run, traced, short.call, short, proof, match_outputs(run, walk, walk, proof))
@@ -191,7 +191,7 @@ def _check(run: LayerRun, traced: Graph, walk: MetaTrace, short: ModuleCall) -> 
 
 
 def _check_reads(run: LayerRun, traced: Graph, walk: MetaTrace, proof: Proof) -> None:
-    """The ops that are repeated may read what belongs to the first unit only where the second has been seen to."""
+    """Check that the repeated ops read a tensor of the first unit only where the meta trace of the second did."""
     _, events, _ = proof.frames[0]
     seen = {ref[1] for event in walk.events[events.start : events.stop] for ref in event.refs if ref[0] == "stored"}
     for vid in {vid for oid in blocks_of(run, traced).second for vid in traced.ops[oid].inputs}:

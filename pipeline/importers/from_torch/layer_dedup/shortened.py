@@ -1,6 +1,6 @@
-"""A model that was run without numbers, and the copy with a few units of a run that is traced in its place.
+"""Build the short copy of a model that is traced in its place, with only a few units of a run.
 
-The caller's module stays as it is, whatever happens.
+The caller's module is never changed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["TracedModule", "find_short_model", "shorten_model", "trace_module"]
 
 
 def shorten_model(module: nn.Module, run: LayerRun, *, counts: bool = False) -> nn.Module:
-    """The modules from the root to the list are new; layers, parameters and everything beside are the caller's own.
+    """A copy of `module` with few units of `run`. Only the modules from the root to the list are new objects.
 
-    The layers keep their names. With `counts`, numbers of layers (COUNTS) on the way down, and in configs there, say
-    how many there are now.
+    Layers keep their names. With `counts`, the attributes that count layers (COUNTS) of those modules and of their
+    configs are set to the new number.
 
     Raises:
         Exception: whatever `copy.deepcopy` raises for an attribute on the way.
@@ -46,7 +46,7 @@ def shorten_model(module: nn.Module, run: LayerRun, *, counts: bool = False) -> 
 
 
 def _shorten_list(run: LayerRun, path: str, layers: nn.Module) -> nn.Module:
-    """The list with the units that are traced, and what is in none."""
+    """A copy of the list with only the traced units and the layers in no unit."""
     short = copy.copy(layers)
     places = {name: run.locate(f"{path}.{name}" if path else name) for name in layers._modules}
     kept = {name: layers._modules[name] for name, place in places.items() if place is None or place[0] < TRACED}
@@ -78,7 +78,7 @@ COUNTS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth")
 
 @dataclass(frozen=True, slots=True)
 class TracedModule:
-    """A module, its call, and what happened in it."""
+    """A module, its call, and the meta trace of that call."""
 
     module: nn.Module
     call: Call
@@ -86,21 +86,21 @@ class TracedModule:
 
 
 def trace_module(module: nn.Module, call: Call, runs: Sequence[LayerRun]) -> TracedModule:
-    """Run it; the layers of `runs` are watched.
+    """Trace `module` on meta, with spans of the layers of `runs`.
 
     Raises:
-        Unsuited: it cannot run without numbers.
+        NotRepeatable: it cannot run without numbers.
     """
     return TracedModule(module, call, walk(module, call, _layers(module, runs)))
 
 
 def find_short_model(run: LayerRun, others: Sequence[LayerRun], whole: TracedModule, proof: Proof) -> TracedModule:
-    """The first shortened model that does around its layers what the whole one does around all of its own.
+    """The first shortened model that makes the calls of the whole model around its layers.
 
-    The layers of `others` are watched too: this model is the whole one of theirs.
+    It has spans of the layers of `others` too, since it is the whole model when they are shortened.
 
     Raises:
-        Unsuited: there is none.
+        NotRepeatable: there is none.
     """
     parts = [whole.call]
     if spare := _spare(run, whole, proof):
@@ -153,7 +153,7 @@ def _layers(module: nn.Module, runs: Sequence[LayerRun]) -> dict[str, nn.Module]
 
 
 def _modules_inside(path: str, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules in a layer that is a list or a dict, which nobody can call."""
+    """The modules in a layer that is a list or a dict, which cannot be called itself."""
     if isinstance(layer, nn.ModuleList | nn.ModuleDict):
         for name, child in layer.named_children():
             yield f"{path}.{name}", child

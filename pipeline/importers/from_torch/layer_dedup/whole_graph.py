@@ -1,4 +1,4 @@
-"""The whole Graph: everything around the ops, and the check that repeating nothing gives back what was traced."""
+"""Assemble the Graph of the whole model: repeated ops, inputs, stored tensors, updates and outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ModuleCall", "whole_graph"]
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """A module, what it is called with, and what `from_torch` is told of the whole model beside the program."""
+    """A module, its call, and the `tied` names and `constants` that `from_torch` takes."""
 
     module: nn.Module
     call: Call
@@ -35,7 +35,7 @@ def whole_graph(
     """The Graph that a trace of `whole` would give; `short` is that of the shortened module, called with `part`.
 
     Raises:
-        Unsuited: torch traced something that does not follow from the proof.
+        NotRepeatable: torch traced something that does not follow from the proof.
     """
     return _Writer(run, short, part, whole, proof).graph(outputs)
 
@@ -76,7 +76,7 @@ class _Writer:
             self._payloads[one.name] = payload
 
     def _own_payload(self, target: str, payload: Payload) -> Payload | None:
-        """Of a buffer or attribute its own; a constant that the code makes is the same in all units."""
+        """The unit's own buffer or attribute; a constant that the code makes is equal in all units."""
         path, _, name = target.rpartition(".")
         held = self._whole.constants.get(target, getattr(self._whole.module.get_submodule(path), name, None))
         if not isinstance(held, torch.Tensor):
@@ -102,7 +102,7 @@ class _Writer:
         return found
 
     def _updates(self, inputs: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-        """(state or input, what it is after the run): of each unit where unit 1 writes it, else of the last."""
+        """(state or input, its value after the run): for each unit if unit 1 writes it, else once."""
         written = {vid for oid in self._blocks.second for vid in self._short.ops[oid].outputs}
         for state, after in self._short.updates.items():
             if after not in written:
