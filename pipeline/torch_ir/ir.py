@@ -1,4 +1,4 @@
-"""IR: what `extract_ir` gives back. A thin view of a Graph, with pytorch-ir's names and files."""
+"""IR, the result of `extract_ir`: a thin view of a Graph, with pytorch-ir's names and files."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(slots=True)
 class GraphSource:
-    """`found` is the Graph, or the data of a file, which is read when somebody asks for the Graph.
+    """The Graph behind an IR. `found` is the Graph, or the data of a file, which is read when the Graph is needed.
 
-    `shown` is the view that the Graph was read from; None where the Graph was first, and shows what `parts_of` says.
-    `handed` are the nodes of the view, as the objects that whoever asked for them has, and the names of their ops.
+    `shown` is the view that the Graph was read from; None where the view is made from the Graph, by `parts_of`.
+    `handed` are the nodes of the view that the user has, as objects, each with the name of its op.
     """
 
     found: Graph | Mapping[str, Any]
@@ -56,7 +56,7 @@ class GraphSource:
 
     @collector_paused()
     def apply_view(self, view: Parts, name: str, constants: Tensors, whole: bool) -> GraphSource:
-        """This one, where `view` is as it was shown; otherwise that of the Graph `name`, of which it is the view.
+        """This source if `view` is unchanged; else the source of a new Graph, called `name`, with the edits of `view`.
 
         Raises:
             SerializationError: there is no such Graph; the message says where.
@@ -69,7 +69,7 @@ class GraphSource:
         return GraphSource(graph, deepcopy(view), pair_with_names(view.nodes))
 
     def rename(self, name: str, constants: Tensors) -> GraphSource:
-        """That of the same Graph by another name."""
+        """The source of the same Graph by another name."""
         return replace(self, found=replace(self.graph(constants), name=name))
 
 
@@ -85,10 +85,11 @@ EMPTY = Graph("", (), (), (), ())
 class IR:
     """A model as a graph of aten operations.
 
-    The first five fields are a view of the Graph, made when somebody asks for one of them; or the Graph is made from
-    them, for an IR that is put together by hand. What is changed in them, or assigned, counts: the Graph follows when
-    it is asked for next. `constants` holds the values of lifted constants and of non-persistent buffers by their names
-    in the model, where they are known; `unsaved` the names of all non-persistent buffers, which no checkpoint has.
+    The first five fields are a view of the Graph, made when one of them is first read; for an IR that is built by hand,
+    the Graph is made from them. Edits of these fields count: the Graph is updated when it is next needed.
+
+    `constants` holds the values of lifted constants and of non-persistent buffers by their names in the model, where
+    they are known; `unsaved` the names of all non-persistent buffers, which no checkpoint has.
     """
 
     nodes: list[OpNode] = field(default_factory=list)
@@ -147,7 +148,7 @@ class IR:
         return vars(self)["source"]
 
     def snapshot(self) -> IR:
-        """The IR as it is now. What is changed in this one afterwards does not count there."""
+        """A copy of the IR as it is now; later edits of this one do not change it."""
         return IR.of(self.graph, self.constants, self.signature, self.pytorch_version, self.unsaved)
 
     def to_dict(self) -> dict[str, Any]:
@@ -208,9 +209,9 @@ class IR:
     if not TYPE_CHECKING:  # a checker would take any name for an attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Asked for what is not there, as a part of the view that is not made yet: all of them are made then."""
+            """Make the view when one of its parts is first read."""
             if name not in PARTS:
-                return object.__getattribute__(self, name)  # which says that there is none
+                return object.__getattribute__(self, name)  # which raises AttributeError
             self._make_view()
             return vars(self)[name]
 

@@ -1,4 +1,4 @@
-"""The IR as pytorch-ir's users know it: nodes and tensors as plain dataclasses, made from the Graph when asked for."""
+"""pytorch-ir's view of an IR: nodes and tensors as plain dataclasses, made from the Graph on demand."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def as_torch(item: Attr) -> Any:
 
 
 def as_attr(item: Any) -> Attr:
-    """What `as_torch` gives, or somebody has put in its place, as an attribute."""
+    """The inverse of `as_torch`, which also takes what a user has assigned."""
     if isinstance(item, list | tuple):
         return tuple(as_attr(part) for part in item)
     for kind, cls in KINDS.items():

@@ -1,7 +1,7 @@
-"""Functions of the user's for single kinds of op: how they are written down, and how they are run.
+"""Functions that users register for single types of op: how to convert them, and how to run them.
 
-The one table of the process that this package has: `@register_executor("mylib.op")` at the head of a user's file has
-to reach every later call, as in pytorch-ir. Whoever wants none of it gives an executor a `Registry` of its own.
+This is the only global table of the package: `@register_executor("mylib.op")` at the head of a user's file applies to
+all later calls, as in pytorch-ir. To avoid it, give an executor a `Registry` of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass
 class NodeInfo:
-    """What a function of `register_op` is given: one call, before it is written down."""
+    """The argument of a function of `register_op`: one call, before it is converted."""
 
     name: str
     target: Any
@@ -51,13 +51,13 @@ Convert = Callable[[NodeInfo], OpNode]
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """By op type, with its overload or without: `aten.relu.default`, `mylib.op`."""
+    """Functions by op type, with its overload or without: `aten.relu.default`, `mylib.op`."""
 
     executors: dict[str, Execute] = field(default_factory=dict)
     conversions: dict[str, Convert] = field(default_factory=dict)
 
     def executors_for(self, graph: Graph) -> Own:
-        """The executors that ops of `graph`, or of their bodies, ask for."""
+        """The executors for ops of `graph` and of their bodies."""
         found = {kind: look_up(self.executors, kind) for kind in kinds_of(graph)} if self.executors else {}
         return {kind: _wrap_executor(execute) for kind, execute in found.items() if execute is not None}
 
@@ -66,16 +66,17 @@ REGISTERED = Registry()
 
 
 def register_executor(op_pattern: str) -> Callable[[F], F]:
-    """Run ops of the type `op_pattern` by the function below, in place of torch's: `fn(inputs, attrs) -> [outputs]`."""
+    """Run ops of the type `op_pattern` by the decorated function, not by torch: `fn(inputs, attrs) -> [outputs]`."""
     return _register_in(REGISTERED.executors, op_pattern)
 
 
 def register_op(op_pattern: str) -> Callable[[F], F]:
-    """Write ops of the type `op_pattern` down as the function below says, in bodies too: `fn(NodeInfo) -> OpNode`.
+    """Convert ops of the type `op_pattern` by the decorated function, in bodies too: `fn(NodeInfo) -> OpNode`.
 
-    Of what it returns `name`, `op_type` and `attrs` are taken; of `outputs` shapes and dtypes, their names have to
-    stay, since other nodes read them; of `inputs` which tensors they are, of those that the node may read. Producers
-    follow from the graph. An operator of torch is held against its schema. What cannot be taken is a ConversionError.
+    Taken from the returned node are `name`, `op_type` and `attrs`; the shapes and dtypes of `outputs`, whose names must
+    not change, since other nodes read them; and which tensors the `inputs` are, among those that the node may read.
+    Producers follow from the graph. A call of torch's is checked against its schema. Anything else that does not fit
+    is a ConversionError.
     """
     return _register_in(REGISTERED.conversions, op_pattern)
 
@@ -121,5 +122,5 @@ def _wrap_executor(execute: Execute) -> Callable[[Op, Sequence[torch.Tensor]], S
 
 
 def kinds_of(graph: Graph) -> set[str]:
-    """Of all ops, those in bodies among them."""
+    """The kinds of all ops, those in bodies included."""
     return {op.kind for op in graph.ops}.union(*(kinds_of(body) for op in graph.ops for body in op.bodies))

@@ -1,4 +1,4 @@
-"""IR ↔ string and file, and whether an IR is sound."""
+"""IR ↔ string and file, and the check of an IR."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def deserialize_ir(json_str: str | bytes) -> IR:
 
 
 def save_ir(ir: IR, path: str | Path) -> None:
-    """`ir.save(path)`, in a folder that is made where there is none.
+    """`ir.save(path)`; makes the folder if there is none.
 
     Raises:
         SerializationError: the file cannot be written.
@@ -56,7 +56,7 @@ def load_ir(path: str | Path) -> IR:
 
 
 def validate_ir(ir: IR) -> bool:
-    """Hold the IR against every rule of the Graph. Returns True.
+    """Check the IR against every rule of the Graph. Returns True.
 
     Raises:
         SerializationError: a rule is broken, or a tensor is used that nothing makes; the message lists all.

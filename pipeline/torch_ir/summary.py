@@ -1,4 +1,4 @@
-"""What an IR is, in figures: the fields of pytorch-ir's `info`."""
+"""An IR in figures: the fields of pytorch-ir's `info`."""
 
 from __future__ import annotations
 

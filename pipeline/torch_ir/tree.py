@@ -1,9 +1,9 @@
 """How the arguments and the result of a model nest: tuples, dicts, dataclasses, caches, down to tensors and numbers.
 
-Kept with the IR, so that a result is compared as the tree that it is, and arguments are taken as the model takes them.
+Kept with the IR, so that results are compared as trees, and arguments are taken as the model takes them.
 
-A key of a dict is known by a text of its own: a string by itself, any other key by its literal in brackets. So
-`{1: x, "1": y}` has the keys `[1]` and `1`, in JSON too. A string that begins with a bracket is put in brackets too.
+Each key of a dict is a text: a string is itself, any other key is its literal in brackets. So `{1: x, "1": y}` has the
+keys `[1]` and `1`, in JSON too. A string that begins with a bracket is put in brackets too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CallSignature:
     outputs: Tree | None = None
 
     def fitting(self, inputs: int, outputs: int) -> CallSignature:
-        """Without a side that has another number of tensors."""
+        """The signature without a side that has another number of tensors than given here."""
         return CallSignature(_of(self.inputs, inputs), _of(self.outputs, outputs))
 
 
@@ -75,7 +75,7 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf]]:
 
 
 def under(path: str, key: str) -> str:
-    """The path of the child `key` of what lies at `path`: `more.0`, `table[1]`."""
+    """The path of the child `key` of the branch at `path`: `more.0`, `table[1]`."""
     return f"{path}{key}" if not path or key.startswith("[") else f"{path}.{key}"
 
 
@@ -114,7 +114,7 @@ def _kind(kind: Any) -> str:
 
 
 def _given_keys(item: Any, spec: Any, count: int) -> Sequence[str]:
-    """As the type's own flattening names them (a cache's `layers.0.keys`), where it does."""
+    """The keys of the children: those of the type's own flattening (a cache's `layers.0.keys`), where it has some."""
     own = None if spec.type in DICTS else own_names(item, spec.type)
     return own or _keys(spec, count) or tuple(map(str, range(count)))
 
@@ -142,4 +142,4 @@ def _text(key: Any) -> str:
 
 
 DICTS = (dict, OrderedDict, defaultdict)
-"""What torch itself takes apart by keys of any kind."""
+"""Types that torch flattens with keys of any type."""

@@ -1,6 +1,6 @@
-"""Weights of an IR: from the files of a checkpoint, and which tensor is which weight.
+"""Weights of an IR: load them from a checkpoint, and match tensors to weights.
 
-Checkpoints name tensors in their way, an IR by its placeholders.
+Checkpoints have the model's names of tensors, an IR has those of its placeholders.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ __all__ = [
 Tensors = Mapping[str, torch.Tensor]
 
 ABSENT: Final = object()
-"""None may stand where a tensor belongs; then it was given."""
+"""Marks a tensor that was not given; None may have been given for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """Weights by the names of their values in the graph, and what is wrong, a line each.
 
-    `missing` are lines in pytorch-ir's words; `wrong` speak of shapes and dtypes; `hints` may say why some are missing.
+    `missing` are lines in pytorch-ir's words; `wrong` concerns shapes and dtypes; `hints` may say why some are missing.
     `unloaded` is whether weights are among these, which a checkpoint would have.
     """
 
@@ -92,7 +92,7 @@ def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
 
 
 def missing_message(graph: Graph, value: Value) -> str:
-    """pytorch-ir's sentence for a tensor that is not there."""
+    """pytorch-ir's message for a missing tensor."""
     reader = graph.ops[value.users[0]].name if value.users else "output"
     return f"Weight/input '{value.name}' not found in registry for node '{reader}'."
 
@@ -122,7 +122,7 @@ def fits_shape(tensor: torch.Tensor, shape: Sequence[int | str]) -> bool:
 
 
 def _first(names: Sequence[str], places: Sequence[Tensors]) -> Any:
-    """What stands there; it may be no tensor."""
+    """The first entry under one of `names` in one of `places`, of any type; ABSENT if there is none."""
     return next((place[name] for place in places for name in names if name in place), ABSENT)
 
 
@@ -135,7 +135,7 @@ def _kind(value: Value) -> str:
 
 
 def _unknown(graph: Graph, constants: Tensors) -> Iterator[str]:
-    """An override that nothing reads would be silent otherwise."""
+    """Report constants that the IR does not have; they would be ignored silently otherwise."""
     known = {name for names in graph.weight_names().values() for name in names}
     for name in constants:
         if name not in known:
@@ -143,7 +143,7 @@ def _unknown(graph: Graph, constants: Tensors) -> Iterator[str]:
 
 
 def _other_twins(names: Sequence[str], weights: Tensors) -> Iterator[str]:
-    """A weight under two names is one tensor in the model: which of two different ones it is, nobody can say."""
+    """Report a tied weight whose names have different tensors in `weights`: either could be meant."""
     first, *others = [name for name in names if name in weights] or [""]
     for other in others:
         if not _same(weights[first], weights[other]):
@@ -154,7 +154,7 @@ def _other_twins(names: Sequence[str], weights: Tensors) -> Iterator[str]:
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Bit for bit; one without values says nothing."""
+    """Whether two tensors are equal to the bit; one without values counts as equal."""
     if not isinstance(right, torch.Tensor):
         return False
     if left is right or not holds_values(right):
@@ -178,7 +178,7 @@ def _explain_unsaved(missing: Sequence[str]) -> str:
 
 
 def _prefix(missing: Sequence[str], weights: Tensors) -> str:
-    """Said where all that is missing is there under a common prefix, or without one: nothing is renamed by guessing."""
+    """A hint if all missing weights are there with or without a common prefix; nothing is renamed by guessing."""
     if not missing:
         return ""
     first = missing[0]

@@ -29,7 +29,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def shared_and_written(graph: Graph, tensors: Tensors) -> Iterator[str]:
-    """Refuse inputs that the model writes to and that share bytes with another: an IR treats inputs as separate.
+    """Report inputs that the model writes to and that share bytes with another: an IR treats inputs as separate.
 
     The halves of a cache have none in common, though they may lie in the same memory.
     """
@@ -90,7 +90,7 @@ def find_other_strides(graph: Graph, values: Sequence[Value], tensors: Tensors) 
         yield (
             f"{'input' if value.role is Role.INPUT else 'weight'} {value.name!r}: found strides "
             f"{list(tensor.stride())}, but the IR was traced with {list(strides)}, and the model counts through its "
-            "memory (as_strided): give a tensor that lies so, or extract it again with one like this"
+            "memory (as_strided): give a tensor with these strides, or extract it again with one like this"
         )
 
 

@@ -1,4 +1,4 @@
-"""Nodes as functions of `register_op` write them down."""
+"""Convert nodes with the functions of `register_op`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["apply_conversions"]
 
 
 def apply_conversions(graph: Graph, registry: Registry) -> Graph:
-    """`graph` with the ops that `registry` has a conversion for, in bodies too, as that has them.
+    """Replace each op for which `registry` has a conversion, in bodies too, by what that returns.
 
     Raises:
         ConversionError: it gives another node than one on tensors that are there, with outputs of the same names.
@@ -54,7 +54,7 @@ def _convert_graph(graph: Graph, registry: Registry) -> Graph:
 
 
 def _convert_op(op: Op, node: OpNode, vids: Mapping[str, int], specs: list[TensorSpec], registry: Registry) -> Op:
-    """`op` as its conversion has it; in `specs` its outputs become what that says of them."""
+    """Convert one op, and put the specs of its new outputs into `specs`."""
     convert = look_up(registry.conversions, op.kind)
     if convert is None:
         return op
@@ -93,7 +93,7 @@ def _spec(whose: str, meta: TensorMeta, known: TensorSpec) -> TensorSpec:
 
 
 def _attrs(whose: str, op: Op, made: OpNode, inputs: tuple[int, ...]) -> dict[str, Attr]:
-    """Where the tensors are still those of the call, they keep their places in it; else torch's schema says them."""
+    """The attributes of a converted op. Unchanged inputs keep their arguments; else torch's schema assigns them."""
     if find_known_operator(made.op_type) is not None and (made.op_type, inputs) != (op.kind, op.inputs):
         call = read_call(made.op_type, len(inputs), {"attrs": made.attrs})
         try:

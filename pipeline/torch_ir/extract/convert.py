@@ -90,7 +90,7 @@ def _functionalize(program: ExportedProgram) -> ExportedProgram:
 
 
 def ir_of(graph: Graph, signature: CallSignature, unsaved: frozenset[str]) -> IR:
-    """A graph from a trace as an IR: one weight for all names of a tensor, nodes as the user's functions want them.
+    """The IR of a traced graph, with tied weights merged and registered conversions applied.
 
     `unsaved` are names of buffers that no checkpoint has.
     """

@@ -1,4 +1,4 @@
-"""Module → IR: the way in, for a caller's module and for a model of the configuration."""
+"""Module → IR: the entry points for a caller's module and for a model of the configuration."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _extract_deduplicated(
     functionalize: bool,
     known: Mapping[str, Any],
 ) -> IR | None:
-    """The IR of which only a part was traced; None, and a warning that says why, where that cannot be."""
+    """The IR with each distinct layer traced once; None, with a warning that says why, where that is not possible."""
 
     def trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
         return graph_of(export_program(module, args, kwargs), name, functionalize, {}, **known)

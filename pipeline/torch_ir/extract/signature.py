@@ -1,4 +1,4 @@
-"""What goes into a program and what comes out: how it nests, and dims by the names that the caller gave them."""
+"""The signature of a program: how arguments and results nest, and the caller's names of dims."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def signature_of(program: ExportedProgram) -> CallSignature:
 
 
 def signature_of_ends(inputs: Ends, outputs: Ends) -> CallSignature:
-    """The same for what stamping tells: tensors without numbers stand for those of the graph."""
+    """The signature after layer_dedup: meta tensors among the leaves are the graph's inputs and outputs."""
     return CallSignature(_tree(inputs), _tree(outputs))
 
 

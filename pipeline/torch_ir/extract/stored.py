@@ -1,10 +1,9 @@
-"""What is stored in a model: one weight for all names of a tensor, and buffers that no checkpoint has.
+"""Stored tensors of a model: merge the names of tied weights, and compute buffers that no checkpoint has.
 
-torch.export forgets that one tensor has several names, and makes a placeholder of each. Non-persistent buffers of a
-model on meta have no numbers, and are computed again. Models of `transformers` know how to fill such a buffer
-(`PreTrainedModel._init_weights`: rotary frequencies, position ids), since `from_pretrained` makes them on meta too. A
-copy of the module that owns the buffer is filled, on the CPU; the model itself is not touched. It is done twice, over
-different contents: what was not written is not known.
+torch.export makes a placeholder for each name of a tensor. Non-persistent buffers of a model on meta have no data, and
+are computed again: models of `transformers` can fill such buffers (`PreTrainedModel._init_weights`: rotary frequencies,
+position ids), since `from_pretrained` makes them on meta too. We fill a CPU copy of the module that owns the buffer;
+the model itself is not touched. We do that twice, over different contents: what differs was not written.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def tied_names(model: nn.Module) -> dict[str, list[str]]:
 
 
 def tied_in(program: ExportedProgram) -> dict[str, list[str]]:
-    """`tied_names`, of a program whose model is not at hand."""
+    """The `tied_names` of a program without its model."""
     names: dict[int, list[str]] = {}
     for name, tensor in program.state_dict.items():
         names.setdefault(id(tensor), []).append(name)
@@ -48,9 +47,9 @@ def tied_in(program: ExportedProgram) -> dict[str, list[str]]:
 
 
 def merge_tied(graph: Graph) -> Graph:
-    """`graph` with one value for each stored tensor, the first, whose `sources` are all of its names.
+    """Merge the values of each stored tensor into the first, whose `sources` are all of its names.
 
-    States that the graph updates are left alone: an update is of one name.
+    States that the graph updates are not merged: each update belongs to one name.
     """
     twins = _twins(graph)
     if not twins:
@@ -100,7 +99,7 @@ def _others(names: Mapping[int, list[str]]) -> dict[str, list[str]]:
 
 
 def _find_shared(model: nn.Module) -> set[int]:
-    """Ids of tensors that stand in more than one place. Names are not made for it: a model may have 100,000 of them."""
+    """Ids of tensors in more than one place. Builds no names: a model may have 100,000 of them."""
     places = Counter(map(id, every_tensor(model)))
     return {tensor for tensor, count in places.items() if count > 1}
 
@@ -167,6 +166,6 @@ def _fill_copy(module: nn.Module, fill: Fill, content: int) -> dict[str, torch.T
     try:
         with torch.no_grad(), torch.device("cpu"):
             fill(shell)
-    except Exception:  # a model's own code, on a module without its weights: then it is not known
+    except Exception:  # the model's own code, on a module without its weights: the buffer stays unknown
         return {}
     return _lasting(shell)

@@ -149,7 +149,7 @@ class _Flowchart:
         return self._id("input" if value.role is Role.INPUT else "w", value.name)
 
     def _id(self, kind: str, name: str) -> str:
-        """Letters, digits and underlines; two names that differ elsewhere only are still two."""
+        """A unique id of letters, digits and underscores."""
         plain = f"{kind}_{re.sub(r'[^0-9A-Za-z_]', '_', name)}"
         while self._ids.setdefault(plain, f"{kind} {name}") != f"{kind} {name}":
             plain += "_"
@@ -162,7 +162,7 @@ def short(kind: str) -> str:
 
 
 def sizes(shape: Sequence[Dim]) -> str:
-    """`1x16x64`; names of dims stand apart."""
+    """`1x16x64`, with spaces around names of dims."""
     return ("x" if all(isinstance(dim, int) for dim in shape) else " x ").join(map(str, shape))
 
 

@@ -18,11 +18,11 @@ SMALL: Final = 60
 
 @dataclass(slots=True)
 class ModuleBox:
-    """A call of a module: ops that follow each other. `name` is its path from the part around it; `items` are indices
-    of ops, and parts.
+    """A call of a module: consecutive ops. `name` is its path relative to the outer box; `items` are op indices and
+    inner boxes.
 
-    A folded part is one box, since there is no room for what it holds, or since the one before it looks the same; then
-    it may be several calls.
+    A folded box shows none of its items, because there is no room, or because the box before it looks the same; then
+    it may stand for several calls.
     """
 
     name: str
@@ -30,13 +30,13 @@ class ModuleBox:
     items: list[int | ModuleBox]
     is_folded: bool = False
     like: str = ""
-    """The path of the part before it, if that looks the same."""
+    """The path of the box before it, if that looks the same."""
     kinds: tuple[str, ...] = field(default=(), repr=False)
-    """Of all its ops, in order."""
+    """The kinds of all its ops, in order."""
 
     @property
     def detail(self) -> str:
-        """What a folded part says of itself."""
+        """The second line of a folded box."""
         return f"like {self.like}" if self.like else f"{len(self.kinds)} nodes"
 
     @property
@@ -51,8 +51,8 @@ class ModuleBox:
 def parts_of(graph: Graph, most: int) -> tuple[list[int | ModuleBox], int]:
     """What to draw, and how many ops are left out since even folded there is no room for them.
 
-    In a graph that is no small one, of modules that follow each other and look the same the others become one box
-    beside the first. If there is no room for all, modules are opened from the outside inwards while there is.
+    Unless the graph is small, consecutive modules that look the same are merged: the first is drawn, the others become
+    one box beside it. If there is no room for all nodes, modules are opened from the outside inwards while there is.
     """
     items = _group_by_module(graph, range(len(graph.ops)), "")
     if len(graph.ops) > min(most, SMALL):
@@ -90,7 +90,7 @@ def _with_repeats_merged(items: Sequence[int | ModuleBox]) -> list[int | ModuleB
 
 
 def _group_by_module(graph: Graph, ops: Sequence[int], path: str) -> list[int | ModuleBox]:
-    """Ops in the order of the graph; neighbours that are in one module below `path` are a part."""
+    """Ops in the order of the graph; neighbours in one module below `path` are put into a box."""
     depth = len(path.split(".")) if path else 0
     items: list[int | ModuleBox] = []
     for below, run in groupby(ops, key=lambda at: ".".join(_path(graph, at)[: depth + 1])):

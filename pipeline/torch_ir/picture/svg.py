@@ -109,9 +109,9 @@ class _Frame:
     def _wires(
         self, items: Sequence[int | ModuleBox], boxes: list[Box], extents: dict[int, tuple[float, float]], top: bool
     ) -> list[Wire]:
-        """Between items, and from and to the outside: boxes for the graph's inputs and outputs, a point for a part's.
+        """The wires between items, and from and to the outside.
 
-        Those boxes are added.
+        Adds boxes for inputs and outputs of the graph, and a point for those of an inner module.
         """
         values, wires = self.graph.values, list[Wire]()
         home = {

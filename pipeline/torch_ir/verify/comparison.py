@@ -1,4 +1,4 @@
-"""Two results as trees of tensors, and how far two tensors are from each other."""
+"""Compare two results as trees of tensors, and two tensors element by element."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Difference", "Pair", "_compare_tensors", "compare", "pairs", "tolera
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One leaf on both sides. `why`, without the path, is how they differ where they cannot be compared as tensors."""
+    """One leaf on both sides. `why` says, without the path, how they differ if they cannot be compared as tensors."""
 
     path: str
     expected: Any
@@ -46,7 +46,7 @@ def _walk(result: Any, tree: Tree, outputs: Sequence[torch.Tensor], path: str) -
     if kind != tree.kind:
         yield Pair(path, result, None, f"the model gives {_describe_item(result)}, the IR {_a(tree.kind)}")
         return
-    if tree.keys is None and len(children) != len(tree.children):  # without names, places are all there is
+    if tree.keys is None and len(children) != len(tree.children):  # without names, only positions can be compared
         yield Pair(path, result, None, f"the model gives {len(children)} items, the IR {len(tree.children)}")
         return
     recorded = dict(zip(tree.keys or children, tree.children, strict=False))
@@ -71,7 +71,7 @@ def _leaf(result: Any, leaf: Leaf, outputs: Sequence[torch.Tensor], path: str) -
 
 
 def _constants(result: Any, recorded: Any) -> str:
-    """Numbers and words are shown as they are, where the model has one too."""
+    """The message for a constant; the model's value is shown if it is a number or a string."""
     plain = isinstance(result, bool | int | float | complex | str)
     return f"the model gives {repr(result) if plain else _describe_item(result)}, the IR the constant {recorded!r}"
 
@@ -149,7 +149,7 @@ def _compare_tensors(
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU, in a dtype that holds every value of its own and that differences can be computed in."""
+    """The tensor on the CPU, in a dtype that holds all its values and in which differences can be computed."""
     tensor = tensor.detach().to("cpu")
     if tensor.dtype.is_complex:
         return tensor.to(torch.complex128)

@@ -1,17 +1,16 @@
-"""The first node whose result is not the model's.
+"""Find the first node of an IR whose result is not the model's.
 
-The model is exported afresh, with the test inputs, and torch's own interpreter runs that program beside the IR
-(traced.py). The third call of `linear` in the IR is held against the third one there, those in the bodies of branches
-and loops among them. The first that differs in the order of the run is at fault: all that it reads agreed.
+The model is exported again, with the test inputs, and torch's interpreter of fx graphs runs that program and keeps the
+results of each call. Then the IR runs, and the third call of `linear` is compared with the third one there, calls in
+the bodies of branches and loops included. The first that differs, in the order of the run, is at fault: everything it
+reads agreed.
 
 This needs torch.export to take the model. Where the IR was extracted by another torch, or edited, some nodes have no
-counterpart: they are passed over, and named in what is said, since one of them may be the first.
+counterpart: they are skipped, and named in the result, since one of them may be the first.
 
-The model's own trace, run by torch's interpreter of fx graphs: the results of each of its calls, by place.
-
-Names do not tell which node is which: torch names a region after the last call inside of it, and both sides number for
-themselves. A place is the operator's plain name and how many calls of this name came before, in the order of
-the run; a region of one branch, or of a loop, is gone through as often as it runs.
+Names do not identify nodes: torch names a region after the last call inside of it, and both sides number separately.
+So a call is identified by its Place: the operator's plain name, and how many calls of this name ran before. The body
+of a branch or loop counts each time it runs.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ Place = tuple[str, int]
 Results = dict[Place, list[torch.Tensor]]
 
 REGIONS = frozenset({"cond", "while_loop", "scan", "wrap_with_set_grad_enabled", "wrap_with_autocast"})
-"""Higher-order operators that call their bodies plainly; others map over a dim that their bodies do not see."""
+"""Higher-order operators that call their bodies on whole tensors; others map over a dim."""
 
 
 class Places:
-    """Asked for in the order of the run."""
+    """Assigns places to calls, in the order of the run."""
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
@@ -90,7 +89,7 @@ def run_traced_model(
 
 
 class _TraceRecorder(Interpreter):
-    """Keeps the results of every call, copied: a later one may write into them."""
+    """Keeps copies of the results of every call, since a later call may write into them."""
 
     def __init__(self, module: GraphModule, results: Results, places: Places) -> None:
         super().__init__(module)
@@ -115,7 +114,7 @@ class _TraceRecorder(Interpreter):
 
 
 def _name(target: Any) -> str:
-    """What the IR calls a node of this operator; empty for what is no node of the IR."""
+    """The base name of the IR's nodes of this operator; "" if the IR has no node for it."""
     try:
         operator = describe_operator(target)
     except Unsupported:  # `getitem`, numbers
@@ -134,9 +133,9 @@ def first_divergence(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> str | None:
-    """A sentence: which node parts from the model first, by how much, and where it comes from; or that none does.
+    """A sentence: which node differs from the model first, by how much, and where it is called; or that none does.
 
-    None where no node runs: the inputs or the weights are refused.
+    None if no node ran, because the inputs or the weights are refused.
     """
     try:
         expected = run_traced_model(model, inputs, kwargs, functionalized=not executor.writes)
@@ -156,12 +155,12 @@ def first_divergence(
 
 
 class _DivergenceFound(Exception):
-    """Ends the run: what comes after the first divergence is of no interest."""
+    """Ends the run at the first divergence."""
 
 
 @dataclass
 class _DivergenceFinder:
-    """Goes along with the run of the IR, in the place of every operator of it."""
+    """Replaces every operator in a run of the IR, to compare its results with the traced ones."""
 
     expected: Results
     rtol: float | None
@@ -222,4 +221,4 @@ def _body(body: Graph, watched: Own, *tensors: torch.Tensor) -> tuple[torch.Tens
 
 
 MOST = 4
-"""Names that are told of nodes without a counterpart."""
+"""Nodes without a counterpart that are named."""

@@ -1,4 +1,4 @@
-"""The model's own answer and what it has written to, without a trace of it on the model or on the caller's tensors."""
+"""Run the model itself, on copies: its result, and what it has written to."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def stored_in(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def copied_model(model: nn.Module) -> nn.Module:
-    """Buffers, parameters, plain attributes and all; gradients are left behind.
+    """A deep copy of `model`, with buffers, parameters and plain attributes, but without gradients.
 
     Raises:
         ExecutionError: something in it cannot be copied.
@@ -83,12 +83,12 @@ def copied_model(model: nn.Module) -> nn.Module:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A clone of a slice is none; what a model makes of its memory would be another thing."""
+    """A copy with equal strides, since a model may read the memory between the elements of a slice."""
     return tensor.detach().clone() if memory_of(tensor) is None else copy_with_strides(tensor)
 
 
 def _with_history(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Attributes that a gradient flows back from, such as weight_norm leaves: by itself torch does not copy them."""
+    """Attributes with a gradient history, as weight_norm leaves them: torch does not deep-copy them."""
     for module in model.modules():
         yield from (one for one in vars(module).values() if isinstance(one, torch.Tensor) and not one.is_leaf)
 
@@ -107,9 +107,9 @@ def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:
 
 
 def copy_arguments(arguments: Any) -> Any:
-    """The same tree on tensors of its own, one in two places again in both: a model may write to it.
+    """The same tree with copied tensors, since a model may write to them; one in two places stays one.
 
-    A cache becomes another cache, since a model writes into that too.
+    Caches are copied too, since a model writes into them.
     """
     made: dict[int, torch.Tensor] = {}
 
@@ -139,9 +139,9 @@ def pair_writes(
     answer: Answer,
     executor: IRExecutor,
 ) -> Iterator[Pair]:
-    """What either side writes to, as both have it after their run; what neither does is passed over.
+    """Pair the values, after the run, of everything that either side writes to.
 
-    `model`, `inputs` and `kwargs` are as they were before.
+    `model`, `inputs` and `kwargs` are as they were before the run.
     """
     yield from _pair_updated(ir, answer, executor)
     yield from _pair_left_out(ir, model, answer, executor)
@@ -160,14 +160,14 @@ def _pair_updated(ir: IR, answer: Answer, executor: IRExecutor) -> Iterator[Pair
 
 
 def _pair_left_out(ir: IR, model: nn.Module, answer: Answer, executor: IRExecutor) -> Iterator[Pair]:
-    """Buffers and parameters that the model writes to, and the IR has no update of."""
+    """Buffers and parameters that the model writes to and the IR does not update."""
     graph, updates = ir.graph, executor.updates
     names = {key: graph.values[vid].name for vid, keys in graph.sources.items() for key in keys}
-    told = {key for vid in graph.updates for key in graph.sources.get(vid, ())}
+    updated = {key for vid in graph.updates for key in graph.sources.get(vid, ())}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for key, before in stored_in(model).items():
         after = answer.stored.get(key)
-        if after is not None and key not in told and not _same_bits(before, after):
+        if after is not None and key not in updated and not _same_bits(before, after):
             kind = "parameter" if key in parameters else "buffer"
             yield Pair(f"{kind} {key}", after, updates.get(names.get(key, ""), before))
 
@@ -181,9 +181,9 @@ def _pair_inputs(ir: IR, before: Mapping[str, Any], after: Mapping[str, Any], ex
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Cheaper than a comparison of numbers, and most tensors are as they were; a NaN is itself.
+    """Whether two tensors are equal to the bit: cheaper than comparing numbers, and a NaN equals itself.
 
-    Tensors that have no plain bits (sparse, quantized, meta, of a subclass) are taken to be as they were.
+    Tensors without plain bits (sparse, quantized, meta, of a subclass) are taken to be equal.
     """
     if type(left) not in PLAIN or left.layout is not torch.strided or left.is_quantized or left.is_meta:
         return True

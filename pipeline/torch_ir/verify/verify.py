@@ -1,4 +1,4 @@
-"""Run the model and the IR on the same inputs, and compare all that comes out."""
+"""Run the model and the IR on the same inputs, and compare all results and writes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _figure(difference: float) -> str:
 
 
 def _entry(title: str, text: str) -> str:
-    """Further lines stand under the first; of very many the last are counted."""
+    """A titled entry; further lines are indented, and beyond MOST they are only counted."""
     lines = text.splitlines()
     if len(lines) > MOST:
         lines[MOST - 1 :] = [f"and {len(lines) - MOST + 1} more; output_details has all"]
@@ -125,7 +125,7 @@ def verify_ir_with_state_dict(
 
 @dataclass(frozen=True, slots=True)
 class IRVerifier:
-    """The settings of verifications. `executor` makes what runs the IR, from (ir, weights, constants)."""
+    """Verifies IRs with these settings. `executor` makes the executor from (ir, weights, constants)."""
 
     rtol: float | None = None
     atol: float | None = None
@@ -188,7 +188,7 @@ class IRVerifier:
         )
 
     def _detail(self, index: int, pair: Pair) -> dict[str, Any] | None:
-        """None of a constant that is the same on both sides."""
+        """The entry of one pair in `output_details`; None for a constant that is the same on both sides."""
         if not isinstance(pair.expected, torch.Tensor) or not isinstance(pair.found, torch.Tensor):
             if not pair.why:
                 return None

@@ -128,7 +128,7 @@ class MetaTrace:
     def span(self, layer: str) -> tuple[int, int]:
         """
         Raises:
-            Unsuited: the layer is not called exactly once.
+            NotRepeatable: the layer is not called exactly once.
         """
         spans = self.spans.get(layer, ())
         inside = [span for path, (span, *_) in self.spans.items() if path.startswith(f"{layer}.")] if not spans else []

@@ -220,7 +220,7 @@ class Repeater:
         return self._around[vid] if own is None else own
 
     def within(self, unit: int, vid: int) -> int:
-        """The vid that `unit`, 1 or later, reads for `vid` of unit 1; values of unit 0 become those of the unit before."""
+        """The vid that `unit`, 1 or later, reads for `vid` of unit 1; a value of unit 0 is that of the unit before."""
         for known in (self._own[unit], self._given[unit]):
             if vid in known:
                 return known[vid]
