@@ -24,7 +24,7 @@ from transformers import BertConfig, BertModel
 from benchmarks.decoder import CACHED, Decoder
 from benchmarks.measure import machine, versions_line
 from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functional
+from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.runtime import compile_graph
 
 Side = Callable[[], Any]
@@ -115,7 +115,7 @@ def _table(name: str, seconds: dict[str, list[float]], wanted: str) -> list[str]
 
 def _ours(model: torch.nn.Module, *inputs: torch.Tensor) -> dict[str, Side]:
     program = torch.export.export(model, inputs, strict=False)
-    graph = from_torch(functional(program))
+    graph = from_torch(functionalize_program(program))
     keys = {key for keys in graph.sources.values() for key in keys}
     weights = {name: tensor for name, tensor in model.state_dict().items() if name in keys}
     compiled = compile_graph(graph, weights)

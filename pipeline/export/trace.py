@@ -17,7 +17,7 @@ from pipeline.export.error_location import advice_on_type, first_line, module_fr
 from pipeline.export.source import TorchSource
 from pipeline.export.transformers_defaults import is_switchable_experts
 from pipeline.export.tree import input_names, input_tensors
-from pipeline.importers.from_torch.memory import copy_as_it_lies, memory_of
+from pipeline.importers.from_torch.memory import copy_with_strides, memory_of
 from pipeline.importers.from_torch.modules import every_tensor
 
 __all__ = ["apart", "capture"]
@@ -42,7 +42,7 @@ def apart(module: nn.Module, arguments: T) -> T:
         if memory is None or memory not in seen:
             seen.add(memory)
             return leaf
-        return copy_as_it_lies(leaf)
+        return copy_with_strides(leaf)
 
     return pytree.tree_map(own, arguments)
 

@@ -1,4 +1,4 @@
-"""The face of the IR for users of pytorch-ir: change `from torch_ir import …` to `from pipeline.torch_ir import …`."""
+"""The API of pytorch-ir on our IR: change `from torch_ir import …` to `from pipeline.torch_ir import …`."""
 
 from pipeline.torch_ir.errors import (
     ConversionError,

@@ -1,9 +1,9 @@
-"""A call as pytorch-ir writes it down (tensors in a row, the rest by name), and the exact call behind it.
+"""Calls in pytorch-ir's form (a list of tensors, the rest by name), and the exact call where that form loses something.
 
-Which tensor belongs to which argument follows from the operator's schema: tensors are taken in order. Where that would
-not give back the very call (`clamp(max=t)`, an argument of a higher-order op, a number that JSON has not), the exact
-call is written beside it. So it is for every operator that torch itself does not have: who reads the file may import
-the module that defines it later, or never.
+The operator's schema says which tensor belongs to which argument: tensors are taken in order. Where that would not
+reproduce the call (`clamp(max=t)`, an argument of a higher-order op, a number that JSON has not), the exact call is
+written too. It is always written for operators that torch itself does not have, since a reader of the file may not
+have imported the module that defines them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ from pipeline.ir import Attr, BodyRef, InputRef, Op, SymExpr, TorchConst
 from pipeline.ir.json import read_attr, write_attr
 from pipeline.runtime.torch_args import find_operator
 
-__all__ = ["KINDS", "Argument", "arguments", "find_known_operator", "read_call", "spelled", "word", "write_call"]
+__all__ = [
+    "KINDS",
+    "Argument",
+    "arguments",
+    "find_known_operator",
+    "format_attrs",
+    "read_call",
+    "torch_const",
+    "write_call",
+]
 
 SIZES, MASKS = "_tensor_list_sizes", "_tensor_list_none_masks"
 
@@ -38,8 +47,8 @@ class Argument:
 
 
 def write_call(op: Op) -> dict[str, Any]:
-    """The node's keys `attrs` and, where they do not say everything, `call`."""
-    attrs = dict(spelled(op, _plain))
+    """The keys `attrs` of a node and, where the call cannot be rebuilt from them, `call`."""
+    attrs = dict(format_attrs(op, _to_json))
     known = op.kind.partition(".")[0] in TORCHS_OWN
     read = _read(op.kind, len(op.inputs), attrs) if known else _read_bare(attrs)
     if read == dict(op.attrs):
@@ -50,12 +59,12 @@ def write_call(op: Op) -> dict[str, Any]:
 def read_call(kind: str, inputs: int, node: Mapping[str, Any]) -> dict[str, Attr]:
     """The attributes of an op of `kind` on so many `inputs`, from the node's keys `attrs` and `call`."""
     if "call" in node:
-        return {name: _known(read_attr(item)) for name, item in node["call"].items()}
+        return {name: _check_constant(read_attr(item)) for name, item in node["call"].items()}
     return _read(kind, inputs, node.get("attrs") or {})
 
 
-def spelled(op: Op, spell: Callable[[Attr], Any]) -> Iterator[tuple[str, Any]]:
-    """The arguments of `op` that are no tensors, each as `spell` has it, and then how its tensor lists are made up."""
+def format_attrs(op: Op, spell: Callable[[Attr], Any]) -> Iterator[tuple[str, Any]]:
+    """(name, `spell(item)`) of each argument that is no tensor, then the sizes and None masks of tensor lists."""
     sizes: list[int] = []
     masks: list[list[bool]] = []
     for name, item in op.attrs.items():
@@ -88,20 +97,20 @@ def arguments(kind: str) -> tuple[Argument, ...]:
 
 @cache
 def _arguments(kind: str) -> tuple[Argument, ...]:
-    """An operator that is not there may come with a module that is imported later: an error is not kept by `cache`."""
+    """Cached. An unknown operator raises, which `cache` does not keep: a module imported later may define it."""
     found = ((one, str(one.real_type)) for one in find_operator(kind)._schema.arguments)
     return tuple(Argument(one.name, _kind(type), type, not one.has_default_value()) for one, type in found)
 
 
-def _plain(item: Attr) -> Any:
-    """`item` as JSON has it, or nearly so: the exact call says the rest."""
+def _to_json(item: Attr) -> Any:
+    """`item` as JSON; some information may be lost, which the exact call has."""
     match item:
         case bool() | int() | str() | None:
             return item
         case float():
             return item if math.isfinite(item) else repr(item)
         case tuple():
-            return [_plain(part) for part in item]
+            return [_to_json(part) for part in item]
         case TorchConst("device", name):
             return name
         case TorchConst(kind, name):
@@ -111,7 +120,7 @@ def _plain(item: Attr) -> Any:
         case InputRef(index) | BodyRef(index):
             return index
         case complex():
-            return [_plain(item.real), _plain(item.imag)]
+            return [_to_json(item.real), _to_json(item.imag)]
 
 
 def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
@@ -122,35 +131,35 @@ def _read(kind: str, inputs: int, attrs: Mapping[str, Any]) -> dict[str, Attr]:
     found: dict[str, Attr] = {}
     for argument in arguments(kind):
         if argument.name in attrs:
-            found[argument.name] = _typed(argument.kind, attrs[argument.name])
+            found[argument.name] = _parse_item(argument.kind, attrs[argument.name])
         elif argument.kind == "tensors" and SIZES in attrs:
-            found[argument.name] = _listed(places, next(sizes, 0), next(masks, None))
+            found[argument.name] = _build_tensor_list(places, next(sizes, 0), next(masks, None))
         elif argument.kind == "tensor" and (place := next(places, None)) is not None:
             found[argument.name] = InputRef(place)
     return found
 
 
 def _read_bare(attrs: Mapping[str, Any]) -> dict[str, Attr]:
-    """Without a schema: what the executor of an operator of the user's own is given is what was written."""
-    return {name: _typed("other", item) for name, item in attrs.items()}
+    """The attributes as written: without a schema, the user's own executor gets them unchanged."""
+    return {name: _parse_item("other", item) for name, item in attrs.items()}
 
 
-def _listed(places: Iterator[int], count: int, mask: Sequence[bool] | None) -> tuple[Attr, ...]:
+def _build_tensor_list(places: Iterator[int], count: int, mask: Sequence[bool] | None) -> tuple[Attr, ...]:
     absent = mask or [False] * count
     return tuple(None if empty else InputRef(next(places, 0)) for empty in absent)
 
 
-def _typed(kind: str, item: Any) -> Attr:
+def _parse_item(kind: str, item: Any) -> Attr:
     if isinstance(item, list):
-        return tuple(_typed(kind, part) for part in item)
+        return tuple(_parse_item(kind, part) for part in item)
     if kind in KINDS and isinstance(item, str | KINDS[kind]):
-        return word(kind, str(item))
+        return torch_const(kind, str(item))
     return item
 
 
-def _known(item: Attr) -> Attr:
+def _check_constant(item: Attr) -> Attr:
     if type(item) is TorchConst and item.kind in KINDS:
-        word(item.kind, item.name)
+        torch_const(item.kind, item.name)
     return item
 
 
@@ -173,7 +182,7 @@ SCHEMA_KINDS = {
 
 
 @cache  # a model has many, and few that differ
-def word(kind: str, name: str) -> TorchConst:
+def torch_const(kind: str, name: str) -> TorchConst:
     """The dtype, device, layout or memory format `name`, with or without `torch.`.
 
     Raises:

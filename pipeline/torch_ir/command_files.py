@@ -1,6 +1,6 @@
 """Files that the commands read and write: named tensors (.npz, .safetensors), text and pictures.
 
-A place that will not do is named before the work, and what is there is replaced after it.
+A path that cannot be written is refused before the work; an existing file is replaced after it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.picture.mermaid import ir_to_mermaid
 from pipeline.torch_ir.picture.svg import ir_to_svg
 
-__all__ = ["ENDINGS", "check_place", "read_arrays", "write_arrays", "write_picture", "write_text", "written"]
+__all__ = ["ENDINGS", "check_place", "read_arrays", "write_arrays", "write_atomically", "write_picture", "write_text"]
 
 
 def check_place(path: Path, endings: tuple[str, ...] = ()) -> None:
     """
     Raises:
-        UsageError: `path` ends in none of `endings`, is a folder, or lies in none.
+        UsageError: `path` ends in none of `endings`, is a folder, or its folder does not exist.
     """
     if path.is_dir():
         raise UsageError(f"{path} is a folder; expected a file, as in {path}/name{endings[0] if endings else '.txt'}")
@@ -39,8 +39,8 @@ def check_place(path: Path, endings: tuple[str, ...] = ()) -> None:
 
 
 @contextmanager
-def written(path: Path, endings: tuple[str, ...] = ()) -> Iterator[Path]:
-    """A temporary path beside `path`, which it becomes in the end.
+def write_atomically(path: Path, endings: tuple[str, ...] = ()) -> Iterator[Path]:
+    """Yield a temporary path; on success, the file there replaces `path`.
 
     Raises:
         UsageError: it cannot be written there.
@@ -54,8 +54,8 @@ def written(path: Path, endings: tuple[str, ...] = ()) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` and the end of its line, at once."""
-    with written(path) as temporary:
+    """Write `text` and a line end, atomically."""
+    with write_atomically(path) as temporary:
         temporary.write_text(f"{text}\n", encoding="utf-8")
 
 
@@ -81,7 +81,7 @@ def read_arrays(path: Path) -> dict[str, torch.Tensor]:
 
 
 def write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write `tensors`, at once.
+    """Write `tensors`, atomically.
 
     Raises:
         UsageError: another ending, a dtype that .npz has not, or a place that cannot be written.
@@ -91,7 +91,7 @@ def write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         raise UsageError(
             f"{path}: numpy has no {str(tensors[foreign[0]].dtype)[6:]} ({foreign[0]!r}); use .safetensors"
         )
-    with written(path, ENDINGS) as temporary:
+    with write_atomically(path, ENDINGS) as temporary:
         if path.suffix == ".npz":
             with temporary.open("wb") as file:
                 np.savez(file, **{name: to_numpy(tensor) for name, tensor in tensors.items()})  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def write_picture(ir: IR, path: Path, max_nodes: int, include_weights: bool, *, 
         UsageError: a PNG is asked for and there is no `mmdc`, or it fails; another ending; a place that cannot be
             written.
     """
-    with written(path, (*TEXTS, ".png", ".svg")) as temporary:
+    with write_atomically(path, (*TEXTS, ".png", ".svg")) as temporary:
         if path.suffix == ".svg":
             temporary.write_text(ir_to_svg(ir, max_nodes, include_weights), encoding="utf-8")
             return

@@ -1,4 +1,4 @@
-"""What can go wrong with an IR of torch, under pytorch-ir's names. All are user mistakes (exit code 2).
+"""The errors of the IR of torch, under pytorch-ir's names. All are user mistakes (exit code 2).
 
 UsageError
 ├── ExportError          torch.export does not take the model, or it is not on the meta device as `strict` asks
@@ -10,7 +10,7 @@ UsageError
 └── WeightLoadError      a file of weights cannot be read
     └── NoWeightFile         there is no such file (a FileNotFoundError too)
 
-`warn` points to the line of the user's that called us, however deep a warning arises.
+`warn` points to the user's line that called us, however deep in our code it is called.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class NoWeightFile(WeightLoadError, FileNotFoundError):
 
 
 OURS = ("onnxline", "_onnxline", "pipeline", "passes", "torch_ir")
-"""Packages that are passed over; the last is the stand-in for pytorch-ir."""
+"""Packages whose frames `warn` skips; the last is our replacement of pytorch-ir."""
 
 
 def warn(said: str) -> None:
-    """A UserWarning at the user's line; so Python shows the same words again where another line asks for them."""
+    """Warn at the user's line, so that Python repeats the warning for each line of the user's that causes it."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and _is_ours(frame):
         level, frame = level + 1, frame.f_back

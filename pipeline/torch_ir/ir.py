@@ -1,4 +1,4 @@
-"""IR: what `extract_ir` gives back. A thin view of a Graph, with pytorch-ir's names and files."""
+"""IR, the result of `extract_ir`: a thin view of a Graph, with pytorch-ir's names and files."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from pipeline.errors import UsageError
 from pipeline.ir import Graph
 from pipeline.torch_ir.document import files, writing
 from pipeline.torch_ir.document.constants import THRESHOLD, read_constant, write_constant
-from pipeline.torch_ir.document.edits import alike, edited
-from pipeline.torch_ir.document.fields import TEXT, refused
+from pipeline.torch_ir.document.edits import apply_edits, is_identical
+from pipeline.torch_ir.document.fields import TEXT, report_unexpected
 from pipeline.torch_ir.document.header import constants_in, read_head, write_tree
 from pipeline.torch_ir.document.reader import read_graph
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, parts_of
-from pipeline.torch_ir.tree import Signature
+from pipeline.torch_ir.tree import CallSignature
 from pipeline.torch_ir.validation import a_number, mistaken, path_of
 
-__all__ = ["EMPTY", "IR", "Source", "an_ir", "named"]
+__all__ = ["EMPTY", "IR", "GraphSource", "an_ir", "pair_with_names"]
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(slots=True)
-class Source:
-    """`found` is the Graph, or the data of a file, which is read when somebody asks for the Graph.
+class GraphSource:
+    """The Graph behind an IR. `found` is the Graph, or the data of a file, which is read when the Graph is needed.
 
-    `shown` is the view that the Graph was read from; None where the Graph was first, and shows what `parts_of` says.
-    `handed` are the nodes of the view, as the objects that whoever asked for them has, and the names of their ops.
+    `shown` is the view that the Graph was read from; None where the view is made from the Graph, by `parts_of`.
+    `handed` are the nodes of the view that the user has, as objects, each with the name of its op.
     """
 
     found: Graph | Mapping[str, Any]
@@ -50,30 +50,30 @@ class Source:
             SerializationError: the data is no IR.
         """
         if not isinstance(self.found, Graph):
-            with collector_paused(), refused(self.what):
+            with collector_paused(), report_unexpected(self.what):
                 self.found = read_graph(self.found, constants, whole="signature" in self.found)
         return self.found
 
     @collector_paused()
-    def seen(self, view: Parts, name: str, constants: Tensors, whole: bool) -> Source:
-        """This one, where `view` is as it was shown; otherwise that of the Graph `name`, of which it is the view.
+    def apply_view(self, view: Parts, name: str, constants: Tensors, whole: bool) -> GraphSource:
+        """This source if `view` is unchanged; else the source of a new Graph, called `name`, with the edits of `view`.
 
         Raises:
             SerializationError: there is no such Graph; the message says where.
         """
         graph = self.graph(constants)
-        if alike(self.shown or parts_of(graph), view):
+        if is_identical(self.shown or parts_of(graph), view):
             return self
-        with refused("IR, as it was put together", "change that part of it"):
-            graph = read_graph(edited(graph, name, view, self.handed), constants, whole)
-        return Source(graph, deepcopy(view), named(view.nodes))
+        with report_unexpected("IR, as it was put together", "change that part of it"):
+            graph = read_graph(apply_edits(graph, name, view, self.handed), constants, whole)
+        return GraphSource(graph, deepcopy(view), pair_with_names(view.nodes))
 
-    def called(self, name: str, constants: Tensors) -> Source:
-        """That of the same Graph by another name."""
+    def rename(self, name: str, constants: Tensors) -> GraphSource:
+        """The source of the same Graph by another name."""
         return replace(self, found=replace(self.graph(constants), name=name))
 
 
-def named(nodes: Iterable[OpNode]) -> list[tuple[OpNode, str]]:
+def pair_with_names(nodes: Iterable[OpNode]) -> list[tuple[OpNode, str]]:
     """Each node with the name that it has now."""
     return [(node, node.name) for node in nodes]
 
@@ -85,10 +85,11 @@ EMPTY = Graph("", (), (), (), ())
 class IR:
     """A model as a graph of aten operations.
 
-    The first five fields are a view of the Graph, made when somebody asks for one of them; or the Graph is made from
-    them, for an IR that is put together by hand. What is changed in them, or assigned, counts: the Graph follows when
-    it is asked for next. `constants` holds the values of lifted constants and of non-persistent buffers by their names
-    in the model, where they are known; `unsaved` the names of all non-persistent buffers, which no checkpoint has.
+    The first five fields are a view of the Graph, made when one of them is first read; for an IR that is built by hand,
+    the Graph is made from them. Edits of these fields count: the Graph is updated when it is next needed.
+
+    `constants` holds the values of lifted constants and of non-persistent buffers by their names in the model, where
+    they are known; `unsaved` the names of all non-persistent buffers, which no checkpoint has.
     """
 
     nodes: list[OpNode] = field(default_factory=list)
@@ -99,20 +100,20 @@ class IR:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     model_name: str = ""
     pytorch_version: str = ""
-    signature: Signature = field(default_factory=Signature)
+    signature: CallSignature = field(default_factory=CallSignature)
     unsaved: frozenset[str] = frozenset()
-    source: InitVar[Source | None] = None
+    source: InitVar[GraphSource | None] = None
     """What the view does not show, which `dataclasses.replace` hands on."""
 
-    def __post_init__(self, source: Source | None) -> None:
-        vars(self)["source"] = source or Source(EMPTY)  # where `replace` looks for it
+    def __post_init__(self, source: GraphSource | None) -> None:
+        vars(self)["source"] = source or GraphSource(EMPTY)  # where `replace` looks for it
 
     @classmethod
     def of(
         cls,
         graph: Graph,
         constants: dict[str, torch.Tensor] | None = None,
-        signature: Signature | None = None,
+        signature: CallSignature | None = None,
         pytorch_version: str = torch.__version__,
         unsaved: frozenset[str] = frozenset(),
     ) -> IR:
@@ -121,11 +122,11 @@ class IR:
             constants={} if constants is None else constants,
             model_name=graph.name,
             pytorch_version=pytorch_version,
-            signature=signature or Signature(),
+            signature=signature or CallSignature(),
             unsaved=unsaved,
-            source=Source(graph),
+            source=GraphSource(graph),
         )
-        return made._unseen()
+        return made._forget_view()
 
     @property
     def graph(self) -> Graph:
@@ -139,15 +140,15 @@ class IR:
         graph = self._source.graph(self.constants)
         if graph.name == self.model_name:
             return graph
-        vars(self)["source"] = self._source.called(self.model_name, self.constants)
+        vars(self)["source"] = self._source.rename(self.model_name, self.constants)
         return self._source.graph(self.constants)
 
     @property
-    def _source(self) -> Source:
+    def _source(self) -> GraphSource:
         return vars(self)["source"]
 
-    def settled(self) -> IR:
-        """The IR as it is now. What is changed in this one afterwards does not count there."""
+    def snapshot(self) -> IR:
+        """A copy of the IR as it is now; later edits of this one do not change it."""
         return IR.of(self.graph, self.constants, self.signature, self.pytorch_version, self.unsaved)
 
     def to_dict(self) -> dict[str, Any]:
@@ -175,7 +176,7 @@ class IR:
         path = path_of("the IR", path, SerializationError)
         if threshold != math.inf:
             a_number("threshold", threshold, "a number of bytes of 0 or more, as in 4096", SerializationError)
-        with files.explained(path, "written"):
+        with files.explain_errors(path, "written"):
             files.save(path, self._sections(), self.constants, threshold)
 
     @classmethod
@@ -208,30 +209,30 @@ class IR:
     if not TYPE_CHECKING:  # a checker would take any name for an attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Asked for what is not there, as a part that nobody has seen: all of them are made then."""
+            """Make the view when one of its parts is first read."""
             if name not in PARTS:
-                return object.__getattribute__(self, name)  # which says that there is none
-            self._see()
+                return object.__getattribute__(self, name)  # which raises AttributeError
+            self._make_view()
             return vars(self)[name]
 
     @collector_paused()
-    def _see(self) -> None:
+    def _make_view(self) -> None:
         made = parts_of(self._source.graph(self.constants))
         if "nodes" not in vars(self):
-            self._source.handed = named(made.nodes)
+            self._source.handed = pair_with_names(made.nodes)
         vars(self).update({name: getattr(made, name) for name in PARTS - vars(self).keys()})
 
-    def _unseen(self) -> IR:
+    def _forget_view(self) -> IR:
         for name in PARTS:
             delattr(self, name)
         return self
 
     def _take_edits(self) -> None:
         view = Parts(self.nodes, self.graph_inputs, self.graph_outputs, self.weights, self.weight_name_mapping)
-        seen = self._source.seen(view, self.model_name, self.constants, whole=self.signature != Signature())
-        if seen is not self._source:
-            vars(self)["source"] = seen
-            graph = seen.graph(self.constants)
+        source = self._source.apply_view(view, self.model_name, self.constants, whole=self.signature != CallSignature())
+        if source is not self._source:
+            vars(self)["source"] = source
+            graph = source.graph(self.constants)
             self.signature = self.signature.fitting(len(graph.inputs), len(graph.outputs))
 
     @classmethod
@@ -239,7 +240,7 @@ class IR:
         cls, data: Mapping[str, Any], held: Mapping[str, Mapping[str, torch.Tensor]], what: str = TEXT
     ) -> IR:
         head = read_head(data, what)
-        with refused(what):
+        with report_unexpected(what):
             constants = {key: read_constant(key, one, held) for key, one in constants_in(data, what).items()}
         made = cls(
             constants=constants,
@@ -247,9 +248,9 @@ class IR:
             pytorch_version=head.pytorch_version,
             signature=head.signature,
             unsaved=head.unsaved,
-            source=Source(data, what=what),
+            source=GraphSource(data, what=what),
         )
-        return made._unseen()
+        return made._forget_view()
 
     def _sections(self) -> Iterator[tuple[str, Any]]:
         graph = self.graph

@@ -1,4 +1,4 @@
-"""The IR as pytorch-ir's users know it: nodes and tensors as plain dataclasses, made from the Graph when asked for."""
+"""pytorch-ir's view of an IR: nodes and tensors as plain dataclasses, made from the Graph on demand."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from pipeline.ir import Attr, Graph, Role, SymExpr, TorchConst, Value
-from pipeline.torch_ir.calls import KINDS, spelled
+from pipeline.torch_ir.calls import KINDS, format_attrs
 
-__all__ = ["OpNode", "Parts", "TensorMeta", "as_attr", "as_torch", "key_of", "parts_of", "producer_of", "stored"]
+__all__ = ["OpNode", "Parts", "TensorMeta", "as_attr", "as_torch", "key_of", "parts_of", "producer_of", "stored_values"]
 
 
 @dataclass
@@ -63,7 +63,7 @@ class OpNode:
             "op_type": self.op_type,
             "inputs": [one.to_dict() for one in self.inputs],
             "outputs": [one.to_dict() for one in self.outputs],
-            "attrs": {name: _named(item) for name, item in self.attrs.items()},
+            "attrs": {name: _name_constants(item) for name, item in self.attrs.items()},
         }
 
     @classmethod
@@ -87,7 +87,7 @@ class Parts:
 def parts_of(graph: Graph) -> Parts:
     """`graph` as nodes and tensors."""
     values = graph.values
-    weights = list(stored(graph))
+    weights = list(stored_values(graph))
     used = [_used(graph, value) for value in values]
     return Parts(
         [
@@ -96,7 +96,7 @@ def parts_of(graph: Graph) -> Parts:
                 op.kind,
                 [used[vid] for vid in op.inputs],
                 [_bare(values[vid], values[vid].name) for vid in op.outputs],
-                dict(spelled(op, as_torch)),
+                dict(format_attrs(op, as_torch)),
             )
             for op in graph.ops
         ],
@@ -107,7 +107,7 @@ def parts_of(graph: Graph) -> Parts:
     )
 
 
-def stored(graph: Graph) -> Iterator[Value]:
+def stored_values(graph: Graph) -> Iterator[Value]:
     """Params, states and constants, in order."""
     return (value for value in graph.values if value.role in (Role.PARAM, Role.STATE, Role.CONST))
 
@@ -151,7 +151,7 @@ def as_torch(item: Attr) -> Any:
 
 
 def as_attr(item: Any) -> Attr:
-    """What `as_torch` gives, or somebody has put in its place, as an attribute."""
+    """The inverse of `as_torch`, which also takes what a user has assigned."""
     if isinstance(item, list | tuple):
         return tuple(as_attr(part) for part in item)
     for kind, cls in KINDS.items():
@@ -160,7 +160,7 @@ def as_attr(item: Any) -> Attr:
     return item
 
 
-def _named(item: Any) -> Any:
+def _name_constants(item: Any) -> Any:
     if isinstance(item, list | tuple):
-        return [_named(part) for part in item]
+        return [_name_constants(part) for part in item]
     return str(item) if isinstance(item, torch.dtype | torch.device | torch.layout | torch.memory_format) else item

@@ -1,7 +1,7 @@
-"""Functions of the user's for single kinds of op: how they are written down, and how they are run.
+"""Functions that users register for single types of op: how to convert them, and how to run them.
 
-The one table of the process that this package has: `@register_executor("mylib.op")` at the head of a user's file has
-to reach every later call, as in pytorch-ir. Whoever wants none of it gives an executor a `Registry` of its own.
+This is the only global table of the package: `@register_executor("mylib.op")` at the head of a user's file applies to
+all later calls, as in pytorch-ir. To avoid it, give an executor a `Registry` of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from pipeline.errors import UsageError
 from pipeline.ir import Graph, Op
 from pipeline.runtime.eager import Own
-from pipeline.torch_ir.calls import spelled
+from pipeline.torch_ir.calls import format_attrs
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_torch
 from pipeline.torch_ir.validation import mistaken
@@ -26,7 +26,7 @@ __all__ = [
     "Registry",
     "kinds_of",
     "list_registered_ops",
-    "looked_up",
+    "look_up",
     "register_executor",
     "register_op",
 ]
@@ -37,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass
 class NodeInfo:
-    """What a function of `register_op` is given: one call, before it is written down."""
+    """The argument of a function of `register_op`: one call, before it is converted."""
 
     name: str
     target: Any
@@ -51,33 +51,34 @@ Convert = Callable[[NodeInfo], OpNode]
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """By op type, with its overload or without: `aten.relu.default`, `mylib.op`."""
+    """Functions by op type, with its overload or without: `aten.relu.default`, `mylib.op`."""
 
     executors: dict[str, Execute] = field(default_factory=dict)
     conversions: dict[str, Convert] = field(default_factory=dict)
 
-    def own(self, graph: Graph) -> Own:
-        """The executors that ops of `graph`, or of their bodies, ask for."""
-        found = {kind: looked_up(self.executors, kind) for kind in kinds_of(graph)} if self.executors else {}
-        return {kind: _calling(execute) for kind, execute in found.items() if execute is not None}
+    def executors_for(self, graph: Graph) -> Own:
+        """The executors for ops of `graph` and of their bodies."""
+        found = {kind: look_up(self.executors, kind) for kind in kinds_of(graph)} if self.executors else {}
+        return {kind: _wrap_executor(execute) for kind, execute in found.items() if execute is not None}
 
 
 REGISTERED = Registry()
 
 
 def register_executor(op_pattern: str) -> Callable[[F], F]:
-    """Run ops of the type `op_pattern` by the function below, in place of torch's: `fn(inputs, attrs) -> [outputs]`."""
-    return _entering(REGISTERED.executors, op_pattern)
+    """Run ops of the type `op_pattern` by the decorated function, not by torch: `fn(inputs, attrs) -> [outputs]`."""
+    return _register_in(REGISTERED.executors, op_pattern)
 
 
 def register_op(op_pattern: str) -> Callable[[F], F]:
-    """Write ops of the type `op_pattern` down as the function below says, in bodies too: `fn(NodeInfo) -> OpNode`.
+    """Convert ops of the type `op_pattern` by the decorated function, in bodies too: `fn(NodeInfo) -> OpNode`.
 
-    Of what it returns `name`, `op_type` and `attrs` are taken; of `outputs` shapes and dtypes, their names have to
-    stay, since other nodes read them; of `inputs` which tensors they are, of those that the node may read. Producers
-    follow from the graph. An operator of torch is held against its schema. What cannot be taken is a ConversionError.
+    Taken from the returned node are `name`, `op_type` and `attrs`; the shapes and dtypes of `outputs`, whose names must
+    not change, since other nodes read them; and which tensors the `inputs` are, among those that the node may read.
+    Producers follow from the graph. A call of torch's is checked against its schema. Anything else that does not fit
+    is a ConversionError.
     """
-    return _entering(REGISTERED.conversions, op_pattern)
+    return _register_in(REGISTERED.conversions, op_pattern)
 
 
 def list_registered_ops() -> dict[str, list[str]]:
@@ -88,12 +89,12 @@ def list_registered_ops() -> dict[str, list[str]]:
 T = TypeVar("T")
 
 
-def looked_up(table: Mapping[str, T], kind: str) -> T | None:
+def look_up(table: Mapping[str, T], kind: str) -> T | None:
     """The entry of `kind`, or the one of its name without the overload."""
     return table.get(kind, table.get(kind.rpartition(".")[0]))
 
 
-def _entering(table: dict[str, Any], name: str) -> Callable[[F], F]:
+def _register_in(table: dict[str, Any], name: str) -> Callable[[F], F]:
     if not isinstance(name, str):
         raise mistaken("the type of an op", name, 'text, as in "mylib.op"', UsageError)
 
@@ -106,9 +107,9 @@ def _entering(table: dict[str, Any], name: str) -> Callable[[F], F]:
     return enter
 
 
-def _calling(execute: Execute) -> Callable[[Op, Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
+def _wrap_executor(execute: Execute) -> Callable[[Op, Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
     def call(op: Op, ins: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        made = execute(list(ins), dict(spelled(op, as_torch)))
+        made = execute(list(ins), dict(format_attrs(op, as_torch)))
         if not isinstance(made, list | tuple) or len(made) != len(op.outputs):
             said = f"{len(made)} outputs" if isinstance(made, list | tuple) else f"a {type(made).__name__}"
             raise ExecutionError(
@@ -121,5 +122,5 @@ def _calling(execute: Execute) -> Callable[[Op, Sequence[torch.Tensor]], Sequenc
 
 
 def kinds_of(graph: Graph) -> set[str]:
-    """Of all ops, those in bodies among them."""
+    """The kinds of all ops, those in bodies included."""
     return {op.kind for op in graph.ops}.union(*(kinds_of(body) for op in graph.ops for body in op.bodies))

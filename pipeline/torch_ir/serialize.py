@@ -1,4 +1,4 @@
-"""IR ↔ string and file, and whether an IR is sound."""
+"""IR ↔ string and file, and the check of an IR."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.errors import InternalError
 from pipeline.ir import check
-from pipeline.torch_ir.document.files import explained, parse_json
+from pipeline.torch_ir.document.files import explain_errors, parse_json
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.validation import mistaken, path_of
@@ -34,13 +34,13 @@ def deserialize_ir(json_str: str | bytes) -> IR:
 
 
 def save_ir(ir: IR, path: str | Path) -> None:
-    """`ir.save(path)`, in a folder that is made where there is none.
+    """`ir.save(path)`; makes the folder if there is none.
 
     Raises:
         SerializationError: the file cannot be written.
     """
     ir, path = an_ir(ir, SerializationError), path_of("the IR", path, SerializationError)
-    with explained(path, "written"):
+    with explain_errors(path, "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
     ir.save(path)
 
@@ -56,7 +56,7 @@ def load_ir(path: str | Path) -> IR:
 
 
 def validate_ir(ir: IR) -> bool:
-    """Hold the IR against every rule of the Graph. Returns True.
+    """Check the IR against every rule of the Graph. Returns True.
 
     Raises:
         SerializationError: a rule is broken, or a tensor is used that nothing makes; the message lists all.

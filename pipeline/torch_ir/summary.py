@@ -1,4 +1,4 @@
-"""What an IR is, in figures: the fields of pytorch-ir's `info`."""
+"""An IR in figures: the fields of pytorch-ir's `info`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.ir import Dim
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.nodes import stored
+from pipeline.torch_ir.nodes import stored_values
 
 __all__ = ["summary", "summary_text"]
 
@@ -17,7 +17,7 @@ __all__ = ["summary", "summary_text"]
 def summary(ir: IR) -> dict[str, Any]:
     """Plain data, for JSON. `total_parameters` counts elements of weights, buffers and constants."""
     graph = ir.graph
-    weights = list(stored(graph))
+    weights = list(stored_values(graph))
     return {
         "model_name": ir.model_name,
         "num_nodes": len(graph.ops),

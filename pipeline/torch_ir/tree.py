@@ -1,9 +1,9 @@
 """How the arguments and the result of a model nest: tuples, dicts, dataclasses, caches, down to tensors and numbers.
 
-Kept with the IR, so that a result is compared as the tree that it is, and arguments are taken as the model takes them.
+Kept with the IR, so that results are compared as trees, and arguments are taken as the model takes them.
 
-A key of a dict is known by a text of its own: a string by itself, any other key by its literal in brackets. So
-`{1: x, "1": y}` has the keys `[1]` and `1`, in JSON too. A string that begins with a bracket is put in brackets too.
+Each key of a dict is a text: a string is itself, any other key is its literal in brackets. So `{1: x, "1": y}` has the
+keys `[1]` and `1`, in JSON too. A string that begins with a bracket is put in brackets too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from pipeline.export.caches import fixed_values
 from pipeline.export.tree import own_names
 
-__all__ = ["Branch", "Leaf", "Signature", "Tree", "fixed_of", "leaves", "structure", "tree_of", "under"]
+__all__ = ["Branch", "CallSignature", "Leaf", "Tree", "fixed_of", "leaves", "structure", "tree_of", "under"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +47,21 @@ Tree: TypeAlias = Leaf | Branch
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class CallSignature:
     """How the arguments (a tuple of args and kwargs) and the result of the model nest; None where nobody knows."""
 
     inputs: Tree | None = None
     outputs: Tree | None = None
 
-    def fitting(self, inputs: int, outputs: int) -> Signature:
-        """Without a side that has another number of tensors."""
-        return Signature(_of(self.inputs, inputs), _of(self.outputs, outputs))
+    def fitting(self, inputs: int, outputs: int) -> CallSignature:
+        """The signature without a side that has another number of tensors than given here."""
+        return CallSignature(_of(self.inputs, inputs), _of(self.outputs, outputs))
 
 
 def tree_of(spec: Any, ends: Sequence[Leaf]) -> Tree:
     """The tree that torch's TreeSpec `spec` describes, with `ends` as its leaves in order."""
     remaining = iter(ends)
-    return _built(spec, remaining)
+    return _build_tree(spec, remaining)
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf]]:
@@ -75,7 +75,7 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf]]:
 
 
 def under(path: str, key: str) -> str:
-    """The path of the child `key` of what lies at `path`: `more.0`, `table[1]`."""
+    """The path of the child `key` of the branch at `path`: `more.0`, `table[1]`."""
     return f"{path}{key}" if not path or key.startswith("[") else f"{path}.{key}"
 
 
@@ -101,10 +101,10 @@ def _of(tree: Tree | None, count: int) -> Tree | None:
     return tree if found == count else None
 
 
-def _built(spec: Any, ends: Iterator[Leaf]) -> Tree:
+def _build_tree(spec: Any, ends: Iterator[Leaf]) -> Tree:
     if spec.is_leaf():
         return next(ends)
-    children = tuple(_built(child, ends) for child in spec.children())
+    children = tuple(_build_tree(child, ends) for child in spec.children())
     kind = spec.context if spec.type is namedtuple else spec.type  # torch has one entry for all named tuples
     return Branch(_kind(kind), _keys(spec, len(children)), children, fixed_values(spec.context) or None)
 
@@ -114,7 +114,7 @@ def _kind(kind: Any) -> str:
 
 
 def _given_keys(item: Any, spec: Any, count: int) -> Sequence[str]:
-    """As the type's own flattening names them (a cache's `layers.0.keys`), where it does."""
+    """The keys of the children: those of the type's own flattening (a cache's `layers.0.keys`), where it has some."""
     own = None if spec.type in DICTS else own_names(item, spec.type)
     return own or _keys(spec, count) or tuple(map(str, range(count)))
 
@@ -142,4 +142,4 @@ def _text(key: Any) -> str:
 
 
 DICTS = (dict, OrderedDict, defaultdict)
-"""What torch itself takes apart by keys of any kind."""
+"""Types that torch flattens with keys of any type."""

@@ -1,4 +1,4 @@
-"""What callers give, held to its type before Python stumbles over it far inside."""
+"""Check the types of what callers give, before Python fails on it deep inside."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["a_module", "a_number", "a_type", "arguments", "by_name", "mistaken",
 
 
 def by_name(what: str, given: Any, error: type[UsageError]) -> Mapping[str, Any]:
-    """Tensors, or arguments, by name; their own types are another question.
+    """Check that tensors, or arguments, are given by name; their own types are not checked here.
 
     Raises:
         UsageError: (as `error`) it is no mapping, or not by name.
@@ -56,7 +56,7 @@ def path_of(what: str, given: Any, error: type[UsageError]) -> Path:
 
 
 def arguments(what: str, given: Any, error: type[UsageError]) -> tuple[Any, ...]:
-    """Positional arguments; a tensor is an only one.
+    """Positional arguments as a tuple; a single tensor is the only argument.
 
     Raises:
         UsageError: (as `error`) it is no row of arguments.

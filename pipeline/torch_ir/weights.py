@@ -1,6 +1,6 @@
-"""Weights of an IR: from the files of a checkpoint, and which tensor is which weight.
+"""Weights of an IR: load them from a checkpoint, and match tensors to weights.
 
-Checkpoints name tensors in their way, an IR by its placeholders.
+Checkpoints have the model's names of tensors, an IR has those of its placeholders.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from pipeline.export.tree import not_dense
 from pipeline.importers.from_torch.tensors import holds_values
 from pipeline.ir import Graph, Role, Value
 from pipeline.runtime.tensors import dtype_name, torch_dtype
-from pipeline.torch_ir.document.constants import raw_bytes, settled
+from pipeline.torch_ir.document.constants import materialize_on_cpu, raw_bytes
 from pipeline.torch_ir.errors import NoWeightFile, WeightLoadError
 from pipeline.torch_ir.ir import IR, an_ir
-from pipeline.torch_ir.nodes import key_of, stored
+from pipeline.torch_ir.nodes import key_of, stored_values
 from pipeline.torch_ir.validation import a_type, by_name, path_of
 
 __all__ = [
     "Bound",
-    "absent",
     "bind_stored",
+    "fits_shape",
     "load_weights",
     "load_weights_pt",
     "load_weights_safetensors",
     "misfit",
-    "sized",
+    "missing_message",
     "validate_weights_against_ir",
 ]
 
 Tensors = Mapping[str, torch.Tensor]
 
 ABSENT: Final = object()
-"""None may stand where a tensor belongs; then it was given."""
+"""Marks a tensor that was not given; None may have been given for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """Weights by the names of their values in the graph, and what is wrong, a line each.
 
-    `missing` are lines in pytorch-ir's words; `wrong` speak of shapes and dtypes; `hints` may say why some are missing.
+    `missing` are lines in pytorch-ir's words; `wrong` concerns shapes and dtypes; `hints` may say why some are missing.
     `unloaded` is whether weights are among these, which a checkpoint would have.
     """
 
@@ -71,12 +71,12 @@ def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
     bound = Bound()
     lacking: list[Value] = []
     names_by_vid = graph.weight_names()
-    for value in stored(graph):
+    for value in stored_values(graph):
         names = names_by_vid[value.vid]
         tensor = _first(names, (constants, weights, ir.constants))
         if tensor is ABSENT and 0 in value.spec.shape:  # as caches begin; without elements, it is known
             tensor = torch.empty(value.spec.sizes, dtype=torch_dtype(value.spec.dtype))
-        if tensor is ABSENT and value.vid not in graph.payloads and _needed(graph, value):
+        if tensor is ABSENT and value.vid not in graph.payloads and _is_needed(graph, value):
             lacking.append(value)
         elif tensor is not ABSENT:
             bound.tensors[value.name] = tensor
@@ -84,15 +84,15 @@ def bind_stored(ir: IR, weights: Tensors, constants: Tensors) -> Bound:
             wrong = [*misfit(f"{kind} {key_of(graph, value)!r}", tensor, value, value.spec.shape)]
             bound.wrong.extend(wrong or _other_twins(names, weights))
     bound.wrong.extend(_unknown(graph, constants))
-    bound.missing.extend(absent(graph, value) for value in lacking)
+    bound.missing.extend(missing_message(graph, value) for value in lacking)
     keys = {key_of(graph, value): _kind(value) for value in lacking}
-    hints = (_prefix(list(keys), weights), _unsaved([key for key in keys if key in ir.unsaved]))
+    hints = (_prefix(list(keys), weights), _explain_unsaved([key for key in keys if key in ir.unsaved]))
     unloaded = any(kind == "weight" and key not in ir.unsaved for key, kind in keys.items())
     return Bound(bound.tensors, bound.missing, bound.wrong, tuple(filter(None, hints)), unloaded)
 
 
-def absent(graph: Graph, value: Value) -> str:
-    """pytorch-ir's sentence for a tensor that is not there."""
+def missing_message(graph: Graph, value: Value) -> str:
+    """pytorch-ir's message for a missing tensor."""
     reader = graph.ops[value.users[0]].name if value.users else "output"
     return f"Weight/input '{value.name}' not found in registry for node '{reader}'."
 
@@ -106,7 +106,7 @@ def misfit(what: str, tensor: object, value: Value, shape: Sequence[int | str]) 
         yield f"{what}: found {other}"
         return
     dtype = dtype_name(tensor.dtype)
-    if not sized(tensor, shape) or dtype != value.spec.dtype:
+    if not fits_shape(tensor, shape) or dtype != value.spec.dtype:
         expected = f"{value.spec.dtype}[{', '.join(map(str, value.spec.shape))}]"
         yield f"{what}: found {dtype}{list(tensor.shape)}, expected {expected}"
     elif not holds_values(tensor):
@@ -114,7 +114,7 @@ def misfit(what: str, tensor: object, value: Value, shape: Sequence[int | str]) 
         yield f"{what}: found {found}, which holds no values; expected one with values"
 
 
-def sized(tensor: torch.Tensor, shape: Sequence[int | str]) -> bool:
+def fits_shape(tensor: torch.Tensor, shape: Sequence[int | str]) -> bool:
     """Whether `tensor` has this shape, where a size that is still a name fits any."""
     return len(shape) == tensor.dim() and all(
         isinstance(size, str) or size == found for size, found in zip(shape, tensor.shape, strict=True)
@@ -122,11 +122,11 @@ def sized(tensor: torch.Tensor, shape: Sequence[int | str]) -> bool:
 
 
 def _first(names: Sequence[str], places: Sequence[Tensors]) -> Any:
-    """What stands there; it may be no tensor."""
+    """The first entry under one of `names` in one of `places`, of any type; ABSENT if there is none."""
     return next((place[name] for place in places for name in names if name in place), ABSENT)
 
 
-def _needed(graph: Graph, value: Value) -> bool:
+def _is_needed(graph: Graph, value: Value) -> bool:
     return bool(value.users) or value.vid in graph.outputs or value.vid in graph.updates.values()
 
 
@@ -135,7 +135,7 @@ def _kind(value: Value) -> str:
 
 
 def _unknown(graph: Graph, constants: Tensors) -> Iterator[str]:
-    """An override that nothing reads would be silent otherwise."""
+    """Report constants that the IR does not have; they would be ignored silently otherwise."""
     known = {name for names in graph.weight_names().values() for name in names}
     for name in constants:
         if name not in known:
@@ -143,7 +143,7 @@ def _unknown(graph: Graph, constants: Tensors) -> Iterator[str]:
 
 
 def _other_twins(names: Sequence[str], weights: Tensors) -> Iterator[str]:
-    """A weight under two names is one tensor in the model: which of two different ones it is, nobody can say."""
+    """Report a tied weight whose names have different tensors in `weights`: either could be meant."""
     first, *others = [name for name in names if name in weights] or [""]
     for other in others:
         if not _same(weights[first], weights[other]):
@@ -154,7 +154,7 @@ def _other_twins(names: Sequence[str], weights: Tensors) -> Iterator[str]:
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Bit for bit; one without values says nothing."""
+    """Whether two tensors are equal to the bit; one without values counts as equal."""
     if not isinstance(right, torch.Tensor):
         return False
     if left is right or not holds_values(right):
@@ -163,10 +163,10 @@ def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
         return False
     if left.device == right.device and left.data_ptr() == right.data_ptr() and left.stride() == right.stride():
         return True
-    return torch.equal(raw_bytes(settled(left)), raw_bytes(settled(right)))
+    return torch.equal(raw_bytes(materialize_on_cpu(left)), raw_bytes(materialize_on_cpu(right)))
 
 
-def _unsaved(missing: Sequence[str]) -> str:
+def _explain_unsaved(missing: Sequence[str]) -> str:
     if not missing:
         return ""
     names = ", ".join(map(repr, missing))
@@ -178,7 +178,7 @@ def _unsaved(missing: Sequence[str]) -> str:
 
 
 def _prefix(missing: Sequence[str], weights: Tensors) -> str:
-    """Said where all that is missing is there under a common prefix, or without one: nothing is renamed by guessing."""
+    """A hint if all missing weights are there with or without a common prefix; nothing is renamed by guessing."""
     if not missing:
         return ""
     first = missing[0]
@@ -204,7 +204,7 @@ def load_weights(path: str | Path) -> State:
         NoWeightFile: there is no such file (a FileNotFoundError too).
         WeightLoadError: it is broken, or it holds something else than tensors.
     """
-    return _loaded(path, read_checkpoint)
+    return _load(path, read_checkpoint)
 
 
 def load_weights_pt(path: str | Path) -> State:
@@ -213,7 +213,7 @@ def load_weights_pt(path: str | Path) -> State:
     Raises:
         WeightLoadError: it cannot be read, or holds something else than tensors.
     """
-    return _loaded(path, read_pickle)
+    return _load(path, read_pickle)
 
 
 def load_weights_safetensors(path: str | Path) -> State:
@@ -222,7 +222,7 @@ def load_weights_safetensors(path: str | Path) -> State:
     Raises:
         WeightLoadError: it cannot be read.
     """
-    return _loaded(path, read_safetensors)
+    return _load(path, read_safetensors)
 
 
 def validate_weights_against_ir(weights: Mapping[str, torch.Tensor], ir: IR) -> list[str]:
@@ -234,7 +234,7 @@ def validate_weights_against_ir(weights: Mapping[str, torch.Tensor], ir: IR) -> 
     return bind_stored(an_ir(ir, WeightLoadError), weights, {}).problems
 
 
-def _loaded(path: str | Path, read: Callable[[Path], State]) -> State:
+def _load(path: str | Path, read: Callable[[Path], State]) -> State:
     path = path_of("weights", path, WeightLoadError)
     if not path.exists():
         raise NoWeightFile(f"Weight file not found: {path}; expected .pt, .pth, .bin or .safetensors")

@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functional
+from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir import Graph, check
 from pipeline.runtime import CompiledProgram, compile_graph
 from pipeline.runtime.eager import run_eager
@@ -29,7 +29,7 @@ class Calls(torch.nn.Module):
 
 
 def graph_of(module: torch.nn.Module, inputs: Sequence[torch.Tensor], **options: Any) -> Graph:
-    graph = from_torch(functional(torch.export.export(module, tuple(inputs), strict=False, **options)))
+    graph = from_torch(functionalize_program(torch.export.export(module, tuple(inputs), strict=False, **options)))
     check(graph)
     return graph
 

@@ -53,7 +53,7 @@ def traced() -> IR:
 
 @pytest.fixture
 def ir(traced: IR) -> IR:
-    return traced.settled()
+    return traced.snapshot()
 
 
 def node(ir: IR, kind: str) -> OpNode:

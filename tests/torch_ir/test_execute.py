@@ -25,7 +25,7 @@ from pipeline.torch_ir import (
     validate_weights_against_ir,
 )
 from pipeline.torch_ir.errors import NoWeights
-from pipeline.torch_ir.tree import Signature
+from pipeline.torch_ir.tree import CallSignature
 from tests.torch_ir.models import BufferVsConstant, Cache, MaskedLinear, Norm, Tied, cache_call
 
 X = torch.arange(4.0).view(1, 4)
@@ -63,7 +63,7 @@ def test_an_absent_tensor_is_said_in_the_words_of_pytorch_ir() -> None:
         "inputs: Expected 1 inputs, got 0: positional arguments: found tuple of 0, expected tuple of 1; "
         "the graph's own are x",
     )
-    ir.signature = Signature()
+    ir.signature = CallSignature()
     assert refused(ir, (), state, constants={"mask": X[0]}) == absent
 
 

@@ -1,4 +1,4 @@
-"""What an exported program consists of."""
+"""pytorch-ir's `GraphAnalyzer`: the inputs, outputs, weights and nodes of an exported program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _dtype_to_str(dtype: torch.dtype) -> str:
 
 
 class GraphAnalyzer:
-    """Reads an exported program as an IR, and shows its parts; single nodes are shown as torch.export has them."""
+    """The parts of an exported program, read from its IR; single nodes come as torch.export has them."""
 
     def __init__(self, exported: ExportedProgram) -> None:
         self._ir = convert_exported_program(exported)
@@ -52,19 +52,19 @@ class GraphAnalyzer:
         return [
             meta if read.name in self._stored else TensorMeta(meta.name, meta.shape, meta.dtype, read.name, place)
             for read in node.all_input_nodes
-            for place, meta in enumerate(_made(read))
+            for place, meta in enumerate(_output_metas(read))
         ]
 
     def get_node_output_meta(self, node_name: str) -> list[TensorMeta]:
         """The tensors that the node makes; none where there is no such node."""
-        return [*_made(self._nodes[node_name])] if node_name in self._nodes else []
+        return [*_output_metas(self._nodes[node_name])] if node_name in self._nodes else []
 
 
-def _made(node: Node) -> Iterator[TensorMeta]:
-    """Of several results, each is called by its place: `split_0`, `split_1`."""
+def _output_metas(node: Node) -> Iterator[TensorMeta]:
+    """The tensors that `node` makes; several results are named by their index: `split_0`, `split_1`."""
     value = node.meta.get("val")
     several = isinstance(value, list | tuple)
-    for place, one in enumerate(value if several else [value]):
-        if isinstance(one, torch.Tensor):
-            name = f"{node.name}_{place}" if several else node.name
-            yield TensorMeta(name, tuple(one.shape), _dtype_to_str(one.dtype))
+    for index, result in enumerate(value if several else [value]):
+        if isinstance(result, torch.Tensor):
+            name = f"{node.name}_{index}" if several else node.name
+            yield TensorMeta(name, tuple(result.shape), _dtype_to_str(result.dtype))

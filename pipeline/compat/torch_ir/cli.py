@@ -1,4 +1,4 @@
-"""The command of pytorch-ir: `info` and `visualize`. `onnxline ir` can more."""
+"""The command line of pytorch-ir: `info` and `visualize`. `onnxline ir` has more commands."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def create_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pytorch-ir", description="pytorch-ir CLI tools, by onnxline")
     parser.add_argument("--version", action="version", version=f"pytorch-ir {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    shown = commands.add_parser("visualize", help="Visualize IR graph as Mermaid diagram")
-    shown.add_argument("ir_file")
-    shown.add_argument("--max-nodes", type=int, default=30)
-    shown.add_argument("--no-weights", action="store_true")
-    shown.add_argument("-o", "--output")
-    shown.set_defaults(run=cmd_visualize)
-    told = commands.add_parser("info", help="Show IR summary information")
-    told.add_argument("ir_file")
-    told.add_argument("--json", action="store_true")
-    told.add_argument("-o", "--output")
-    told.set_defaults(run=cmd_info)
+    picture_parser = commands.add_parser("visualize", help="Visualize IR graph as Mermaid diagram")
+    picture_parser.add_argument("ir_file")
+    picture_parser.add_argument("--max-nodes", type=int, default=30)
+    picture_parser.add_argument("--no-weights", action="store_true")
+    picture_parser.add_argument("-o", "--output")
+    picture_parser.set_defaults(run=cmd_visualize)
+    info_parser = commands.add_parser("info", help="Show IR summary information")
+    info_parser.add_argument("ir_file")
+    info_parser.add_argument("--json", action="store_true")
+    info_parser.add_argument("-o", "--output")
+    info_parser.set_defaults(run=cmd_info)
     return parser
 
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def cmd_visualize(args: argparse.Namespace) -> None:
-    ir, weights = _loaded(args.ir_file), not args.no_weights
+    ir, weights = _load_or_exit(args.ir_file), not args.no_weights
     if args.output:
         write_picture(ir, Path(args.output), args.max_nodes, weights)
     else:
@@ -53,7 +53,7 @@ def cmd_visualize(args: argparse.Namespace) -> None:
 
 
 def cmd_info(args: argparse.Namespace) -> None:
-    found = summary(_loaded(args.ir_file))
+    found = summary(_load_or_exit(args.ir_file))
     text = json.dumps(found, indent=2) if args.json else summary_text(found)
     if args.output:
         write_text(Path(args.output), text)
@@ -61,7 +61,7 @@ def cmd_info(args: argparse.Namespace) -> None:
         sys.stdout.write(f"{text}\n")
 
 
-def _loaded(path: str) -> IR:
+def _load_or_exit(path: str) -> IR:
     if not Path(path).is_file():
         _leave(f"file not found: {path}")
     return load_ir(path)

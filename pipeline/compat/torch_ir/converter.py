@@ -23,7 +23,7 @@ __all__ = [
 
 
 class IRConverter:
-    """`convert_exported_program`, as the documentation has it."""
+    """`convert_exported_program` as a class, which pytorch-ir documents."""
 
     def __init__(self, strict: bool = False) -> None:
         self.strict = strict
@@ -33,7 +33,7 @@ class IRConverter:
 
 
 def convert_node(node_info: NodeInfo) -> OpNode:
-    """As the function that is registered for its type writes it down, or as it is."""
+    """The node that the conversion registered for its type returns; without one, the node as it was called."""
     kind = get_op_type(node_info.target)
     convert = get_conversion_fn(kind)
     if convert is not None:

@@ -1,4 +1,4 @@
-"""Running an IR, on inputs of other sizes too."""
+"""pytorch-ir's executor: runs an IR, also on inputs of other sizes than it was traced with."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TensorRegistry:
 
 
 class IRExecutor(StrictExecutor):
-    """The executor of `pipeline.torch_ir`, with sizes left to the operators."""
+    """The executor of `pipeline.torch_ir` without its check of input sizes: operators refuse what they cannot take."""
 
     def __init__(self, ir: IR, weights: Tensors | None = None, constants: Tensors | None = None) -> None:
         super().__init__(ir, weights, constants, strict_sizes=False)

@@ -1,4 +1,4 @@
-"""torch.export, and whether everything is on meta."""
+"""torch.export of a module, and checks that the module and its inputs are on meta."""
 
 from torch import nn
 

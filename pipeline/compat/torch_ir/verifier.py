@@ -1,4 +1,4 @@
-"""Does an IR compute what its model computes? Sizes are left to the operators, as in `torch_ir.executor`."""
+"""Verify an IR against its model, with the executor of this package, which does not check input sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights from files."""
+"""Load weights from files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program of torch.export holds: its graphs, its stored tensors, and where each node comes from."""
+"""Access to a program of torch.export: its graphs, its stored tensors, and the source of each node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["bodies_of", "calls_in", "held_tensors", "line_of", "module_of", "rec
 
 
 def bodies_of(module: GraphModule) -> Iterator[GraphModule]:
-    """`module` itself, and all that it holds, however nested."""
+    """`module` itself and all graph modules nested in it."""
     return (body for body in module.modules() if isinstance(body, GraphModule))
 
 
@@ -23,13 +23,13 @@ def calls_in(module: GraphModule) -> Iterator[Node]:
 
 
 def recompile(module: GraphModule) -> None:
-    """After a change in some of the graphs."""
+    """Regenerate the code of all graphs in `module`, after some were changed."""
     for body in bodies_of(module):
         body.recompile()
 
 
 def held_tensors(program: ExportedProgram) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """(placeholder, its name in the model, the tensor), in order; a tensor with two names comes twice."""
+    """(placeholder, its name in the model, the tensor), in order; a tensor with two names is listed twice."""
     held = {**program.state_dict, **program.constants}
     for spec in program.graph_signature.input_specs:
         tensor = None if spec.target is None else held.get(spec.target)

@@ -1,16 +1,14 @@
 """Writes become values: a program without in-place ops, whose updates of buffers and inputs are among its outputs.
 
-torch functionalizes a program by running it again. Operators stay what they are, with three exceptions. What may be a
-view of its argument or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes the one that it is: only so
-is it known which writes reach it (implicit_views.py: where torch loses that). `batch_norm`, which may write too,
-becomes another operator also where it does not; that one is put back. And an `instance_norm` that writes becomes its
-parts.
+torch functionalizes a program by running it again. It keeps the operators, with three exceptions. An operator that may
+return a view or a copy (`reshape`, `contiguous`, `to`, `chunk`, `dropout`) becomes the one that it was in this trace,
+because a write through a view must reach the viewed tensor (implicit_views.py: where torch misses that). `batch_norm`
+becomes another operator even where it writes nothing; we restore it. An `instance_norm` that writes is decomposed.
 
 Copies that convert need care: `buffer.copy_(x)` where `x` has another dtype, shape or order in memory than the buffer.
-Where a buffer ends as a copy, `run_decompositions` takes what was copied for the copy (torch 2.13:
-`_remove_unnecessary_copy_op_pass`). Whatever reads the buffer afterwards would compute on integers for floats, on a row
-for a matrix, or on columns for rows. So such a copy goes into an alias of its target while torch runs the program
-again: then no buffer ends as a copy, and the aliases are taken out afterwards.
+Where the last write to a buffer is such a copy, `run_decompositions` replaces the copy by `x` (torch 2.13:
+`_remove_unnecessary_copy_op_pass`), and later readers of the buffer get the wrong dtype, shape or order. So each such
+copy writes to an alias of its target while torch runs the program again, and the aliases are removed afterwards.
 """
 
 from __future__ import annotations
@@ -33,39 +31,42 @@ from pipeline.importers.from_torch.implicit_views import decompositions, hidden_
 from pipeline.importers.from_torch.memory import as_written
 from pipeline.importers.from_torch.operators import RUNNING, WHEN_TRAINING, describe_operator, marks_vmap
 
-__all__ = ["arguments_of", "functional", "mutates", "writing", "written"]
+__all__ = ["arguments_of", "find_writing_calls", "functionalize_program", "mutates", "written_arguments"]
 
 
 def mutates(program: ExportedProgram) -> bool:
     """Whether some op, in a body too, writes to one of its arguments."""
-    return any(True for _ in writing(program))
+    return any(True for _ in find_writing_calls(program))
 
 
-def writing(program: ExportedProgram) -> Iterator[Node]:
+def find_writing_calls(program: ExportedProgram) -> Iterator[Node]:
     """The calls, in bodies too, that write to one of their arguments."""
-    return (node for node in calls_in(program.graph_module) if isinstance(node.target, OpOverload) and written(node))
+    return (
+        node
+        for node in calls_in(program.graph_module)
+        if isinstance(node.target, OpOverload) and written_arguments(node)
+    )
 
 
-def written(node: Node) -> frozenset[str]:
+def written_arguments(node: Node) -> frozenset[str]:
     """The names of the arguments that this call changes."""
     operator = describe_operator(node.target)
     return RUNNING if operator.kind in WHEN_TRAINING and trains(*node.args[3:6]) else operator.written
 
 
 def arguments_of(node: Node, names: Collection[str]) -> list[Node]:
-    """What `node`, a call of an operator, is given by these names."""
+    """The nodes that `node`, a call of an operator, takes as the arguments `names`."""
     given = {**dict(zip(describe_operator(node.target).arguments, node.args, strict=False)), **node.kwargs}
     found: list[Node] = []
     map_arg([given[name] for name in names if name in given], found.append)
     return found
 
 
-def functional(program: ExportedProgram) -> ExportedProgram:
-    """`program` itself where nothing is written, else as torch functionalizes it, without decomposing anything else.
+def functionalize_program(program: ExportedProgram) -> ExportedProgram:
+    """Functionalize `program` with torch, without decomposing anything else; one that writes nothing is returned as is.
 
-    What is written to a buffer or to an input is an output of the program then (`BUFFER_MUTATION`); a value that was
-    read after the write reads the new one. Calls inside of `torch.vmap`, which a trace only marks, become calls on
-    whole batches.
+    The new value of a buffer or input becomes an output of the program (`BUFFER_MUTATION`), and reads after the write
+    read that value. Calls inside of `torch.vmap`, which a trace only marks, become calls on whole batches.
     """
     if not (mutates(program) or any(marks_vmap(node.target) for node in calls_in(program.graph_module))):
         return program
@@ -81,14 +82,14 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 
 
 def _run_again(program: ExportedProgram) -> ExportedProgram:
-    """`program` as torch functionalizes it, with all of its copies and views."""
-    changed = [one for node in writing(program) for one in arguments_of(node, written(node))]
-    hidden, copies = hidden_views(calls_in(program.graph_module), changed), converting(program)
+    """Let torch run `program` again and functionalize it, prepared so that no copy or view gets lost."""
+    changed = [one for node in find_writing_calls(program) for one in arguments_of(node, written_arguments(node))]
+    hidden, copies = hidden_views(calls_in(program.graph_module), changed), find_converting_copies(program)
     if hidden:
         program = without_identities(program, {node.name for node in hidden})
     if copies:
         program = through_aliases(program, copies)
-    silent = [node for node in writing(program) if node.target is INSTANCE_NORM]
+    silent = [node for node in find_writing_calls(program) if node.target is INSTANCE_NORM]
     found = program.run_decompositions(decompositions([*hidden, *silent]))
     if copies:
         without_aliases(found)
@@ -96,7 +97,7 @@ def _run_again(program: ExportedProgram) -> ExportedProgram:
 
 
 def _one_name_each(program: ExportedProgram) -> ExportedProgram:
-    """`program` with one placeholder for each stored tensor, that of its first name, whichever is read.
+    """Merge the placeholders of each stored tensor into the one of its first name.
 
     torch.export reads a tensor that the model has under several names by one of them. Functionalizing it trips over the
     others if it is written to (torch 2.13: `expected compiled_fn to be GraphModule`).
@@ -126,7 +127,7 @@ def trains(mean: object, variance: object, training: object) -> bool:
 
 
 def _put_back(node: Node, *, cudnn: Any) -> None:
-    """`batch_norm` in the place of `node`, if of its three results the first alone is read."""
+    """Restore `batch_norm` in place of `node`, if only the first of its three results is read."""
     reads = list(node.users)
     if any(read.target is not getitem or read.args[1] != 0 for read in reads):
         return
@@ -142,20 +143,20 @@ def _put_back(node: Node, *, cudnn: Any) -> None:
 
 BATCH_NORM = torch.ops.aten.batch_norm.default
 INSTANCE_NORM = torch.ops.aten.instance_norm.default
-"""torch keeps it as it is, and sees what it writes in its parts alone (torch 2.13)."""
+"""torch keeps it whole and misses what it writes; only its decomposition shows that (torch 2.13)."""
 NO_TRAINING = torch.ops.aten._native_batch_norm_legit_no_training.default
-"""What functionalizing makes of it where it does not train: (input, weight, bias, mean, variance, momentum, eps)."""
+"""What `batch_norm` becomes where it does not train: (input, weight, bias, mean, variance, momentum, eps)."""
 
 
-def converting(program: ExportedProgram) -> list[str]:
-    """The names of the nodes that copy into something unlike what they copy, in regions too: torch takes these into the
-    graph around them.
+def find_converting_copies(program: ExportedProgram) -> list[str]:
+    """The names of the `copy_` nodes whose source has another dtype, shape or strides than their target, in regions too
+    (torch inlines regions into the graph around them).
     """
     return [node.name for node in calls_in(program.graph_module) if node.target is COPY and _converts(node)]
 
 
 def through_aliases(program: ExportedProgram, copies: list[str]) -> ExportedProgram:
-    """Another program, in which the nodes `copies` write to an alias."""
+    """A copy of `program` in which the nodes `copies` write to an alias of their target."""
     module = copy.deepcopy(program.graph_module)
     for node in list(calls_in(module)):
         if node.target is COPY and node.name in copies:
@@ -169,7 +170,7 @@ def through_aliases(program: ExportedProgram, copies: list[str]) -> ExportedProg
 
 
 def without_aliases(program: ExportedProgram) -> None:
-    """Take the aliases out of `program`, which writes to nothing: each is its argument."""
+    """Remove the aliases from the functionalized `program`: each is replaced by its argument."""
     module = program.graph_module
     with module._set_replace_hook(program.graph_signature.get_replace_hook()):
         for node in [node for node in calls_in(module) if node.target is ALIAS]:

@@ -1,8 +1,8 @@
-"""Views that no schema tells: `einsum("ij->ji", x)` lies in the memory of `x`, and a dropout at rest gives `x` itself.
+"""Views that no schema declares: `einsum("ij->ji", x)` shares the memory of `x`, and an idle dropout returns `x`.
 
-torch keeps an `einsum` as it is where it makes writes into values, and takes its result for a tensor of its own, as it
-makes a copy of the dropout (torch 2.13): a write to one of the two does not reach the other then. So such an operator
-becomes what it consists of, which are views that are declared, and one that gives its very argument that argument.
+When torch functionalizes, it takes the result of such an `einsum` for a new tensor, and makes a copy of the dropout
+(torch 2.13), so a write to one of the two tensors no longer reaches the other. So we decompose such an operator into
+views that are declared, and replace one that returns its argument by that argument.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ __all__ = ["decompositions", "hidden_views", "memories_at", "without_identities"
 
 
 def hidden_views(calls: Iterable[Node], changed: Iterable[Node]) -> list[Node]:
-    """Those of `calls` that give views of memory in which one of the nodes `changed` lies, and do not declare it.
+    """Those of `calls` that return an undeclared view of memory that one of the nodes `changed` uses.
 
-    A dropout that does nothing is among them anyhow: a trace has copied there.
+    An idle dropout is always among them: torch would copy there.
     """
     memories = frozenset[int]().union(*map(memories_at, changed))
     return [node for node in calls if _idle(node) or (memories & memories_at(node) and _hides(node))]
 
 
 def decompositions(nodes: Iterable[Node]) -> dict[Any, Callable[..., Any]]:
-    """What the operators of these calls consist of; an idle dropout is gone by then."""
+    """torch's decompositions of the operators of these calls, except of an idle dropout, which is bypassed before."""
     operators = {node.target for node in nodes if not _idle(node)}
     known = torch.export.default_decompositions() if operators else {}
     return {operator: known[operator] for operator in operators if operator in known}
 
 
 def without_identities(program: ExportedProgram, names: Collection[str]) -> ExportedProgram:
-    """Another program: of the nodes `names`, those that return their very argument are bypassed, and those with a twin
-    that declares its views are calls of that."""
+    """A copy of `program` in which, among the nodes `names`, those that return their argument are bypassed, and those
+    whose operator has an equivalent that declares its views (DECLARED) call that one."""
     module, signature = copy.deepcopy((program.graph_module, program.graph_signature))
     with module._set_replace_hook(signature.get_replace_hook()):
         for node in [node for node in calls_in(module) if node.name in names]:
@@ -57,7 +57,7 @@ def without_identities(program: ExportedProgram, names: Collection[str]) -> Expo
 
 
 def memories_at(node: Node) -> frozenset[int]:
-    """Where the result of `node` lay in the trace; a program that was saved and loaded has forgotten it."""
+    """The storages of the results of `node` in the trace; a program that was saved and loaded does not know them."""
     leaves = pytree.tree_leaves(node.meta.get("val"))
     return frozenset(memory for leaf in leaves if (memory := memory_of(leaf)) is not None)
 
@@ -70,11 +70,11 @@ def _is_same(node: Node, given: Node) -> bool:
     one, other = node.meta.get("val"), given.meta.get("val")
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
-    return memories_at(node) == memories_at(given) != frozenset() and _looked_at(one) == _looked_at(other)
+    return memories_at(node) == memories_at(given) != frozenset() and _view_facts(one) == _view_facts(other)
 
 
-def _looked_at(tensor: torch.Tensor) -> tuple[str, ...]:
-    """How a tensor looks at its memory."""
+def _view_facts(tensor: torch.Tensor) -> tuple[str, ...]:
+    """What decides how a tensor reads its memory: dtype, conjugation, sign, offset, sizes and strides."""
     return *map(str, (tensor.dtype, tensor.is_conj(), tensor.is_neg(), tensor.storage_offset())), *as_written(tensor)
 
 
@@ -92,4 +92,4 @@ DECLARED = {
     torch.ops.aten.unsafe_split_with_sizes.default: torch.ops.aten.split_with_sizes.default,
     torch.ops.aten.unsafe_chunk.default: torch.ops.aten.chunk.default,
 }
-"""Operators whose schemas hide from autograd that they return views, and those that return the same and say so."""
+"""{operator whose schema hides that it returns views: the equivalent operator that declares them}"""

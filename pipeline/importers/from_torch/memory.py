@@ -1,4 +1,4 @@
-"""Which memory a tensor lies in, a copy of that, and whether two tensors have a byte of it in common."""
+"""The memory of tensors: which storage they use, copies with equal strides, whether two share a byte."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch._C._functorch import is_batchedtensor
 
-__all__ = ["as_written", "copy_as_it_lies", "extent", "meet", "memory_of"]
+__all__ = ["as_written", "copy_with_strides", "extent", "meet", "memory_of"]
 
 Step = tuple[int, int, int]
 """How far one step goes, in bytes, and how many there are at least and at most."""
 
 
 def memory_of(item: object) -> int | None:
-    """What names the storage of a tensor, on meta too, where every address is 0; None of what is no dense tensor."""
+    """Identify the storage of a tensor, also on meta, where every address is 0; None for what is no dense tensor."""
     if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.is_nested:
         return None
     if is_batchedtensor(item):  # what vmap computes with while it is traced
@@ -23,12 +23,12 @@ def memory_of(item: object) -> int | None:
 
 
 def as_written(tensor: torch.Tensor) -> tuple[str, str]:
-    """Sizes and strides as text: to compare those that are symbols would bind them."""
+    """Sizes and strides as text: a comparison of symbols themselves would add guards on them."""
     return str(tuple(tensor.shape)), str(tensor.stride())
 
 
-def copy_as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a dense tensor from its first element to its last, looked at with the same strides."""
+def copy_with_strides(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a dense tensor with the same strides, gaps between its elements included."""
     tensor = tensor.detach()
     if not tensor.numel():
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
@@ -45,7 +45,7 @@ def extent(tensor: torch.Tensor) -> int:
 
 
 def meet(one: torch.Tensor, other: torch.Tensor, distance: int) -> bool:
-    """Whether two dense tensors have a byte in common, of which `other` begins `distance` bytes after `one`.
+    """Whether two dense tensors share a byte, where `other` begins `distance` bytes after `one`.
 
     Exact, whatever the strides are: every second column and the columns between them do not meet.
     """
@@ -56,20 +56,20 @@ def meet(one: torch.Tensor, other: torch.Tensor, distance: int) -> bool:
         bounds.setdefault(stride, [0, 0])[1] += size - 1
     for size, stride in _axes(other):
         bounds.setdefault(stride, [0, 0])[0] -= size - 1
-    return _reached(distance, [(stride, low, high) for stride, (low, high) in sorted(bounds.items(), reverse=True)])
+    return _can_reach(distance, [(stride, low, high) for stride, (low, high) in sorted(bounds.items(), reverse=True)])
 
 
 def _axes(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """(size, stride in bytes) of each axis on which the elements lie apart."""
+    """(size, stride in bytes) of each axis whose stride is not 0."""
     width = tensor.element_size()
     return [(size, stride * width) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
 
 
-def _reached(distance: int, steps: Sequence[Step]) -> bool:
-    """Whether so many of each step make up `distance`. The longest goes first: it leaves few numbers of the others."""
+def _can_reach(distance: int, steps: Sequence[Step]) -> bool:
+    """Whether some allowed number of each step adds up to `distance`. Long steps first: they leave few cases."""
     if not steps:
         return distance == 0
     (stride, low, high), *rest = steps
     least, most = (sum(step[0] * step[end] for step in rest) for end in (1, 2))
     first, last = max(low, -((most - distance) // stride)), min(high, (distance - least) // stride)
-    return any(_reached(distance - count * stride, rest) for count in range(first, last + 1))
+    return any(_can_reach(distance - count * stride, rest) for count in range(first, last + 1))

@@ -1,6 +1,6 @@
-"""What a module's forward sets, adds or removes while it is traced is put back: in modules, and in what these hold.
+"""Undo what a module's forward sets, adds or removes while it is traced, in modules and in the objects they hold.
 
-torch.export puts back attributes of modules, and not what a forward registers or collects elsewhere.
+torch.export restores attributes of modules, but not what a forward registers or collects elsewhere.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["preserve_module_state"]
 
 @contextmanager
 def preserve_module_state(module: nn.Module) -> Iterator[list[nn.Module]]:
-    """Afterwards each module in `module`, which are given, has the attributes, parameters, buffers and children that it
-    had, and so has each container and plain object in reach of them, all by identity.
+    """On exit, restore the attributes, parameters, buffers and children of each module in `module`, by identity.
 
-    What classes, files, closures and functools' caches hold is left as it is.
+    Containers and plain objects that the modules refer to are restored too; what classes, files, closures and
+    functools' caches hold is not. Yields the modules.
     """
     modules = every_module(module)
     attributes = [vars(one) for one in modules]
@@ -51,9 +51,9 @@ def preserve_module_state(module: nn.Module) -> Iterator[list[nn.Module]]:
 
 @dataclass(frozen=True, slots=True)
 class _Container:
-    """What `container` held, keys of a dict among it, read by methods of its built-in type `kind`.
+    """The items (and keys) that `container` held, read by methods of its built-in type `kind`.
 
-    No line of the user's code runs for it, but for `__hash__` and `__eq__` of keys that are put back.
+    That runs no code of the user's, except `__hash__` and `__eq__` of keys that are restored.
     """
 
     container: Any
@@ -116,9 +116,9 @@ def _items(container: Any, kind: type[Any]) -> list[Any]:
 
 
 def _may_differ(tables: list[dict[str, Any]], before: list[dict[str, Any]]) -> bool:
-    """Quick where nothing has changed: a model of experts has 90,000 modules.
+    """A quick comparison that finds nothing in most cases: a model of experts has 90,000 modules.
 
-    Of attributes of a user's own `==` may say anything, so these are compared one by one.
+    A user's own attributes may define `==` in any way, so tables that have some are compared by identity.
     """
     try:
         if tables != before:
@@ -135,7 +135,7 @@ def _is_same_table(table: dict[str, Any], was: dict[str, Any]) -> bool:
 
 
 def _are_same(now: Iterable[Any], was: Iterable[Any]) -> bool:
-    """Whether they are the very same objects in the same order: what `==` says of a user's objects may be anything."""
+    """Whether they are the same objects in the same order; a user's own `==` is not asked."""
     return all(map(is_, chain(now, END), chain(was, END)))
 
 

@@ -1,6 +1,6 @@
-"""The caller's modules: walked quickly, and run as torch.export would run them.
+"""Walk the caller's modules quickly, and run them as torch.export would.
 
-torch's own walks make a name for each module, and a model of experts has 90,000.
+torch's own walks build a name for each module, and a model of experts has 90,000.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["STANDARD", "as_exporting", "every_module", "every_path", "every_tens
 
 
 def every_module(model: nn.Module) -> list[nn.Module]:
-    """`model` and the modules inside of it; one that stands in two places comes twice."""
+    """`model` and the modules inside of it; one in two places is listed twice."""
     found = [model]
     for module in found:  # which grows meanwhile
         if module._modules:
@@ -36,7 +36,7 @@ def every_path(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def every_tensor(model: nn.Module) -> list[torch.Tensor]:
-    """Parameters and buffers; one that stands in two places comes twice."""
+    """Parameters and buffers; one in two places is listed twice."""
     found: list[torch.Tensor | None] = []
     for module in every_module(model):
         if module._parameters:
@@ -52,7 +52,7 @@ STANDARD = frozenset(vars(nn.Module()))
 
 @contextmanager
 def as_exporting() -> Iterator[None]:
-    """Let models that ask `torch.compiler.is_exporting()` take the way that they take for torch.export."""
+    """Make `torch.compiler.is_exporting()` true, so that models run the branches that torch.export traces."""
     flags = ("_is_compiling_flag", "_is_exporting_flag")
     before = {flag: getattr(torch.compiler, flag) for flag in flags if hasattr(torch.compiler, flag)}
     try:

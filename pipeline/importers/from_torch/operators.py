@@ -1,8 +1,8 @@
-"""What is known of an operator before any call of it: its name, the names of its arguments, what it does to them.
+"""Facts of an operator: its name, the names of its arguments, which of them it writes to or views.
 
-Names of ops and values are torch.fx's: `linear`, `linear_1`, `sum_1` where the plain name is Python's own. They are
-counted afresh here, in the order of the ops. So what torch numbered while it traced and threw away later leaves no gap,
-and a graph that was traced in part and repeated has the names of one that was traced whole.
+Names of ops and values are torch.fx's: `linear`, `linear_1`, and `sum_1` where `sum` is Python's own. We number them
+again, in the order of the ops: so ops that torch dropped after tracing leave no gap, and a graph with repeated layers
+has the names of one that was traced whole.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Operator:
     base: str
     """What a node of it is called: `linear`."""
     arguments: tuple[str, ...]
-    """The names of its arguments by position; what a higher-order operator is given beyond them are operands."""
+    """The names of its arguments by position; further arguments of a higher-order operator are operands."""
     optional: frozenset[str]
     """Arguments that are None unless they are given."""
     nothing: bool = False
-    """It looks, and makes nothing. What it looks for is settled by the static shapes and dtypes."""
+    """Whether it only checks something, and has no result. Static shapes and dtypes guarantee what it checks."""
     same: bool = False
-    """Its result is its first argument: what it changes is for autograd."""
+    """Whether its result is its first argument, apart from what autograd records."""
     written: frozenset[str] = frozenset()
     """Arguments that it writes to."""
     viewed: frozenset[str] = frozenset()
@@ -115,7 +115,7 @@ RUNNING = frozenset({"running_mean", "running_var"})
 RESERVED = frozenset(
     {*dir(builtins), *keyword.kwlist, "inf", "nan", "NoneType", "torch", "device", "fx_pytree", "pytree"}
 )
-"""What torch.fx never uses as a name by itself, since its generated code has another meaning for it."""
+"""Names that torch.fx does not use without a number, since they mean something else in its generated code."""
 
 
 def base_name(kind: str) -> str:

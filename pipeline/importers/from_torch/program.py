@@ -133,7 +133,7 @@ UNBOUNDED = 2**62
 def ranges(program: ExportedProgram, dims: Mapping[str, str]) -> dict[str, DimRange]:
     """{name: the sizes that the program was traced for}; `dims` renames symbols.
 
-    Functionalizing leaves ranges of symbols that are nowhere in the program; those of the inputs are what counts.
+    Only symbols of the inputs count: functionalizing leaves ranges of symbols that the program no longer has.
     """
     found = {}
     known = {str(symbol) for size in _named_sizes(program) for symbol in size.node.expr.free_symbols}
@@ -148,7 +148,7 @@ def ranges(program: ExportedProgram, dims: Mapping[str, str]) -> dict[str, DimRa
 def guards(program: ExportedProgram, dims: Mapping[str, str]) -> tuple[str, ...]:
     """Conditions on named dims that the trace relied on, beyond their ranges: `Eq(Mod(batch, 2), 0)`.
 
-    Those of other symbols, which torch has for itself, no caller could break.
+    Guards on torch's internal symbols are left out: no caller can break them.
     """
     environment = _environment(program)
     if environment is None:

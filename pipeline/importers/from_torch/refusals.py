@@ -1,15 +1,14 @@
-"""Programs that are refused, since their Graph would compute something else than the model, and nothing else tells.
+"""Refuse programs whose Graph would silently compute something else than the model.
 
-Weights and buffers may be different tensors with bytes in common; a Graph takes each for one of its own. (The halves of
-one cache have none in common, though they lie in the same memory.) So a write to one of two is refused, and an
-`as_strided` that shows more than the tensor that it is made of.
+Different weights or buffers may share bytes, while a Graph treats each as a tensor of its own. (The two halves of one
+cache share a storage, but no bytes.) So a write to one of them is refused, and so is an `as_strided` that reads beyond
+the tensor it is applied to.
 
-A write to a view becomes a new value of what it is a view of, by the inverse of each view on the way; torch's
-functionalization loses some (torch 2.13). The inverse of `unfold` has zeros where no window lies, and not what was
-there; those of an `expand` and of an `as_strided` over itself add up, or choose one of, what is written to the same
-place.
+A write to a view becomes a new value of the base tensor, computed with the inverse of each view between them; torch's
+functionalization gets some inverses wrong (torch 2.13). The inverse of `unfold` writes zeros where there is no window;
+those of `expand` and of an overlapping `as_strided` add up, or pick one of, the values written to one element.
 
-An autocast region for the CPU casts nothing where it is traced on meta, so the graph would tell other dtypes.
+An autocast region for the CPU casts nothing when it is traced on meta, so the graph would have other dtypes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.exported_program import bodies_of, calls_in, held_tensors, line_of
-from pipeline.importers.from_torch.functionalize import arguments_of, writing, written
+from pipeline.importers.from_torch.functionalize import arguments_of, find_writing_calls, written_arguments
 from pipeline.importers.from_torch.implicit_views import memories_at
 from pipeline.importers.from_torch.memory import extent, meet, memory_of
 from pipeline.importers.from_torch.operators import describe_operator
@@ -33,7 +32,7 @@ from pipeline.importers.from_torch.operators import describe_operator
 __all__ = ["refuse_lost_writes", "refuse_unfaithful"]
 
 Held = Mapping[str, tuple[str, torch.Tensor]]
-"""{placeholder: the name in the model, the tensor}, of those that lie in one memory with another."""
+"""{placeholder: (name in the model, tensor)} of the tensors that share a storage with another one."""
 
 
 def refuse_unfaithful(program: ExportedProgram) -> None:
@@ -48,34 +47,34 @@ def refuse_unfaithful(program: ExportedProgram) -> None:
 
 
 def refuse_lost_writes(program: ExportedProgram) -> None:
-    """For a program that is to be functionalized.
+    """Check a program before it is functionalized.
 
     Raises:
         Unsupported: an op writes through a view that leaves elements out, or that shows one of them several times.
     """
-    for node in writing(program):
-        for target in arguments_of(node, written(node)):
+    for node in find_writing_calls(program):
+        for target in arguments_of(node, written_arguments(node)):
             for view in _views_to_the_root(target):
                 if reason := _loses(view):
                     raise Unsupported(
-                        f"{_described(node)} writes through {view.name!r}, a "
+                        f"{_describe(node)} writes through {view.name!r}, a "
                         f"view that {reason}, and torch's functionalization loses what such a write does to the rest: "
                         "write to slices or to a clone in its place, or extract with functionalize=False"
                     )
 
 
 def _refuse_written_in_two(program: ExportedProgram) -> None:
-    calls = list(writing(program))
+    calls = list(find_writing_calls(program))
     held = _sharing(program) if calls else {}
     if not held:
         return
     top = {node.name: node for node in program.graph.nodes}
     for node in calls:
-        for argument in arguments_of(node, written(node)):
+        for argument in arguments_of(node, written_arguments(node)):
             first, *others = _written_together(held, _roots(argument, top)) or [""]
             if others:
                 raise Unsupported(
-                    f"{_described(node)} writes to memory that {first!r} and {', '.join(map(repr, others))} share; "
+                    f"{_describe(node)} writes to memory that {first!r} and {', '.join(map(repr, others))} share; "
                     "expected one tensor in it: register it once, or the very same tensor under both names, and take "
                     "views of it in forward"
                 )
@@ -92,7 +91,7 @@ def _sharing(program: ExportedProgram) -> Held:
 
 
 def _written_together(held: Held, placeholders: Collection[str]) -> list[str]:
-    """The names of the different tensors that change where those of the `placeholders` do."""
+    """The names of the different tensors that a write to those of the `placeholders` changes."""
     found: dict[int, str] = {}
     for changed in (held[name][1] for name in placeholders if name in held):
         for name, tensor in held.values():
@@ -107,21 +106,21 @@ def _share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _roots(node: Node, top: Mapping[str, Node]) -> set[str]:
-    """The placeholders of which `node` is a view, as operators declare it, or as it came out in the trace.
+    """The placeholders that `node` is a view of, as operators declare it, or as storages in the trace show it.
 
-    Some, as `einsum`, give views and do not declare them. A program that was saved and loaded has forgotten what was in
-    one memory. An `as_strided` may be a view of all that lies there.
+    Some operators, such as `einsum`, return views without declaring them; a program that was saved and loaded no longer
+    has the storages. An `as_strided` may be a view of every tensor in its storage.
     """
     found: set[str] = set()
     pending = [node]
     for one in pending:  # which grows meanwhile
         if one.op == "placeholder":
-            one = top.get(one.name, one)  # that of a body is named as what it stands for outside
+            one = top.get(one.name, one)  # a body's placeholder has the name of the outer node
         if one.op == "placeholder" and one.name in top:
             found.add(one.name)
         elif one.op == "placeholder" or one.target is AS_STRIDED:
             found |= {name for name, other in top.items() if memories_at(one) & memories_at(other)}
-        pending += (other for other in _viewed(one) if other not in pending)
+        pending += (other for other in _sources_of_view(one) if other not in pending)
     return found
 
 
@@ -131,11 +130,11 @@ def _views_to_the_root(node: Node) -> Iterator[Node]:
     for one in pending:  # which grows meanwhile
         yield one
         if one.op != "placeholder":
-            pending += (source for source in _viewed(one) if source not in pending)
+            pending += (source for source in _sources_of_view(one) if source not in pending)
 
 
-def _viewed(node: Node) -> list[Node]:
-    """What `node` is, or may be, a view of: by its schema, or since both lie in one memory."""
+def _sources_of_view(node: Node) -> list[Node]:
+    """The nodes that `node` is or may be a view of: by its schema, or because they share a storage."""
     if node.target is getitem:
         return node.all_input_nodes
     declared = arguments_of(node, describe_operator(node.target).viewed) if isinstance(node.target, OpOverload) else []
@@ -143,7 +142,7 @@ def _viewed(node: Node) -> list[Node]:
 
 
 def _loses(node: Node) -> str:
-    """What is wrong with `node` as a view to write through; "" where nothing is."""
+    """Why a write through the view `node` would be lost; "" where it would not."""
     shown = node.meta.get("val")
     if not isinstance(shown, torch.Tensor) or node.op == "placeholder":
         return ""
@@ -155,7 +154,7 @@ def _loses(node: Node) -> str:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two places of `tensor` may be one element; sizes that are symbols are taken to be more than 1."""
+    """Whether two indices of `tensor` may address one element; symbolic sizes are taken to be more than 1."""
     axes = [
         (stride, size)
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -180,13 +179,13 @@ def _refuse_counting_beyond(program: ExportedProgram) -> None:
         roots = [one for one in stored if memories_at(one) & memories_at(node)]
         if roots and not any(_holds(root, node) for root in roots):
             raise Unsupported(
-                f"{_described(node)} counts through memory of which {held[roots[0].name]!r} is a part only; expected a "
+                f"{_describe(node)} counts through memory of which {held[roots[0].name]!r} is a part only; expected a "
                 "tensor that has its memory for itself: register a clone of it, or the whole"
             )
 
 
 def _holds(root: Node, node: Node) -> bool:
-    """Whether all that `node` shows are bytes of `root`, as far as that is known; sizes that are symbols are not."""
+    """Whether `node` reads only bytes of `root`; assumed where sizes are symbols."""
     whole, shown = root.meta["val"], node.meta["val"]
     numbers = (*shown.shape, *shown.stride(), shown.storage_offset())
     if not all(isinstance(number, int) for number in numbers):
@@ -222,7 +221,7 @@ def _first_line(module: GraphModule, region: object) -> str:
     return next(filter(None, map(line_of, nodes)), "a line that is not known")
 
 
-def _described(node: Node) -> str:
+def _describe(node: Node) -> str:
     return f"node {node.name!r} ({line_of(node) or 'no line is known'})"
 
 

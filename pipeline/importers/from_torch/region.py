@@ -1,4 +1,4 @@
-"""One graph of the traced program, read from first node to last: the whole, or the body of a higher-order op."""
+"""Read one graph of the traced program, node by node: the top level, or the body of a higher-order op."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from pipeline.errors import Unsupported
 from pipeline.importers.from_torch.exported_program import line_of, module_of
 from pipeline.importers.from_torch.operators import Names, Operator, describe_operator
-from pipeline.importers.from_torch.tensors import TensorPayload, Tensors, contiguous, holds_values
+from pipeline.importers.from_torch.tensors import TensorPayload, Tensors, holds_values, is_contiguous
 from pipeline.ir import Attr, BodyRef, Graph, InputRef, Op, Payload, Role, TensorSpec, TorchConst
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import parts
@@ -37,7 +37,7 @@ class Number:
 
 
 Meaning: TypeAlias = int | Several | Graph | Number
-"""What a node of the traced graph stands for: a vid, several, the body of an op, or a number."""
+"""What a node of the traced graph evaluates to: a vid, several, the body of an op, or a number."""
 
 
 class Arguments:
@@ -101,10 +101,10 @@ WORDS = (
 
 
 class Region:
-    """Collects the values and ops of one graph. What reads it says first what its placeholders are.
+    """Collects the values and ops of one graph; the caller declares the placeholders before it calls `read`.
 
-    Placeholders keep torch's names. Those of a body are `arg0`, `arg1`, … since torch names them after what they are
-    outside of it.
+    Placeholders keep torch's names. Those of a body are named `arg0`, `arg1`, … because torch names them after the
+    values outside.
     """
 
     def __init__(self, module: GraphModule, tensors: Tensors, *, is_body: bool = False) -> None:
@@ -119,7 +119,7 @@ class Region:
         self._meanings: dict[Node, Meaning] = {}
 
     def declare(self, node: Node, role: Role, payload: Payload | None = None) -> int:
-        """The placeholder `node` is a tensor of this role. Returns its vid."""
+        """Declare the placeholder `node` as a tensor of this role. Returns its vid."""
         name = self._given[node.name]
         if payload is not None:
             self._payloads[name] = payload
@@ -127,11 +127,11 @@ class Region:
         return vid
 
     def declare_number(self, node: Node) -> None:
-        """The placeholder `node` is no tensor."""
+        """Declare the placeholder `node` as a number."""
         self._meanings[node] = self._number(node.meta.get("val"))
 
     def read(self) -> None:
-        """Go through the nodes.
+        """Read all calls and attributes.
 
         Raises:
             Unsupported: something that the IR cannot hold; the message names the node, its module and its line.
@@ -145,7 +145,7 @@ class Region:
                     raise Unsupported(f"{node.target} {node.name!r} ({place or 'no place known'}): {error}") from error
 
     def meaning(self, node: Any) -> Meaning:
-        """What `node` stands for; a number of Python stands for itself."""
+        """The meaning of `node`, or of a plain Python number."""
         return self._meanings[node] if isinstance(node, Node) else Number(node)
 
     def graph(self, name: str, inputs: Sequence[int], outputs: Sequence[int], facts: GraphFacts | None = None) -> Graph:
@@ -180,7 +180,7 @@ class Region:
                 name=name,
                 origin=module_of(node),
                 line=line_of(node),
-                bodies=tuple(_named(arguments.bodies, attrs)),
+                bodies=tuple(_name_bodies(arguments.bodies, attrs)),
             )
         )
         return meaning
@@ -202,7 +202,7 @@ class Region:
         return tuple(vid for vid in vids if vid is not None), Several(tuple(vids))
 
     def _attribute(self, node: Node) -> Meaning:
-        """A body, or a tensor that torch keeps beside the graph."""
+        """Read a body, or a tensor that torch keeps beside the graph."""
         held = attrgetter(str(node.target))(self._module)
         if isinstance(held, GraphModule):
             return self._body(held, str(node.target))
@@ -240,18 +240,18 @@ class Region:
 
 
 def _refuse_other_orders(node: Node) -> None:
-    """`auto_functionalized_v2` tells some views by their place in memory: right only where that is as in the trace."""
+    """Refuse views that `auto_functionalized_v2` describes by their storage offset, unless their base is contiguous."""
     for base in node.kwargs["_all_bases"]:  # type: ignore[union-attr]
         value = base.meta["val"]  # type: ignore[union-attr]
-        if not contiguous(value) or value.storage_offset() != 0:
+        if not is_contiguous(value) or value.storage_offset() != 0:
             raise Unsupported(
                 f"it writes to a part of {base}, which does not lie row after row from the beginning of its memory; "
                 "call contiguous() or clone() on it before"
             )
 
 
-def _named(bodies: Sequence[Graph], attrs: Mapping[str, Attr]) -> Iterator[Graph]:
-    """Called as the argument is (`true_fn`): torch counts bodies through the whole program."""
+def _name_bodies(bodies: Sequence[Graph], attrs: Mapping[str, Attr]) -> Iterator[Graph]:
+    """Name each body after its argument (`true_fn`), since torch numbers bodies over the whole program."""
     for index, body in enumerate(bodies):
         yield replace(body, name=next(name for name, item in attrs.items() if BodyRef(index) in parts(item)))
 

@@ -1,4 +1,4 @@
-"""What is known of a tensor of the traced program: its spec, its strides, the sizes that it has by name, its bytes."""
+"""Tensors of the traced program: their spec, strides, named sizes and bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.errors import Unsupported
 from pipeline.ir import DTYPE_BITS, Dim, Role, SymExpr, TensorSpec
 from pipeline.ir.builder import ValueDecl
 
-__all__ = ["TensorPayload", "Tensors", "contiguous", "holds_values"]
+__all__ = ["TensorPayload", "Tensors", "holds_values", "is_contiguous"]
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
@@ -26,7 +26,7 @@ Described = tuple[TensorSpec, tuple[Dim, ...] | None]
 class Tensors:
     """Reads fake tensors. `dims` renames torch's symbols: {"s77": "batch"}.
 
-    A value on the meta device has no device of its own; it is said to be on the CPU, where it would be run.
+    A value on the meta device gets the device `cpu`, where it would be run.
     """
 
     def __init__(self, dims: Mapping[str, str]) -> None:
@@ -39,10 +39,14 @@ class Tensors:
         Raises:
             Unsupported: a dtype that the IR has not, or a tensor that is not strided.
         """
-        key = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) if plain(tensor.shape) else (id(tensor),)
+        key = (
+            (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+            if has_fixed_sizes(tensor.shape)
+            else (id(tensor),)
+        )
         described = self._seen.get(key)
         if described is None:
-            described = self._seen[key] = self._described(name, tensor)
+            described = self._seen[key] = self._describe(name, tensor)
         return ValueDecl(name, described[0], role, described[1])
 
     def size(self, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> SymExpr | int:
@@ -54,7 +58,7 @@ class Tensors:
         dim = self._dim(number)
         return SymExpr(dim) if isinstance(dim, str) else dim
 
-    def _described(self, name: str, tensor: torch.Tensor) -> Described:
+    def _describe(self, name: str, tensor: torch.Tensor) -> Described:
         dtype = str(tensor.dtype).removeprefix("torch.")
         if tensor.layout is not torch.strided or dtype not in DTYPE_BITS:
             raise Unsupported(
@@ -64,7 +68,7 @@ class Tensors:
         shape = tuple(map(self._dim, tensor.shape))
         strides = tuple(map(self._dim, tensor.stride()))
         device = "cpu" if tensor.device.type == "meta" else str(tensor.device)
-        return TensorSpec(shape, dtype, device), None if contiguous(tensor) else strides
+        return TensorSpec(shape, dtype, device), None if is_contiguous(tensor) else strides
 
     def _dim(self, number: torch.SymInt | torch.SymFloat | torch.SymBool | int) -> Dim:
         if type(number) is int:
@@ -80,12 +84,12 @@ class Tensors:
         return SYMBOL.sub(lambda found: self._dims.get(found[0], found[0]), text)
 
 
-def plain(sizes: Sequence[torch.SymInt | int]) -> bool:
+def has_fixed_sizes(sizes: Sequence[torch.SymInt | int]) -> bool:
     return all(type(size) is int for size in sizes)
 
 
-def contiguous(tensor: torch.Tensor) -> bool:
-    if not plain(tensor.shape):
+def is_contiguous(tensor: torch.Tensor) -> bool:
+    if not has_fixed_sizes(tensor.shape):
         return tensor.is_contiguous()
     expected = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
@@ -96,22 +100,22 @@ def contiguous(tensor: torch.Tensor) -> bool:
 
 
 UNBACKED = re.compile(r"u\d+|zuf\d+")
-"""How torch names a number that it cannot know before the run."""
+"""torch's names of unbacked symbols: numbers that are not known before the run."""
 
 
 def holds_values(tensor: torch.Tensor) -> bool:
-    """Whether there are numbers in it: on meta there are none, and a FakeTensor has none on any device."""
+    """Whether the tensor has data: a tensor on meta and a FakeTensor have none."""
     return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPayload:
-    """`tensor` of any dtype, device and strides; nothing is copied until numpy asks."""
+    """A payload that wraps `tensor`, of any dtype, device and strides; nothing is copied before `numpy()`."""
 
     tensor: torch.Tensor
 
     def numpy(self) -> np.ndarray:
-        """C order on the CPU; dtypes that numpy has not come as ml_dtypes'."""
+        """The data in C order on the CPU; dtypes that numpy lacks are those of ml_dtypes."""
         tensor = self.tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
         name = str(tensor.dtype).removeprefix("torch.")
         foreign = getattr(ml_dtypes, name, None)

@@ -5,7 +5,7 @@
     {"file": "m.constants.ab12.safetensors", "key": "mask", "dtype": "float32", "shape": [512, 512]}
 
 `shape` is written where the nested list does not show it (an empty tensor), `strides` where it is not contiguous. Of a
-tensor whose elements share memory or leave gaps, the memory is written, and `view` is the shape of what looks at it.
+tensor whose elements overlap or leave gaps, the whole memory is written, and `view` is the shape of the tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.torch_ir.document.fields import Unexpected, as_expected, is_text, 
 from pipeline.torch_ir.errors import SerializationError
 from pipeline.torch_ir.validation import a_type
 
-__all__ = ["THRESHOLD", "raw_bytes", "read_constant", "settled", "write_constant"]
+__all__ = ["THRESHOLD", "materialize_on_cpu", "raw_bytes", "read_constant", "write_constant"]
 
 THRESHOLD = 4096
 """Bytes: larger constants go to a file of their own."""
@@ -40,21 +40,21 @@ def write_constant(
     if not isinstance(tensor, torch.Tensor) or not holds_values(tensor):
         found = "a tensor on meta" if getattr(tensor, "is_meta", False) else a_type(tensor)
         raise SerializationError(f"constant {key!r}: found {found}, expected one with values; give one, or remove it")
-    tensor = settled(tensor)
+    tensor = materialize_on_cpu(tensor)
     facts: dict[str, Any] = {"dtype": dtype_name(tensor.dtype)}
     if not tensor.is_contiguous():
         facts["strides"] = list(tensor.stride())
     if not _dense(tensor):
         facts["view"] = list(tensor.shape)
-        tensor = _spanned(tensor)
+        tensor = _span_memory(tensor)
     if beside is not None and tensor.nbytes > threshold:
         beside[key] = raw_bytes(tensor)
         return {"key": key, "shape": list(tensor.shape), **facts}
     if not tensor.numel():
         facts["shape"] = list(tensor.shape)
-    if not _plain(tensor):
+    if not _is_exact_in_json(tensor):
         facts |= {"bytes": bytes(raw_bytes(tensor).tolist()).hex(), "shape": list(tensor.shape)}
-    return {"data": _shown(tensor), **facts}
+    return {"data": _to_list(tensor), **facts}
 
 
 def read_constant(key: str, data: Mapping[str, Any], files: Mapping[str, Mapping[str, torch.Tensor]]) -> torch.Tensor:
@@ -70,7 +70,7 @@ def read_constant(key: str, data: Mapping[str, Any], files: Mapping[str, Mapping
         tensor = _values(data, getattr(torch, name), files)
         if "view" in data:
             return tensor.as_strided(data["view"], data["strides"])
-        return _strided(tensor, data.get("strides"))
+        return _restore_strides(tensor, data.get("strides"))
     except (KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else error
         raise Unexpected(f"constant {key!r} cannot be read: {what}") from error
@@ -107,19 +107,19 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
 
 
-def settled(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers on the CPU, without a conjugation or a sign that is still to come."""
+def materialize_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the CPU, with lazy conjugation and negation applied."""
     return resolve_views(tensor.detach()).cpu()
 
 
-def _spanned(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory from its first element to its last, as a vector."""
+def _span_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory from the first element to the last, as a vector."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.as_strided((span,), (1,))
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Whether it is a permutation of a contiguous tensor, as those of `expand` and `[::2]` are not."""
+    """Whether it is a permutation of a contiguous tensor; results of `expand` and `[::2]` are not."""
     if not tensor.numel():
         return True
     expected = 1
@@ -130,28 +130,28 @@ def _dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _plain(tensor: torch.Tensor) -> bool:
-    """Whether JSON's numbers give back the very bits."""
+def _is_exact_in_json(tensor: torch.Tensor) -> bool:
+    """Whether JSON's numbers reproduce the elements to the bit."""
     if tensor.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         return bool(torch.isfinite(tensor).all())
     return not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
 
 
-def _shown(tensor: torch.Tensor) -> Any:
+def _to_list(tensor: torch.Tensor) -> Any:
     """A nested list of numbers; what JSON has not is a string, a complex number a pair."""
     if tensor.dtype.is_complex:
-        return _spelled(torch.view_as_real(tensor).tolist())
+        return _spell_nonfinite(torch.view_as_real(tensor).tolist())
     wide = tensor.float() if tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point else tensor
-    return wide.tolist() if _plain(tensor) else _spelled(wide.tolist())
+    return wide.tolist() if _is_exact_in_json(tensor) else _spell_nonfinite(wide.tolist())
 
 
-def _spelled(item: Any) -> Any:
+def _spell_nonfinite(item: Any) -> Any:
     if isinstance(item, list):
-        return [_spelled(part) for part in item]
+        return [_spell_nonfinite(part) for part in item]
     return repr(item) if isinstance(item, float) and not math.isfinite(item) else item
 
 
-def _strided(tensor: torch.Tensor, strides: list[int] | None) -> torch.Tensor:
+def _restore_strides(tensor: torch.Tensor, strides: list[int] | None) -> torch.Tensor:
     if strides is None:
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

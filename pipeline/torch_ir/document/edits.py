@@ -1,9 +1,9 @@
-"""What somebody has changed in the view of an IR, as the data that `reader` reads.
+"""Apply a user's edits of the view of an IR: merge them with its Graph into the data that `reader` reads.
 
 The view shows less than the Graph has: no exact calls, bodies, module paths or lines, no devices, strides, updates or
-further names of weights. What is still there keeps them. A node is known as the very object that was handed out,
-whatever its name is by now, or by its first output; a tensor by its name, or by its place if only that is new.
-An IR that was put together by hand is a view of the empty Graph, and all of it is new.
+further names of weights. Nodes and tensors that are still in the view keep these. A node is recognized as the object
+that was handed out, even if renamed, or by its first output; a tensor by its name, or by its position if only the name
+is new. An IR that was built by hand is a view of the empty Graph, and all of it is new.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any, TypeVar
 
 from pipeline.ir import Graph, Op
 from pipeline.ir.json import write_attr
-from pipeline.torch_ir.calls import MASKS, SIZES, read_call, spelled
+from pipeline.torch_ir.calls import MASKS, SIZES, format_attrs, read_call
 from pipeline.torch_ir.document.fields import Unexpected, as_expected, is_list, is_object, is_text
 from pipeline.torch_ir.document.writing import facts, nodes
 from pipeline.torch_ir.nodes import OpNode, Parts, TensorMeta, as_attr, as_torch
 from pipeline.torch_ir.validation import a_type
 
-__all__ = ["alike", "edited"]
+__all__ = ["apply_edits", "is_identical"]
 
 Data = dict[str, Any]
 Pair = tuple[Data, Data]
-"""A tensor as it was (empty: it was not there), and as it is."""
+"""A tensor before the edits (empty if it is new), and after them."""
 T = TypeVar("T")
 
 
-def edited(graph: Graph, name: str, view: Parts, handed: Sequence[tuple[OpNode, str]]) -> Data:
-    """The document of `graph`, called `name`, with what `view` has in place of all that it shows.
+def apply_edits(graph: Graph, name: str, view: Parts, handed: Sequence[tuple[OpNode, str]]) -> Data:
+    """The document of `graph`, called `name`, with everything that a view shows taken from `view`.
 
-    `handed` are the nodes as objects, each with the name of the op of `graph` that it has shown.
+    `handed` are the nodes that were handed out, each with the name of its op in `graph`.
 
     Raises:
         Unexpected: something in `view` is no node or no tensor; or a tensor was changed where it is read alone.
@@ -41,7 +41,7 @@ def edited(graph: Graph, name: str, view: Parts, handed: Sequence[tuple[OpNode, 
     weights = [*_tensors("weights", view.weights, before["weights"])]
     found = [*_nodes(graph, view.nodes, handed)]
     made = [*inputs, *(pair for _, pairs in found for pair in pairs)]
-    names, keys = _renamed(made), _renamed(weights)
+    names, keys = _find_renames(made), _find_renames(weights)
     now = {
         "model_name": name,
         "graph_inputs": [one for _, one in inputs],
@@ -72,16 +72,16 @@ def _nodes(
         outputs = [*_tensors(f"{where}.outputs", node.outputs, was.get("outputs", ()))]
         now: Data = {"name": name, "op_type": node.op_type, "inputs": inputs}
         now |= {"outputs": [one for _, one in outputs], "attrs": _attrs(node.attrs)}
-        yield now | ({} if op is None else _hidden(op, was, now)), outputs
+        yield now | ({} if op is None else _keep_hidden(op, was, now)), outputs
 
 
 def _attrs(given: Any) -> Any:
-    """What is no mapping is for the reader to refuse."""
+    """Attributes as the document has them; what is no mapping is left for the reader to refuse."""
     return {name: as_attr(item) for name, item in given.items()} if isinstance(given, Mapping) else given
 
 
-def _hidden(op: Op, was: Data, now: Data) -> Data:
-    """What the view does not show of `op`, as far as it holds of the node `now`."""
+def _keep_hidden(op: Op, was: Data, now: Data) -> Data:
+    """The keys of `op` that the view does not show, as far as they still apply to the node `now`."""
     same = now["op_type"] == op.kind
     found = {key: was[key] for key in ("module_path", "line", *(["bodies"] if same else [])) if key in was}
     if same and "call" in was and isinstance(now["attrs"], dict) and (call := _call(op, now)) is not None:
@@ -90,11 +90,11 @@ def _hidden(op: Op, was: Data, now: Data) -> Data:
 
 
 def _call(op: Op, now: Data) -> Data | None:
-    """The exact call of `op`, where `now` has other arguments with these; None where that cannot be told."""
-    attrs, shown = now["attrs"], {name: as_attr(item) for name, item in spelled(op, as_torch)}
+    """The exact call of `op` with the arguments that `now` changes; None where they cannot be combined."""
+    attrs, shown = now["attrs"], {name: as_attr(item) for name, item in format_attrs(op, as_torch)}
     if len(now["inputs"]) != len(op.inputs) or any(attrs.get(key) != shown.get(key) for key in (SIZES, MASKS)):
         return None
-    new = {name: item for name, item in attrs.items() if name not in shown or not alike(shown[name], item)}
+    new = {name: item for name, item in attrs.items() if name not in shown or not is_identical(shown[name], item)}
     read = read_call(op.kind, len(op.inputs), {"attrs": new})
     kept = {name: item for name, item in op.attrs.items() if name not in shown or name in attrs}
     try:
@@ -134,12 +134,12 @@ def _look(tensor: Data) -> tuple[Any, Any]:
     return tensor["shape"], tensor["dtype"]
 
 
-def _renamed(pairs: Iterable[Pair]) -> dict[str, str]:
+def _find_renames(pairs: Iterable[Pair]) -> dict[str, str]:
     return {was["name"]: now["name"] for was, now in pairs if was}
 
 
 def _refuse_lost(graph: Graph, now: Data, made: Sequence[Pair]) -> None:
-    """Where a tensor is read its name alone decides, so that another shape or dtype there would change nothing."""
+    """Refuse another shape or dtype where a tensor is only read: the name alone decides, so the edit would be lost."""
     was = {value.name: (list(value.spec.shape), value.spec.dtype) for value in graph.values}
     keys = {key: name for name, key in now["weight_name_mapping"].items()}
     declared = {one["name"]: _look(one) for _, one in made}
@@ -160,8 +160,8 @@ def _each(where: str, items: Any, kind: type[T]) -> Iterator[tuple[str, T]]:
         yield f"{where}[{index}]", item
 
 
-def alike(one: Any, other: Any) -> bool:
-    """To the type of each number: 1, 1.0 and True are three, and so are 0.0, -0.0 and nan."""
+def is_identical(one: Any, other: Any) -> bool:
+    """Whether two parts of a view are equal, types included: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
     if one is other:
         return True
     if type(one) is not type(other):
@@ -170,10 +170,10 @@ def alike(one: Any, other: Any) -> bool:
         case TensorMeta():
             return one == other
         case OpNode() | Parts():
-            return all(alike(getattr(one, name), getattr(other, name)) for name in one.__match_args__)
+            return all(is_identical(getattr(one, name), getattr(other, name)) for name in one.__match_args__)
         case list() | tuple():
-            return len(one) == len(other) and all(map(alike, one, other))
+            return len(one) == len(other) and all(map(is_identical, one, other))
         case dict():
-            return one.keys() == other.keys() and all(alike(item, other[key]) for key, item in one.items())
+            return one.keys() == other.keys() and all(is_identical(item, other[key]) for key, item in one.items())
         case _:
             return repr(one) == repr(other)

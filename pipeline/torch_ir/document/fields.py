@@ -1,4 +1,4 @@
-"""Parts of the JSON of an IR as they have to be, or what was found in their place."""
+"""Checked access to parts of the JSON of an IR; messages say what was found and what was expected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
     "is_text",
     "is_whole",
     "mapping",
-    "refused",
+    "report_unexpected",
     "rows",
     "shape_of",
     "strides_of",
@@ -29,16 +29,16 @@ __all__ = [
 
 
 TEXT = "IR JSON"
-"""What messages are about where there is no file to name."""
+"""The subject of messages where there is no file to name."""
 
 
 class Unexpected(ValueError):
-    """Something else than belongs there; the message says what was found, and what was expected."""
+    """A part of the data is wrong; the message says what was found, and what was expected."""
 
 
 @contextmanager
-def refused(what: str = TEXT, advice: str = "save the IR again") -> Iterator[None]:
-    """What is Unexpected inside is a SerializationError about `what`."""
+def report_unexpected(what: str = TEXT, advice: str = "save the IR again") -> Iterator[None]:
+    """Turn an Unexpected that is raised inside into a SerializationError about `what`."""
     try:
         yield
     except Unexpected as error:

@@ -1,7 +1,7 @@
 """The files of an IR: the JSON, packed with zstd where its name ends in .zst, and large constants beside it.
 
 Both are written under a temporary name and renamed, the constants first: they are named by content, so at every moment
-the JSON that is there finds its own. A save that fails leaves what was there.
+the existing JSON has its constants. A save that fails leaves the old files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.torch_ir.document.constants import write_constant
 from pipeline.torch_ir.document.header import constants_in
 from pipeline.torch_ir.errors import NoIRFile, SerializationError
 
-__all__ = ["explained", "load", "parse_json", "save"]
+__all__ = ["explain_errors", "load", "parse_json", "save"]
 
 PACKED = ".zst"
 LEVEL = 9
@@ -52,7 +52,7 @@ def save(
     large = path.with_name(f"{_prefix(path)}{_digest(beside)}.safetensors")
     written |= {key: {"file": large.name, **written[key]} for key in beside}
     replaced = _files_of_replaced(path)
-    with _replacing(path) as temporary, _opened(temporary, packed=path.suffix == PACKED, named=path) as file:
+    with _replacing(path) as temporary, _open_for_writing(temporary, packed=path.suffix == PACKED, named=path) as file:
         for piece in _json_pieces(sections, written):
             file.write(piece.encode())
         if beside:
@@ -81,8 +81,8 @@ def load(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, torch
 
 
 @contextmanager
-def explained(path: Path, done: str) -> Iterator[None]:
-    """What goes wrong inside is a SerializationError about `path`, which cannot be `done` ("read", "written")."""
+def explain_errors(path: Path, done: str) -> Iterator[None]:
+    """Turn any error inside into a SerializationError: `path` cannot be `done` ("read", "written")."""
     try:
         yield
     except SerializationError:
@@ -99,7 +99,7 @@ def explained(path: Path, done: str) -> Iterator[None]:
 
 
 class _MissingConstantsError(SerializationError):
-    """A file of constants is not there: it was not copied, or a save of this moment has put others in its place."""
+    """A file of constants is missing: it was not copied, or a concurrent save has replaced it."""
 
 
 def _prefix(path: Path) -> str:
@@ -123,12 +123,12 @@ def _files_of_replaced(path: Path) -> set[str]:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, which it becomes in the end.
+    """Yield a temporary path; on success, the file there replaces `path`.
 
     Raises:
         SerializationError: the file cannot be written, and what was there stays.
     """
-    with explained(path, "written"):
+    with explain_errors(path, "written"):
         if path.is_dir():
             raise IsADirectoryError
         with replace_when_done(path) as temporary:
@@ -172,7 +172,7 @@ def _read_tensors(path: Path, name: str) -> Mapping[str, torch.Tensor]:
     beside = path.with_name(Path(name).name)
     if name != beside.name:
         raise SerializationError(f"{path} names the file {name!r} for its constants, which is not beside it")
-    with explained(beside, "read"):
+    with explain_errors(beside, "read"):
         try:
             tensors = load(beside.read_bytes())
         except FileNotFoundError as error:
@@ -203,10 +203,10 @@ def _read_json(path: Path) -> Mapping[str, Any]:
         NoIRFile: there is no such file (a FileNotFoundError too).
         SerializationError: it is damaged, or it is no JSON object.
     """
-    with explained(path, "read"):
+    with explain_errors(path, "read"):
         text = path.read_bytes()
         if path.suffix == PACKED:
-            text = _unpacked(path, text)
+            text = _unpack(path, text)
         elif text.startswith(MAGIC):
             raise SerializationError(f"{path} is packed with zstd; rename it to {path.name}{PACKED}")
         return parse_json(str(path), text)
@@ -252,7 +252,7 @@ def _place_of_damage(text: bytes, error: json.JSONDecodeError) -> str:
 
 
 @contextmanager
-def _opened(path: Path, *, packed: bool, named: Path) -> Iterator[IO[bytes]]:
+def _open_for_writing(path: Path, *, packed: bool, named: Path) -> Iterator[IO[bytes]]:
     with path.open("wb") as file:
         if not packed:
             yield file
@@ -262,7 +262,7 @@ def _opened(path: Path, *, packed: bool, named: Path) -> Iterator[IO[bytes]]:
             yield packing
 
 
-def _unpacked(path: Path, packed: bytes) -> bytes:
+def _unpack(path: Path, packed: bytes) -> bytes:
     zstandard = _zstandard(path)
     if packed and not packed.startswith(MAGIC[: len(packed)]):
         raise SerializationError(

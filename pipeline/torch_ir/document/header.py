@@ -1,6 +1,6 @@
-"""What the JSON of an IR says beside its tensors and nodes: named dims, and how arguments and the result nest.
+"""The header of an IR's JSON: everything but tensors and nodes, such as named dims and the nesting of arguments.
 
-It is little, so it is read as soon as a file is loaded; tensors and nodes wait until somebody asks for them.
+The header is small, so it is read as soon as a file is loaded; tensors and nodes are read when they are needed.
 
 In a `signature` a number is the index of a tensor among the graph's inputs or outputs; `{"value": 3}` a constant,
 `{"float": "inf"}` one that JSON has not, `{"int": "36893488147419103232"}` one of more than 64 bits; `{"kind",
@@ -27,49 +27,49 @@ from pipeline.torch_ir.document.fields import (
     is_text,
     is_whole,
     mapping,
-    refused,
+    report_unexpected,
     rows,
     text,
 )
 from pipeline.torch_ir.document.writing import FORMAT_VERSION
 from pipeline.torch_ir.errors import SerializationError
-from pipeline.torch_ir.tree import Branch, Leaf, Signature, Tree, leaves
+from pipeline.torch_ir.tree import Branch, CallSignature, Leaf, Tree, leaves
 
 __all__ = ["Head", "constants_in", "dims_in", "read_dims", "read_head", "write_tree"]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The fields of an IR with these names."""
+    """The fields of an IR that have these names."""
 
     model_name: str
     pytorch_version: str
-    signature: Signature
+    signature: CallSignature
     unsaved: frozenset[str]
 
 
 def read_head(data: Mapping[str, Any], what: str = TEXT) -> Head:
-    """The data is of the file `what`.
+    """Read the header of `data`, which is the content of the file `what`.
 
     Raises:
         SerializationError: the data is no IR, or of a later format, or its signature, dims or guards are none.
     """
-    with refused(what):
+    with report_unexpected(what):
         as_expected(data, "the top level", "an object", is_object)
         _refuse_other_formats(data, what)
         read_dims(data)  # the Graph takes them, when it is asked for
         unsaved = as_expected(data.get("unsaved") or (), "unsaved", "a list of names of buffers", are_names)
         names = text(data, "model_name", ""), text(data, "pytorch_version", "")
-        return Head(*names, Signature(*read_trees(data)), frozenset(unsaved))
+        return Head(*names, CallSignature(*read_trees(data)), frozenset(unsaved))
 
 
 def constants_in(data: Mapping[str, Any], what: str = TEXT) -> Mapping[str, Mapping[str, Any]]:
-    """What is written of each constant, by name.
+    """The entry of each constant, by name.
 
     Raises:
         SerializationError: it is no object of objects.
     """
-    with refused(what):
+    with report_unexpected(what):
         found = mapping(data, "constants")
         for name, one in found.items():
             as_expected(one, f"constants: {name}", "an object of data and dtype", is_object)
@@ -99,7 +99,7 @@ def write_tree(tree: Tree) -> Any:
 
 
 def read_trees(data: Mapping[str, Any]) -> tuple[Tree | None, Tree | None]:
-    """Those of the arguments and of the result, of the IR `data`; None where it has none.
+    """The trees of the arguments and of the result of the IR `data`; None where it has none.
 
     Raises:
         Unexpected: no such trees, or trees of other tensors than the graph's; the message says where.
@@ -170,7 +170,7 @@ def _write_constant(value: Any) -> Any:
 
 
 def _is_call(tree: Tree) -> bool:
-    """Positional arguments, and those by name."""
+    """Whether the tree is that of a call: a tuple of positional arguments, and a dict of those by name."""
     return isinstance(tree, Branch) and tree.kind == "tuple" and _kinds(tree.children) == ["tuple", "dict"]
 
 
@@ -206,7 +206,7 @@ def read_dims(data: Mapping[str, Any]) -> tuple[dict[str, DimRange], tuple[str, 
 
 
 def dims_in(item: Any, where: str) -> frozenset[str]:
-    """The dims of which the expression `item` speaks.
+    """The dims that the expression `item` names.
 
     Raises:
         Unexpected: it is no expression.

@@ -1,4 +1,4 @@
-"""The JSON of an IR, ours or pytorch-ir's, as a Graph: tensors and nodes, one after the other."""
+"""Read tensors and nodes of an IR's JSON, ours or pytorch-ir's, into a Graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.ir import Attr, Dim, Graph, Op, Payload, Role, SymExpr, TensorSpec
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import parts
 from pipeline.runtime.tensors import dtype_name
-from pipeline.torch_ir.calls import read_call, word
+from pipeline.torch_ir.calls import read_call, torch_const
 from pipeline.torch_ir.document.constants import read_constant
 from pipeline.torch_ir.document.fields import (
     Unexpected,
@@ -27,7 +27,7 @@ from pipeline.torch_ir.document.fields import (
     text,
 )
 from pipeline.torch_ir.document.header import dims_in, read_dims
-from pipeline.torch_ir.document.schema import hold_call
+from pipeline.torch_ir.document.schema import check_call
 
 __all__ = ["read_graph"]
 
@@ -37,19 +37,19 @@ Data = Mapping[str, Any]
 def read_graph(data: Data, constants: Mapping[str, torch.Tensor], whole: bool) -> Graph:
     """The Graph of an IR as `writing.py` writes it; `constants` are its values by checkpoint name.
 
-    The calls of a traced model, which has a signature, are `whole`; nodes that were put together by hand may be only a
-    picture, whose calls lack arguments.
+    The calls of a traced model, which has a signature, are `whole`; nodes that were built by hand may lack arguments,
+    since they may only be meant as a picture.
 
     Raises:
         Unexpected: the data is no IR, names a tensor that nothing makes, or breaks a rule of the Graph.
     """
-    reader = Reader(whole)
-    with reader.placed():
+    reader = DocumentReader(whole)
+    with reader.locate_errors():
         reader.meet_dims(data)
         reader.weights(data)
         inputs = [reader.declare(one, Role.INPUT) for one in reader.each(data, "graph_inputs")]
         reader.nodes(data)
-        outputs = [reader.used(one) for one in reader.each(data, "graph_outputs")]
+        outputs = [reader.resolve(one) for one in reader.each(data, "graph_outputs")]
         payloads: dict[str, Payload] = {
             stub.name: TensorPayload(constants[keys[0]])
             for vid, keys in reader.sources.items()
@@ -64,30 +64,30 @@ def read_graph(data: Data, constants: Mapping[str, torch.Tensor], whole: bool) -
     return graph
 
 
-class Reader:
-    """Values and ops as they are read; `where` says how far it came."""
+class DocumentReader:
+    """Collects values and ops while it reads; `where` is the position in the document, for messages."""
 
     def __init__(self, whole: bool, dims: frozenset[str] = frozenset()) -> None:
         self.whole = whole
         self.where = "the top level"
         self.dims = dims
-        """The names that a shape may speak of."""
+        """The dims that a shape may name."""
         self.stubs: list[ValueDecl] = []
         self.ops: list[Op] = []
         self.sources: dict[int, tuple[str, ...]] = {}
         self._vids: dict[str, int] = {}
         self._nodes: set[str] = set()
-        """Names of the nodes so far: messages and edits know a node by its name."""
+        """Names of the nodes so far, which have to be unique: messages and edits refer to nodes by name."""
         self._keys: Data = {}
-        """Of placeholders: the names of their weights."""
+        """{name of a placeholder: name of its weight}"""
         self._places: dict[str, int] = {}
-        """Which result of its op a value is, of those with several."""
+        """{name of a value: its index among the results}, for ops with several results."""
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
-        """A model has many tensors and few looks."""
+        """A cache: a model has many tensors and few different specs."""
 
     @contextmanager
-    def placed(self) -> Iterator[None]:
-        """What is wrong inside is Unexpected, with its place."""
+    def locate_errors(self) -> Iterator[None]:
+        """Turn errors inside into Unexpected, with the position in the document."""
         try:
             yield
         except Unexpected as error:
@@ -104,7 +104,7 @@ class Reader:
             yield one
 
     def meet_dims(self, data: Data) -> None:
-        """Names may have a range, or only stand in the shape of an input, which gives them a size."""
+        """Collect the dims: those with a range, and those in the shape of an input, which gives them a size."""
         named = [
             dims_in(dim, "shape")
             for one in self.each(data, "graph_inputs")
@@ -114,7 +114,7 @@ class Reader:
         self.dims = frozenset(mapping(data, "dims")).union(*named)
 
     def weights(self, data: Data) -> None:
-        """Weights are used by the names of their placeholders; where there is no mapping, by their own."""
+        """Declare the weights. Nodes use them by the names of their placeholders; without a mapping, by their own."""
         self.where = "the top level"
         updated, tied, self._keys = (mapping(data, key) for key in ("updates", "tied", "weight_name_mapping"))
         names = {key: name for name, key in self._keys.items()}
@@ -136,20 +136,20 @@ class Reader:
             spec = self._specs[look] = self._spec(*look)
         strides = strides_of(tensor)
         if strides is not None:
-            self._known("strides", strides)
+            self._check_dims("strides", strides)
         self.stubs.append(ValueDecl(name, spec, role, strides))
         self._vids[name] = vid = len(self.stubs) - 1
         return vid
 
     def _spec(self, shape: tuple[Dim, ...], dtype: str, device: str) -> TensorSpec:
-        self._known("shape", shape)
-        word("device", device)
+        self._check_dims("shape", shape)
+        torch_const("device", device)
         return TensorSpec(shape, dtype, device)
 
-    def _known(self, where: str, sizes: tuple[Dim, ...]) -> None:
+    def _check_dims(self, where: str, sizes: tuple[Dim, ...]) -> None:
         """
         Raises:
-            Unexpected: one speaks of a dim that is not there, or is no expression.
+            Unexpected: a size names an unknown dim, or is no expression.
         """
         for size in sizes:
             if isinstance(size, str) and (unknown := dims_in(size, where) - self.dims):
@@ -163,8 +163,8 @@ class Reader:
             raise Unexpected(f"the tensor {name!r} is used, and nothing makes it{where}")
         return self._vids[name]
 
-    def used(self, tensor: Data) -> int:
-        """The vid of a tensor that is read. Its name decides; a place that its producer has not is refused."""
+    def resolve(self, tensor: Data) -> int:
+        """The vid of a tensor that is read, found by its name; a wrong `producer_output_idx` is refused."""
         if place := tensor.get("producer_output_idx"):  # a model has many tensors, and few are not the first of theirs
             name, expected = tensor["name"], self._places.get(tensor["name"], 0)
             if place != expected:
@@ -184,7 +184,7 @@ class Reader:
         if name in self._nodes:
             raise Unexpected(f"name: found {name!r}, which an earlier node has, expected one of its own")
         self._nodes.add(name)
-        inputs = tuple(self.used(one) for one in rows(node, "inputs"))
+        inputs = tuple(self.resolve(one) for one in rows(node, "inputs"))
         outputs = tuple(self.declare(one, Role.TMP) for one in rows(node, "outputs"))
         if len(outputs) > 1:
             self._places |= {self.stubs[vid].name: place for place, vid in enumerate(outputs)}
@@ -207,8 +207,8 @@ class Reader:
         call = read_call(kind, inputs, node)
         if "call" in node:
             for name, item in call.items():
-                self._known(name, tuple(part.expression for part in parts(item) if type(part) is SymExpr))
-        hold_call(kind, inputs, call, call if "call" in node else attrs, self.whole)
+                self._check_dims(name, tuple(part.expression for part in parts(item) if type(part) is SymExpr))
+        check_call(kind, inputs, call, call if "call" in node else attrs, self.whole)
         return call
 
     def _bodies(self, node: Data, results: int) -> tuple[Graph, ...]:
@@ -216,8 +216,8 @@ class Reader:
         at = self.where
         for index, body in enumerate(rows(node, "bodies")):
             self.where = f"{at}.bodies[{index}]"
-            reader = Reader(self.whole, self.dims)
-            with reader.placed():
+            reader = DocumentReader(self.whole, self.dims)
+            with reader.locate_errors():
                 found.append(reader.body(body))
                 if node["op_type"] == COND and len(found[-1].outputs) != results:
                     raise Unexpected(f"found {len(found[-1].outputs)}, expected {results}, as its node has")

@@ -1,6 +1,6 @@
-"""A call, held against the schema of its operator before anything runs: required, unknown, and of what type.
+"""Check a call against the schema of its operator before anything runs: missing, unknown and mistyped arguments.
 
-What is no operator of torch's (higher-order ones, the user's own that are not imported) is taken as it stands.
+Calls without a schema (higher-order operators, the user's own that are not imported) are not checked.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pipeline.ir import Attr, InputRef, SymExpr, TorchConst
 from pipeline.torch_ir.calls import MASKS, SIZES, Argument, arguments
 from pipeline.torch_ir.document.fields import LIMIT, Unexpected
 
-__all__ = ["hold_call"]
+__all__ = ["check_call"]
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """What an argument may be: `alone` the types of one item, `each` those of the items of a list (none: no list)."""
+class ArgumentSlot:
+    """The types that an argument takes: `alone` for a single item, `each` for items of a list (empty: no list)."""
 
     argument: Argument
     alone: frozenset[type]
@@ -36,12 +36,12 @@ class Slot:
         return type(item) in self.alone or object in self.alone
 
     def holds(self, item: Attr) -> bool:
-        """Whether a whole number is one of torch's, which have 64 bits; a scalar may be unsigned."""
+        """Whether an integer fits into torch's 64 bits; a scalar may be unsigned."""
         return type(item) is not int or -LIMIT <= item < (LIMIT if "int" in self.argument.type else 2 * LIMIT)
 
 
-def hold_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str], whole: bool) -> None:
-    """Hold the call `attrs` of `kind` on so many `inputs`, of which the file has the arguments `written`.
+def check_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collection[str], whole: bool) -> None:
+    """Check the call `attrs` of `kind` on so many `inputs`; `written` are the names of the arguments in the file.
 
     Raises:
         Unexpected: an argument is unknown or of another type; or, of a call that is `whole`, one is missing, or a
@@ -61,37 +61,39 @@ def hold_call(kind: str, inputs: int, attrs: Mapping[str, Attr], written: Collec
         elif type(item) is tuple:
             used += [part.index for part in item if type(part) is InputRef]
         if (type(item) not in slots[name].alone or type(item) is int) and not slots[name].takes(item):
-            raise Unexpected(f"{kind}: {name}: found {_shown(item)}, expected {slots[name].argument.type}")
+            raise Unexpected(f"{kind}: {name}: found {_format_item(item)}, expected {slots[name].argument.type}")
     if whole and not required <= attrs.keys():
         names = ", ".join(name for name in slots if name in required - attrs.keys())
         raise Unexpected(f"{kind}: found no {names}, expected each argument that has no default, None too")
     if whole and used != list(range(inputs)):
         if len(used) == inputs:
-            raise Unexpected(f"{kind}: found inputs {_shown(tuple(used))}, expected each of {inputs} once, in order")
+            raise Unexpected(
+                f"{kind}: found inputs {_format_item(tuple(used))}, expected each of {inputs} once, in order"
+            )
         raise Unexpected(f"{kind}: found {inputs} inputs, expected {len(used)}, as many as its arguments take")
 
 
 @cache
-def _slots(kind: str) -> tuple[Mapping[str, Slot], frozenset[str]]:
-    """(arguments by name, those that are required). An operator that is not there may come later: no `cache` of it."""
+def _slots(kind: str) -> tuple[Mapping[str, ArgumentSlot], frozenset[str]]:
+    """(arguments by name, the required ones). An unknown operator raises, so that `cache` does not keep it."""
     found = arguments(kind)
     if not found:
         raise LookupError(kind)
     return {one.name: _slot(one) for one in found}, frozenset(one.name for one in found if one.required)
 
 
-def _slot(argument: Argument) -> Slot:
+def _slot(argument: Argument) -> ArgumentSlot:
     type_, optional = _inner(argument.type, "Optional[")
     none = frozenset({type(None)}) if optional else frozenset()
     part, is_list = _inner(type_, "List[")
     if not is_list:
-        return Slot(argument, TYPES.get(type_, ANYTHING) | none, frozenset())
+        return ArgumentSlot(argument, TYPES.get(type_, ANYTHING) | none, frozenset())
     part, holes = _inner(part, "Optional[")
     each = frozenset({InputRef}) if part == "Tensor" else TYPES.get(part, ANYTHING)
     if each is ANYTHING:
-        return Slot(argument, ANYTHING, frozenset())
-    # a number alone stands for as many as there are dims
-    return Slot(argument, each - {InputRef} | none, each | {type(None)} if holes else each)
+        return ArgumentSlot(argument, ANYTHING, frozenset())
+    # torch takes a single number for a list of equal ones
+    return ArgumentSlot(argument, each - {InputRef} | none, each | {type(None)} if holes else each)
 
 
 def _inner(type_: str, outer: str) -> tuple[str, bool]:
@@ -99,7 +101,7 @@ def _inner(type_: str, outer: str) -> tuple[str, bool]:
     return (type_.removeprefix(outer)[:-1], True) if type_.startswith(outer) else (type_, False)
 
 
-def _shown(item: Attr) -> str:
+def _format_item(item: Attr) -> str:
     if type(item) is InputRef:
         return "a tensor"
     return "null" if item is None else str(item.name if type(item) is TorchConst else repr(item))[:60]
@@ -110,7 +112,7 @@ LISTS = frozenset({SIZES, MASKS})
 ANYTHING: frozenset[type] = frozenset({object})
 
 NUMBERS: frozenset[type] = frozenset({bool, int, InputRef, SymExpr})
-"""torch takes a tensor of one element where a number stands, and a size for one."""
+"""torch takes a tensor of one element for a number, and a symbolic size too."""
 
 TYPES: dict[str, frozenset[type]] = {
     "Tensor": NUMBERS | {float, complex},

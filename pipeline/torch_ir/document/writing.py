@@ -20,7 +20,7 @@ from pipeline.importers.from_torch.tensors import TensorPayload
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.torch_ir.calls import write_call
 from pipeline.torch_ir.document.constants import write_constant
-from pipeline.torch_ir.nodes import key_of, producer_of, stored
+from pipeline.torch_ir.nodes import key_of, producer_of, stored_values
 
 __all__ = ["FORMAT_VERSION", "facts", "nodes", "tensor"]
 
@@ -39,9 +39,9 @@ def tensor(value: Value, name: str | None = None) -> dict[str, Any]:
 
 
 def facts(graph: Graph) -> dict[str, Any]:
-    """Everything but the nodes and the constants, in the order of the file."""
+    """All sections but nodes and constants, in the order of the file."""
     names = [value.name for value in graph.values]
-    weights = list(stored(graph))
+    weights = list(stored_values(graph))
     tied = {key_of(graph, value): list(graph.sources[value.vid][1:]) for value in weights if value.vid in graph.sources}
     found: dict[str, Any] = {
         "graph_inputs": [tensor(graph.values[vid]) for vid in graph.inputs],
@@ -59,7 +59,7 @@ def facts(graph: Graph) -> dict[str, Any]:
 
 
 def nodes(graph: Graph) -> Iterator[dict[str, Any]]:
-    """The nodes in order; a tensor's dict is made once, and shared by all its readers."""
+    """The nodes in order; all readers of a tensor share one dict."""
     used = [_used(graph, value) for value in graph.values]
     for op in graph.ops:
         node: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""Running an IR: everything is checked first, then the planned runtime runs it, or the plain reference beside it.
+"""Run an IR: check everything first, then run it on the planned runtime, or on the plain reference.
 
-executor.py   all of it                                 checks.py             what does not fit
-arguments.py  the caller's arguments as inputs          declared_results.py   nodes that say what they do not do
-engines.py    planned runtime, reference, states        memory.py             shared by two, or counted through
+executor.py   the entry point                           checks.py             what is missing or does not fit
+arguments.py  the caller's arguments as inputs          declared_results.py   nodes that declare wrong results
+engines.py    planned runtime, reference, states        memory.py             shared memory, as_strided
 """
 
 from pipeline.torch_ir.execute.executor import IRExecutor, execute_ir

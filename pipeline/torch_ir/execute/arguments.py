@@ -1,7 +1,7 @@
-"""The caller's arguments, nested as the model takes them, as the graph's inputs by name.
+"""Match the caller's arguments, nested as the model takes them, to the graph's inputs by name.
 
-Where the nesting is not the trace's, that is said, and what can be matched is matched all the same: one message then
-tells the wrong dtype of one argument beside the absence of another.
+Where the nesting differs from the trace, that is reported and the rest is matched all the same, so that one message can
+report the wrong dtype of one argument and the absence of another.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Inputs: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """Inputs by the names of the graph, as many as can be told, and what is wrong with the arguments, a line each.
+    """The inputs that could be matched, by name, and what is wrong with the arguments, a line each.
 
-    `explained` are inputs that are absent for the reason that a problem tells, as the tensors of a cache are where None
-    was given for it. `only_absent`: the problems say no more than that tensors were not given.
+    `explained` are absent inputs for which a problem gives the reason, such as the tensors of a cache where None was
+    given. `only_absent`: the problems only say that tensors were not given.
     """
 
     tensors: dict[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Fed:
 
 
 def feed(ir: IR, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Fed:
-    """Which argument is which input.
+    """Match arguments to inputs.
 
     `inputs` are positional arguments as the model takes them, or all tensors in a row, in the order of the graph's
     inputs; a mapping gives them by the names of the graph's inputs. `kwargs` are the model's own.
@@ -46,16 +46,16 @@ def feed(ir: IR, inputs: Inputs, kwargs: Mapping[str, Any] | None = None) -> Fed
     graph = ir.graph
     names = [graph.values[vid].name for vid in graph.inputs]
     if isinstance(inputs, Mapping):
-        return _named(graph, names, {**inputs, **(kwargs or {})})
+        return _feed_by_name(graph, names, {**inputs, **(kwargs or {})})
     given = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     if not kwargs and len(given) == len(names) and all(isinstance(one, torch.Tensor) for one in given):
         return Fed(dict(zip(names, given, strict=True)))
     if ir.signature.inputs is None:
-        return _in_a_row(names, (given, dict(kwargs or {})))
-    return _nested(names, ir.signature.inputs, _placed(names, ir.signature.inputs, given, dict(kwargs or {})))
+        return _feed_in_order(names, (given, dict(kwargs or {})))
+    return _feed_nested(names, ir.signature.inputs, _place_named(names, ir.signature.inputs, given, dict(kwargs or {})))
 
 
-def _named(graph: Graph, names: Sequence[str], given: Mapping[str, Any]) -> Fed:
+def _feed_by_name(graph: Graph, names: Sequence[str], given: Mapping[str, Any]) -> Fed:
     problems = [
         f"input {name!r}: the IR has no such input; its inputs are {', '.join(names)}"
         for name in given
@@ -64,19 +64,19 @@ def _named(graph: Graph, names: Sequence[str], given: Mapping[str, Any]) -> Fed:
     return Fed({name: given[name] for name in names if name in given}, problems)
 
 
-def _in_a_row(names: Sequence[str], given: Any) -> Fed:
+def _feed_in_order(names: Sequence[str], given: Any) -> Fed:
     tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
     said = f"inputs: Expected {len(names)} inputs, got {len(tensors)} tensors; the graph's own are {', '.join(names)}"
     problems = [] if len(tensors) == len(names) else [said]
     return Fed(dict(zip(names, tensors, strict=False)), problems, only_absent=len(tensors) < len(names))
 
 
-def _placed(
+def _place_named(
     names: Sequence[str], tree: Tree, args: list[Any], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) with tensors by name put where the trace had them by place: torch calls an input as its parameter.
+    """Move keyword arguments that the trace had by position into args: torch names an input after its parameter.
 
-    Of what is nested there, or is no tensor, the trace does not know the parameter's name.
+    For nested arguments, and for those that are no tensors, the trace does not have the parameter's name.
     """
     positional = tree.children[0] if isinstance(tree, Branch) and tree.children else tree
     left = positional.children[len(args) :] if isinstance(positional, Branch) else ()
@@ -89,8 +89,8 @@ def _placed(
     return tuple(row), kwargs
 
 
-def _nested(names: Sequence[str], tree: Tree, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Fed:
-    matched = _Matched()
+def _feed_nested(names: Sequence[str], tree: Tree, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Fed:
+    matched = _ArgumentMatcher()
     matched.walk(tree, given, "")
     problems = [f"inputs: {problem}" for problem in matched.problems]
     if problems:
@@ -107,17 +107,17 @@ def _nested(names: Sequence[str], tree: Tree, given: tuple[tuple[Any, ...], dict
 
 
 @dataclass(slots=True)
-class _Matched:
-    """(path, leaf of the tree, what was given there) from left to right, and where no such tree was given."""
+class _ArgumentMatcher:
+    """Walks the traced tree and the given arguments together; collects (path, leaf, given part), and problems."""
 
     leaves: list[tuple[str, Leaf, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     fixed: list[str] = field(default_factory=list)
-    """How numbers of Python inside of caches differ: the trace has computed with its own."""
+    """Differences in Python numbers inside of caches, which the trace has as constants."""
     explained: set[int] = field(default_factory=set)
-    """The numbers of tensors in whole branches that were not given, or not as such branches."""
+    """The indices of tensors in branches that were not given, or given as something else."""
     only_absent: bool = True
-    """Whether the problems are no more than single tensors that were not given."""
+    """Whether the only problems are single tensors that were not given."""
 
     def walk(self, tree: Tree, given: Any, path: str) -> None:
         if isinstance(tree, Leaf):
@@ -128,7 +128,7 @@ class _Matched:
 
     def _children(self, tree: Branch, given: Any, path: str) -> Iterator[tuple[str, Tree, Any]]:
         if type(given) not in pytree.SUPPORTED_NODES:
-            register_cache_types()  # the IR may have been loaded from a file: then nobody has met the model
+            register_cache_types()  # an IR from a file comes without the model, whose export would have registered them
         kind, found = structure(given) or (_leaf(given), None)
         count = len(tree.children)
         if found is None or not (kind == tree.kind or {kind, tree.kind} <= ROWS):
@@ -138,7 +138,7 @@ class _Matched:
             return
         if tree.fixed is not None and len(found) == count:
             self._compare_fixed(tree.fixed, given, path)
-        if tree.keys is None or kind in ROWS:  # without names, places are all there is
+        if tree.keys is None or kind in ROWS:  # without names, only positions can be compared
             if len(found) != count:
                 said = f"{_place(path)}: found {kind} of {len(found)}, expected {tree.kind} of {count}"
                 self.problems.append(f"Expected {count} inputs, got {len(found)}: {said}" if path == "0" else said)
@@ -153,7 +153,7 @@ class _Matched:
                 yield key, child, found[key]
 
     def _leave_out(self, tree: Branch, children: Sequence[Tree], too_many: bool) -> None:
-        """A single tensor that is no part of a larger thing is missed by its own name."""
+        """Note absent children; a single tensor that is no part of a cache is reported by its own name instead."""
         self._explain(children if tree.kind not in PLAIN else [one for one in children if isinstance(one, Branch)])
         single = tree.kind in PLAIN and all(isinstance(one, Leaf) and one.index is not None for one in children)
         self.only_absent = self.only_absent and single and not too_many
@@ -162,8 +162,8 @@ class _Matched:
         self.explained.update(leaf.index for tree in trees for _, leaf in leaves(tree) if leaf.index is not None)
 
     def _compare_keys(self, expected: Sequence[str], found: Mapping[str, Any], path: str) -> None:
-        missing = [_quoted(key) for key in expected if key not in found]
-        unknown = [_quoted(key) for key in found if key not in expected]
+        missing = [_quote(key) for key in expected if key not in found]
+        unknown = [_quote(key) for key in found if key not in expected]
         said = [f"without {', '.join(missing)}"] if missing else []
         said += [f"with {', '.join(unknown)}, which the trace had not"] if unknown else []
         if said:
@@ -177,8 +177,8 @@ class _Matched:
         for key in dict.fromkeys([*expected, *found]):
             if not (key in expected and key in found and _same(expected[key], found[key])):
                 self.fixed.append(
-                    f"argument {_readable(under(path, key))}: found {_held(found, key)}, but the IR was traced with "
-                    f"{_held(expected, key)}, which may be part of its graph; extract it again with such a cache"
+                    f"argument {_readable(under(path, key))}: found {_repr_at(found, key)}, but the IR was traced with "
+                    f"{_repr_at(expected, key)}, which may be part of its graph; extract it again with such a cache"
                 )
 
 
@@ -186,7 +186,7 @@ def _same(traced: Any, given: Any) -> bool:
     return type(traced) is type(given) and (traced == given or traced != traced)
 
 
-def _held(values: Mapping[str, Any], key: str) -> str:
+def _repr_at(values: Mapping[str, Any], key: str) -> str:
     return f"{values[key]!r:.60}" if key in values else "nothing"
 
 
@@ -194,7 +194,7 @@ def _leaf(given: Any) -> str:
     return "None" if given is None else type(given).__name__
 
 
-def _quoted(key: str) -> str:
+def _quote(key: str) -> str:
     return key if key.startswith("[") else repr(key)
 
 
@@ -203,14 +203,14 @@ def _place(path: str) -> str:
 
 
 def _readable(path: str) -> str:
-    """`0` and `1` are the two halves of a call: positional and by keyword."""
+    """A path without its first part: `0` for positional, `1` for keyword arguments."""
     return path[2:] if path.startswith(("0.", "1.")) else path[1:]
 
 
 HALVES = {"": "the arguments", "0": "positional arguments", "1": "keyword arguments"}
 
 ROWS = frozenset({"tuple", "list"})
-"""Callers need not know which of the two the trace had."""
+"""Either is accepted for the other."""
 
 PLAIN = ROWS | {"dict"}
-"""Branches of arguments that stand for themselves, as those of a cache do not."""
+"""Kinds of plain containers; the branches of a cache are none."""

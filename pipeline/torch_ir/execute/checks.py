@@ -1,4 +1,4 @@
-"""All that a run needs, held against the IR before anything runs: what is absent or wrong is in one message."""
+"""Check all that a run needs before anything runs; one message lists everything that is missing or wrong."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pipeline.ir.graph import parts
 from pipeline.runtime.torch_args import find_operator
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute.arguments import Inputs, feed
-from pipeline.torch_ir.execute.memory import laid_otherwise, shared_and_written
+from pipeline.torch_ir.execute.memory import find_other_strides, shared_and_written
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.weights import Bound, absent, misfit, sized
+from pipeline.torch_ir.weights import Bound, fits_shape, misfit, missing_message
 
-__all__ = ["checked", "refuse_unspelled", "unspelled"]
+__all__ = ["check_inputs", "find_unmatched_ops", "refuse_unmatched_ops"]
 
 
 def wrong_sizes(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """What speaks against the sizes of named dims: two of one name, a range or a guard that does not hold.
+    """What is wrong with the sizes of named dims: two sizes for one name, or a violated range or guard.
 
-    Inputs that are absent or fit no size at all are passed over; they are told elsewhere.
+    Inputs that are absent or do not fit at all are skipped; they are reported elsewhere.
     """
     inputs = {graph.values[vid].name: graph.values[vid].spec.shape for vid in graph.inputs}
     fitting = {
         name: one.shape
         for name, one in tensors.items()
-        if isinstance(one, torch.Tensor) and not not_dense(one) and sized(one, inputs[name])
+        if isinstance(one, torch.Tensor) and not not_dense(one) and fits_shape(one, inputs[name])
     }
     try:
         dims = dims_of(graph, fitting)
@@ -41,15 +41,15 @@ def wrong_sizes(graph: Graph, tensors: Mapping[str, torch.Tensor]) -> Iterator[s
         yield str(error)
 
 
-def unspelled(graph: Graph, own: Container[str]) -> list[Op]:
-    """Ops, in bodies too, that read tensors and give them to no argument; all but those with an executor in `own`."""
+def find_unmatched_ops(graph: Graph, own: Container[str]) -> list[Op]:
+    """Ops, in bodies too, whose input tensors match no argument, except those with an executor in `own`."""
     return [
         *(op for op in graph.ops if op.inputs and op.kind not in own and not _gives_tensors(op)),
-        *(op for outer in graph.ops for body in outer.bodies for op in unspelled(body, own)),
+        *(op for outer in graph.ops for body in outer.bodies for op in find_unmatched_ops(body, own)),
     ]
 
 
-def refuse_unspelled(ops: Sequence[Op]) -> None:
+def refuse_unmatched_ops(ops: Sequence[Op]) -> None:
     """
     Raises:
         SourceError: torch has no such operator.
@@ -67,7 +67,7 @@ def _gives_tensors(op: Op) -> bool:
     return any(type(part) is InputRef for item in op.attrs.values() for part in parts(item))
 
 
-def checked(
+def check_inputs(
     ir: IR,
     bound: Bound,
     inputs: Inputs,
@@ -77,9 +77,10 @@ def checked(
     dynamic: bool,
     counted: Sequence[Value] = (),
 ) -> dict[str, torch.Tensor]:
-    """The inputs by name; `bound` is what is stored. Sizes may be others than the declared ones if not `strict_sizes`;
-    `dynamic`: some have names, and are held to their ranges and guards. `counted` are the values whose order in memory
-    the results depend on.
+    """Check arguments and stored tensors (`bound`), and return the inputs by name.
+
+    With `strict_sizes` the declared sizes are required; with `dynamic`, named sizes have to keep their ranges and
+    guards. `counted` are the values on whose strides the results depend.
 
     Raises:
         ExecutionError: something is missing or does not fit.
@@ -92,21 +93,21 @@ def checked(
             shape = value.spec.shape if strict_sizes else ("any",) * fed.tensors[value.name].dim()
             wrong.extend(misfit(f"input {value.name!r}", fed.tensors[value.name], value, shape))
         elif value.name not in fed.explained:
-            missing.append(absent(ir.graph, value))
+            missing.append(missing_message(ir.graph, value))
     if dynamic:
         wrong.extend(wrong_sizes(ir.graph, fed.tensors))
     if not missing and not wrong and not fed.problems:
         wrong.extend(shared_and_written(ir.graph, fed.tensors))
-        wrong.extend(laid_otherwise(ir.graph, counted, {**bound.tensors, **fed.tensors}))
+        wrong.extend(find_other_strides(ir.graph, counted, {**bound.tensors, **fed.tensors}))
     if missing and not wrong and (fed.only_absent or not fed.problems):
-        raise _noted(ExecutionError("\n".join(missing)), [*fed.problems, *bound.hints])
+        raise _add_notes(ExecutionError("\n".join(missing)), [*fed.problems, *bound.hints])
     if missing or wrong or fed.problems:
         raise ExecutionError("\n".join([*missing, *fed.problems, *wrong, *bound.hints]))
     return fed.tensors
 
 
-def _noted(error: ExecutionError, notes: Sequence[str]) -> ExecutionError:
-    """The message stays the sentences of pytorch-ir, which its users know; what helps with them stands below."""
+def _add_notes(error: ExecutionError, notes: Sequence[str]) -> ExecutionError:
+    """Add hints as notes, so that the message itself stays that of pytorch-ir, which its users know."""
     for note in notes:
         error.add_note(note)
     return error

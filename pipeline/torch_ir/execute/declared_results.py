@@ -1,7 +1,7 @@
-"""Nodes whose results, as the IR declares them, are not those that their operators make.
+"""Find nodes whose declared results are not those that their operators make.
 
-A trace has none of these; an IR that was edited, or damaged where no reader sees it, may. Each operator is asked on the
-meta device, on tensors as they are declared, so nothing is computed. One that cannot answer there is passed over.
+A traced IR has none; one that was edited or damaged may. Each operator is run on the meta device, on tensors as they
+are declared, so nothing is computed. Operators that do not run on meta are skipped.
 """
 
 from __future__ import annotations
@@ -21,35 +21,37 @@ from pipeline.runtime.tensors import dtype_name, torch_dtype
 from pipeline.torch_ir.calls import arguments
 from pipeline.torch_ir.errors import ExecutionError
 
-__all__ = ["misdeclared", "refuse_other_moves"]
+__all__ = ["explain_wrong_results", "refuse_other_moves"]
 
 
 def refuse_other_moves(graph: Graph) -> None:
-    """Of operators that only move elements a plan takes the results as they are declared; nobody would see the call.
+    """Refuse wrong results of operators that only move elements: a plan takes their declared results without a call.
 
     Raises:
         ExecutionError: one of them makes others.
     """
     with torch.no_grad():
-        said = [*_told(graph, (op for op in graph.ops if op.kind in MOVES))]
+        said = [*_find_mismatches(graph, (op for op in graph.ops if op.kind in MOVES))]
     if said:
-        raise ExecutionError("\n".join(_of_all(graph) or said))  # all of them: it may be another that is wrong
+        raise ExecutionError("\n".join(_find_all_mismatches(graph) or said))  # list all: another node may be the cause
 
 
-def misdeclared(graph: Graph, inputs: Mapping[str, torch.Tensor], own: Container[str]) -> ExecutionError | None:
-    """What to raise of a run on `inputs` that failed, if results are others than declared; `own` are not asked."""
+def explain_wrong_results(
+    graph: Graph, inputs: Mapping[str, torch.Tensor], own: Container[str]
+) -> ExecutionError | None:
+    """The error for a failed run on `inputs`, if declared results are wrong; ops of a kind in `own` are skipped."""
     if dim_names(graph):
         graph = bind_dims(graph, dims_of(graph, {name: tuple(tensor.shape) for name, tensor in inputs.items()}))
-    said = _of_all(graph, own)
+    said = _find_all_mismatches(graph, own)
     return ExecutionError("\n".join(said)) if said else None
 
 
-def _of_all(graph: Graph, own: Container[str] = ()) -> list[str]:
+def _find_all_mismatches(graph: Graph, own: Container[str] = ()) -> list[str]:
     with torch.no_grad(), torch.device("meta"), warnings.catch_warnings(action="ignore"):
-        return [*_told(graph, (op for op in graph.ops if op.kind not in own))]
+        return [*_find_mismatches(graph, (op for op in graph.ops if op.kind not in own))]
 
 
-def _told(graph: Graph, ops: Iterable[Op]) -> Iterator[str]:
+def _find_mismatches(graph: Graph, ops: Iterable[Op]) -> Iterator[str]:
     for op in ops:
         if not op.bodies and not _on_a_device(op):
             ins, outs = ([graph.values[vid].spec for vid in vids] for vids in (op.inputs, op.outputs))
@@ -75,5 +77,5 @@ def _wrong(op: Op, ins: Sequence[TensorSpec], outs: Sequence[TensorSpec]) -> str
 
 
 def _on_a_device(op: Op) -> bool:
-    """Whether the call makes no sense without a device, as that of `to.device`."""
+    """Whether the operator requires a device, as `to.device` does."""
     return any(one.required for one in arguments(op.kind) if one.name == "device")

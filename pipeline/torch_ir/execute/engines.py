@@ -1,7 +1,7 @@
-"""The two that run an IR: the planned runtime, a program for each set of sizes, and the reference, op by op.
+"""The two engines that run an IR: the planned runtime, a program for each set of sizes, and the reference, op by op.
 
-What the model writes to, its states, passes from one to the other: given back by name, and told where a run that failed
-took it.
+States, the buffers that the model writes to, pass from one engine to the other by name. Those that a failed run has
+left half written are reported.
 """
 
 from __future__ import annotations
@@ -22,16 +22,26 @@ from pipeline.runtime.weights import with_stored
 from pipeline.torch_ir.calls import find_known_operator
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute.declared_results import refuse_other_moves
-from pipeline.torch_ir.execute.memory import counts_from_storage, unshared
-from pipeline.torch_ir.nodes import key_of, stored
-from pipeline.torch_ir.weights import misfit, sized
+from pipeline.torch_ir.execute.memory import copy_if_shared, counts_from_storage
+from pipeline.torch_ir.nodes import key_of, stored_values
+from pipeline.torch_ir.weights import fits_shape, misfit
 
-__all__ = ["Engines", "Planned", "Reference", "Results", "Tensors", "given_states", "lost", "versions", "writes"]
+__all__ = [
+    "Engines",
+    "PlannedEngine",
+    "ReferenceEngine",
+    "Results",
+    "Tensors",
+    "copy_given_states",
+    "lost_states_error",
+    "versions",
+    "writes",
+]
 
 Tensors = Mapping[str, torch.Tensor]
 
 
-def given_states(graph: Graph, given: Tensors, *, any_stored: bool) -> dict[str, torch.Tensor]:
+def copy_given_states(graph: Graph, given: Tensors, *, any_stored: bool) -> dict[str, torch.Tensor]:
     """Copies of `given` by the names of placeholders; they come by these, or by names in the checkpoint.
 
     With `any_stored`, whatever is stored may be written to, as it is where ops write to their arguments.
@@ -39,7 +49,7 @@ def given_states(graph: Graph, given: Tensors, *, any_stored: bool) -> dict[str,
     Raises:
         ExecutionError: no such state, or another shape or dtype; the message lists all of it.
     """
-    values = [value for value in stored(graph) if any_stored or _is_state(graph, value)]
+    values = [value for value in stored_values(graph) if any_stored or _is_state(graph, value)]
     names = graph.weight_names()
     named = {name: value for value in values for name in names[value.vid]}
     known = ", ".join(repr(key_of(graph, value)) for value in values) or "none"
@@ -53,9 +63,9 @@ def given_states(graph: Graph, given: Tensors, *, any_stored: bool) -> dict[str,
     return {named[name].name: tensor.detach().clone() for name, tensor in given.items()}
 
 
-def lost(graph: Graph, names: Collection[str]) -> ExecutionError:
-    """What to do where a run that failed had begun to write to the states `names`."""
-    keys = [key_of(graph, value) for value in stored(graph) if value.name in names]
+def lost_states_error(graph: Graph, names: Collection[str]) -> ExecutionError:
+    """The error that says what to do after a failed run had begun to write to the states `names`."""
+    keys = [key_of(graph, value) for value in stored_values(graph) if value.name in names]
     which = ", ".join(map(repr, keys))
     return ExecutionError(
         f"a run that failed had begun to write to {which}, which hold no value now; put back what `updates` gave "
@@ -65,7 +75,7 @@ def lost(graph: Graph, names: Collection[str]) -> ExecutionError:
 
 
 def versions(tensors: Tensors) -> dict[str, int]:
-    """Torch counts the writes to each tensor, through views too."""
+    """torch's count of writes to each tensor, through views too."""
     return {name: tensor._version for name, tensor in tensors.items()}
 
 
@@ -89,18 +99,18 @@ Results = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 """Outputs by name, and the values after the run of the inputs that the model writes to."""
 
 
-class Reference:
-    """Keeps what runs have written to states, and tensors of the caller are never written to.
+class ReferenceEngine:
+    """Runs op by op, keeps states between runs, and never writes to tensors of the caller.
 
-    `writes` tells whether ops of the graph write to their arguments, as they do without functionalization: then
-    whatever is stored may be written to, and is copied before the first run.
+    `writes` says whether ops of the graph write to their arguments, as they do without functionalization. Then any
+    stored tensor may be written to, so all are copied before the first run.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.writes = writes(graph)
         self._graph = graph
         self._names = {value.name for value in graph.with_role(Role.STATE)}
-        self._values = {value.name: value for value in stored(graph)}
+        self._values = {value.name: value for value in stored_values(graph)}
         self._states: dict[str, torch.Tensor] = {}
         self._lost: set[str] = set()
         """States on which ops had begun to write when a run failed."""
@@ -115,7 +125,7 @@ class Reference:
             LostStates: an earlier run that failed had begun to write to some states.
         """
         self._refuse_lost()
-        tensors = {**self._kept(stored, given), **(_copies(inputs) if self.writes else inputs)}
+        tensors = {**self._with_states(stored, given), **(_copies(inputs) if self.writes else inputs)}
         before = versions(self._states)
         try:
             with torch.no_grad():
@@ -124,10 +134,10 @@ class Reference:
             after = versions(self._states)
             self._lost = {name for name in after if after[name] != before[name]}
             raise
-        updates = unshared(result.updates, tensors.values())
+        updates = copy_if_shared(result.updates, tensors.values())
         self._states |= {name: tensor for name, tensor in updates.items() if name in self._names}
         updated = {name: tensor for name, tensor in updates.items() if name not in self._names}
-        return unshared(result.outputs, [*tensors.values(), *self._states.values(), *updated.values()]), updated
+        return copy_if_shared(result.outputs, [*tensors.values(), *self._states.values(), *updated.values()]), updated
 
     def states(self) -> dict[str, torch.Tensor]:
         """Copies of the states that were written or given.
@@ -139,21 +149,21 @@ class Reference:
         return _copies(self._states)
 
     def give_states(self, states: Tensors) -> None:
-        self._states |= self._laid(states)
+        self._states |= self._with_traced_strides(states)
         self._lost -= states.keys()
 
     def _refuse_lost(self) -> None:
         if self._lost:
             raise LostStates(self._lost)
 
-    def _kept(self, stored: Tensors, given: Collection[str]) -> Tensors:
+    def _with_states(self, stored: Tensors, given: Collection[str]) -> Tensors:
         if self.writes:
             missing = {name: one for name, one in stored.items() if name not in self._states}
-            self._states |= self._laid(_copies(missing))
+            self._states |= self._with_traced_strides(_copies(missing))
         return {**stored, **{name: one for name, one in self._states.items() if name not in given}}
 
-    def _laid(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """In the order in memory that a run wants: else it would copy them, and write to the copies."""
+    def _with_traced_strides(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """The tensors with traced strides: with others, a run would copy them and write to the copies."""
         return {name: as_traced(tensor, self._values[name]) for name, tensor in tensors.items()}
 
 
@@ -161,8 +171,8 @@ def _copies(tensors: Tensors) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-class Planned:
-    """Compiles when sizes come that it has not met. What is written to states goes from program to program."""
+class PlannedEngine:
+    """Compiles a program for each new set of sizes, and carries states from program to program."""
 
     def __init__(self, graph: Graph, weights: Tensors) -> None:
         self._graph = graph
@@ -212,13 +222,13 @@ class Planned:
         return self._programs[key]
 
 
-Engine = TypeVar("Engine", Planned, Reference)
+Engine = TypeVar("Engine", PlannedEngine, ReferenceEngine)
 
 
 class Engines:
-    """The planned runtime where it can be had, and the plain reference, which always can; each takes over the states.
+    """Runs on the planned runtime where possible, else on the plain reference; the states move to the one that runs.
 
-    `not_planned` says why the runtime is not asked although it was to be, "" as far as it is.
+    `not_planned` says why the planned runtime is not used although it was asked for; "" where it is.
     """
 
     def __init__(self, graph: Graph, own: Own, *, planned: bool) -> None:
@@ -226,10 +236,10 @@ class Engines:
         self._own = own
         self._inputs = [graph.values[vid] for vid in graph.inputs]
         self._from_storage = counts_from_storage(graph)
-        self._reference = Reference(graph)
-        self._engine: Planned | None = None
-        self._holder: Planned | Reference = self._reference
-        """What ran last: it has the states."""
+        self._reference = ReferenceEngine(graph)
+        self._engine: PlannedEngine | None = None
+        self._holder: PlannedEngine | ReferenceEngine = self._reference
+        """The engine that ran last, which has the states."""
         self.updated: dict[str, torch.Tensor] = {}
         """After a run: the values of the inputs that the model writes to."""
         self.not_planned = _never(own, writes=self.writes) if planned else ""
@@ -244,11 +254,11 @@ class Engines:
         """Outputs by name, on the planned runtime if it can."""
         if self._fits(inputs, strict_sizes=strict_sizes):
             if self._engine is None:
-                self._engine = Planned(self._graph, stored)
+                self._engine = PlannedEngine(self._graph, stored)
             try:
                 outputs, self.updated = self._holding(self._engine).run(inputs)
                 return outputs
-            except Unsupported as error:  # it says so before it runs, and is not asked again
+            except Unsupported as error:  # raised before anything ran; the runtime is not tried again
                 self._holding(self._reference)
                 self.not_planned, self._planned, self._engine = str(error), False, None
         return self.refer(stored, inputs)
@@ -270,21 +280,21 @@ class Engines:
         self._holder.give_states(states)
 
     def _holding(self, engine: Engine) -> Engine:
-        """`engine`, which is to run next, with the states as they are."""
+        """Move the states to `engine`, which runs next, and return it."""
         if self._holder is not engine:
             engine.give_states(self._holder.states())
             self._holder = engine
         return engine
 
     def _fits(self, inputs: Tensors, *, strict_sizes: bool) -> bool:
-        """Whether the planned runtime may be asked: it wants the very sizes, the CPU, and for an `as_strided` that
-        counts from the storage inputs that begin theirs.
+        """Whether the planned runtime takes these inputs: exact sizes, on the CPU, and at the begin of their storage if
+        some `as_strided` counts from there.
         """
         if not self._planned or any(not tensor.is_cpu for tensor in inputs.values()):
             return False
         if self._from_storage and any(tensor.storage_offset() for tensor in inputs.values()):
             return False
-        return strict_sizes or all(sized(inputs[value.name], value.spec.shape) for value in self._inputs)
+        return strict_sizes or all(fits_shape(inputs[value.name], value.spec.shape) for value in self._inputs)
 
 
 def _never(own: Own, *, writes: bool) -> str:

@@ -1,4 +1,4 @@
-"""Running an IR: everything is checked, then the planned runtime runs it, or the plain reference beside it."""
+"""Run an IR: check everything, then run it on the planned runtime, or on the plain reference."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pipeline.runtime.run_errors import DataError
 from pipeline.runtime.states import LostStates
 from pipeline.torch_ir.errors import ExecutionError, NoWeights
 from pipeline.torch_ir.execute.arguments import Inputs
-from pipeline.torch_ir.execute.checks import checked, refuse_unspelled, unspelled
-from pipeline.torch_ir.execute.declared_results import misdeclared
-from pipeline.torch_ir.execute.engines import Engines, given_states, lost
-from pipeline.torch_ir.execute.memory import counted, counts_from_storage, from_the_first
+from pipeline.torch_ir.execute.checks import check_inputs, find_unmatched_ops, refuse_unmatched_ops
+from pipeline.torch_ir.execute.declared_results import explain_wrong_results
+from pipeline.torch_ir.execute.engines import Engines, copy_given_states, lost_states_error
+from pipeline.torch_ir.execute.memory import copy_from_first_element, counts_from_storage, find_counted_values
 from pipeline.torch_ir.ir import IR, an_ir
-from pipeline.torch_ir.nodes import stored
+from pipeline.torch_ir.nodes import stored_values
 from pipeline.torch_ir.registry import REGISTERED, Registry
 from pipeline.torch_ir.validation import by_name
 from pipeline.torch_ir.weights import Bound, bind_stored, load_weights
@@ -84,13 +84,13 @@ class IRExecutor:
         strict_sizes: bool = True,
         registry: Registry = REGISTERED,
     ) -> None:
-        self.ir = ir = an_ir(ir, ExecutionError).settled()  # compared once with what somebody may have changed
+        self.ir = ir = an_ir(ir, ExecutionError).snapshot()  # later edits of the caller's IR do not count
         self._weights = None if weights is None else by_name("weights", weights, ExecutionError)
         self._constants = _optional("constants", constants)
         self._strict_sizes = strict_sizes
-        self._own = registry.own(ir.graph)
-        self._unspelled = unspelled(ir.graph, self._own)
-        self._counted = counted(ir.graph)
+        self._own = registry.executors_for(ir.graph)
+        self._unmatched_ops = find_unmatched_ops(ir.graph, self._own)
+        self._counted = find_counted_values(ir.graph)
         self._dynamic = strict_sizes and bool(dim_names(ir.graph))
         self._bound: Bound | None = None
         self._planned = planned
@@ -99,7 +99,7 @@ class IRExecutor:
 
     @property
     def not_planned(self) -> str:
-        """Why runs are not planned although they were to be; "" as far as they are."""
+        """Why runs are not planned although that was asked for; "" where they are."""
         return self._engines.not_planned
 
     def load_weights(self, path: str | Path) -> None:
@@ -126,7 +126,7 @@ class IRExecutor:
             ExecutionError: the model writes to no such buffer, or it has another shape or dtype.
         """
         states = by_name("states", states, ExecutionError)
-        given = given_states(self.ir.graph, states, any_stored=self.writes)
+        given = copy_given_states(self.ir.graph, states, any_stored=self.writes)
         with self._alone:
             self._engines.give_states(given)
 
@@ -135,7 +135,7 @@ class IRExecutor:
         Raises:
             NoWeights: no weights were given, and there are some that neither the IR nor `constants` has.
         """
-        if self._weights is None and (bound := self._stored({})).unloaded:
+        if self._weights is None and (bound := self._get_bound({})).unloaded:
             raise NoWeights("\n".join([said, *bound.hints]))
 
     def execute(
@@ -159,18 +159,18 @@ class IRExecutor:
         kwargs: Mapping[str, Any] | None,
         beside: Callable[[Graph, Own], Own],
     ) -> tuple[torch.Tensor, ...]:
-        """`execute` on the reference, whose ops are run by what `beside` makes of the user's own executors."""
+        """`execute` on the reference, with the op executors that `beside(graph, the user's executors)` returns."""
         return self._execute(inputs, kwargs, {}, beside(self.ir.graph, self._own))
 
     def _execute(
         self, inputs: Inputs, kwargs: Mapping[str, Any] | None, constants: Tensors, own: Own | None
     ) -> tuple[torch.Tensor, ...]:
-        """With `own` for the executors of single ops, it is the reference that runs."""
+        """Check and run; with `own`, executors of single ops, on the reference."""
         with self._alone:
             if not constants:
                 self.refuse_without_weights()
-            bound = self._stored(constants)
-            fed = checked(
+            bound = self._get_bound(constants)
+            fed = check_inputs(
                 self.ir,
                 bound,
                 inputs,
@@ -179,8 +179,8 @@ class IRExecutor:
                 dynamic=self._dynamic,
                 counted=self._counted,
             )
-            with self._explained(fed):
-                refuse_unspelled(self._unspelled)
+            with self._explain_errors(fed):
+                refuse_unmatched_ops(self._unmatched_ops)
                 outputs = self._run(bound.tensors, fed, constants, own)
         return tuple(outputs[self.ir.graph.values[vid].name] for vid in self.ir.graph.outputs)
 
@@ -189,23 +189,23 @@ class IRExecutor:
             return self._engines.run(tensors, fed, strict_sizes=self._strict_sizes)
         graph = self.ir.graph
         names = graph.weight_names()
-        given = [one.name for one in stored(graph) if not constants.keys().isdisjoint(names[one.vid])]
+        given = [one.name for one in stored_values(graph) if not constants.keys().isdisjoint(names[one.vid])]
         return self._engines.refer(tensors, fed, own, given)
 
     @contextmanager
-    def _explained(self, fed: Tensors) -> Iterator[None]:
-        """A run that fails says what to do."""
+    def _explain_errors(self, fed: Tensors) -> Iterator[None]:
+        """Turn errors of a run into ones that say what to do."""
         try:
             yield
         except DataError as error:  # an index out of range, or an edited node that reads another tensor as its index
-            raise misdeclared(self.ir.graph, fed, self._own) or ExecutionError(str(error)) from error
+            raise explain_wrong_results(self.ir.graph, fed, self._own) or ExecutionError(str(error)) from error
         except SourceError as error:  # an operator that torch has not
             raise ExecutionError(str(error)) from error
         except LostStates as error:
-            raise lost(self.ir.graph, error.names) from error
+            raise lost_states_error(self.ir.graph, error.names) from error
         except (InternalError, RuntimeError, ArithmeticError) as error:
-            if (told := misdeclared(self.ir.graph, fed, self._own)) is not None:
-                raise told from error
+            if (mismatch := explain_wrong_results(self.ir.graph, fed, self._own)) is not None:
+                raise mismatch from error
             raise
 
     @property
@@ -219,7 +219,7 @@ class IRExecutor:
             try:
                 kept = self._engines.states()
             except LostStates as error:
-                raise lost(self.ir.graph, error.names) from error
+                raise lost_states_error(self.ir.graph, error.names) from error
             return {**{name: tensor.clone() for name, tensor in self._engines.updated.items()}, **kept}
 
     @property
@@ -227,7 +227,7 @@ class IRExecutor:
         """Whether ops of the IR write to their arguments, as they do without functionalization."""
         return self._engines.writes
 
-    def _stored(self, constants: Tensors) -> Bound:
+    def _get_bound(self, constants: Tensors) -> Bound:
         if constants:
             return self._bind({**self._constants, **constants})
         if self._bound is None:
@@ -237,7 +237,7 @@ class IRExecutor:
     def _bind(self, constants: Tensors) -> Bound:
         bound = bind_stored(self.ir, self._weights or {}, constants)
         if counts_from_storage(self.ir.graph):
-            bound.tensors.update(from_the_first(self._counted, bound.tensors))
+            bound.tensors.update(copy_from_first_element(self._counted, bound.tensors))
         return bound
 
 

@@ -1,7 +1,7 @@
-"""Memory of tensors where it matters: two share it and somebody writes to it, or an `as_strided` counts through it.
+"""Cases where the memory of tensors matters: two share bytes and one is written, or an `as_strided` reads by offsets.
 
-What is given is brought to the strides of the trace otherwise. Where it is counted through, that would be another thing
-than the model itself makes of the tensor.
+Otherwise given tensors are copied to the strides of the trace. Under an `as_strided` that would give another result
+than the model itself computes.
 """
 
 from __future__ import annotations
@@ -10,19 +10,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from pipeline.importers.from_torch.memory import copy_as_it_lies, extent, meet
+from pipeline.importers.from_torch.memory import copy_with_strides, extent, meet
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.bind import bind_dims, dim_names, dims_of
 from pipeline.lowering import Layout
 from pipeline.lowering.aten.order import AS_STRIDED
 
-__all__ = ["counted", "counts_from_storage", "from_the_first", "laid_otherwise", "shared_and_written", "unshared"]
+__all__ = [
+    "copy_from_first_element",
+    "copy_if_shared",
+    "counts_from_storage",
+    "find_counted_values",
+    "find_other_strides",
+    "shared_and_written",
+]
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 def shared_and_written(graph: Graph, tensors: Tensors) -> Iterator[str]:
-    """Inputs that the model writes to and that have bytes in common with another: an IR takes each for one of its own.
+    """Report inputs that the model writes to and that share bytes with another: an IR treats inputs as separate.
 
     The halves of a cache have none in common, though they may lie in the same memory.
     """
@@ -42,8 +49,8 @@ def shared_and_written(graph: Graph, tensors: Tensors) -> Iterator[str]:
             )
 
 
-def unshared(outputs: Tensors, kept: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Outputs with memory of their own: who writes to one must not write to a weight, an input or a state."""
+def copy_if_shared(outputs: Tensors, kept: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copy outputs that share a storage with `kept`, so that a write to them changes no weight, input or state."""
     taken = {tensor.untyped_storage().data_ptr() for tensor in kept if tensor.layout is torch.strided}
     return {
         name: tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
@@ -51,8 +58,8 @@ def unshared(outputs: Tensors, kept: Iterable[torch.Tensor]) -> dict[str, torch.
     }
 
 
-def counted(graph: Graph) -> list[Value]:
-    """Inputs and stored values of which some `as_strided`, in a body too, is made."""
+def find_counted_values(graph: Graph) -> list[Value]:
+    """Inputs and stored values that some `as_strided`, in a body too, is computed from."""
     reached: set[int] = set()
     for op in reversed(graph.ops):
         if _counts(op) or (op.kind not in ROWS and not reached.isdisjoint(op.outputs)):
@@ -70,28 +77,28 @@ def counts_from_storage(graph: Graph) -> bool:
     )
 
 
-def laid_otherwise(graph: Graph, values: Sequence[Value], tensors: Tensors) -> Iterator[str]:
-    """Tensors for `values` whose strides are not those of the trace, a line each.
+def find_other_strides(graph: Graph, values: Sequence[Value], tensors: Tensors) -> Iterator[str]:
+    """A message for each tensor of `values` whose strides are not those of the trace.
 
-    A stored one may have others where it had no gaps: then it can be brought to them.
+    A stored tensor may have other strides if it had no gaps in the trace: then it can be copied to them.
     """
     values = [value for value in values if value.name in tensors]
-    for value, strides in zip(values, _traced(graph, values, tensors), strict=True):
+    for value, strides in zip(values, _traced_strides(graph, values, tensors), strict=True):
         tensor = tensors[value.name]
-        if _alike(tensor, strides) or (value.role is not Role.INPUT and _dense(tensor.shape, strides)):
+        if _has_strides(tensor, strides) or (value.role is not Role.INPUT and _dense(tensor.shape, strides)):
             continue
         yield (
             f"{'input' if value.role is Role.INPUT else 'weight'} {value.name!r}: found strides "
             f"{list(tensor.stride())}, but the IR was traced with {list(strides)}, and the model counts through its "
-            "memory (as_strided): give a tensor that lies so, or extract it again with one like this"
+            "memory (as_strided): give a tensor with these strides, or extract it again with one like this"
         )
 
 
-def from_the_first(values: Sequence[Value], tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Copies of those stored tensors that begin within another: in the trace their storage began with them."""
+def copy_from_first_element(values: Sequence[Value], tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Copies of stored tensors that begin inside of a storage: in the trace their storage began with them."""
     given = {value.name: tensors[value.name] for value in values if value.name in tensors}
     return {
-        name: copy_as_it_lies(one)
+        name: copy_with_strides(one)
         for name, one in given.items()
         if isinstance(one, torch.Tensor) and one.layout is torch.strided and one.storage_offset()
     }
@@ -101,7 +108,7 @@ def _counts(op: Op) -> bool:
     return op.kind.startswith("aten.as_strided") or any(_counts(inner) for body in op.bodies for inner in body.ops)
 
 
-def _traced(graph: Graph, values: Sequence[Value], tensors: Tensors) -> list[tuple[int, ...]]:
+def _traced_strides(graph: Graph, values: Sequence[Value], tensors: Tensors) -> list[tuple[int, ...]]:
     if values and dim_names(graph):
         named = {graph.values[vid].name for vid in graph.inputs}
         bound = bind_dims(graph, dims_of(graph, {name: one.shape for name, one in tensors.items() if name in named}))
@@ -115,16 +122,16 @@ def _strides(value: Value, shape: Sequence[int]) -> tuple[int, ...]:
     return torch.empty(tuple(shape), device="meta").stride()
 
 
-def _alike(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     axes = zip(tensor.shape, tensor.stride(), strides, strict=True)
     return not tensor.numel() or all(size == 1 or own == wanted for size, own, wanted in axes)
 
 
 def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements that lie so leave no gap, and are all distinct."""
+    """Whether elements with these strides leave no gap, and are all distinct."""
     like = torch.empty_strided(tuple(shape), tuple(strides), dtype=torch.int8, device="meta")
     return extent(like) == like.numel() and Layout(tuple(shape), tuple(strides)).is_distinct
 
 
 ROWS = frozenset({"aten.embedding.default", "aten.linear.default"})
-"""Their results lie row after row, however their arguments lie."""
+"""Operators whose results are contiguous, whatever the strides of their arguments."""

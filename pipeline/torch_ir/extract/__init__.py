@@ -1,8 +1,8 @@
 """A module of torch → IR. Nothing of the caller's module is changed, and no weight is read.
 
 extract.py     module, or a configuration's model → IR  stored.py       tied weights, non-persistent buffers
-export.py      module → ExportedProgram                 conversions.py  nodes that the user's functions write down
-convert.py     ExportedProgram → IR                     signature.py    what goes in and comes out
+export.py      module → ExportedProgram                 conversions.py  nodes converted by the user's functions
+convert.py     ExportedProgram → IR                     signature.py    how arguments and results nest
 """
 
 from pipeline.torch_ir.extract.convert import convert_exported_program

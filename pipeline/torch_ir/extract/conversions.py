@@ -1,4 +1,4 @@
-"""Nodes as functions of `register_op` write them down."""
+"""Convert nodes with the functions of `register_op`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pipeline.errors import InternalError
 from pipeline.ir import Graph, Op, TensorSpec, check
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import Attr, InputRef, parts
-from pipeline.torch_ir.calls import find_known_operator, read_call, spelled
+from pipeline.torch_ir.calls import find_known_operator, format_attrs, read_call
 from pipeline.torch_ir.document.fields import Unexpected
-from pipeline.torch_ir.document.schema import hold_call
+from pipeline.torch_ir.document.schema import check_call
 from pipeline.torch_ir.errors import ConversionError
 from pipeline.torch_ir.nodes import OpNode, TensorMeta, as_attr, as_torch, parts_of
-from pipeline.torch_ir.registry import NodeInfo, Registry, kinds_of, looked_up
+from pipeline.torch_ir.registry import NodeInfo, Registry, kinds_of, look_up
 
-__all__ = ["converted"]
+__all__ = ["apply_conversions"]
 
 
-def converted(graph: Graph, registry: Registry) -> Graph:
-    """`graph` with the ops that `registry` has a conversion for, in bodies too, as that has them.
+def apply_conversions(graph: Graph, registry: Registry) -> Graph:
+    """Replace each op for which `registry` has a conversion, in bodies too, by what that returns.
 
     Raises:
         ConversionError: it gives another node than one on tensors that are there, with outputs of the same names.
     """
-    if not any(looked_up(registry.conversions, kind) for kind in kinds_of(graph)):
+    if not any(look_up(registry.conversions, kind) for kind in kinds_of(graph)):
         return graph
-    made = _converted(graph, registry)
+    made = _convert_graph(graph, registry)
     try:
         check(made)
     except InternalError as error:
@@ -35,14 +35,14 @@ def converted(graph: Graph, registry: Registry) -> Graph:
     return made
 
 
-def _converted(graph: Graph, registry: Registry) -> Graph:
+def _convert_graph(graph: Graph, registry: Registry) -> Graph:
     vids = {value.name: value.vid for value in graph.values}
     specs = [value.spec for value in graph.values]
     ops: list[Op] = []
     for op, node in zip(graph.ops, parts_of(graph).nodes, strict=True):
-        bodies = tuple(_converted(body, registry) for body in op.bodies)
+        bodies = tuple(_convert_graph(body, registry) for body in op.bodies)
         op = replace(op, bodies=bodies) if bodies else op
-        ops.append(_op(op, node, vids, specs, registry))
+        ops.append(_convert_op(op, node, vids, specs, registry))
     _refuse_twins(ops)
     stubs = [
         ValueDecl(value.name, spec, value.role, value.strides if spec.shape == value.spec.shape else None)
@@ -53,9 +53,9 @@ def _converted(graph: Graph, registry: Registry) -> Graph:
     return assemble(graph.name, stubs, ops, graph.inputs, graph.outputs, payloads, facts=facts)
 
 
-def _op(op: Op, node: OpNode, vids: Mapping[str, int], specs: list[TensorSpec], registry: Registry) -> Op:
-    """`op` as its conversion has it; in `specs` its outputs become what that says of them."""
-    convert = looked_up(registry.conversions, op.kind)
+def _convert_op(op: Op, node: OpNode, vids: Mapping[str, int], specs: list[TensorSpec], registry: Registry) -> Op:
+    """Convert one op, and put the specs of its new outputs into `specs`."""
+    convert = look_up(registry.conversions, op.kind)
     if convert is None:
         return op
     info = NodeInfo(
@@ -80,7 +80,7 @@ def _op(op: Op, node: OpNode, vids: Mapping[str, int], specs: list[TensorSpec], 
             )
     for vid, meta in zip(op.outputs, made.outputs, strict=True):
         specs[vid] = _spec(whose, meta, specs[vid])
-    same = made.op_type == op.kind and inputs == op.inputs and made.attrs == dict(spelled(op, as_torch))
+    same = made.op_type == op.kind and inputs == op.inputs and made.attrs == dict(format_attrs(op, as_torch))
     attrs = op.attrs if same else _attrs(whose, op, made, inputs)
     return replace(op, kind=made.op_type, inputs=inputs, attrs=attrs, name=made.name)
 
@@ -93,11 +93,11 @@ def _spec(whose: str, meta: TensorMeta, known: TensorSpec) -> TensorSpec:
 
 
 def _attrs(whose: str, op: Op, made: OpNode, inputs: tuple[int, ...]) -> dict[str, Attr]:
-    """Where the tensors are still those of the call, they keep their places in it; else torch's schema says them."""
+    """The attributes of a converted op. Unchanged inputs keep their arguments; else torch's schema assigns them."""
     if find_known_operator(made.op_type) is not None and (made.op_type, inputs) != (op.kind, op.inputs):
         call = read_call(made.op_type, len(inputs), {"attrs": made.attrs})
         try:
-            hold_call(made.op_type, len(inputs), call, made.attrs, whole=True)
+            check_call(made.op_type, len(inputs), call, made.attrs, whole=True)
         except Unexpected as error:
             raise ConversionError(f"{whose}: {error}") from error
         return call

@@ -10,18 +10,18 @@ from torch.export import ExportedProgram
 
 from pipeline.errors import InternalError, Unsupported
 from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functional
+from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.importers.from_torch.refusals import refuse_lost_writes, refuse_unfaithful
 from pipeline.importers.from_torch.tensors import TensorPayload, holds_values
 from pipeline.ir import Graph, Role, check
 from pipeline.torch_ir.errors import ConversionError, warn
-from pipeline.torch_ir.extract.conversions import converted
+from pipeline.torch_ir.extract.conversions import apply_conversions
 from pipeline.torch_ir.extract.signature import signature_of
-from pipeline.torch_ir.extract.stored import merged, tied_in
+from pipeline.torch_ir.extract.stored import merge_tied, tied_in
 from pipeline.torch_ir.ir import IR
-from pipeline.torch_ir.nodes import key_of, stored
+from pipeline.torch_ir.nodes import key_of, stored_values
 from pipeline.torch_ir.registry import REGISTERED
-from pipeline.torch_ir.tree import Signature
+from pipeline.torch_ir.tree import CallSignature
 from pipeline.torch_ir.validation import mistaken
 
 __all__ = ["convert_exported_program", "graph_of", "ir_of"]
@@ -71,15 +71,15 @@ def graph_of(
         refuse_unfaithful(program)
         if functionalize:
             refuse_lost_writes(program)
-            program = _functionalized(program)
+            program = _functionalize(program)
         return from_torch(program, name, dims=dims, tied=tied, constants=constants)
     except Unsupported as error:
         raise ConversionError(str(error)) from error
 
 
-def _functionalized(program: ExportedProgram) -> ExportedProgram:
+def _functionalize(program: ExportedProgram) -> ExportedProgram:
     try:
-        return functional(program)
+        return functionalize_program(program)
     except Unsupported:
         raise
     except Exception as error:
@@ -89,16 +89,16 @@ def _functionalized(program: ExportedProgram) -> ExportedProgram:
         ) from error
 
 
-def ir_of(graph: Graph, signature: Signature, unsaved: frozenset[str]) -> IR:
-    """A graph from a trace as an IR: one weight for all names of a tensor, nodes as the user's functions want them.
+def ir_of(graph: Graph, signature: CallSignature, unsaved: frozenset[str]) -> IR:
+    """The IR of a traced graph, with tied weights merged and registered conversions applied.
 
     `unsaved` are names of buffers that no checkpoint has.
     """
     _warn_of_meta(graph)
-    graph = merged(graph)
+    graph = merge_tied(graph)
     check(graph)
-    known = {key_of(graph, value) for value in stored(graph)}
-    return IR.of(converted(graph, REGISTERED), _constants(graph), signature, unsaved=unsaved & known)
+    known = {key_of(graph, value) for value in stored_values(graph)}
+    return IR.of(apply_conversions(graph, REGISTERED), _constants(graph), signature, unsaved=unsaved & known)
 
 
 def _constants(graph: Graph) -> dict[str, torch.Tensor]:

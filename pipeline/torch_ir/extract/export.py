@@ -1,4 +1,4 @@
-"""Module → ExportedProgram; under `strict` of a model and inputs on meta, so that no weight can have been loaded."""
+"""Module → ExportedProgram. With `strict`, model and inputs have to be on meta, so that no weight is loaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.torch_ir.validation import a_module, arguments, by_name, mistaken
 __all__ = [
     "arguments_of",
     "export_model",
-    "exported",
+    "export_program",
     "is_meta_module",
     "is_meta_tensor",
     "validate_inputs_meta",
@@ -104,13 +104,13 @@ def export_model(
         ExportError: torch.export does not take the model, or something is not on meta as `strict` asks.
     """
     args, named = arguments_of(model, example_inputs, kwargs, strict)
-    return exported(model, args, named, dynamic_shapes)
+    return export_program(model, args, named, dynamic_shapes)
 
 
-def exported(
+def export_program(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None
 ) -> ExportedProgram:
-    """The program of a call whose arguments are as `arguments_of` makes them; `model` is as before afterwards.
+    """Export a call with the arguments that `arguments_of` returns; `model` is not changed.
 
     Raises:
         ExportError: torch.export does not take the model.
@@ -130,7 +130,7 @@ def exported(
 def arguments_of(
     model: nn.Module, example_inputs: Sequence[Any], kwargs: Mapping[str, Any] | None, strict: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) as the tracer may have them: dense tensors, each of its own. A tensor is an only argument.
+    """(args, kwargs) for the tracer: dense tensors, all distinct. A single tensor is taken as the only argument.
 
     With `strict` they and the model have to be on meta.
 

@@ -1,4 +1,4 @@
-"""Module → IR: the way in, for a caller's module and for a model of the configuration."""
+"""Module → IR: the entry points for a caller's module and for a model of the configuration."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pipeline.errors import UsageError
 from pipeline.export.inputs import InputSpec
 from pipeline.export.source import TorchSource
 from pipeline.export.trace import capture
-from pipeline.importers.from_torch.layer_dedup import TracedWhole, stamped
+from pipeline.importers.from_torch.layer_dedup import TracedWhole, deduplicate_layers
 from pipeline.ir import Graph
 from pipeline.torch_ir.errors import ExportError, warn
 from pipeline.torch_ir.extract.convert import convert_exported_program, graph_of, ir_of
-from pipeline.torch_ir.extract.export import arguments_of, exported
+from pipeline.torch_ir.extract.export import arguments_of, export_program
 from pipeline.torch_ir.extract.signature import dim_names, inputs_of, signature_of_ends
-from pipeline.torch_ir.extract.stored import recomputed, tied_names, unsaved
+from pipeline.torch_ir.extract.stored import find_unsaved_buffers, recompute_buffers, tied_names
 from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.validation import mistaken
 
@@ -53,17 +53,17 @@ def extract_ir(
         raise mistaken("model_name", model_name, "a str", ExportError)
     name = model_name or type(model).__name__
     with collector_paused():
-        known = {"tied": tied_names(model), "constants": recomputed(model)}
+        known = {"tied": tied_names(model), "constants": recompute_buffers(model)}
         if stamp and dynamic_shapes is not None:
             warn(f"{name} is traced whole: layers are stamped where every size is a number.")
-        elif stamp and (ir := _stamped(model, args, named, name, functionalize, known)):
+        elif stamp and (ir := _extract_deduplicated(model, args, named, name, functionalize, known)):
             return ir
-        program = exported(model, args, named, dynamic_shapes)
+        program = export_program(model, args, named, dynamic_shapes)
         dims = dim_names(program, dynamic_shapes)
         return convert_exported_program(program, name, functionalize=functionalize, dims=dims, **known)
 
 
-def _stamped(
+def _extract_deduplicated(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -71,19 +71,19 @@ def _stamped(
     functionalize: bool,
     known: Mapping[str, Any],
 ) -> IR | None:
-    """The IR of which only a part was traced; None, and a warning that says why, where that cannot be."""
+    """The IR with each distinct layer traced once; None, with a warning that says why, where that is not possible."""
 
     def trace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-        return graph_of(exported(module, args, kwargs), name, functionalize, {}, **known)
+        return graph_of(export_program(module, args, kwargs), name, functionalize, {}, **known)
 
-    found = stamped(model, args, kwargs, trace, **known)
+    found = deduplicate_layers(model, args, kwargs, trace, **known)
     if isinstance(found, TracedWhole):
         if found.run is not None:
             warn(found.reason)
         return None
     for reason in found.left:
         warn(f"Some layers of {type(model).__name__} are traced one by one: {reason}.")
-    return ir_of(found.graph, signature_of_ends(found.inputs, found.outputs), unsaved(model))
+    return ir_of(found.graph, signature_of_ends(found.inputs, found.outputs), find_unsaved_buffers(model))
 
 
 def extract_source(source: TorchSource, name: str, *, functionalize: bool = True) -> IR:

@@ -1,4 +1,4 @@
-"""What goes into a program and what comes out: how it nests, and dims by the names that the caller gave them."""
+"""The signature of a program: how arguments and results nest, and the caller's names of dims."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.utils import _pytree as pytree
 
 from pipeline.importers.from_torch.layer_dedup import Ends
 from pipeline.torch_ir.errors import ConversionError
-from pipeline.torch_ir.tree import Leaf, Signature, Tree, tree_of
+from pipeline.torch_ir.tree import CallSignature, Leaf, Tree, tree_of
 
 __all__ = ["dim_names", "inputs_of", "signature_of", "signature_of_ends"]
 
 
-def signature_of(program: ExportedProgram) -> Signature:
+def signature_of(program: ExportedProgram) -> CallSignature:
     """
     Raises:
         ConversionError: it takes or gives what is neither a tensor nor a constant.
@@ -26,15 +26,15 @@ def signature_of(program: ExportedProgram) -> Signature:
     signature = program.graph_signature
     inputs = [spec for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
     outputs = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
-    return Signature(
+    return CallSignature(
         None if call.in_spec is None else tree_of(call.in_spec, _ends(inputs)),
         None if call.out_spec is None else tree_of(call.out_spec, _ends(outputs)),
     )
 
 
-def signature_of_ends(inputs: Ends, outputs: Ends) -> Signature:
-    """The same for what stamping tells: tensors without numbers stand for those of the graph."""
-    return Signature(_tree(inputs), _tree(outputs))
+def signature_of_ends(inputs: Ends, outputs: Ends) -> CallSignature:
+    """The signature after layer_dedup: meta tensors among the leaves are the graph's inputs and outputs."""
+    return CallSignature(_tree(inputs), _tree(outputs))
 
 
 def _tree(ends: Ends) -> Tree:
@@ -65,7 +65,7 @@ def _ends(specs: Sequence[Any]) -> list[Leaf]:
 def dim_names(program: ExportedProgram, dynamic_shapes: Any) -> dict[str, str]:
     """{torch's symbol: the caller's name}; a dim that the caller left to torch is called by its input and axis."""
     found: dict[str, str] = {}
-    asked = dict(_asked(program, dynamic_shapes))
+    asked = dict(_requested_names(program, dynamic_shapes))
     for name, tensor in inputs_of(program):
         for axis, size in enumerate(tensor.shape):
             symbol = str(size)
@@ -83,7 +83,7 @@ def inputs_of(program: ExportedProgram) -> Iterator[tuple[str, torch.Tensor]]:
             yield node.name, value
 
 
-def _asked(program: ExportedProgram, dynamic_shapes: Any) -> Iterator[tuple[tuple[str, int], str]]:
+def _requested_names(program: ExportedProgram, dynamic_shapes: Any) -> Iterator[tuple[tuple[str, int], str]]:
     """((input, axis), name) of every `Dim("batch")` in `dynamic_shapes`."""
     if dynamic_shapes is None:
         return

@@ -1,10 +1,9 @@
-"""What is stored in a model: one weight for all names of a tensor, and buffers that no checkpoint has.
+"""Stored tensors of a model: merge the names of tied weights, and compute buffers that no checkpoint has.
 
-torch.export forgets that one tensor has several names, and makes a placeholder of each. Non-persistent buffers of a
-model on meta have no numbers, and are computed again. Models of `transformers` know how to fill such a buffer
-(`PreTrainedModel._init_weights`: rotary frequencies, position ids), since `from_pretrained` makes them on meta too. A
-copy of the module that owns the buffer is filled, on the CPU; the model itself is not touched. It is done twice, over
-different contents: what was not written is not known.
+torch.export makes a placeholder for each name of a tensor. Non-persistent buffers of a model on meta have no data, and
+are computed again: models of `transformers` can fill such buffers (`PreTrainedModel._init_weights`: rotary frequencies,
+position ids), since `from_pretrained` makes them on meta too. We fill a CPU copy of the module that owns the buffer;
+the model itself is not touched. We do that twice, over different contents: what differs was not written.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from torch.export import ExportedProgram
 from pipeline.importers.from_torch.modules import every_module, every_path, every_tensor
 from pipeline.ir import Graph, Payload
 from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
-from pipeline.torch_ir.nodes import stored
+from pipeline.torch_ir.nodes import stored_values
 
-__all__ = ["merged", "recomputed", "tied_in", "tied_names", "unsaved"]
+__all__ = ["find_unsaved_buffers", "merge_tied", "recompute_buffers", "tied_in", "tied_names"]
 
 
 def tied_names(model: nn.Module) -> dict[str, list[str]]:
     """{name: the other names of the same parameter or buffer}, for those that have any."""
-    shared = _shared(model)
+    shared = _find_shared(model)
     if not shared:
         return {}
     names: dict[int, list[str]] = {}
@@ -40,17 +39,17 @@ def tied_names(model: nn.Module) -> dict[str, list[str]]:
 
 
 def tied_in(program: ExportedProgram) -> dict[str, list[str]]:
-    """`tied_names`, of a program whose model is not at hand."""
+    """The `tied_names` of a program without its model."""
     names: dict[int, list[str]] = {}
     for name, tensor in program.state_dict.items():
         names.setdefault(id(tensor), []).append(name)
     return _others(names)
 
 
-def merged(graph: Graph) -> Graph:
-    """`graph` with one value for each stored tensor, the first, whose `sources` are all of its names.
+def merge_tied(graph: Graph) -> Graph:
+    """Merge the values of each stored tensor into the first, whose `sources` are all of its names.
 
-    States that the graph updates are left alone: an update is of one name.
+    States that the graph updates are not merged: each update belongs to one name.
     """
     twins = _twins(graph)
     if not twins:
@@ -84,7 +83,7 @@ def _twins(graph: Graph) -> dict[int, int]:
     """{vid of a further placeholder: the first of the same tensor}."""
     first: dict[object, int] = {}
     twins: dict[int, int] = {}
-    for value in stored(graph):
+    for value in stored_values(graph):
         names = graph.sources.get(value.vid, ())
         if len(names) < 2 or value.vid in graph.updates:
             continue
@@ -99,8 +98,8 @@ def _others(names: Mapping[int, list[str]]) -> dict[str, list[str]]:
     return {name: [one for one in group if one != name] for group in groups for name in group}
 
 
-def _shared(model: nn.Module) -> set[int]:
-    """Ids of tensors that stand in more than one place. Names are not made for it: a model may have 100,000 of them."""
+def _find_shared(model: nn.Module) -> set[int]:
+    """Ids of tensors in more than one place. Builds no names: a model may have 100,000 of them."""
     places = Counter(map(id, every_tensor(model)))
     return {tensor for tensor, count in places.items() if count > 1}
 
@@ -108,20 +107,20 @@ def _shared(model: nn.Module) -> set[int]:
 Fill = Callable[[nn.Module], object]
 
 
-def recomputed(model: nn.Module) -> dict[str, torch.Tensor]:
+def recompute_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """{name: value} of those non-persistent buffers on meta that their model can fill; empty for a real model."""
     found: dict[str, torch.Tensor] = {}
     if not any(_on_meta(module) for module in every_module(model) if module._non_persistent_buffers_set):
         return found
     for path, module, fill in _owners(model):
-        first, second = (_filled(module, fill, content) for content in (0, 1))
+        first, second = (_fill_copy(module, fill, content) for content in (0, 1))
         for name, value in first.items():
             if name in second and torch.equal(value, second[name]):
                 found[f"{path}.{name}" if path else name] = value
     return found
 
 
-def unsaved(model: nn.Module) -> frozenset[str]:
+def find_unsaved_buffers(model: nn.Module) -> frozenset[str]:
     """The names of all non-persistent buffers, which no checkpoint has."""
     return frozenset(
         f"{path}.{name}" if path else name
@@ -154,7 +153,7 @@ def _lasting(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in module._buffers.items() if name in names and buffer is not None}
 
 
-def _filled(module: nn.Module, fill: Fill, content: int) -> dict[str, torch.Tensor]:
+def _fill_copy(module: nn.Module, fill: Fill, content: int) -> dict[str, torch.Tensor]:
     shell = copy.copy(module)
     shell._parameters = {
         name: None if parameter is None else nn.Parameter(torch.empty_like(parameter), requires_grad=False)
@@ -167,6 +166,6 @@ def _filled(module: nn.Module, fill: Fill, content: int) -> dict[str, torch.Tens
     try:
         with torch.no_grad(), torch.device("cpu"):
             fill(shell)
-    except Exception:  # a model's own code, on a module without its weights: then it is not known
+    except Exception:  # the model's own code, on a module without its weights: the buffer stays unknown
         return {}
     return _lasting(shell)

@@ -11,7 +11,7 @@ from pipeline.errors import UsageError
 from pipeline.ir import Dim, Graph, Op, Role, Value
 from pipeline.torch_ir.document.fields import is_whole
 from pipeline.torch_ir.ir import IR, an_ir
-from pipeline.torch_ir.picture.modules import Part, parts_of
+from pipeline.torch_ir.picture.modules import ModuleBox, parts_of
 
 __all__ = ["STORED", "generate_op_distribution_pie", "ir_to_mermaid", "refuse_other_counts", "short", "sizes"]
 
@@ -94,7 +94,7 @@ class _Flowchart:
         if left:
             yield f'note["... {left} more nodes ..."]'
 
-    def _frames(self, items: Sequence[int | Part]) -> Iterator[str]:
+    def _frames(self, items: Sequence[int | ModuleBox]) -> Iterator[str]:
         for item in items:
             if isinstance(item, int):
                 yield self._box(self._graph.ops[item])
@@ -149,7 +149,7 @@ class _Flowchart:
         return self._id("input" if value.role is Role.INPUT else "w", value.name)
 
     def _id(self, kind: str, name: str) -> str:
-        """Letters, digits and underlines; two names that differ elsewhere only are still two."""
+        """A unique id of letters, digits and underscores."""
         plain = f"{kind}_{re.sub(r'[^0-9A-Za-z_]', '_', name)}"
         while self._ids.setdefault(plain, f"{kind} {name}") != f"{kind} {name}":
             plain += "_"
@@ -162,7 +162,7 @@ def short(kind: str) -> str:
 
 
 def sizes(shape: Sequence[Dim]) -> str:
-    """`1x16x64`; names of dims stand apart."""
+    """`1x16x64`, with spaces around names of dims."""
     return ("x" if all(isinstance(dim, int) for dim in shape) else " x ").join(map(str, shape))
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from pipeline.ir import Graph
 
-__all__ = ["Part", "parts_of"]
+__all__ = ["ModuleBox", "parts_of"]
 
 
 SMALL: Final = 60
@@ -17,92 +17,92 @@ SMALL: Final = 60
 
 
 @dataclass(slots=True)
-class Part:
-    """A call of a module: ops that follow each other. `name` is its path from the part around it; `items` are indices
-    of ops, and parts.
+class ModuleBox:
+    """A call of a module: consecutive ops. `name` is its path relative to the outer box; `items` are op indices and
+    inner boxes.
 
-    A folded part is one box, since there is no room for what it holds, or since the one before it looks the same; then
-    it may be several calls.
+    A folded box shows none of its items, because there is no room, or because the box before it looks the same; then
+    it may stand for several calls.
     """
 
     name: str
     path: str
-    items: list[int | Part]
+    items: list[int | ModuleBox]
     is_folded: bool = False
     like: str = ""
-    """The path of the part before it, if that looks the same."""
+    """The path of the box before it, if that looks the same."""
     kinds: tuple[str, ...] = field(default=(), repr=False)
-    """Of all its ops, in order."""
+    """The kinds of all its ops, in order."""
 
     @property
     def detail(self) -> str:
-        """What a folded part says of itself."""
+        """The second line of a folded box."""
         return f"like {self.like}" if self.like else f"{len(self.kinds)} nodes"
 
     @property
     def ops(self) -> Iterator[int]:
         for item in self.items:
-            if isinstance(item, Part):
+            if isinstance(item, ModuleBox):
                 yield from item.ops
             else:
                 yield item
 
 
-def parts_of(graph: Graph, most: int) -> tuple[list[int | Part], int]:
+def parts_of(graph: Graph, most: int) -> tuple[list[int | ModuleBox], int]:
     """What to draw, and how many ops are left out since even folded there is no room for them.
 
-    In a graph that is no small one, of modules that follow each other and look the same the others become one box
-    beside the first. If there is no room for all, modules are opened from the outside inwards while there is.
+    Unless the graph is small, consecutive modules that look the same are merged: the first is drawn, the others become
+    one box beside it. If there is no room for all nodes, modules are opened from the outside inwards while there is.
     """
-    items = _grouped(graph, range(len(graph.ops)), "")
+    items = _group_by_module(graph, range(len(graph.ops)), "")
     if len(graph.ops) > min(most, SMALL):
         items = _with_repeats_merged(items)
         shown = len(items)
-        waiting = [item for item in items if isinstance(item, Part)]
+        waiting = [item for item in items if isinstance(item, ModuleBox)]
         while waiting:
             part = waiting.pop(0)
             part.is_folded = bool(part.like) or shown + len(part.items) - 1 > most
             if not part.is_folded:
                 shown += len(part.items) - 1
-                waiting += [item for item in part.items if isinstance(item, Part)]
+                waiting += [item for item in part.items if isinstance(item, ModuleBox)]
     left = sum(1 if isinstance(item, int) else len(item.kinds) for item in items[most:])
     return items[:most], left
 
 
-def _with_repeats_merged(items: Sequence[int | Part]) -> list[int | Part]:
-    merged: list[int | Part] = []
+def _with_repeats_merged(items: Sequence[int | ModuleBox]) -> list[int | ModuleBox]:
+    merged: list[int | ModuleBox] = []
     for item in items:
         last = merged[-1] if merged else None
-        if isinstance(item, int) or not isinstance(last, Part):
+        if isinstance(item, int) or not isinstance(last, ModuleBox):
             merged.append(item)
         elif last.like and item.kinds * len(last.items) == last.kinds:
             last.items.append(item)
             last.kinds += item.kinds
             last.name = f"{last.name.partition(' … ')[0]} … {item.name}"
         elif item.kinds == last.kinds:
-            merged.append(Part(item.name, item.path, [item], like=last.path, kinds=item.kinds))
+            merged.append(ModuleBox(item.name, item.path, [item], like=last.path, kinds=item.kinds))
         else:
             merged.append(item)
     for item in merged:
-        if isinstance(item, Part) and not item.like:
+        if isinstance(item, ModuleBox) and not item.like:
             item.items = _with_repeats_merged(item.items)
     return merged
 
 
-def _grouped(graph: Graph, ops: Sequence[int], path: str) -> list[int | Part]:
-    """Ops in the order of the graph; neighbours that are in one module below `path` are a part."""
+def _group_by_module(graph: Graph, ops: Sequence[int], path: str) -> list[int | ModuleBox]:
+    """Ops in the order of the graph; neighbours in one module below `path` are put into a box."""
     depth = len(path.split(".")) if path else 0
-    items: list[int | Part] = []
+    items: list[int | ModuleBox] = []
     for below, run in groupby(ops, key=lambda at: ".".join(_path(graph, at)[: depth + 1])):
         members = list(run)
         if len(members) == 1 or len(below.split(".")) <= depth or not below:
             items += members
             continue
-        inner = _grouped(graph, members, below)
-        while len(inner) == 1 and isinstance(inner[0], Part):  # nothing but another module
+        inner = _group_by_module(graph, members, below)
+        while len(inner) == 1 and isinstance(inner[0], ModuleBox):  # nothing but another module
             below, inner = inner[0].path, inner[0].items
         name = below.removeprefix(f"{path}.") if path else below
-        items.append(Part(name, below, inner, kinds=tuple(graph.ops[at].kind for at in members)))
+        items.append(ModuleBox(name, below, inner, kinds=tuple(graph.ops[at].kind for at in members)))
     return items
 
 

@@ -13,7 +13,7 @@ from pipeline.report import Box, BoxKind, Drawing, Wire
 from pipeline.report.html.layout import lay_out
 from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.picture.mermaid import STORED, refuse_other_counts, short, sizes
-from pipeline.torch_ir.picture.modules import Part, parts_of
+from pipeline.torch_ir.picture.modules import ModuleBox, parts_of
 
 __all__ = ["ir_to_svg"]
 
@@ -59,8 +59,10 @@ class _Frame:
     graph: Graph
     weights: bool
 
-    def draw(self, items: Sequence[int | Part], top: bool = False) -> _Drawn:
-        inner = {at: self.draw(item.items) for at, item in enumerate(items) if isinstance(item, Part) and _open(item)}
+    def draw(self, items: Sequence[int | ModuleBox], top: bool = False) -> _Drawn:
+        inner = {
+            at: self.draw(item.items) for at, item in enumerate(items) if isinstance(item, ModuleBox) and _open(item)
+        }
         boxes = [self._box(item) for item in items]
         # A frame is as wide as what it holds, and as its title.
         extents = {at: _extent(box) for at, box in enumerate(boxes)} | {
@@ -73,7 +75,7 @@ class _Frame:
         for at, one in enumerate(laid.boxes):
             drawn, item = inner.get(at), items[at] if at < len(items) else None
             parts.append(f'<g transform="translate({one.x:.1f} {one.y:.1f})">')
-            if drawn is not None and isinstance(item, Part):
+            if drawn is not None and isinstance(item, ModuleBox):
                 parts.append(
                     f'<rect class="frame" width="{one.width:.1f}" height="{one.height:.1f}" rx="8"/>'
                     f'<text class="title" x="10" y="15">{escape(_frame_title(item))}</text>'
@@ -82,14 +84,14 @@ class _Frame:
             elif extents.get(at) == PORT:
                 parts.append('<circle class="port" cx="2.5" cy="2.5" r="2.5"/>')
             else:
-                kind = "folded" if isinstance(item, Part) else str(one.box.kind)
+                kind = "folded" if isinstance(item, ModuleBox) else str(one.box.kind)
                 parts += _box_svg(one.box, one.width, one.height, kind)
             parts.append("</g>\n")
         return _Drawn(laid.width, laid.height, "".join(parts))
 
-    def _box(self, item: int | Part) -> Box:
-        if isinstance(item, Part):
-            return Box(BoxKind.NODE, _cut(item.name), _cut(item.detail), name=item.path)
+    def _box(self, item: int | ModuleBox) -> Box:
+        if isinstance(item, ModuleBox):
+            return Box(BoxKind.NODE, _shorten_text(item.name), _shorten_text(item.detail), name=item.path)
         op, values = self.graph.ops[item], self.graph.values
         made = sizes(values[op.outputs[0]].spec.shape) if op.outputs else ""
         stored = [values[vid] for vid in op.inputs if values[vid].role in STORED]
@@ -97,17 +99,24 @@ class _Frame:
         module = op.origin.rpartition(".")[2]
         name = f"{short(op.kind)} {module}" if any(value.role is not Role.CONST for value in stored) else short(op.kind)
         lines = [op.name, op.origin, op.line, *(value.name for value in stored)]
-        return Box(BoxKind.NODE, _cut(name), _cut(f"{read} → {made}" if read else f"→ {made}"), name="\n".join(lines))
+        return Box(
+            BoxKind.NODE,
+            _shorten_text(name),
+            _shorten_text(f"{read} → {made}" if read else f"→ {made}"),
+            name="\n".join(lines),
+        )
 
     def _wires(
-        self, items: Sequence[int | Part], boxes: list[Box], extents: dict[int, tuple[float, float]], top: bool
+        self, items: Sequence[int | ModuleBox], boxes: list[Box], extents: dict[int, tuple[float, float]], top: bool
     ) -> list[Wire]:
-        """Between items, and from and to the outside: boxes for the graph's inputs and outputs, a point for a part's.
+        """The wires between items, and from and to the outside.
 
-        Those boxes are added.
+        Adds boxes for inputs and outputs of the graph, and a point for those of an inner module.
         """
         values, wires = self.graph.values, list[Wire]()
-        home = {op: at for at, item in enumerate(items) for op in (item.ops if isinstance(item, Part) else (item,))}
+        home = {
+            op: at for at, item in enumerate(items) for op in (item.ops if isinstance(item, ModuleBox) else (item,))
+        }
         sources: dict[int, int] = {}
 
         def add(box: Box, size: tuple[float, float]) -> int:
@@ -125,7 +134,7 @@ class _Frame:
                     continue
                 key = value.vid if top else -1
                 if key not in sources:
-                    box = Box(BoxKind.INPUT, _cut(value.name), sizes(value.spec.shape), name=value.name)
+                    box = Box(BoxKind.INPUT, _shorten_text(value.name), sizes(value.spec.shape), name=value.name)
                     sources[key] = add(box, _extent(box) if top else PORT)
                 wires.append(Wire(sources[key], at, shape))
         ends = [vid for op in home for vid in self.graph.ops[op].outputs if self._leaves(vid, home)]
@@ -149,15 +158,15 @@ def _extent(box: Box) -> tuple[float, float]:
     return max(66.0, 8.2 * len(box.op) + 16, 6.8 * len(box.detail) + 16), 38.0 if box.detail else 26.0
 
 
-def _open(item: int | Part) -> bool:
-    return isinstance(item, Part) and not item.is_folded
+def _open(item: int | ModuleBox) -> bool:
+    return isinstance(item, ModuleBox) and not item.is_folded
 
 
-def _frame_title(item: int | Part) -> str:
-    return item.name if isinstance(item, Part) else ""
+def _frame_title(item: int | ModuleBox) -> str:
+    return item.name if isinstance(item, ModuleBox) else ""
 
 
-def _cut(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"
 
 

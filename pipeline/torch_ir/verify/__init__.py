@@ -1,4 +1,4 @@
-"""Does an IR compute what its model computes? Shares no code with extraction or with the planned runtime.
+"""Verify that an IR computes what its model computes. Shares no code with extraction or the planned runtime.
 
 original.py    the model's own answer, on copies        localize.py  the first node that differs, in regions too,
 comparison.py  two results as trees, and two tensors                 beside the model's own trace

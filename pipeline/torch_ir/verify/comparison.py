@@ -1,4 +1,4 @@
-"""Two results as trees of tensors, and how far two tensors are from each other."""
+"""Compare two results as trees of tensors, and two tensors element by element."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Difference", "Pair", "_compare_tensors", "compare", "pairs", "tolera
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One leaf on both sides. `why`, without the path, is how they differ where they cannot be compared as tensors."""
+    """One leaf on both sides. `why` says, without the path, how they differ if they cannot be compared as tensors."""
 
     path: str
     expected: Any
@@ -44,16 +44,16 @@ def _walk(result: Any, tree: Tree, outputs: Sequence[torch.Tensor], path: str) -
         return
     kind, children = structure(result) or ("", {})
     if kind != tree.kind:
-        yield Pair(path, result, None, f"the model gives {_said(result)}, the IR {_a(tree.kind)}")
+        yield Pair(path, result, None, f"the model gives {_describe_item(result)}, the IR {_a(tree.kind)}")
         return
-    if tree.keys is None and len(children) != len(tree.children):  # without names, places are all there is
+    if tree.keys is None and len(children) != len(tree.children):  # without names, only positions can be compared
         yield Pair(path, result, None, f"the model gives {len(children)} items, the IR {len(tree.children)}")
         return
     recorded = dict(zip(tree.keys or children, tree.children, strict=False))
     for key in dict.fromkeys([*children, *recorded]):
         below = under(path, key)
         if key not in recorded:
-            yield Pair(below, children[key], None, f"the model gives {_said(children[key])}, the IR nothing")
+            yield Pair(below, children[key], None, f"the model gives {_describe_item(children[key])}, the IR nothing")
         elif key not in children:
             yield Pair(below, None, None, "the model gives nothing, the IR something")
         else:
@@ -66,14 +66,14 @@ def _leaf(result: Any, leaf: Leaf, outputs: Sequence[torch.Tensor], path: str) -
         same = type(result) is type(leaf.value) and (result == leaf.value or both_nan)
         return Pair(path, result, leaf.value, "" if same else _constants(result, leaf.value))
     if not isinstance(result, torch.Tensor):
-        return Pair(path, result, outputs[leaf.index], f"the model gives {_said(result)}, the IR a tensor")
+        return Pair(path, result, outputs[leaf.index], f"the model gives {_describe_item(result)}, the IR a tensor")
     return Pair(path, result, outputs[leaf.index])
 
 
 def _constants(result: Any, recorded: Any) -> str:
-    """Numbers and words are shown as they are, where the model has one too."""
+    """The message for a constant; the model's value is shown if it is a number or a string."""
     plain = isinstance(result, bool | int | float | complex | str)
-    return f"the model gives {repr(result) if plain else _said(result)}, the IR the constant {recorded!r}"
+    return f"the model gives {repr(result) if plain else _describe_item(result)}, the IR the constant {recorded!r}"
 
 
 def _in_order(result: Any, outputs: Sequence[torch.Tensor]) -> Iterator[Pair]:
@@ -85,7 +85,7 @@ def _in_order(result: Any, outputs: Sequence[torch.Tensor]) -> Iterator[Pair]:
         yield Pair(str(index), left, right)
 
 
-def _said(item: Any) -> str:
+def _describe_item(item: Any) -> str:
     if isinstance(item, torch.Tensor):
         return "a tensor"
     return "None" if item is None else _a(type(item).__qualname__)
@@ -129,15 +129,15 @@ def compare(
     bools have to be equal whatever the tolerances.
     """
     if expected.shape != found.shape:
-        return _apart(f"shape {list(found.shape)}, expected {list(expected.shape)}")
+        return _report_mismatch(f"shape {list(found.shape)}, expected {list(expected.shape)}")
     if expected.dtype != found.dtype:
-        return _apart(f"dtype {str(found.dtype)[6:]}, expected {str(expected.dtype)[6:]}")
+        return _report_mismatch(f"dtype {str(found.dtype)[6:]}, expected {str(expected.dtype)[6:]}")
     left, right = _wide(expected), _wide(found)
     if not left.numel():
         return Difference(True, 0.0, 0.0)
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
-        return _whole(left, right)
-    return _measured(left, right, tolerance(expected.dtype, rtol, atol))
+        return _compare_integers(left, right)
+    return _compare_floats(left, right, tolerance(expected.dtype, rtol, atol))
 
 
 def _compare_tensors(
@@ -149,14 +149,14 @@ def _compare_tensors(
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU, in a dtype that holds every value of its own and that differences can be computed in."""
+    """The tensor on the CPU, in a dtype that holds all its values and in which differences can be computed."""
     tensor = tensor.detach().to("cpu")
     if tensor.dtype.is_complex:
         return tensor.to(torch.complex128)
     return tensor.to(torch.float64) if tensor.dtype.is_floating_point else tensor
 
 
-def _whole(left: torch.Tensor, right: torch.Tensor) -> Difference:
+def _compare_integers(left: torch.Tensor, right: torch.Tensor) -> Difference:
     unequal = left != right
     count = int(unequal.sum())
     if not count:
@@ -167,21 +167,23 @@ def _whole(left: torch.Tensor, right: torch.Tensor) -> Difference:
     return Difference(False, worst, total / left.numel(), f"{count} of {left.numel()} elements differ")
 
 
-def _measured(left: torch.Tensor, right: torch.Tensor, allowed: Tolerance) -> Difference:
+def _compare_floats(left: torch.Tensor, right: torch.Tensor, allowed: Tolerance) -> Difference:
     finite = torch.isfinite(left) & torch.isfinite(right)
     same = (left == right) | (torch.isnan(left) & torch.isnan(right))
     odd = int((~finite & ~same).sum())
     if odd:
-        return _apart(f"{odd} of {left.numel()} elements are NaN or infinite on one side only ({_counts(left, right)})")
+        return _report_mismatch(
+            f"{odd} of {left.numel()} elements are NaN or infinite on one side only ({_counts(left, right)})"
+        )
     error = (left[finite] - right[finite]).abs()
     if not error.numel():
         return Difference(True, 0.0, 0.0)
     over = int((error > allowed.atol + allowed.rtol * left[finite].abs()).sum())
-    why = f"{over} of {left.numel()} elements differ by more than {_bound(allowed)}" if over else ""
+    why = f"{over} of {left.numel()} elements differ by more than {_format_bound(allowed)}" if over else ""
     return Difference(not over, float(error.max()), float(error.mean()), why)
 
 
-def _bound(allowed: Tolerance) -> str:
+def _format_bound(allowed: Tolerance) -> str:
     return f"{allowed.atol:g} + {allowed.rtol:g} · |expected|" if allowed.rtol else f"{allowed.atol:g}"
 
 
@@ -193,5 +195,5 @@ def _counts(left: torch.Tensor, right: torch.Tensor) -> str:
     return ", ".join(sides)
 
 
-def _apart(why: str) -> Difference:
+def _report_mismatch(why: str) -> Difference:
     return Difference(False, math.inf, math.inf, why)

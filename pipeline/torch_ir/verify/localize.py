@@ -1,17 +1,16 @@
-"""The first node whose result is not the model's.
+"""Find the first node of an IR whose result is not the model's.
 
-The model is exported afresh, with the test inputs, and torch's own interpreter runs that program beside the IR
-(traced.py). The third call of `linear` in the IR is held against the third one there, those in the bodies of branches
-and loops among them. The first that differs in the order of the run is at fault: all that it reads agreed.
+The model is exported again, with the test inputs, and torch's interpreter of fx graphs runs that program and keeps the
+results of each call. Then the IR runs, and the third call of `linear` is compared with the third one there, calls in
+the bodies of branches and loops included. The first that differs, in the order of the run, is at fault: everything it
+reads agreed.
 
 This needs torch.export to take the model. Where the IR was extracted by another torch, or edited, some nodes have no
-counterpart: they are passed over, and named in what is said, since one of them may be the first.
+counterpart: they are skipped, and named in the result, since one of them may be the first.
 
-The model's own trace, run by torch's interpreter of fx graphs: the results of each of its calls, by place.
-
-Names do not tell which node is which: torch names a region after the last call inside of it, and both sides number for
-themselves. A place is the operator's plain name and how many calls of this name came before, in the order of
-the run; a region of one branch, or of a loop, is gone through as often as it runs.
+Names do not identify nodes: torch names a region after the last call inside of it, and both sides number separately.
+So a call is identified by its Place: the operator's plain name, and how many calls of this name ran before. The body
+of a branch or loop counts each time it runs.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from pipeline.errors import Unsupported
-from pipeline.importers.from_torch.functionalize import functional
+from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.importers.from_torch.operators import describe_operator
 from pipeline.ir import Graph, Op
 from pipeline.runtime import higher_order
@@ -41,20 +40,20 @@ from pipeline.runtime.torch_args import argument, tensors_in
 from pipeline.torch_ir.execute import IRExecutor
 from pipeline.torch_ir.registry import kinds_of
 from pipeline.torch_ir.verify.comparison import compare
-from pipeline.torch_ir.verify.original import copied, copied_model, same_randomness
+from pipeline.torch_ir.verify.original import copied_model, copy_arguments, same_randomness
 
-__all__ = ["REGIONS", "Place", "Places", "Results", "first_divergence", "traced"]
+__all__ = ["REGIONS", "Place", "Places", "Results", "first_divergence", "run_traced_model"]
 
 Place = tuple[str, int]
 
 Results = dict[Place, list[torch.Tensor]]
 
 REGIONS = frozenset({"cond", "while_loop", "scan", "wrap_with_set_grad_enabled", "wrap_with_autocast"})
-"""Higher-order operators that call their bodies plainly; others map over a dim that their bodies do not see."""
+"""Higher-order operators that call their bodies on whole tensors; others map over a dim."""
 
 
 class Places:
-    """Asked for in the order of the run."""
+    """Assigns places to calls, in the order of the run."""
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
@@ -65,16 +64,18 @@ class Places:
         return base, self._seen[base] - 1
 
 
-def traced(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], *, functionalized: bool) -> Results:
+def run_traced_model(
+    model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], *, functionalized: bool
+) -> Results:
     """Export a copy of `model` and run the program, all on copies.
 
     Raises:
         Exception: whatever torch.export or the model raises.
     """
     own = copied_model(model)
-    args, named = copied(tuple(inputs)), copied(dict(kwargs))
+    args, named = copy_arguments(tuple(inputs)), copy_arguments(dict(kwargs))
     program = torch.export.export(own, args, named, strict=False)
-    program = functional(program) if functionalized else program
+    program = functionalize_program(program) if functionalized else program
     given = iter(pytree.tree_leaves((args, named)))
     flat = []
     for spec in program.graph_signature.input_specs:
@@ -83,12 +84,12 @@ def traced(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], *
         flat.append(next(given) if spec.kind is InputKind.USER_INPUT else held.get(name, program.constants.get(name)))
     results: Results = {}
     with torch.no_grad(), same_randomness():
-        _Recorder(program.graph_module, results, Places()).run(*flat)
+        _TraceRecorder(program.graph_module, results, Places()).run(*flat)
     return results
 
 
-class _Recorder(Interpreter):
-    """Keeps the results of every call, copied: a later one may write into them."""
+class _TraceRecorder(Interpreter):
+    """Keeps copies of the results of every call, since a later call may write into them."""
 
     def __init__(self, module: GraphModule, results: Results, places: Places) -> None:
         super().__init__(module)
@@ -105,15 +106,15 @@ class _Recorder(Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(target, HigherOrderOperator) and target.name() in REGIONS:
-            args = pytree.tree_map_only(GraphModule, self._recorded, args)
+            args = pytree.tree_map_only(GraphModule, self._record_body, args)
         return super().call_function(target, args, kwargs)
 
-    def _recorded(self, body: GraphModule) -> Callable[..., Any]:
-        return lambda *operands: _Recorder(body, self._results, self._places).run(*operands)
+    def _record_body(self, body: GraphModule) -> Callable[..., Any]:
+        return lambda *operands: _TraceRecorder(body, self._results, self._places).run(*operands)
 
 
 def _name(target: Any) -> str:
-    """What the IR calls a node of this operator; empty for what is no node of the IR."""
+    """The base name of the IR's nodes of this operator; "" if the IR has no node for it."""
     try:
         operator = describe_operator(target)
     except Unsupported:  # `getitem`, numbers
@@ -132,34 +133,34 @@ def first_divergence(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> str | None:
-    """A sentence: which node parts from the model first, by how much, and where it comes from; or that none does.
+    """A sentence: which node differs from the model first, by how much, and where it is called; or that none does.
 
-    None where no node runs: the inputs or the weights are refused.
+    None if no node ran, because the inputs or the weights are refused.
     """
     try:
-        expected = traced(model, inputs, kwargs, functionalized=not executor.writes)
+        expected = run_traced_model(model, inputs, kwargs, functionalized=not executor.writes)
     except Exception as error:  # torch.export, and whatever the user's module raises in it
         return f"unknown: the model cannot be traced with these inputs ({type(error).__name__}: {error})"
-    walk = _Walk(expected, rtol, atol)
+    walk = _DivergenceFinder(expected, rtol, atol)
     try:
         with same_randomness():
-            executor.observe(copied(tuple(inputs)), copied(dict(kwargs)), walk.beside)
-    except _Found:
+            executor.observe(copy_arguments(tuple(inputs)), copy_arguments(dict(kwargs)), walk.beside)
+    except _DivergenceFound:
         return walk.found
     except Exception as error:  # an operator of torch's: the node is the one after the last that was seen
         return f"after node {walk.last!r} the IR does not run: {error}" if walk.last else None
     if walk.unmatched:
-        return f"not found: {walk.passed_over()}, and all others agree"
+        return f"not found: {walk.describe_unmatched()}, and all others agree"
     return "not found: every node agrees with a trace of the model"
 
 
-class _Found(Exception):
-    """Ends the run: what comes after the first divergence is of no interest."""
+class _DivergenceFound(Exception):
+    """Ends the run at the first divergence."""
 
 
 @dataclass
-class _Walk:
-    """Goes along with the run of the IR, in the place of every operator of it."""
+class _DivergenceFinder:
+    """Replaces every operator in a run of the IR, to compare its results with the traced ones."""
 
     expected: Results
     rtol: float | None
@@ -177,7 +178,7 @@ class _Walk:
 
     def _run(self, own: Own, watched: Own, op: Op, ins: Tensors) -> Tensors:
         region = op.kind.removeprefix("higher_order.") in REGIONS and op.kind not in own
-        results = _entered(op, ins, watched) if region else apply(op, ins, own)
+        results = _run_region(op, ins, watched) if region else apply(op, ins, own)
         self._see(op, results)
         return results
 
@@ -192,12 +193,12 @@ class _Walk:
             if not difference.is_close:
                 place = ", ".join(filter(None, (op.origin and f"module {op.origin}", op.line)))
                 largest = f", max difference {difference.max_diff:.2e}" if math.isfinite(difference.max_diff) else ""
-                before = f"; before it, {self.passed_over()}" if self.unmatched else ""
+                before = f"; before it, {self.describe_unmatched()}" if self.unmatched else ""
                 where = f"{op.kind}{'; ' if place else ''}{place}"
                 self.found = f"node {op.name!r} ({where}): {difference.why}{largest}{before}"
-                raise _Found
+                raise _DivergenceFound
 
-    def passed_over(self) -> str:
+    def describe_unmatched(self) -> str:
         """The nodes that were compared with nothing."""
         names = list(dict.fromkeys(self.unmatched))  # those of a loop come as often as it runs
         others = [f"and {len(names) - MOST} more"] if len(names) > MOST else []
@@ -205,7 +206,7 @@ class _Walk:
         return f"{has} no counterpart in a trace of the model ({', '.join([*names[:MOST], *others])})"
 
 
-def _entered(op: Op, ins: Tensors, watched: Own) -> Tensors:
+def _run_region(op: Op, ins: Tensors, watched: Own) -> Tensors:
     """The results of a region, whose bodies are run op by op."""
     bodies = [partial(_body, body, watched) for body in op.bodies]
     given = {name: argument(item, ins, bodies) for name, item in op.attrs.items()}
@@ -220,4 +221,4 @@ def _body(body: Graph, watched: Own, *tensors: torch.Tensor) -> tuple[torch.Tens
 
 
 MOST = 4
-"""Names that are told of nodes without a counterpart."""
+"""Nodes without a counterpart that are named."""

@@ -1,4 +1,4 @@
-"""The model's own answer and what it has written to, without a trace of it on the model or on the caller's tensors."""
+"""Run the model itself, on copies: its result, and what it has written to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from pipeline.export.caches import register_caches
-from pipeline.importers.from_torch.memory import copy_as_it_lies, memory_of
+from pipeline.importers.from_torch.memory import copy_with_strides, memory_of
 from pipeline.torch_ir.errors import ExecutionError
 from pipeline.torch_ir.execute import IRExecutor
 from pipeline.torch_ir.execute.arguments import feed
@@ -21,7 +21,7 @@ from pipeline.torch_ir.ir import IR
 from pipeline.torch_ir.nodes import key_of
 from pipeline.torch_ir.verify.comparison import Pair
 
-__all__ = ["Answer", "answer_of", "copied", "same_randomness", "written"]
+__all__ = ["Answer", "answer_of", "copy_arguments", "pair_writes", "same_randomness"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def answer_of(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
     """
     register_caches(model)
     own = copied_model(model)
-    leaves, spec = pytree.tree_flatten(copied((tuple(inputs), dict(kwargs))))
+    leaves, spec = pytree.tree_flatten(copy_arguments((tuple(inputs), dict(kwargs))))
     args, named = pytree.tree_unflatten(leaves, spec)
     try:
         with torch.no_grad(), same_randomness():
@@ -64,7 +64,7 @@ def stored_in(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def copied_model(model: nn.Module) -> nn.Module:
-    """Buffers, parameters, plain attributes and all; gradients are left behind.
+    """A deep copy of `model`, with buffers, parameters and plain attributes, but without gradients.
 
     Raises:
         ExecutionError: something in it cannot be copied.
@@ -83,12 +83,12 @@ def copied_model(model: nn.Module) -> nn.Module:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A clone of a slice is none; what a model makes of its memory would be another thing."""
-    return tensor.detach().clone() if memory_of(tensor) is None else copy_as_it_lies(tensor)
+    """A copy with equal strides, since a model may read the memory between the elements of a slice."""
+    return tensor.detach().clone() if memory_of(tensor) is None else copy_with_strides(tensor)
 
 
 def _with_history(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Attributes that a gradient flows back from, such as weight_norm leaves: by itself torch does not copy them."""
+    """Attributes with a gradient history, as weight_norm leaves them: torch does not deep-copy them."""
     for module in model.modules():
         yield from (one for one in vars(module).values() if isinstance(one, torch.Tensor) and not one.is_leaf)
 
@@ -106,21 +106,21 @@ def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:
     return ""
 
 
-def copied(arguments: Any) -> Any:
-    """The same tree on tensors of its own, one in two places again in both: a model may write to it.
+def copy_arguments(arguments: Any) -> Any:
+    """The same tree with copied tensors, since a model may write to them; one in two places stays one.
 
-    A cache becomes another cache, since a model writes into that too.
+    Caches are copied too, since a model writes into them.
     """
     made: dict[int, torch.Tensor] = {}
 
-    def own(leaf: Any) -> Any:
+    def copy_leaf(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if id(leaf) not in made:
             made[id(leaf)] = _copy(leaf)
         return made[id(leaf)]
 
-    return pytree.tree_map(own, arguments)
+    return pytree.tree_map(copy_leaf, arguments)
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def same_randomness() -> Iterator[None]:
         yield
 
 
-def written(
+def pair_writes(
     ir: IR,
     model: nn.Module,
     inputs: Sequence[Any],
@@ -139,17 +139,17 @@ def written(
     answer: Answer,
     executor: IRExecutor,
 ) -> Iterator[Pair]:
-    """What either side writes to, as both have it after their run; what neither does is passed over.
+    """Pair the values, after the run, of everything that either side writes to.
 
-    `model`, `inputs` and `kwargs` are as they were before.
+    `model`, `inputs` and `kwargs` are as they were before the run.
     """
-    yield from _updated(ir, answer, executor)
-    yield from _left_out(ir, model, answer, executor)
+    yield from _pair_updated(ir, answer, executor)
+    yield from _pair_left_out(ir, model, answer, executor)
     if not executor.writes:  # ops that write do so to copies, which nobody keeps
-        yield from _inputs(ir, feed(ir, inputs, kwargs).tensors, feed(ir, *answer.arguments).tensors, executor)
+        yield from _pair_inputs(ir, feed(ir, inputs, kwargs).tensors, feed(ir, *answer.arguments).tensors, executor)
 
 
-def _updated(ir: IR, answer: Answer, executor: IRExecutor) -> Iterator[Pair]:
+def _pair_updated(ir: IR, answer: Answer, executor: IRExecutor) -> Iterator[Pair]:
     """Buffers that the IR writes to."""
     graph = ir.graph
     for vid in graph.updates:
@@ -159,20 +159,20 @@ def _updated(ir: IR, answer: Answer, executor: IRExecutor) -> Iterator[Pair]:
             yield Pair(f"buffer {key_of(graph, value)}", expected, executor.updates[value.name])
 
 
-def _left_out(ir: IR, model: nn.Module, answer: Answer, executor: IRExecutor) -> Iterator[Pair]:
-    """Buffers and parameters that the model writes to, and the IR has no update of."""
+def _pair_left_out(ir: IR, model: nn.Module, answer: Answer, executor: IRExecutor) -> Iterator[Pair]:
+    """Buffers and parameters that the model writes to and the IR does not update."""
     graph, updates = ir.graph, executor.updates
     names = {key: graph.values[vid].name for vid, keys in graph.sources.items() for key in keys}
-    told = {key for vid in graph.updates for key in graph.sources.get(vid, ())}
+    updated = {key for vid in graph.updates for key in graph.sources.get(vid, ())}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for key, before in stored_in(model).items():
         after = answer.stored.get(key)
-        if after is not None and key not in told and not _same_bits(before, after):
+        if after is not None and key not in updated and not _same_bits(before, after):
             kind = "parameter" if key in parameters else "buffer"
             yield Pair(f"{kind} {key}", after, updates.get(names.get(key, ""), before))
 
 
-def _inputs(ir: IR, before: Mapping[str, Any], after: Mapping[str, Any], executor: IRExecutor) -> Iterator[Pair]:
+def _pair_inputs(ir: IR, before: Mapping[str, Any], after: Mapping[str, Any], executor: IRExecutor) -> Iterator[Pair]:
     updates = executor.updates
     for vid in ir.graph.inputs:
         name = ir.graph.values[vid].name
@@ -181,9 +181,9 @@ def _inputs(ir: IR, before: Mapping[str, Any], after: Mapping[str, Any], executo
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Cheaper than a comparison of numbers, and most tensors are as they were; a NaN is itself.
+    """Whether two tensors are equal to the bit: cheaper than comparing numbers, and a NaN equals itself.
 
-    Tensors that have no plain bits (sparse, quantized, meta, of a subclass) are taken to be as they were.
+    Tensors without plain bits (sparse, quantized, meta, of a subclass) are taken to be equal.
     """
     if type(left) not in PLAIN or left.layout is not torch.strided or left.is_quantized or left.is_meta:
         return True

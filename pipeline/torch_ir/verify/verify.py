@@ -1,4 +1,4 @@
-"""Run the model and the IR on the same inputs, and compare all that comes out."""
+"""Run the model and the IR on the same inputs, and compare all results and writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.torch_ir.ir import IR, an_ir
 from pipeline.torch_ir.validation import a_module, a_number, arguments, by_name
 from pipeline.torch_ir.verify.comparison import Difference, Pair, compare, pairs
 from pipeline.torch_ir.verify.localize import first_divergence
-from pipeline.torch_ir.verify.original import answer_of, copied, same_randomness, written
+from pipeline.torch_ir.verify.original import answer_of, copy_arguments, pair_writes, same_randomness
 from pipeline.torch_ir.weights import load_weights
 
 __all__ = ["IRVerifier", "VerificationReport", "verify_ir", "verify_ir_with_state_dict"]
@@ -60,7 +60,7 @@ def _figure(difference: float) -> str:
 
 
 def _entry(title: str, text: str) -> str:
-    """Further lines stand under the first; of very many the last are counted."""
+    """A titled entry; further lines are indented, and beyond MOST they are only counted."""
     lines = text.splitlines()
     if len(lines) > MOST:
         lines[MOST - 1 :] = [f"and {len(lines) - MOST + 1} more; output_details has all"]
@@ -125,7 +125,7 @@ def verify_ir_with_state_dict(
 
 @dataclass(frozen=True, slots=True)
 class IRVerifier:
-    """The settings of verifications. `executor` makes what runs the IR, from (ir, weights, constants)."""
+    """Verifies IRs with these settings. `executor` makes the executor from (ir, weights, constants)."""
 
     rtol: float | None = None
     atol: float | None = None
@@ -147,7 +147,7 @@ class IRVerifier:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Verdict:
         """See `verify_ir_with_state_dict`."""
-        ir, model = an_ir(ir, ExecutionError).settled(), a_module(model, ExecutionError)
+        ir, model = an_ir(ir, ExecutionError).snapshot(), a_module(model, ExecutionError)
         inputs = arguments("test_inputs", inputs, ExecutionError)
         kwargs = {} if kwargs is None else dict(by_name("kwargs", kwargs, ExecutionError))
         weights = by_name("weights", weights, ExecutionError)
@@ -155,15 +155,15 @@ class IRVerifier:
         executor = self.executor(ir, weights, constants)
         try:
             with same_randomness():
-                outputs = executor.execute(copied(inputs), copied(kwargs))
+                outputs = executor.execute(copy_arguments(inputs), copy_arguments(kwargs))
         except Exception as error:  # refused beforehand, or an operator of torch's on an IR that was edited
             said = message_with_notes(error) if isinstance(error, OnnxlineError) else f"the IR does not run: {error}"
             report = VerificationReport(False, math.inf, math.inf, error_message=said)
         else:
-            report = self._judged(
+            report = self._judge(
                 [
                     *pairs(answer.result, ir.signature.outputs, outputs),
-                    *written(ir, model, inputs, kwargs, answer, executor),
+                    *pair_writes(ir, model, inputs, kwargs, answer, executor),
                 ]
             )
         if self.localize and not report.is_valid:
@@ -172,7 +172,7 @@ class IRVerifier:
             )
         return report.is_valid, report
 
-    def _judged(self, found: Sequence[Pair]) -> VerificationReport:
+    def _judge(self, found: Sequence[Pair]) -> VerificationReport:
         details = [detail for index, pair in enumerate(found) if (detail := self._detail(index, pair)) is not None]
         wrong = [f"{one['path'] or 'the result'}: {one['reason']}" for one in details if not one["is_close"]]
         both = [
@@ -188,7 +188,7 @@ class IRVerifier:
         )
 
     def _detail(self, index: int, pair: Pair) -> dict[str, Any] | None:
-        """None of a constant that is the same on both sides."""
+        """The entry of one pair in `output_details`; None for a constant that is the same on both sides."""
         if not isinstance(pair.expected, torch.Tensor) or not isinstance(pair.found, torch.Tensor):
             if not pair.why:
                 return None

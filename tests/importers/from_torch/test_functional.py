@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from pipeline.errors import Unsupported
 from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functional
+from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir import Graph, to_text
 
 
@@ -34,7 +34,7 @@ class Beside(nn.Module):
 def ops_of(does: Callable[[Any, Tensor], Any], layer: nn.Module | None, x: Tensor, *, writes: bool) -> list[str]:
     """The op lines, without vids and places; the write itself left out."""
     module = Beside(does, layer, writes=writes).eval()
-    graph = from_torch(functional(torch.export.export(module, (x,), strict=False)))
+    graph = from_torch(functionalize_program(torch.export.export(module, (x,), strict=False)))
     lines = [line for line in to_text(graph).splitlines() if '"aten.' in line and "strided" not in line]
     told = [line.partition(" = ")[2].partition(" @")[0] for line in lines]
     return [line.partition("(")[0] + line.partition(")")[2] for line in told][int(writes) :]
@@ -82,7 +82,7 @@ def kinds(graph: Graph) -> list[str]:
 def test_mapped_functions_become_calls_on_batches() -> None:
     module = Beside(lambda _, x: mapped(x), None, writes=False)
     program = torch.export.export(module, (torch.randn(2, 3),), strict=False)
-    graph = from_torch(functional(program))
+    graph = from_torch(functionalize_program(program))
     assert kinds(graph) == ["aten.sin.default", "aten.cos.default", "aten.mul.Tensor"]
     with pytest.raises(Unsupported, match=r"torch\.vmap .* functionalized"):
         from_torch(program)
@@ -95,7 +95,7 @@ def test_a_generic_associative_scan_is_its_steps() -> None:
         return found
 
     program = torch.export.export(Beside(does, None, writes=False), (torch.ones(5, 3),), strict=False)
-    assert kinds(from_torch(functional(program))).count("aten.add.Tensor") == 3
+    assert kinds(from_torch(functionalize_program(program))).count("aten.add.Tensor") == 3
 
 
 @pytest.mark.parametrize("norm", [F.batch_norm, F.instance_norm])
@@ -110,4 +110,4 @@ def test_running_statistics_are_written_though_no_schema_says_so(norm: Callable[
             return norm(x, self.mean, self.variance, None, None, True)
 
     program = torch.export.export(Running(), (torch.randn(2, 4, 8),), strict=False)
-    assert len(from_torch(functional(program)).updates) == 2
+    assert len(from_torch(functionalize_program(program)).updates) == 2

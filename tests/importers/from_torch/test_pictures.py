@@ -12,14 +12,14 @@ from torch.nn import functional as F  # noqa: N812
 
 from pipeline.errors import Unsupported
 from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functional
+from pipeline.importers.from_torch.functionalize import functionalize_program
 from pipeline.ir import Graph, Role, check, from_text, to_text
 
 
 def graph_of(module: nn.Module, *args: object, functionalized: bool = True, **options: object) -> Graph:
     dims = options.pop("dims", None)
     program = torch.export.export(module.eval(), args, strict=False, **options)
-    graph = from_torch(functional(program) if functionalized else program, "g", dims=dims)
+    graph = from_torch(functionalize_program(program) if functionalized else program, "g", dims=dims)
     check(graph)
     assert to_text(from_text(to_text(graph))) == to_text(graph)
     return graph
@@ -111,7 +111,7 @@ def test_nothing_is_functionalized_that_need_not_be() -> None:
     kinds = [op.kind for op in graph_of(norm, torch.randn(2, 2)).ops]
     assert kinds == ["aten.dropout.default", "aten.batch_norm.default"]
     program = torch.export.export(norm.train(), (torch.randn(2, 2),), strict=False)
-    assert len(from_torch(functional(program)).updates) == 3
+    assert len(from_torch(functionalize_program(program)).updates) == 3
 
 
 class Branches(nn.Module):

@@ -1,4 +1,4 @@
-"""Functions of the user's for single kinds of op."""
+"""Functions that users register for single types of op."""
 
 from torch_ir.ops.registry import (
     get_conversion_fn,

@@ -1,4 +1,4 @@
-"""What is no operator of torch."""
+"""The executor of `getitem`, which is no operator of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of operators."""
+"""The type of a node, as text."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The way in: a module and a function that traces → the Graph of the whole, of which only a part was traced."""
+"""The entry point: trace only the distinct layers of a module, and build the Graph of the whole from them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import nn
 
 from pipeline.importers.from_torch.layer_dedup.layer_runs import TRACED, LayerRun, NotRepeatable, runs_in
 from pipeline.importers.from_torch.layer_dedup.meta_trace import Call, MetaTrace
-from pipeline.importers.from_torch.layer_dedup.proof import Proof, alike_around, alike_units
+from pipeline.importers.from_torch.layer_dedup.proof import Proof, match_outputs, prove_equal_units
 from pipeline.importers.from_torch.layer_dedup.repeat import blocks_of
-from pipeline.importers.from_torch.layer_dedup.shortened import Walked, short_of, traced_pair
-from pipeline.importers.from_torch.layer_dedup.whole_graph import Called, whole_graph
+from pipeline.importers.from_torch.layer_dedup.shortened import TracedModule, find_short_model, trace_module
+from pipeline.importers.from_torch.layer_dedup.whole_graph import ModuleCall, whole_graph
 from pipeline.ir import Graph
 
-__all__ = ["Ends", "Stamped", "TracedWhole", "stamped"]
+__all__ = ["DeduplicatedGraph", "Ends", "TracedWhole", "deduplicate_layers"]
 
 Trace: TypeAlias = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Graph]
 """Exports a module and reads the program."""
@@ -25,35 +25,35 @@ Trace: TypeAlias = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Graph]
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What goes in, or comes out: leaves and their arrangement as torch's pytree has them."""
+    """The inputs or the outputs of a module, as torch's pytree flattens them."""
 
     leaves: tuple[Any, ...]
     spec: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Stamped:
-    """`graph` of the whole model; `runs` tell which layers were not traced."""
+class DeduplicatedGraph:
+    """The `graph` of the whole model; `runs` say which layers were not traced."""
 
     graph: Graph
     runs: tuple[LayerRun, ...]
     inputs: Ends
     outputs: Ends
-    """The tensors among them stand for the graph's inputs and outputs, in order."""
+    """The tensors among these leaves correspond to the graph's inputs and outputs, in order."""
     left: tuple[str, ...] = ()
-    """Of other runs of layers that look equal, why they were traced: a sentence each."""
+    """Why other runs of layers that look equal were traced: a sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedWhole:
-    """Nothing was repeated: the model has to be traced whole, and `reason` says why, as a sentence."""
+    """No layer can be repeated: the model has to be traced whole, and `reason` says why, as a sentence."""
 
     reason: str
     run: LayerRun | None = None
     """What looked like equal layers; None where nothing did."""
 
 
-def stamped(
+def deduplicate_layers(
     module: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -61,12 +61,12 @@ def stamped(
     *,
     tied: Mapping[str, Sequence[str]] | None = None,
     constants: Mapping[str, torch.Tensor] | None = None,
-) -> Stamped | TracedWhole:
-    """Of each run of equal layers in `module` trace two, and repeat the second.
+) -> DeduplicatedGraph | TracedWhole:
+    """Trace two layers of each run of equal layers in `module`, and repeat the second for the others.
 
-    The Graph is the one that `trace(module, args, kwargs)` gives; that it is follows from a run without numbers of the
-    whole model, in which each layer has to do the same as the traced one. `module` is not changed. Sizes are numbers:
-    a trace with named dims is not repeated. `tied` and `constants` are from_torch's, for the whole model.
+    The Graph equals the one of `trace(module, args, kwargs)`. The proof is a run of the whole model on meta, in which
+    each layer has to make the same calls as the traced one. `module` is not changed. Sizes have to be numbers: a trace
+    with named dims is not repeated. `tied` and `constants` are from_torch's, for the whole model.
     """
     runs = runs_in(module)
     alone = TracedWhole(f"{type(module).__name__} has no list of more than {TRACED} layers that look the same.")
@@ -74,84 +74,86 @@ def stamped(
         return alone
     call = Call.of(args, kwargs)
     try:
-        whole = traced_pair(module, call, runs)
+        whole = trace_module(module, call, runs)
     except NotRepeatable as reason:
         layers = next((run for run in runs if not run.is_inside), None)
-        return TracedWhole(_whole(module, reason), layers)
+        return TracedWhole(_explain_whole(module, reason), layers)
     runs = [run for run in runs if not run.is_inside or run.layer(0, 0) in whole.walk.spans]
     if not runs:  # experts whose weights are stacked, say: nobody calls them
         return alone
-    found, left = _Stamping(trace, tied or {}, constants or {}).first_of(runs, whole)
+    found, left = _Deduplicator(trace, tied or {}, constants or {}).first_of(runs, whole)
     if found is None:
-        return TracedWhole(_whole(module, *left), runs[0])
+        return TracedWhole(_explain_whole(module, *left), runs[0])
     return replace(found, left=left)
 
 
-def _whole(module: nn.Module, *reasons: object) -> str:
+def _explain_whole(module: nn.Module, *reasons: object) -> str:
     further = f"; and {len(reasons) - 2} further lists cannot be repeated either" if len(reasons) > 2 else ""
     why = "; ".join(map(str, reasons[:2]))
     return f"{type(module).__name__} is traced whole, with the same graph in more time: {why}{further}."
 
 
-class _Late(NotRepeatable):
-    """What a trace has shown: no other run is tried in its place, since each try would be a trace."""
+class _RefusedByTrace(NotRepeatable):
+    """A trace has shown that a run cannot be repeated. No other run is tried: each try would cost a trace."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Stamping:
-    """Run by run: the model in which one run is short is stamped itself, by the next, until only a trace is left.
+class _Deduplicator:
+    """Shortens one run at a time: the shorter model is deduplicated by the next run, and the shortest one is traced.
 
-    So a proof is always about one run, in a model that differs from the shorter one in nothing else.
+    So each proof covers one run, and the two models it compares differ in nothing else.
     """
 
     trace: Trace
     tied: Mapping[str, Sequence[str]]
     constants: Mapping[str, torch.Tensor]
 
-    def first_of(self, runs: Sequence[LayerRun], whole: Walked) -> tuple[Stamped | None, tuple[str, ...]]:
-        """`whole` stamped by the first of `runs` that can be, and by further ones within; why others cannot."""
+    def first_of(
+        self, runs: Sequence[LayerRun], whole: TracedModule
+    ) -> tuple[DeduplicatedGraph | None, tuple[str, ...]]:
+        """Repeat the first of `runs` for which that is possible, and others within it; also why others were not."""
         left: list[str] = []
         for index, run in enumerate(runs):
             try:
-                found = self._stamped(run, runs[index + 1 :], whole)
+                found = self._repeat_run(run, runs[index + 1 :], whole)
             except NotRepeatable as reason:
                 left.append(str(reason))
-                if isinstance(reason, _Late):
+                if isinstance(reason, _RefusedByTrace):
                     break
             else:
                 return found, (*left, *found.left)
         return None, tuple(left)
 
-    def _stamped(self, run: LayerRun, others: Sequence[LayerRun], whole: Walked) -> Stamped:
-        run, proof = _alike(run, others, whole.walk)
+    def _repeat_run(self, run: LayerRun, others: Sequence[LayerRun], whole: TracedModule) -> DeduplicatedGraph:
+        run, proof = _find_equal_units(run, others, whole.walk)
         others = [one for one in others if one.path not in run.beside]
-        short = short_of(run, others, whole, proof)
+        short = find_short_model(run, others, whole, proof)
         within, left = self.first_of(others, short)
         try:
-            traced = within.graph if within else _traced(self.trace, short)
-            _check(replace(run, count=TRACED), traced, short.walk, self._called(short))
-            outputs = alike_around(run, whole.walk, short.walk, proof)
-            graph = whole_graph(run, traced, short.call, self._called(whole), proof, outputs)
+            traced = within.graph if within else _trace_short(self.trace, short)
+            _check(replace(run, count=TRACED), traced, short.walk, self._describe_call(short))
+            outputs = match_outputs(run, whole.walk, short.walk, proof)
+            graph = whole_graph(run, traced, short.call, self._describe_call(whole), proof, outputs)
         except NotRepeatable as reason:
-            raise _Late(*reason.args) from reason
+            raise _RefusedByTrace(*reason.args) from reason
         runs = (run, *within.runs) if within else (run,)
-        return Stamped(graph, runs, Ends(*whole.call.flat()), Ends(*whole.walk.result), left)
+        return DeduplicatedGraph(graph, runs, Ends(*whole.call.flat()), Ends(*whole.walk.result), left)
 
-    def _called(self, one: Walked) -> Called:
-        return Called(one.module, one.call, self.tied, self.constants)
+    def _describe_call(self, one: TracedModule) -> ModuleCall:
+        return ModuleCall(one.module, one.call, self.tied, self.constants)
 
 
-def _alike(run: LayerRun, others: Sequence[LayerRun], whole: MetaTrace) -> tuple[LayerRun, Proof]:
-    """`run`, or what there is of it in the smallest units that do the same; and that they do.
+def _find_equal_units(run: LayerRun, others: Sequence[LayerRun], whole: MetaTrace) -> tuple[LayerRun, Proof]:
+    """`run`, or the first of its alternatives whose units make equal calls, with the proof.
 
-    Then with the lists that are called between its layers, for which a layer of each is a unit.
+    The last to be tried are runs joined with the lists whose layers are called between those of `run`.
     """
     reasons: list[NotRepeatable] = []
     beside = [one for one in others if _is_between(one, run, whole)]
-    joined = run.joined(beside) if beside else None
-    for one in (run, *run.others(), *((joined, *joined.others()) if joined else ())):
+    joined = run.join(beside) if beside else None
+    for one in (run, *run.alternatives(), *((joined, *joined.alternatives()) if joined else ())):
         try:
-            return one, alike_units(one, whole)
+            return one, prove_equal_units(one, whole)
         except NotRepeatable as reason:
             reasons.append(reason)
     raise reasons[0]
@@ -167,9 +169,9 @@ def _is_between(one: LayerRun, run: LayerRun, whole: MetaTrace) -> bool:
         return False
 
 
-def _traced(trace: Trace, short: Walked) -> Graph:
+def _trace_short(trace: Trace, short: TracedModule) -> Graph:
     try:
-        graph = trace(short.module, *short.call.renewed(short.call.tensors()))
+        graph = trace(short.module, *short.call.with_tensors(short.call.tensors()))
     except Exception as error:
         raise NotRepeatable(f"its shortened copy cannot be traced: {type(error).__name__}: {error}") from error
     if graph.dims:
@@ -179,17 +181,17 @@ def _traced(trace: Trace, short: Walked) -> Graph:
     return graph
 
 
-def _check(run: LayerRun, traced: Graph, walk: MetaTrace, short: Called) -> None:
-    """Written by the same rules, the graph of two units has to be the one that was traced."""
-    proof = alike_units(run, walk)
+def _check(run: LayerRun, traced: Graph, walk: MetaTrace, short: ModuleCall) -> None:
+    """Check that repeating nothing, by the same rules, gives back the graph that was traced."""
+    proof = prove_equal_units(run, walk)
     _check_reads(run, traced, walk, proof)
-    again = whole_graph(run, traced, short.call, short, proof, alike_around(run, walk, walk, proof))
+    again = whole_graph(run, traced, short.call, short, proof, match_outputs(run, walk, walk, proof))
     if replace(again, payloads={}) != replace(traced, payloads={}):
         raise NotRepeatable("torch orders or names things in a way that is not known here")
 
 
 def _check_reads(run: LayerRun, traced: Graph, walk: MetaTrace, proof: Proof) -> None:
-    """The ops that are repeated may read what belongs to the first unit only where the second has been seen to."""
+    """Check that the repeated ops read a tensor of the first unit only where the meta trace of the second did."""
     _, events, _ = proof.frames[0]
     seen = {ref[1] for event in walk.events[events.start : events.stop] for ref in event.refs if ref[0] == "stored"}
     for vid in {vid for oid in blocks_of(run, traced).second for vid in traced.ops[oid].inputs}:

@@ -1,4 +1,4 @@
-"""Runs of equal layers in a module, found by what the layers are; `meta_trace` tells whether they also do the same."""
+"""Find runs of layers in a module that look equal; `proof` then checks that they also make equal calls."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pipeline.importers.from_torch.modules import STANDARD
 __all__ = ["TRACED", "LayerRun", "NotRepeatable", "runs_in"]
 
 TRACED = 2
-"""Units that are traced: the first, which reads what stands before the run, and one that reads another unit."""
+"""Units that are traced: the first, which reads what precedes the run, and the second, which reads another unit."""
 
 LONGEST_PERIOD = 8
-"""Layers that a pattern may have: Gemma 3 repeats five sliding layers and a full one."""
+"""The most layers that a repeated pattern may have: Gemma 3 repeats five sliding layers and a full one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LayerRun:
     count: int
     beside: tuple[str, ...] = ()
     led: bool = False
-    """Whether the first unit, too, begins with what is called between two layers: another layer stands before it."""
+    """Whether the first unit includes the calls before its first layer, because another layer precedes it."""
 
     @property
     def saved(self) -> int:
@@ -47,25 +47,27 @@ class LayerRun:
 
     @property
     def numbers(self) -> range:
-        """Of all its layers, in the list."""
+        """The indices of all its layers in the list."""
         return range(self.first, self.first + self.count * self.period)
 
     @property
     def offsets(self) -> range:
-        """Of the layers of a unit, list by list."""
+        """The offsets of the layers in a unit, list by list."""
         return range(self.period * (1 + len(self.beside)))
 
-    def joined(self, others: Sequence[LayerRun]) -> LayerRun | None:
-        """One run of them all, of the numbers that they share; None where those save nothing."""
+    def join(self, others: Sequence[LayerRun]) -> LayerRun | None:
+        """One run over this list and those of `others`, for the layer numbers they share; None if it saves nothing."""
         first = max(run.first for run in (self, *others))
         count = min(run.numbers.stop for run in (self, *others)) - first
         if count <= TRACED or any(run.period != 1 for run in (self, *others)):
             return None
         return LayerRun(self.path, first, 1, count, tuple(run.path for run in others))
 
-    def others(self) -> Iterator[LayerRun]:
-        """The same layers in other units: without the first, which may prepare something for all, or without the last;
-        then larger ones, what is left over before them, since every second may do something else. Each led, too.
+    def alternatives(self) -> Iterator[LayerRun]:
+        """Other ways to divide the same layers into units, in the order in which to try them.
+
+        First without the first layer, which may prepare something for all, or without the last one; then in larger
+        units, since every second layer may do something else. Each also with `led`.
         """
         for run in self._parts():
             if run != self:
@@ -84,7 +86,7 @@ class LayerRun:
                 yield replace(self, first=self.numbers.stop - count * period, period=period, count=count)
 
     def layer(self, unit: int, offset: int, rest: str = "") -> str:
-        """The module path of a layer; `rest` goes on from there: `.mlp.weight`."""
+        """The module path of a layer, followed by `rest`: `.mlp.weight`."""
         place, offset = divmod(offset, self.period)
         return f"{self._prefixes[place]}{self.first + unit * self.period + offset}{rest}"
 
@@ -111,8 +113,8 @@ def runs_in(module: nn.Module) -> list[LayerRun]:
 
 
 def _by_list(module: nn.Module, path: str) -> Iterator[list[LayerRun]]:
-    """The runs of each list. One inside of another's layers (the experts of each layer) is looked at only where those
-    are all different."""
+    """The runs of each list. A list inside the layers of another list (the experts of each layer) counts only if those
+    layers form no run."""
     if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > TRACED:
         runs = _runs_of(path, list(module))
         if runs:
@@ -123,7 +125,7 @@ def _by_list(module: nn.Module, path: str) -> Iterator[list[LayerRun]]:
 
 
 def _disjoint(runs: list[LayerRun]) -> Iterator[LayerRun]:
-    """Of runs of one list the longest, the longest of what stands beside it, and so on."""
+    """Runs of one list that do not overlap: the longest, then the longest of the rest, and so on."""
     taken: set[int] = set()
     for run in sorted(runs, key=lambda run: (-run.saved, run.period)):
         if taken.isdisjoint(run.numbers):
@@ -138,7 +140,7 @@ def _runs_of(path: str, layers: list[nn.Module]) -> list[LayerRun]:
 
 
 def _runs(path: str, looks: list[int], period: int) -> Iterator[LayerRun]:
-    """Stretches in which each layer looks like the one a period before. What is left over stands before the units."""
+    """Stretches in which each layer looks like the one a period before. A remainder is left out at the beginning."""
     start = 0
     for index in range(period, len(looks) + 1):
         if index == len(looks) or looks[index] != looks[index - period]:
@@ -148,9 +150,9 @@ def _runs(path: str, looks: list[int], period: int) -> Iterator[LayerRun]:
 
 
 def _look(module: nn.Module, known: dict[Any, int]) -> int:
-    """The number of a look: class, tensors and plain attributes, children too.
+    """Number what a module looks like: its class, tensors, plain attributes and children.
 
-    Whole numbers are left out: one of them counts the layer.
+    Integers are left out, since one of them is the index of the layer.
     """
     held = vars(module)
     attributes = () if held.keys() == STANDARD else sorted(held.keys() - STANDARD)
@@ -180,4 +182,4 @@ PLAIN = frozenset({bool, float, str, type(None), torch.dtype})
 
 
 class NotRepeatable(Exception):
-    """Why a model has to be traced whole; a sentence without its end."""
+    """Layers cannot be repeated; the message is the reason, without a full stop."""

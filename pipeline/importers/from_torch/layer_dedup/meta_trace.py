@@ -1,8 +1,8 @@
-"""One run of a model without numbers, written down: what it calls, in order, and where each tensor comes from.
+"""Run a model on meta tensors, and record its calls in order, with the origin of each tensor.
 
-It is independent of torch.export, and costs a hundredth of it. It sees calls twice: as the model makes them
-(`torch.nn.functional.dropout(x, 0.1, False)`, which leaves nothing behind), and as torch breaks them down
-(`aten.addmm.default`), which also shows what is called past Python. The caller's module stays as it is.
+This is independent of torch.export, and costs a hundredth of it. Calls are recorded at two levels: as the model makes
+them (`torch.nn.functional.dropout(x, 0.1, False)`, which may reach no operator), and as torch dispatches them
+(`aten.addmm.default`), which includes calls from C++. The caller's module is not changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from pipeline.importers.from_torch.layer_dedup.layer_runs import NotRepeatable
-from pipeline.importers.from_torch.layer_dedup.recorder import Event, MetaResults, Recorder, Ref
+from pipeline.importers.from_torch.layer_dedup.recorder import CallRecorder, Event, MetaResults, Ref
 from pipeline.importers.from_torch.module_state import preserve_module_state
 from pipeline.importers.from_torch.modules import STANDARD, as_exporting, every_path
 
@@ -30,7 +30,7 @@ __all__ = ["Call", "MetaTrace", "sandbox", "walk"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`keys` numbers the leaves of (args, kwargs) as they are in the whole call; a part keeps the numbers."""
+    """Arguments of a model. `keys` numbers the leaves of (args, kwargs); with fewer arguments they stay the same."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -38,7 +38,7 @@ class Call:
 
     @staticmethod
     def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """The whole call."""
+        """The call with all arguments, numbered from 0."""
         leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
         return Call(tuple(args), dict(kwargs), tuple(range(len(leaves))))
 
@@ -52,7 +52,7 @@ class Call:
         leaves, spec = pytree.tree_flatten((self.args, dict(self.kwargs)))
         return tuple(leaves), spec
 
-    def renewed(self, tensors: Mapping[int, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def with_tensors(self, tensors: Mapping[int, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """args and kwargs with other tensors, in new containers: a model may write into a list or a cache."""
         leaves, spec = self.flat()
         return pytree.tree_unflatten(
@@ -60,7 +60,7 @@ class Call:
         )
 
     def spare(self, module: nn.Module) -> dict[int, str]:
-        """{key: torch.export's name of it} of the tensors that the forward takes as `*inputs`: fewer will do."""
+        """{key: torch.export's name} of the tensors that the forward takes as `*inputs`, of which it may get fewer."""
         takes = list(inspect.signature(module.forward).parameters.values())
         star = next((index for index, one in enumerate(takes) if one.kind is inspect.Parameter.VAR_POSITIONAL), None)
         if star is None:
@@ -72,7 +72,7 @@ class Call:
         }
 
     def without(self, keys: Collection[int]) -> Call:
-        """The call without some of those that `spare` names."""
+        """The call without the arguments `keys`, which are among those of `spare`."""
         kept = [item for place, item in zip(self._places(), self.args, strict=True) if self.keys[place] not in keys]
         return Call(tuple(kept), self.kwargs, tuple(key for key in self.keys if key not in keys))
 
@@ -83,12 +83,11 @@ class Call:
 
 @contextmanager
 def sandbox(module: nn.Module, blank: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[dict[int, torch.Tensor]]:
-    """In here buffers, and tensors that are plain attributes, are what `blank` makes of them: a run may write to those.
-
-    Afterwards they are back, as whatever else a run may set on a module.
+    """Replace buffers, and tensors that are plain attributes, by what `blank` makes of them, so that a run may write to
+    them. On exit they are restored, with everything else that a run may set on a module.
 
     Yields:
-        {id of such a tensor: what stands in its place}.
+        {id of such a tensor: its replacement}.
     """
     made: dict[int, torch.Tensor] = {}
 
@@ -117,19 +116,19 @@ Place: TypeAlias = tuple[str, nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class MetaTrace:
-    """What happened. `spans` has for each layer, and each call of it, where its events begin and end."""
+    """The record of one run. `spans` has the range of events of each call of each layer."""
 
     events: tuple[Event, ...]
     spans: Mapping[str, Sequence[tuple[int, int]]]
     outputs: tuple[Ref | None, ...]
-    """For each leaf of what the model gave back; None for one that is no tensor."""
+    """The origin of each leaf of the result; None for one that is no tensor."""
     result: tuple[tuple[Any, ...], pytree.TreeSpec]
-    """Those leaves, tensors without numbers, and how they were arranged."""
+    """The leaves of the result, tensors on meta among them, and their pytree."""
 
     def span(self, layer: str) -> tuple[int, int]:
         """
         Raises:
-            Unsuited: the layer is not called exactly once.
+            NotRepeatable: the layer is not called exactly once.
         """
         spans = self.spans.get(layer, ())
         inside = [span for path, (span, *_) in self.spans.items() if path.startswith(f"{layer}.")] if not spans else []
@@ -146,7 +145,7 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Meta
     """Run `module`, which is as before afterwards; `layers` {path: layer} are those whose spans are wanted.
 
     Raises:
-        Unsuited: it cannot run without numbers.
+        NotRepeatable: it cannot run without numbers.
     """
     spans: dict[str, list[tuple[int, int]]] = {}
     places = list(every_path(module))
@@ -156,7 +155,7 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Meta
         mode = None if on_meta else stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         blanks = stack.enter_context(sandbox(module, partial(_blank, mode=mode)))
         tensors = {key: _blank(tensor, mode) for key, tensor in given.items()}
-        recorder = Recorder(MetaResults() if mode is None else None)
+        recorder = CallRecorder(MetaResults() if mode is None else None)
         for name, tensor in parameters.items():  # of several names the last stays, as in torch.export
             recorder.know(tensor, ("stored", name))
         for name, tensor in others.items():
@@ -164,10 +163,10 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Meta
         for key, tensor in tensors.items():
             recorder.know(tensor, ("given", key))
         stack.enter_context(as_exporting())
-        # Else `torch.cond` is compiled in here, and what that remembers of this run fails in the trace.
+        # Else `torch.cond` would be compiled here, and what that caches from this run fails in the trace.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_spans(recorder, layers, spans, _origins(places)))
-        args, kwargs = call.renewed(tensors)
+        args, kwargs = call.with_tensors(tensors)
         stack.enter_context(recorder)
         try:
             result = module(*args, **kwargs)
@@ -176,18 +175,18 @@ def walk(module: nn.Module, call: Call, layers: Mapping[str, nn.Module]) -> Meta
         except Exception as error:
             raise NotRepeatable(f"it does not run without numbers: {type(error).__name__}: {error}") from error
     leaves, spec = pytree.tree_flatten(result)
-    outputs = [recorder.known(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+    outputs = [recorder.ref_of(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
     return MetaTrace(tuple(recorder.events), spans, tuple(outputs), (tuple(leaves), spec))
 
 
 def _blank(tensor: torch.Tensor, mode: FakeTensorMode | None) -> torch.Tensor:
-    """A tensor of its own: the caller's may be two arguments at once, or a parameter."""
+    """A new tensor without data: the caller's may be two arguments at once, or a parameter."""
     own = tensor.detach() if mode is None else mode.from_tensor(tensor.detach())
     return own.requires_grad_(tensor.requires_grad)
 
 
 def _parameters(places: Sequence[Place]) -> dict[str, torch.Tensor]:
-    """By all their names."""
+    """Parameters by all of their names."""
     return {
         f"{path}.{key}" if path else key: parameter
         for path, one in places
@@ -214,7 +213,7 @@ def _origins(places: Sequence[Place]) -> dict[int, str]:
 
 @contextmanager
 def _spans(
-    recorder: Recorder,
+    recorder: CallRecorder,
     layers: Mapping[str, nn.Module],
     spans: dict[str, list[tuple[int, int]]],
     origins: Mapping[int, str],
@@ -222,7 +221,7 @@ def _spans(
     paths = {id(layer): path for path, layer in layers.items()}
     plain = nn.Module.__call__
 
-    def seen(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    def record_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         start, around = len(recorder.events), recorder.origin
         recorder.origin = origins.get(id(module), "")
         try:
@@ -234,7 +233,7 @@ def _spans(
                 spans.setdefault(path, []).append((start, len(recorder.events)))
 
     # As torch.fx does. Hooks would end a span before the caller's own, which belong to the module in a trace too.
-    nn.Module.__call__ = seen
+    nn.Module.__call__ = record_call
     try:
         yield
     finally:

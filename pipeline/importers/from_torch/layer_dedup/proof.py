@@ -1,4 +1,4 @@
-"""Whether every unit of the run does as the traced one does, and the whole model as the shortened one around them."""
+"""Prove that all units of a run make equal calls, and that the shortened model makes the same calls around them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,28 @@ from pipeline.importers.from_torch.layer_dedup.layer_runs import TRACED, LayerRu
 from pipeline.importers.from_torch.layer_dedup.meta_trace import MetaTrace
 from pipeline.importers.from_torch.layer_dedup.recorder import Event, Ref
 
-__all__ = ["Kept", "Leaving", "Proof", "Repeated", "alike_around", "alike_units", "bare", "difference"]
+__all__ = [
+    "KeptOutput",
+    "Leaving",
+    "Proof",
+    "RepeatedOutput",
+    "bare",
+    "difference",
+    "match_outputs",
+    "prove_equal_units",
+]
 
 LONGEST = 160
 """Characters of a call that are shown."""
 
 
 def bare(event: Event) -> Event:
-    """The call alone: not where it is made, and of which tensors."""
+    """The call without its module and without the tensors it reads."""
     return Event(event.function, event.form, ())
 
 
 def difference(expected: Event | None, found: Event | None) -> str:
-    """What `found` does in the place of `expected`; None where there is no further call."""
+    """Describe how `found` differs from `expected`; None is the end of the calls."""
     if expected is None:
         return "it does the same" if found is None else f"it also calls {_call(found)}"
     if found is None:
@@ -55,60 +64,60 @@ def _call(event: Event) -> str:
     if name == "__get__":
         return f".{getattr(event.function.__self__, '__name__', 'attribute')} of a tensor"
     (_, *args), (_, *kwargs) = event.form
-    shown = [*map(_shown, args), *(f"{key}={_shown(item)}" for key, item in kwargs)]
+    shown = [*map(_format_argument, args), *(f"{key}={_format_argument(item)}" for key, item in kwargs)]
     text = f"{name}({', '.join(shown)})"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…)"
 
 
-def _shown(form: Any) -> str:
-    """An argument as the recorder has written it down."""
+def _format_argument(form: Any) -> str:
+    """An argument in the form in which the recorder keeps it, as text."""
     if not isinstance(form, tuple):
         return repr(form) if isinstance(form, str) else str(form)
     kind, *parts = form
     if issubclass(kind, list | tuple | slice):
-        return f"({', '.join(map(_shown, parts))})"
+        return f"({', '.join(map(_format_argument, parts))})"
     if issubclass(kind, dict):
-        return f"{{{', '.join(f'{key!r}: {_shown(item)}' for key, item in parts)}}}"
+        return f"{{{', '.join(f'{key!r}: {_format_argument(item)}' for key, item in parts)}}}"
     return str(parts[0]) if isinstance(parts[0], str) else f"a {kind.__name__}"
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
-    """The output that is in `unit` what the shortened model's output at `place` is in its last unit."""
+class RepeatedOutput:
+    """An output of `unit`: the counterpart of the output `place` of the shortened model, which its last unit makes."""
 
     place: int
     unit: int
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """The output that is the shortened model's at `place`; it is made outside of the run, or in its first unit."""
+class KeptOutput:
+    """The output `place` of the shortened model, which is made outside of the run or in its first unit."""
 
     place: int
 
 
-Leaving: TypeAlias = Repeated | Kept | Ref
-"""An output of the whole model; as a Ref it is ("stored", name) or ("given", key), as it is after the run."""
+Leaving: TypeAlias = RepeatedOutput | KeptOutput | Ref
+"""An output of the whole model. A Ref, ("stored", name) or ("given", key), is the value after the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """That the units from 1 on do the same."""
+    """What has been proven of the units from 1 on: they make equal calls."""
 
     inputs: tuple[Mapping[int, int], ...]
-    """For each of them {key of an input that unit 1 reads: the key of what this one reads in its place}."""
+    """For each unit {key of an input that unit 1 reads: key of the input that this unit reads instead}."""
     frames: tuple[Frame, ...]
-    """For each of them where it is in the walk."""
+    """For each unit where it is in the meta trace."""
 
 
 Frame: TypeAlias = tuple[int, range, range]
-"""Unit, its events and those of the unit before: what makes a Ref of one unit comparable with one of another."""
+"""(unit, its events, the events of the unit before): with these, Refs of different units can be compared."""
 
 
-def alike_units(run: LayerRun, whole: MetaTrace) -> Proof:
+def prove_equal_units(run: LayerRun, whole: MetaTrace) -> Proof:
     """
     Raises:
-        Unsuited: a unit does something else than unit 1.
+        NotRepeatable: a unit does something else than unit 1.
     """
     units = [_unit(run, whole, unit) for unit in range(run.count)]
     if any(before.stop > after.start for before, after in pairwise(units)):
@@ -116,15 +125,15 @@ def alike_units(run: LayerRun, whole: MetaTrace) -> Proof:
     if run.led:
         units[0] = range(max(0, units[0].start - (units[1].start - units[0].stop)), units[0].stop)
     frames = tuple((unit, _with_gap(units, unit), _with_gap(units, unit - 1)) for unit in range(1, run.count))
-    _alike_first(run, whole, units, frames[0])
-    return Proof(_alike_inputs(run, whole, frames), frames)
+    _check_first_unit(run, whole, units, frames[0])
+    return Proof(_match_inputs(run, whole, frames), frames)
 
 
-def alike_around(run: LayerRun, whole: MetaTrace, short: MetaTrace, proof: Proof) -> tuple[Leaving, ...]:
-    """What the whole model's outputs are, in terms of the shortened one.
+def match_outputs(run: LayerRun, whole: MetaTrace, short: MetaTrace, proof: Proof) -> tuple[Leaving, ...]:
+    """Express the outputs of the whole model in terms of the shortened model.
 
     Raises:
-        Unsuited: before the units, or after them, the shortened model does something else.
+        NotRepeatable: before the units, or after them, the shortened model does something else.
     """
     first, last = proof.frames[0], proof.frames[-1]
     where = f"with {TRACED * run.period} layers in place of {run.count * run.period} the model does something else"
@@ -144,11 +153,11 @@ def _unit(run: LayerRun, walk: MetaTrace, unit: int) -> range:
 
 
 def _with_gap(units: list[range], unit: int) -> range:
-    """A unit begins where the one before ended: what is called between two layers belongs to the later one."""
+    """The events of a unit from the end of the one before: calls between two layers belong to the later one."""
     return range(units[unit - 1].stop, units[unit].stop) if unit else units[0]
 
 
-def _alike_inputs(run: LayerRun, walk: MetaTrace, frames: Sequence[Frame]) -> tuple[Mapping[int, int], ...]:
+def _match_inputs(run: LayerRun, walk: MetaTrace, frames: Sequence[Frame]) -> tuple[Mapping[int, int], ...]:
     model = [_relative(run, event, frames[0]) for event in _of(walk, frames[0])]
     order = _inputs_read(walk, frames[0])
     found = []
@@ -163,8 +172,8 @@ def _alike_inputs(run: LayerRun, walk: MetaTrace, frames: Sequence[Frame]) -> tu
     return tuple(found)
 
 
-def _alike_first(run: LayerRun, walk: MetaTrace, units: list[range], second: Frame) -> None:
-    """The first unit makes the same calls, though on what stands before the run: so its results have a counterpart."""
+def _check_first_unit(run: LayerRun, walk: MetaTrace, units: list[range], second: Frame) -> None:
+    """Check that the first unit makes the same calls, on other tensors: so each of its results has a counterpart."""
     first = [bare(event) for event in walk.events[units[0].start : units[0].stop]]
     other = [bare(event) for event in walk.events[second[1].stop - len(first) : second[1].stop]]
     _expect_equal(other, iter(first), f"{run.layer(0, 0)} does not do as {run.layer(1, 0)} does")
@@ -184,11 +193,11 @@ def _leaving(whole: MetaTrace, short: MetaTrace, frames: Sequence[Frame]) -> Ite
         place = places.get((None if unit is None else 1, *seat))
         if place is None:
             raise NotRepeatable(f"with {TRACED} layers the model does not give back all that it does with its own")
-        yield Kept(place) if unit is None else Repeated(place, unit)
+        yield KeptOutput(place) if unit is None else RepeatedOutput(place, unit)
 
 
 def _seat(ref: Ref, frames: Sequence[Frame]) -> tuple[Any, ...]:
-    """(unit, and where in it), or None and where around the run. The events of the first unit are the same in both."""
+    """(unit, position in it), or (None, position around the run); equal in both models, and so for the first unit."""
     kind, number, *rest = ref
     if kind in ("given", "stored") or number < frames[0][1].start:
         return None, *ref
@@ -203,7 +212,7 @@ def _of(walk: MetaTrace, frame: Frame) -> tuple[Event, ...]:
 
 
 def _inputs_read(walk: MetaTrace, frame: Frame) -> list[int]:
-    """In the order in which they are read first."""
+    """Keys of the inputs that a unit reads, in the order of the first read."""
     return list(dict.fromkeys(ref[1] for event in _of(walk, frame) for ref in event.refs if ref[0] == "given"))
 
 
@@ -213,13 +222,13 @@ def _relative(run: LayerRun, event: Event, frame: Frame, renamed: Mapping[int, i
 
 
 def _origin_in(run: LayerRun, origin: str, frame: Frame) -> str:
-    """The path of a module within the unit; as it is where that is elsewhere."""
+    """The path of a module relative to the unit; unchanged if it is outside of the unit."""
     place = run.locate(origin)
     return f"unit {place[1]}{place[2]}" if place is not None and place[0] == frame[0] else origin
 
 
 def _seen_from(run: LayerRun, ref: Ref, frame: Frame, renamed: Mapping[int, int]) -> Ref:
-    """`ref` without the numbers that count units; as it is where it points to neither this unit nor the one before."""
+    """`ref` relative to its unit; unchanged if it points neither to this unit nor to the one before."""
     unit, own, before = frame
     if ref[0] == "stored":
         place = run.locate(ref[1])

@@ -1,6 +1,6 @@
-"""Writes down calls of torch: the function, its plain arguments, and for each tensor where it comes from.
+"""Record calls of torch: the function, its plain arguments, and the origin of each tensor.
 
-Results of operators on meta are worked out once: equal layers ask the same again and again.
+Results of operators on meta are cached: equal layers make the same calls again and again.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from pipeline.importers.from_torch.layer_dedup.layer_runs import NotRepeatable
 from pipeline.importers.from_torch.tensors import TensorPayload
 
-__all__ = ["Event", "MetaResults", "Recorder", "Ref"]
+__all__ = ["CallRecorder", "Event", "MetaResults", "Ref"]
 
 Look = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 class MetaResults:
-    """Calls operators. One that makes new tensors on meta is really called once for the same arguments and looks."""
+    """Calls operators. One that makes new tensors on meta is called once for equal arguments and tensor looks."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[type, tuple[Look, ...]]] = {}
 
     def call(self, operator: Any, form: Any, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
-        """`form` is all that the arguments say beside `tensors`."""
+        """The result of a call, from the cache if possible; `form` is the arguments without their `tensors`."""
         if not makes_new(operator):
             return operator(*args, **kwargs)
         key = operator, form, *map(look, tensors)
@@ -56,7 +56,7 @@ def look(tensor: torch.Tensor) -> Look:
 
 @cache
 def makes_new(operator: Any) -> bool:
-    """Whether its results are no views of its arguments, and it writes to none."""
+    """Whether the results are new tensors: no views of arguments, and no argument is written to."""
     schema = getattr(operator, "_schema", None)
     return schema is not None and not schema.is_mutable and all(one.alias_info is None for one in schema.returns)
 
@@ -64,8 +64,8 @@ def makes_new(operator: Any) -> bool:
 Ref: TypeAlias = tuple[Any, ...]
 """Where a tensor comes from.
 
-("stored", name), ("given", key of the call), ("made", event, which of its results), and ("found", event, which of its
-tensors, what it is) for one that nobody made: a constant, first seen there.
+("stored", name), ("given", key of the call), ("made", event, index of the result), and, for a constant that no call
+made, ("found", event that reads it first, index among its tensors, its facts).
 """
 
 
@@ -83,7 +83,7 @@ class Event:
         return str(getattr(self.function, "__qualname__", None) or self.function)
 
 
-class Recorder:
+class CallRecorder:
     """A context: while it is entered, calls are added to `events`. `results` makes those of operators on meta."""
 
     def __init__(self, results: MetaResults | None) -> None:
@@ -93,24 +93,24 @@ class Recorder:
         """The path of the module whose forward runs."""
         self._refs: dict[int, Ref] = {}
         self._alive: list[Any] = []
-        """So that no other object gets the id of one that is known."""
+        """Keeps objects alive, so that no other object gets the same id."""
         self._stack = ExitStack()
 
     def __enter__(self) -> None:
-        self._stack.enter_context(_Functions(self))
-        self._stack.enter_context(_Operators(self))
+        self._stack.enter_context(_FunctionMode(self))
+        self._stack.enter_context(_OperatorMode(self))
 
     def __exit__(self, *reason: Any) -> None:
         self._stack.__exit__(*reason)
 
-    def known(self, tensor: torch.Tensor) -> Ref | None:
-        """Where `tensor` comes from, where that was seen."""
+    def ref_of(self, tensor: torch.Tensor) -> Ref | None:
+        """The origin of `tensor`; None if it was not recorded."""
         return self._refs.get(id(tensor))
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], operator: bool) -> Any:
-        """Call it, and write it down. What an operator writes into counts as made by it.
+        """Call `function`, and record it. A tensor that an operator writes to counts as made by it.
 
-        Autograd asks for devices as it likes, and nothing follows from it: that is not written down.
+        Calls of `prim.device` are not recorded: autograd makes them at its own discretion, and they change nothing.
         """
         if function is torch.ops.prim.device.default:
             return function(*args, **kwargs)
@@ -131,11 +131,11 @@ class Recorder:
         return result
 
     def note(self, function: Any, args: tuple[Any, ...]) -> None:
-        """Write it down alone."""
+        """Record a call without making it."""
         self.events.append(Event(function, (self._form(args, []), self._form({}, [])), (), self.origin))
 
     def know(self, tensor: torch.Tensor, ref: Ref) -> None:
-        """`tensor` comes from there."""
+        """Set the origin of `tensor`."""
         self._refs[id(tensor)] = ref
         self._alive.append(tensor)
 
@@ -165,10 +165,10 @@ class Recorder:
         return ref
 
 
-class _Functions(PreDispatchTorchFunctionMode):
-    """Calls as the model makes them. Torch tells only a mode of this class where autocast begins and ends."""
+class _FunctionMode(PreDispatchTorchFunctionMode):
+    """Records calls as the model makes them. Only a mode of this class sees where autocast begins and ends."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: CallRecorder) -> None:
         super().__init__(tracer=None)  # type: ignore[arg-type]
         self._recorder = recorder
 
@@ -178,12 +178,12 @@ class _Functions(PreDispatchTorchFunctionMode):
         return self._recorder.call(func, args, kwargs or {}, operator=False)
 
 
-class _Operators(TorchDispatchMode):
-    """Calls as torch breaks them down; those of operators that have bodies too, which are left to a trace."""
+class _OperatorMode(TorchDispatchMode):
+    """Records calls of operators as torch dispatches them, and refuses higher-order ones with bodies."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: CallRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 
@@ -197,7 +197,7 @@ class _Operators(TorchDispatchMode):
 
 
 def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What makes two constants the same: their look, and their bytes where they have any."""
+    """What two equal constants share: shape, strides, dtype, device, and a digest of their bytes if there are any."""
     look = (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
     held = tensor.constant if isinstance(tensor, FakeTensor) else tensor
     if held is None or held.is_meta:
@@ -206,14 +206,14 @@ def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
         return *look, hashlib.blake2b(TensorPayload(held).numpy().tobytes()).hexdigest()
 
 
-class _Tensor:
-    """The place of a tensor."""
+class _TensorPlaceholder:
+    """Marks the position of a tensor among recorded arguments."""
 
     def __repr__(self) -> str:
         return "tensor"
 
 
-TENSOR = _Tensor()
+TENSOR = _TensorPlaceholder()
 AUTOCAST = frozenset({torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast})
 NUMBERS = frozenset({bool, int, float, complex})
 SERIES = frozenset({list, tuple, torch.Size})

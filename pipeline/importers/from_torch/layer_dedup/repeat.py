@@ -1,6 +1,6 @@
-"""The ops and placeholders of the whole graph, written from the shortened one: the second unit again and again.
+"""Write the ops and placeholders of the whole graph from the shortened one, repeating its second unit.
 
-Names are counted afresh, and parameters, buffers, constants and inputs stand in torch's order.
+Names are numbered again, and parameters, buffers, constants and inputs keep torch's order.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from pipeline.importers.from_torch.operators import Names, base_name
 from pipeline.ir import Graph, Op, Role, Value
 from pipeline.ir.builder import ValueDecl
 
-__all__ = ["Blocks", "Placeholder", "Repeater", "blocks_of", "repeated_stores"]
+__all__ = ["Blocks", "Placeholder", "Repeater", "blocks_of", "repeat_stores"]
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """`second` are the oids of the unit that is repeated, those between both units too."""
+    """The two traced units. `second` are the oids of the repeated unit, ops between both units included."""
 
     second: range
     heirs: Mapping[int, int]
-    """{vid that the first unit makes: vid that the second makes in its place}"""
+    """{vid that the first unit makes: the corresponding vid of the second}"""
 
 
 def blocks_of(run: LayerRun, graph: Graph) -> Blocks:
     """
     Raises:
-        Unsuited: the ops of both units are mixed, or are not the same.
+        NotRepeatable: the ops of both units are mixed, or are not the same.
     """
     if any(body.payloads for op in graph.ops for body in op.bodies):
         raise NotRepeatable("a region of autocast, of a mode of gradients or of cond holds a constant of its own")
@@ -50,7 +50,7 @@ def blocks_of(run: LayerRun, graph: Graph) -> Blocks:
 
 
 def _unit_of(run: LayerRun, op: Op) -> int | None:
-    """A region (autocast, a mode of gradients) has no module of its own: it belongs where the ops in it do."""
+    """The unit of an op. A region (autocast, a mode of gradients) has no module: it belongs to the unit of its ops."""
     place = run.locate(op.origin)
     inner = {_unit_of(run, one) for body in op.bodies for one in body.ops} - {None}
     if len(inner) > 1:
@@ -68,7 +68,7 @@ def _heirs(graph: Graph, first: tuple[Op, ...], second: tuple[Op, ...]) -> dict[
 
 
 def _op_facts(graph: Graph, op: Op) -> tuple[object, ...]:
-    """Without what counts units: the op's name and where it comes from, in its bodies too."""
+    """What equal ops of two units share: everything but names and module paths, in bodies too."""
     made = [graph.values[vid] for vid in op.outputs]
     return op.kind, op.attrs, op.line, [(value.spec, value.strides) for value in made], [*map(_inside, op.bodies)]
 
@@ -79,12 +79,12 @@ def _inside(body: Graph) -> tuple[object, ...]:
 
 
 LIFTED = re.compile(r"(?:.*\.)?lifted_tensor_(\d+)")
-"""What torch calls a constant that the code made: its module, and a number that goes through the whole model."""
+"""torch's name of a constant made by the code: its module, and a number that counts over the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """`value` of the shortened graph as it stands in `unit`, or None where it is outside of the units from 1 on."""
+    """A placeholder of the whole graph: `value` of the shortened one, for `unit` (None: not in units 1, 2, …)."""
 
     value: Value
     unit: int | None
@@ -93,57 +93,57 @@ class Placeholder:
     """Its name in the module."""
 
 
-def repeated_stores(run: LayerRun, graph: Graph) -> list[Placeholder]:
-    """All but inputs. What belongs to unit 1 stands together there, and again for each further unit.
+def repeat_stores(run: LayerRun, graph: Graph) -> list[Placeholder]:
+    """All placeholders except inputs; the group that belongs to unit 1 is repeated for each further unit.
 
     Raises:
-        Unsuited: a name that torch made in another way than this file knows.
+        NotRepeatable: a name that torch made in another way than this file knows.
     """
     stores = [value for value in graph.values if value.producer is None and value.role is not Role.INPUT]
     found: list[Placeholder] = []
     for inside, group in groupby(stores, lambda value: _unit_of_value(run, graph, value) == 1):
         values = [_as_traced(graph, value) for value in group]
-        found += _repeated(run, values) if inside else values
-    return _renumbered(run, found)
+        found += _repeat_in_units(run, values) if inside else values
+    return _renumber_constants(run, found)
 
 
 def _as_traced(graph: Graph, value: Value) -> Placeholder:
     target = _target(graph, value)
-    if value.name[2:] != _cleaned(target):
+    if value.name[2:] != _clean_name(target):
         raise NotRepeatable(f"torch calls {target} {value.name}, since another has its name")
     return Placeholder(value, None, value.name, target)
 
 
-def _repeated(run: LayerRun, ones: Sequence[Placeholder]) -> list[Placeholder]:
-    """For each unit from 1 on. Names are cleaned in parts, since a large model has 70,000 of them."""
+def _repeat_in_units(run: LayerRun, ones: Sequence[Placeholder]) -> list[Placeholder]:
+    """Placeholders of each unit from 1 on. Names are cleaned in parts, since a large model has 70,000 of them."""
     found = []
     parts = [(one.value, one.name[:2], place[1], place[2]) for one in ones if (place := run.locate(one.target))]
-    cleaned = [_cleaned(rest) for *_, rest in parts]
+    cleaned = [_clean_name(rest) for *_, rest in parts]
     for unit in range(1, run.count):
         paths = [run.layer(unit, offset) for offset in run.offsets]
-        names = [_cleaned(path) for path in paths]
+        names = [_clean_name(path) for path in paths]
         for (value, prefix, offset, rest), tail in zip(parts, cleaned, strict=True):
             found.append(Placeholder(value, unit, f"{prefix}{names[offset]}{tail}", f"{paths[offset]}{rest}"))
     return found
 
 
-def _renumbered(run: LayerRun, stores: Sequence[Placeholder]) -> list[Placeholder]:
-    """With the numbers of lifted constants as a trace of the whole would give them."""
+def _renumber_constants(run: LayerRun, stores: Sequence[Placeholder]) -> list[Placeholder]:
+    """Number lifted constants as a trace of the whole model would."""
     own = sorted(number for one in stores if one.unit == 1 and (number := _number(one.target)) is not None)
     if not own:
         return list(stores)
     if own != list(range(own[0], own[0] + len(own))):
         raise NotRepeatable("the constants of a layer are not numbered one after the other")
-    return [_shifted(one, len(own), own[-1], run.count) for one in stores]
+    return [_renumber(one, len(own), own[-1], run.count) for one in stores]
 
 
-def _shifted(one: Placeholder, each: int, last: int, count: int) -> Placeholder:
+def _renumber(one: Placeholder, each: int, last: int, count: int) -> Placeholder:
     number = _number(one.target)
     if number is None:
         return one
     before = one.unit - 1 if one.unit is not None else (count - TRACED) * (number > last)
     target = one.target.removesuffix(str(number)) + str(number + before * each)
-    return replace(one, name=one.name[:2] + _cleaned(target), target=target)
+    return replace(one, name=one.name[:2] + _clean_name(target), target=target)
 
 
 def _number(target: str) -> int | None:
@@ -151,8 +151,8 @@ def _number(target: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _cleaned(target: str) -> str:
-    """As torch cleans a name. (`self_…` and `L__self___…`, which it also cuts, are no names that a module gets.)"""
+def _clean_name(target: str) -> str:
+    """Clean a name as torch does. (`self_…` and `L__self___…`, which torch also cuts, are no names of modules.)"""
     return re.sub(r"[^a-z0-9]", "_", target.lower())
 
 
@@ -172,7 +172,7 @@ Reading: TypeAlias = Callable[[int], int]
 
 
 class Repeater:
-    """Declare what is stored and given first, then `write` the ops."""
+    """Writes the whole graph. The caller declares stored tensors and inputs first, then calls `write`."""
 
     def __init__(self, run: LayerRun, short: Graph, blocks: Blocks) -> None:
         self.stubs: list[ValueDecl] = []
@@ -181,9 +181,9 @@ class Repeater:
         self._short = short
         self._blocks = blocks
         self._around: dict[int, int] = {}
-        """{vid of what is not in a unit from 1 on: its vid in the whole graph}"""
+        """{vid outside of units 1 and later: its vid in the whole graph}"""
         self._own: list[dict[int, int]] = [{} for _ in range(run.count)]
-        """For each unit {vid of what unit 1 makes or stores: vid of what this unit has in its place}."""
+        """For each unit {vid that unit 1 makes or stores: the corresponding vid of this unit}."""
         self._given: list[dict[int, int]] = [{} for _ in range(run.count)]
         """The same for the model's inputs that unit 1 reads."""
 
@@ -198,11 +198,11 @@ class Repeater:
         return self._declare(like, name)
 
     def bind(self, vid: int, given: int, unit: int | None = None) -> None:
-        """Where the shortened graph reads the input `vid` the whole reads `given`: in this unit, or outside of all."""
+        """Read `given` in the whole graph where the shortened one reads the input `vid`, in this unit or outside."""
         (self._around if unit is None else self._given[unit])[vid] = given
 
     def write(self) -> None:
-        """Write the ops. Everything has been declared."""
+        """Write the ops; all placeholders have to be declared before."""
         names = Names(stub.name for stub in self.stubs)
         ops, second = self._short.ops, self._blocks.second
         for op in ops[: second.start]:
@@ -210,17 +210,17 @@ class Repeater:
         for unit in range(1, self._run.count):
             reading = partial(self.within, unit)
             for op in ops[second.start : second.stop]:
-                self._write(self._moved(op, unit), names, reading, self._own[unit])
+                self._write(self._move_to_unit(op, unit), names, reading, self._own[unit])
         for op in ops[second.stop :]:
             self._write(op, names, self._after, self._around)
 
     def around(self, vid: int) -> int:
-        """What `vid` is before and after the units; of what unit 1 makes, the last is meant."""
+        """The vid that ops outside of the units read for `vid`; for a value of unit 1, that of the last unit."""
         own = self._own[-1].get(vid)
         return self._around[vid] if own is None else own
 
     def within(self, unit: int, vid: int) -> int:
-        """What `vid` of unit 1 is in this unit, 1 or later. What the first unit makes, the unit before makes here."""
+        """The vid that `unit`, 1 or later, reads for `vid` of unit 1; a value of unit 0 is that of the unit before."""
         for known in (self._own[unit], self._given[unit]):
             if vid in known:
                 return known[vid]
@@ -228,9 +228,9 @@ class Repeater:
         return self._around[vid] if heir is None or unit == 1 else self._own[unit - 1][heir]
 
     def _after(self, vid: int) -> int:
-        """What `vid` is for an op that stands after the units: what the first unit makes, the last but one makes here.
+        """The vid that ops after the units read for `vid`; for a value of unit 0, that of the last but one unit.
 
-        (The proof has counted from the end: `hidden_states[-2]`. What is counted from the start it has refused.)
+        (The proof accepts values counted from the end, as `hidden_states[-2]`, and refuses those from the start.)
         """
         heir = self._blocks.heirs.get(vid)
         return self.around(vid) if heir is None or self._run.count == TRACED else self._own[-2][heir]
@@ -244,15 +244,15 @@ class Repeater:
         self.ops.append(replace(op, oid=len(self.ops), inputs=inputs, outputs=outputs, name=name))
 
     def _result_name(self, op: Op, value: Value, name: str, names: Names) -> str:
-        """One result has the op's name; of several each has its number, after which names may have counted on."""
+        """A single result has the op's name; several have the name and their index, made unique."""
         rest = value.name.removeprefix(op.name)
         return names.new(f"{name}_{rest.split('_')[1]}") if rest else name
 
-    def _moved(self, op: Op, unit: int) -> Op:
-        """As it stands in this unit, its bodies too."""
+    def _move_to_unit(self, op: Op, unit: int) -> Op:
+        """`op` with the module paths of this unit, in its bodies too."""
         place = self._run.locate(op.origin)
         origin = op.origin if place is None or place[0] != 1 else self._run.layer(unit, *place[1:])
-        bodies = [replace(body, ops=tuple(self._moved(inner, unit) for inner in body.ops)) for body in op.bodies]
+        bodies = [replace(body, ops=tuple(self._move_to_unit(inner, unit) for inner in body.ops)) for body in op.bodies]
         return replace(op, origin=origin, bodies=tuple(bodies))
 
     def _declare(self, like: Value, name: str) -> int:

@@ -1,6 +1,6 @@
-"""A model that was run without numbers, and the copy with a few units of a run that is traced in its place.
+"""Build the short copy of a model that is traced in its place, with only a few units of a run.
 
-The caller's module stays as it is, whatever happens.
+The caller's module is never changed.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from torch import nn
 
 from pipeline.importers.from_torch.layer_dedup.layer_runs import TRACED, LayerRun, NotRepeatable
 from pipeline.importers.from_torch.layer_dedup.meta_trace import Call, MetaTrace, walk
-from pipeline.importers.from_torch.layer_dedup.proof import Proof, alike_around
+from pipeline.importers.from_torch.layer_dedup.proof import Proof, match_outputs
 from pipeline.importers.from_torch.layer_dedup.recorder import Event
 
-__all__ = ["Walked", "short_of", "shortened", "traced_pair"]
+__all__ = ["TracedModule", "find_short_model", "shorten_model", "trace_module"]
 
 
-def shortened(module: nn.Module, run: LayerRun, *, counts: bool = False) -> nn.Module:
-    """The modules from the root to the list are new; layers, parameters and everything beside are the caller's own.
+def shorten_model(module: nn.Module, run: LayerRun, *, counts: bool = False) -> nn.Module:
+    """A copy of `module` with few units of `run`. Only the modules from the root to the list are new objects.
 
-    The layers keep their names. With `counts`, numbers of layers (COUNTS) on the way down, and in configs there, say
-    how many there are now.
+    Layers keep their names. With `counts`, the attributes that count layers (COUNTS) of those modules and of their
+    configs are set to the new number.
 
     Raises:
         Exception: whatever `copy.deepcopy` raises for an attribute on the way.
     """
     paths = (run.path, *run.beside)
     ways = [_way(module, path) for path in paths]
-    lists = {id(way[-1]): _kept(run, path, way[-1]) for path, way in zip(paths, ways, strict=True)}
+    lists = {id(way[-1]): _shorten_list(run, path, way[-1]) for path, way in zip(paths, ways, strict=True)}
     above = {id(one): one for way in ways for one in way[:-1]}
     memo: dict[int, Any] = {**lists}
     for one in above.values():
@@ -45,8 +45,8 @@ def shortened(module: nn.Module, run: LayerRun, *, counts: bool = False) -> nn.M
     return result
 
 
-def _kept(run: LayerRun, path: str, layers: nn.Module) -> nn.Module:
-    """The list with the units that are traced, and what is in none."""
+def _shorten_list(run: LayerRun, path: str, layers: nn.Module) -> nn.Module:
+    """A copy of the list with only the traced units and the layers in no unit."""
     short = copy.copy(layers)
     places = {name: run.locate(f"{path}.{name}" if path else name) for name in layers._modules}
     kept = {name: layers._modules[name] for name, place in places.items() if place is None or place[0] < TRACED}
@@ -77,30 +77,30 @@ COUNTS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "depth")
 
 
 @dataclass(frozen=True, slots=True)
-class Walked:
-    """A module, its call, and what happened in it."""
+class TracedModule:
+    """A module, its call, and the meta trace of that call."""
 
     module: nn.Module
     call: Call
     walk: MetaTrace
 
 
-def traced_pair(module: nn.Module, call: Call, runs: Sequence[LayerRun]) -> Walked:
-    """Run it; the layers of `runs` are watched.
+def trace_module(module: nn.Module, call: Call, runs: Sequence[LayerRun]) -> TracedModule:
+    """Trace `module` on meta, with spans of the layers of `runs`.
 
     Raises:
-        Unsuited: it cannot run without numbers.
+        NotRepeatable: it cannot run without numbers.
     """
-    return Walked(module, call, walk(module, call, _layers(module, runs)))
+    return TracedModule(module, call, walk(module, call, _layers(module, runs)))
 
 
-def short_of(run: LayerRun, others: Sequence[LayerRun], whole: Walked, proof: Proof) -> Walked:
-    """The first shortened model that does around its layers what the whole one does around all of its own.
+def find_short_model(run: LayerRun, others: Sequence[LayerRun], whole: TracedModule, proof: Proof) -> TracedModule:
+    """The first shortened model that makes the calls of the whole model around its layers.
 
-    The layers of `others` are watched too: this model is the whole one of theirs.
+    It has spans of the layers of `others` too, since it is the whole model when they are shortened.
 
     Raises:
-        Unsuited: there is none.
+        NotRepeatable: there is none.
     """
     parts = [whole.call]
     if spare := _spare(run, whole, proof):
@@ -109,28 +109,30 @@ def short_of(run: LayerRun, others: Sequence[LayerRun], whole: Walked, proof: Pr
     for counts in (False, True):
         for part in parts:
             try:
-                return _tried(run, others, whole, proof, part, counts)
+                return _try_shortened(run, others, whole, proof, part, counts)
             except NotRepeatable as reason:
                 reasons.append(reason)
     raise reasons[0]
 
 
-def _tried(run: LayerRun, others: Sequence[LayerRun], whole: Walked, proof: Proof, part: Call, counts: bool) -> Walked:
+def _try_shortened(
+    run: LayerRun, others: Sequence[LayerRun], whole: TracedModule, proof: Proof, part: Call, counts: bool
+) -> TracedModule:
     try:
-        module = shortened(whole.module, run, counts=counts)
+        module = shorten_model(whole.module, run, counts=counts)
     except Exception as error:
         raise NotRepeatable(f"no copy of it can be made: {type(error).__name__}: {error}") from error
     try:
-        found = traced_pair(module, part, (replace(run, count=TRACED), *others))
+        found = trace_module(module, part, (replace(run, count=TRACED), *others))
     except NotRepeatable as reason:
         raise NotRepeatable(
             f"with {TRACED * run.period} layers in place of {run.count * run.period} {reason}"
         ) from reason
-    alike_around(run, whole.walk, found.walk, proof)
+    match_outputs(run, whole.walk, found.walk, proof)
     return found
 
 
-def _spare(run: LayerRun, whole: Walked, proof: Proof) -> set[int]:
+def _spare(run: LayerRun, whole: TracedModule, proof: Proof) -> set[int]:
     """Keys of inputs that only units without a trace read, and that the call can be made without."""
     later = range(proof.frames[TRACED - 1][1].start, proof.frames[-1][1].stop)
     events = whole.walk.events
@@ -146,13 +148,13 @@ def _inputs_of(events: Sequence[Event]) -> set[int]:
 def _layers(module: nn.Module, runs: Sequence[LayerRun]) -> dict[str, nn.Module]:
     paths = [run.layer(unit, offset) for run in runs for unit in range(run.count) for offset in run.offsets]
     layers = {path: module.get_submodule(path) for path in paths}
-    inside = [child for item in layers.items() for child in _called(*item)]
+    inside = [child for item in layers.items() for child in _modules_inside(*item)]
     return layers | dict(inside)
 
 
-def _called(path: str, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules in a layer that is a list or a dict, which nobody can call."""
+def _modules_inside(path: str, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules in a layer that is a list or a dict, which cannot be called itself."""
     if isinstance(layer, nn.ModuleList | nn.ModuleDict):
         for name, child in layer.named_children():
             yield f"{path}.{name}", child
-            yield from _called(f"{path}.{name}", child)
+            yield from _modules_inside(f"{path}.{name}", child)

@@ -1,4 +1,4 @@
-"""The whole Graph: everything around the ops, and the check that repeating nothing gives back what was traced."""
+"""Assemble the Graph of the whole model: repeated ops, inputs, stored tensors, updates and outputs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import nn
 
 from pipeline.importers.from_torch.layer_dedup.layer_runs import LayerRun, NotRepeatable
 from pipeline.importers.from_torch.layer_dedup.meta_trace import Call
-from pipeline.importers.from_torch.layer_dedup.proof import Kept, Leaving, Proof, Repeated
-from pipeline.importers.from_torch.layer_dedup.repeat import Placeholder, Repeater, blocks_of, repeated_stores
+from pipeline.importers.from_torch.layer_dedup.proof import KeptOutput, Leaving, Proof, RepeatedOutput
+from pipeline.importers.from_torch.layer_dedup.repeat import Placeholder, Repeater, blocks_of, repeat_stores
 from pipeline.importers.from_torch.tensors import TensorPayload, holds_values
 from pipeline.ir import Graph, Payload
 from pipeline.ir.builder import GraphFacts, assemble
 
-__all__ = ["Called", "whole_graph"]
+__all__ = ["ModuleCall", "whole_graph"]
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
-    """A module, what it is called with, and what `from_torch` is told of the whole model beside the program."""
+class ModuleCall:
+    """A module, its call, and the `tied` names and `constants` that `from_torch` takes."""
 
     module: nn.Module
     call: Call
@@ -30,18 +30,18 @@ class Called:
 
 
 def whole_graph(
-    run: LayerRun, short: Graph, part: Call, whole: Called, proof: Proof, outputs: Sequence[Leaving]
+    run: LayerRun, short: Graph, part: Call, whole: ModuleCall, proof: Proof, outputs: Sequence[Leaving]
 ) -> Graph:
     """The Graph that a trace of `whole` would give; `short` is that of the shortened module, called with `part`.
 
     Raises:
-        Unsuited: torch traced something that does not follow from the proof.
+        NotRepeatable: torch traced something that does not follow from the proof.
     """
     return _Writer(run, short, part, whole, proof).graph(outputs)
 
 
 class _Writer:
-    def __init__(self, run: LayerRun, short: Graph, part: Call, whole: Called, proof: Proof) -> None:
+    def __init__(self, run: LayerRun, short: Graph, part: Call, whole: ModuleCall, proof: Proof) -> None:
         self._run = run
         self._short = short
         self._whole = whole
@@ -54,7 +54,7 @@ class _Writer:
         self._payloads: dict[str, Payload] = {}
 
     def graph(self, leaving: Sequence[Leaving]) -> Graph:
-        for one in repeated_stores(self._run, self._short):
+        for one in repeat_stores(self._run, self._short):
             self._store(one)
         inputs = self._inputs()
         self._repeater.write()
@@ -76,7 +76,7 @@ class _Writer:
             self._payloads[one.name] = payload
 
     def _own_payload(self, target: str, payload: Payload) -> Payload | None:
-        """Of a buffer or attribute its own; a constant that the code makes is the same in all units."""
+        """The unit's own buffer or attribute; a constant that the code makes is equal in all units."""
         path, _, name = target.rpartition(".")
         held = self._whole.constants.get(target, getattr(self._whole.module.get_submodule(path), name, None))
         if not isinstance(held, torch.Tensor):
@@ -102,7 +102,7 @@ class _Writer:
         return found
 
     def _updates(self, inputs: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-        """(state or input, what it is after the run): of each unit where unit 1 writes it, else of the last."""
+        """(state or input, its value after the run): for each unit if unit 1 writes it, else once."""
         written = {vid for oid in self._blocks.second for vid in self._short.ops[oid].outputs}
         for state, after in self._short.updates.items():
             if after not in written:
@@ -113,9 +113,9 @@ class _Writer:
 
     def _output(self, one: Leaving, inputs: Mapping[int, int], updates: Mapping[int, int]) -> int:
         match one:
-            case Repeated(place, unit):
+            case RepeatedOutput(place, unit):
                 return self._repeater.within(unit, self._short.outputs[place])
-            case Kept(place):
+            case KeptOutput(place):
                 return self._repeater.around(self._short.outputs[place])
             case ("given", int(key)):
                 return updates.get(inputs[key], inputs[key])

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.functionalize import functional
-from pipeline.importers.from_torch.layer_dedup import Stamped, TracedWhole, stamped
+from pipeline.importers.from_torch.functionalize import functionalize_program
+from pipeline.importers.from_torch.layer_dedup import DeduplicatedGraph, TracedWhole, deduplicate_layers
 from pipeline.ir import Graph, check, to_text
 
 Call = tuple[Sequence[Any], Mapping[str, Any]]
@@ -20,12 +20,14 @@ Call = tuple[Sequence[Any], Mapping[str, Any]]
 def traced(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Graph:
     with torch.no_grad():
         program = torch.export.export(module, tuple(args), dict(kwargs or {}), strict=False)
-    return from_torch(functional(program), "model")
+    return from_torch(functionalize_program(program), "model")
 
 
-def stamp(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Stamped | TracedWhole:
+def stamp(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> DeduplicatedGraph | TracedWhole:
     with torch.no_grad():
-        return stamped(module, args, kwargs or {}, traced)
+        return deduplicate_layers(module, args, kwargs or {}, traced)
 
 
 def expect_stamped(
@@ -33,7 +35,7 @@ def expect_stamped(
 ) -> Graph:
     """The stamped graph, which is the traced one to the letter; `saved` layers had no trace."""
     found = stamp(module, args, kwargs)
-    assert isinstance(found, Stamped), found.reason
+    assert isinstance(found, DeduplicatedGraph), found.reason
     assert (sum(run.saved for run in found.runs), found.left) == (saved, ())
     whole = traced(module, args, kwargs)
     assert to_text(found.graph) == to_text(whole)

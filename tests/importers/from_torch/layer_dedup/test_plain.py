@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.layer_dedup import Stamped, stamped
+from pipeline.importers.from_torch.layer_dedup import DeduplicatedGraph, deduplicate_layers
 from pipeline.ir import Graph, to_text
 from tests.importers.from_torch.layer_dedup.comparing import expect_stamped, stamp, traced
 from tests.importers.from_torch.layer_dedup.models import (
@@ -204,7 +204,7 @@ def test_equal_stages_of_blocks() -> None:
 def test_a_run_beside_one_that_cannot_be_stamped() -> None:
     model = Stages(Stack(6, lambda layer, x: layer.fc(x) * layer.index), Stack(4))
     found = stamp(model, (x(),))
-    assert isinstance(found, Stamped)
+    assert isinstance(found, DeduplicatedGraph)
     assert [run.path for run in found.runs] == ["stages.1.layers"]
     assert [reason.partition(" does")[0] for reason in found.left] == ["stages.0.layers.0"]
     assert to_text(found.graph) == to_text(traced(model, (x(),)))
@@ -217,7 +217,9 @@ def test_what_a_trace_shows_costs_one_more_trace_a_run(monkeypatch: pytest.Monke
         seen.append(sum(isinstance(one, Layer) for one in module.modules()))
         raise ValueError("no")
 
-    assert not isinstance(stamped(Stages(*(Stack(2 + extra) for extra in (1, 2, 3))), (x(),), {}, trace), Stamped)
+    assert not isinstance(
+        deduplicate_layers(Stages(*(Stack(2 + extra) for extra in (1, 2, 3))), (x(),), {}, trace), DeduplicatedGraph
+    )
     assert seen == [6, 7, 9]
 
 
@@ -233,8 +235,8 @@ def in_regions(layer: Layer, x: Tensor) -> Tensor:
 def test_regions(grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         program = torch.export.export(Stack(5, in_regions), (x(),), strict=False)
-        found = stamped(Stack(5, in_regions), (x(),), {}, lambda *call: from_torch(exported(*call)))
-    assert isinstance(found, Stamped)
+        found = deduplicate_layers(Stack(5, in_regions), (x(),), {}, lambda *call: from_torch(exported(*call)))
+    assert isinstance(found, DeduplicatedGraph)
     assert to_text(found.graph) == to_text(from_torch(program))
     assert sum(bool(op.bodies) for op in found.graph.ops) == 15
 
@@ -309,8 +311,8 @@ def test_only_two_layers_are_traced_and_the_model_stays_as_it_was() -> None:
     def fail(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
         raise ValueError("no")
 
-    assert isinstance(stamped(model, (x(),), {}, trace), Stamped)
-    assert not isinstance(stamped(model, (x(),), {}, fail), Stamped)
+    assert isinstance(deduplicate_layers(model, (x(),), {}, trace), DeduplicatedGraph)
+    assert not isinstance(deduplicate_layers(model, (x(),), {}, fail), DeduplicatedGraph)
     assert seen == [2]
     assert dict(model.named_modules()) == before
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

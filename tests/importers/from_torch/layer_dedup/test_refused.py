@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeline.importers.from_torch import from_torch
-from pipeline.importers.from_torch.layer_dedup import Stamped, proof, stamped
+from pipeline.importers.from_torch.layer_dedup import DeduplicatedGraph, deduplicate_layers, proof
 from pipeline.ir import Graph, to_text
 from tests.importers.from_torch.layer_dedup.comparing import reason, stamp, traced
 from tests.importers.from_torch.layer_dedup.models import WIDTH, Decode, Layer, RegionsByTurns, Stack, x
@@ -170,7 +170,7 @@ def test_a_list_inside_of_a_layer_that_nobody_calls() -> None:
     for layer in model.layers:
         layer.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
     found = stamp(model, (x(),))
-    assert not isinstance(found, Stamped)
+    assert not isinstance(found, DeduplicatedGraph)
     assert found.run is None
 
 
@@ -184,8 +184,8 @@ def test_named_dims() -> None:
         return from_torch(torch.export.export(module, args, kwargs, dynamic_shapes=dims, strict=False))
 
     with torch.no_grad():
-        found = stamped(Stack(4), (x(),), {}, trace)
-    assert not isinstance(found, Stamped)
+        found = deduplicate_layers(Stack(4), (x(),), {}, trace)
+    assert not isinstance(found, DeduplicatedGraph)
     assert "have no fixed size" in found.reason
 
 
@@ -203,7 +203,7 @@ def test_a_wrong_correspondence_of_inputs_shows(monkeypatch: pytest.MonkeyPatch)
     """What the comparison of texts is worth: keys and values of one layer exchanged, and nothing else."""
 
     def exchanged(*given: Any) -> proof.Proof:
-        right = proof.alike_units(*given)
+        right = proof.prove_equal_units(*given)
         wrong = [dict(names) for names in right.inputs]
         if len(wrong) > 1:  # not where the two traced units are checked
             (one, first), (other, second) = [(key, own) for key, own in wrong[-1].items() if key != own]
@@ -212,9 +212,9 @@ def test_a_wrong_correspondence_of_inputs_shows(monkeypatch: pytest.MonkeyPatch)
 
     model = Decode(4)
     right = stamp(model, model.inputs())
-    monkeypatch.setattr("pipeline.importers.from_torch.layer_dedup.deduplicate.alike_units", exchanged)
+    monkeypatch.setattr("pipeline.importers.from_torch.layer_dedup.deduplicate.prove_equal_units", exchanged)
     wrong = stamp(model, model.inputs())
-    assert isinstance(right, Stamped) and isinstance(wrong, Stamped)
+    assert isinstance(right, DeduplicatedGraph) and isinstance(wrong, DeduplicatedGraph)
     whole = to_text(traced(model, model.inputs()))
     assert to_text(right.graph) == whole
     assert to_text(wrong.graph) != whole
