@@ -11,7 +11,7 @@ from onnx import FunctionProto, GraphProto, NodeProto
 
 from passes.errors import ModelError
 from passes.graph.traversal import topological_order
-from passes.load.nodes import Operators, bodies_in, check_node, shown, sparse_in, tensors_in
+from passes.load.nodes import OperatorScope, bodies_in, check_node, describe_node, sparse_in, tensors_in
 from passes.load.tensors import check_sparse, check_tensor
 from passes.load.values import check_entries, check_text, check_value
 
@@ -36,7 +36,7 @@ class GraphCheck:
         may_lack_outputs: outputs of the model may be made by nobody.
     """
 
-    operators: Operators
+    operators: OperatorScope
     folder: Path | None
     may_be_empty: bool
     may_lack_outputs: bool = False
@@ -140,8 +140,10 @@ class GraphCheck:
                 if not name:
                     continue
                 if name in own or any(name in names for names in taken):
-                    other = f"{shown(nodes[makers[name]])} makes it" if name in makers else "it is there"
-                    raise ModelError(f"{shown(node)} makes {name!r}, and {other} already; expected a name of its own")
+                    other = f"{describe_node(nodes[makers[name]])} makes it" if name in makers else "it is there"
+                    raise ModelError(
+                        f"{describe_node(node)} makes {name!r}, and {other} already; expected a name of its own"
+                    )
                 own.add(name)
                 makers[name] = place
         free: set[str] = set()
@@ -150,7 +152,7 @@ class GraphCheck:
             reads = {name for name in node.input if name}
             for name in reads:
                 if name not in own:
-                    _need(name, outer, f"is read by {shown(node)}")
+                    _need(name, outer, f"is read by {describe_node(node)}")
             if any(True for _ in bodies_in(node)):
                 earlier = own - {name for later in nodes[place:] for name in later.output}
                 reads |= self._check_inside(node, (*outer, own), (*taken, earlier))
@@ -170,7 +172,7 @@ class GraphCheck:
         for sparse in sparse_in(node):
             check_sparse(sparse)
         for name, body in bodies_in(node):
-            where = f"the body {name!r} of {shown(node)}"
+            where = f"the body {name!r} of {describe_node(node)}"
             _check_ends(node, body, where)
             reads |= self.check(body, outer, taken, where)
         return reads
@@ -182,8 +184,8 @@ def _refuse_circle(nodes: Sequence[NodeProto]) -> None:
     stuck = [node for place, node in enumerate(nodes) if place not in sorted_places]
     if stuck:
         raise ModelError(
-            f"{shown(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or behind a "
-            "circle; expected an order in which each node reads what others have made"
+            f"{describe_node(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or behind "
+            "a circle; expected an order in which each node reads what others have made"
         )
 
 

@@ -11,7 +11,7 @@ from onnx import ModelProto, OperatorSetIdProto
 
 from passes.errors import ModelError
 from passes.load.graphs import GraphCheck
-from passes.load.nodes import Operators, check_calls, own_functions
+from passes.load.nodes import OperatorScope, check_calls, functions_by_key
 from passes.load.values import OPEN_DIM, check_entries, check_text
 
 __all__ = ["check_model", "load_model"]
@@ -48,7 +48,7 @@ def load_model(
         check_model(source, folder, may_be_empty=may_be_empty, may_lack_outputs=may_lack_outputs)
         return source
     if isinstance(source, bytes):
-        model = _parsed(source, "the model")
+        model = _parse(source, "the model")
         check_model(model, folder, may_be_empty=may_be_empty, may_lack_outputs=may_lack_outputs)
     else:
         path = Path(source)
@@ -86,16 +86,16 @@ def check_model(
             f"{onnx.IR_VERSION}; is the file damaged, or onnx too old for it?"
         )
     versions = _versions(model.opset_import, "the model")
-    functions = own_functions(model)
+    functions = functions_by_key(model)
     for function in model.functions:
         check_text(function.name, "the name of a function")
         check_text(function.domain, f"the domain of the function {function.name!r}")
         own = _versions(function.opset_import, f"the function {function.name!r}")
         parameters = frozenset((*function.attribute, *(one.name for one in function.attribute_proto)))
-        operators = Operators({**versions, **own}, functions, parameters)
+        operators = OperatorScope({**versions, **own}, functions, parameters)
         GraphCheck(operators, folder, may_be_empty).check_function(function)
     root = None if folder is None else folder.resolve()
-    GraphCheck(Operators(versions, functions), root, may_be_empty, may_lack_outputs).check(model.graph)
+    GraphCheck(OperatorScope(versions, functions), root, may_be_empty, may_lack_outputs).check(model.graph)
     if functions:
         check_calls(model.graph, functions)
 
@@ -118,7 +118,7 @@ def _read(path: Path) -> ModelProto:
         ) from error
 
 
-def _parsed(content: bytes, what: str) -> ModelProto:
+def _parse(content: bytes, what: str) -> ModelProto:
     try:
         return onnx.load_from_string(content)
     except Exception as error:

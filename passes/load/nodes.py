@@ -16,12 +16,12 @@ from passes.load.values import check_entries, check_text
 
 __all__ = [
     "FunctionKey",
-    "Operators",
+    "OperatorScope",
     "bodies_in",
     "check_calls",
     "check_node",
+    "functions_by_key",
     "key_of_call",
-    "own_functions",
     "sparse_in",
     "tensors_in",
 ]
@@ -50,7 +50,7 @@ HAS_TO_BE_SET: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class NodeSchema:
     """What an operator's schema asks of a node."""
 
     inputs: tuple[int, int]
@@ -65,7 +65,7 @@ class Signature:
 
 
 @dataclass(frozen=True, slots=True)
-class Operators:
+class OperatorScope:
     """The operators that the nodes of one graph may use."""
 
     versions: Mapping[str, int]
@@ -75,14 +75,14 @@ class Operators:
     parameters: frozenset[str] | None = None
     """Inside of a function, the attributes that a caller gives it."""
 
-    def signature(self, node: NodeProto) -> Signature | None:
+    def signature(self, node: NodeProto) -> NodeSchema | None:
         """None for an operator that ONNX does not know: onnxruntime has many, under ONNX's own domain too."""
         domain = "" if node.domain == "ai.onnx" else node.domain
-        return signature_of(node.op_type, self.versions.get(domain, 0), domain)
+        return load_schema(node.op_type, self.versions.get(domain, 0), domain)
 
 
 @cache
-def signature_of(op_type: str, version: int, domain: str) -> Signature | None:
+def load_schema(op_type: str, version: int, domain: str) -> NodeSchema | None:
     try:
         schema = onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
@@ -93,7 +93,7 @@ def signature_of(op_type: str, version: int, domain: str) -> Signature | None:
         onnx.defs.OpSchema.FormalParameterOption.Single,
         onnx.defs.OpSchema.FormalParameterOption.Variadic,
     )
-    return Signature(
+    return NodeSchema(
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
         tuple(one.option == single for one in schema.inputs if one.option != variadic),
@@ -108,7 +108,7 @@ def number_of(kind: Any) -> int:
     return int(kind.value)
 
 
-def check_node(node: NodeProto, operators: Operators) -> None:
+def check_node(node: NodeProto, operators: OperatorScope) -> None:
     """
     Raises:
         ModelError: naming the node, and what is wrong with its names, its attributes, or the number of its inputs or
@@ -119,13 +119,14 @@ def check_node(node: NodeProto, operators: Operators) -> None:
         if type(text) is not str:
             check_text(text, f"a name in a node of type {node.op_type!r}")
     if not node.op_type:
-        raise ModelError(f"{shown(node)} has no op type; expected the name of an operator")
+        raise ModelError(f"{describe_node(node)} has no op type; expected the name of an operator")
     if not any(node.output):
-        raise ModelError(f"{shown(node)} makes no output; expected one at least")
+        raise ModelError(f"{describe_node(node)} makes no output; expected one at least")
     check_entries(node.metadata_props, node)
     if node.domain in ("", "ai.onnx") and "" not in operators.versions and key_of_call(node) not in operators.functions:
         raise ModelError(
-            f"{shown(node)} is of ONNX's own domain, and the model imports no opset of it; expected one in opset_import"
+            f"{describe_node(node)} is of ONNX's own domain, and the model imports no opset of it; "
+            "expected one in opset_import"
         )
     callee = operators.functions.get(key_of_call(node)) if operators.functions else None
     if callee is not None:
@@ -140,14 +141,16 @@ def check_node(node: NodeProto, operators: Operators) -> None:
     _check_count(node, "outputs", node.output, signature.outputs)
     for index, name in enumerate(node.input):
         if not name and (signature.needed[index] if index < len(signature.needed) else signature.variadic):
-            raise ModelError(f"{shown(node)} leaves out its input {index}, which {node.op_type} cannot do without")
+            raise ModelError(
+                f"{describe_node(node)} leaves out its input {index}, which {node.op_type} cannot do without"
+            )
     given = {attribute.name for attribute in node.attribute}
     for name in signature.required:
         if name not in given:
-            raise ModelError(f"{shown(node)} has no attribute {name!r}, which {node.op_type} cannot do without")
+            raise ModelError(f"{describe_node(node)} has no attribute {name!r}, which {node.op_type} cannot do without")
 
 
-def shown(node: NodeProto) -> str:
+def describe_node(node: NodeProto) -> str:
     """A node in a message."""
     name = node.name or next(filter(None, node.output), "")
     return f"node {name!r} ({node.op_type})"
@@ -178,16 +181,16 @@ def _check_count(node: NodeProto, what: str, names: Sequence[str], bounds: tuple
     least, most = bounds
     if not least <= len(names) <= most:
         many = f"{least}" if least == most else f"{least} or more" if most > 2**20 else f"{least} to {most}"
-        raise ModelError(f"{shown(node)} has {len(names)} {what}; {node.op_type} takes {many}")
+        raise ModelError(f"{describe_node(node)} has {len(names)} {what}; {node.op_type} takes {many}")
 
 
-def _check_attributes(node: NodeProto, operators: Operators, signature: Signature | None) -> None:
+def _check_attributes(node: NodeProto, operators: OperatorScope, signature: NodeSchema | None) -> None:
     seen = set()
     for attribute in node.attribute:
         name = attribute.name
-        check_text(name, f"the name of an attribute of {shown(node)}")
+        check_text(name, f"the name of an attribute of {describe_node(node)}")
         if not name or name in seen:
-            raise ModelError(f"{shown(node)} has an attribute {name!r} {'twice' if name else 'without a name'}")
+            raise ModelError(f"{describe_node(node)} has an attribute {name!r} {'twice' if name else 'without a name'}")
         seen.add(name)
         kind = _kind(attribute, node, operators)
         if signature is None:
@@ -195,18 +198,19 @@ def _check_attributes(node: NodeProto, operators: Operators, signature: Signatur
         expected = signature.kinds.get(name)
         if expected is None:
             known = ", ".join(sorted(signature.kinds)) or "none"
-            raise ModelError(f"{shown(node)} has an attribute {name!r}, and {node.op_type} knows {known}")
+            raise ModelError(f"{describe_node(node)} has an attribute {name!r}, and {node.op_type} knows {known}")
         if kind != expected:
             raise ModelError(
-                f"{shown(node)} has an attribute {name!r} of type {KINDS[kind]}; {node.op_type} takes {KINDS[expected]}"
+                f"{describe_node(node)} has an attribute {name!r} of type {KINDS[kind]}; "
+                f"{node.op_type} takes {KINDS[expected]}"
             )
         if node.domain in ("", "ai.onnx"):
             _check_strings(attribute, node)
 
 
-def _kind(attribute: AttributeProto, node: NodeProto, operators: Operators) -> int:
+def _kind(attribute: AttributeProto, node: NodeProto, operators: OperatorScope) -> int:
     """The type of an attribute, which holds a value of it and no other."""
-    where = f"attribute {attribute.name!r} of {shown(node)}"
+    where = f"attribute {attribute.name!r} of {describe_node(node)}"
     kind, reference = attribute.type, attribute.ref_attr_name
     held = [field.name for field, _ in attribute.ListFields() if field.name not in NOT_A_VALUE]
     check_text(attribute.doc_string, f"the description of {where}")
@@ -234,7 +238,7 @@ def _check_strings(attribute: AttributeProto, node: NodeProto) -> None:
         try:
             text.decode()
         except UnicodeDecodeError:
-            check_text(text, f"attribute {attribute.name!r} of {shown(node)}")
+            check_text(text, f"attribute {attribute.name!r} of {describe_node(node)}")
 
 
 FunctionKey = tuple[str, str, str]
@@ -244,7 +248,7 @@ MOST_NODES: Final = 2_000_000
 """Of a model whose functions are inlined."""
 
 
-def own_functions(model: ModelProto) -> dict[FunctionKey, FunctionProto]:
+def functions_by_key(model: ModelProto) -> dict[FunctionKey, FunctionProto]:
     """
     Raises:
         ModelError: two have the same name.
@@ -253,7 +257,7 @@ def own_functions(model: ModelProto) -> dict[FunctionKey, FunctionProto]:
     for function in model.functions:
         key = (_domain(function.domain), function.name, getattr(function, "overload", ""))
         if key in found:
-            raise ModelError(f"the model has two functions {_spelled(key)}; expected one of each name")
+            raise ModelError(f"the model has two functions {_format_key(key)}; expected one of each name")
         found[key] = function
     return found
 
@@ -292,7 +296,7 @@ def _measure(start: FunctionKey, functions: Mapping[FunctionKey, FunctionProto],
             if unknown[0] in path:
                 circle = [*path[path.index(unknown[0]) :], unknown[0]]
                 raise ModelError(
-                    f"the function {_spelled(unknown[0])} calls itself ({' → '.join(map(_spelled, circle))}); "
+                    f"the function {_format_key(unknown[0])} calls itself ({' → '.join(map(_format_key, circle))}); "
                     "ONNX has no recursion"
                 )
             path.append(unknown[0])
@@ -305,6 +309,6 @@ def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-def _spelled(key: FunctionKey) -> str:
+def _format_key(key: FunctionKey) -> str:
     domain, name, overload = key
     return f"{domain or 'ai.onnx'}::{name}" + (f":{overload}" if overload else "")

@@ -94,7 +94,7 @@ def read(model: DetachedModel, tensor_key: TensorKey = _content) -> CanonicalGra
     """
     opsets = sorted((entry.domain, entry.version) for entry in model.proto.opset_import)
     own = frozenset((function.domain, function.name) for function in model.proto.functions)
-    reader = _Reader(model, own, "", tensor_key)
+    reader = _GraphReader(model, own, "", tensor_key)
     bodies = tuple(GraphReading((), (), reader.nodes(one.node), tuple(one.output)) for one in model.proto.functions)
     functions = sorted(_function_digest(*pair) for pair in zip(model.proto.functions, bodies, strict=True))
     graph = replace(reader, bodies=_hash(functions) if functions else "").graph(model.proto.graph)
@@ -212,7 +212,7 @@ def _step(node: NodeReading, meaning: dict[str, str], live: bool, substitute: Su
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _GraphReader:
     """`own` are the names of the model's own functions, `bodies` a digest of all of them."""
 
     model: DetachedModel
@@ -254,15 +254,15 @@ class _Reader:
         is_identity = op == "Identity" and domain == "" and len(inputs) == len(outputs) == 1
         overload = getattr(node, "overload", "")
         domain += f":{overload}" if overload else ""  # which of several functions is called
-        says = self.said(domain, op, tuple(plain), self.bodies if (node.domain, op) in self.own else "")
+        says = self.digest_op(domain, op, tuple(plain), self.bodies if (node.domain, op) in self.own else "")
         return NodeReading(says, shape, inputs, outputs, tuple(bodies), is_identity, constant, draw)
 
-    def said(self, domain: str, op: str, plain: tuple[tuple[str, object], ...], bodies: str) -> str:
+    def digest_op(self, domain: str, op: str, plain: tuple[tuple[str, object], ...], bodies: str) -> str:
         """The digest of what a node says; most nodes of a model say what others say too."""
-        told = (domain, op, plain, bodies)
-        digest = self.known.get(told)
+        key = (domain, op, plain, bodies)
+        digest = self.known.get(key)
         if digest is None:
-            digest = self.known[told] = _hash(domain, op, list(plain), bodies)
+            digest = self.known[key] = _hash(domain, op, list(plain), bodies)
         return digest
 
     def attribute(self, attribute: AttributeProto) -> object:
@@ -307,10 +307,10 @@ def structure_fingerprint(model: DetachedModel) -> str:
     As for `Reading.canonical`, names and the order of independent nodes do not count. Weights count by shape and dtype;
     tensors of fewer than 16 elements by value.
     """
-    return read(model, _told).canonical[:LENGTH]
+    return read(model, _small_values_key).canonical[:LENGTH]
 
 
-def _told(model: DetachedModel, tensor: TensorProto) -> str:
+def _small_values_key(model: DetachedModel, tensor: TensorProto) -> str:
     if math.prod(tensor.dims) >= SMALL or tensor.data_type == TensorProto.STRING:
         return ""
     values = model.array(tensor).ravel().tolist()

@@ -10,7 +10,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, inliner
 from passes.graph.traversal import infer_types, reads_of
 from passes.weights.detached import DetachedModel
 
-__all__ = ["cut", "lead_in", "types_of", "with_functions_inlined"]
+__all__ = ["extract_nodes", "lead_in", "types_of", "with_functions_inlined"]
 
 
 def types_of(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
@@ -19,7 +19,9 @@ def types_of(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
     return {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
 
 
-def cut(model: DetachedModel, nodes: Sequence[NodeProto], types: Mapping[str, ValueInfoProto]) -> DetachedModel | None:
+def extract_nodes(
+    model: DetachedModel, nodes: Sequence[NodeProto], types: Mapping[str, ValueInfoProto]
+) -> DetachedModel | None:
     """`nodes` as a model; None when an input or output of it has no known type.
 
     What they read and do not make becomes an input, what they make and do not read an output.

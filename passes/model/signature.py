@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from onnx import GraphProto, ModelProto, StringStringEntryProto, TensorProto, TypeProto, ValueInfoProto
 
 from passes.errors import StepFailed
-from passes.graph.formatting import is_unsaid, spelled_type
+from passes.graph.formatting import format_type, is_unknown_dim
 from passes.weights.detached import DetachedModel
 
 __all__ = ["Annotations", "annotations_of", "keep_signature"]
@@ -34,10 +34,8 @@ def keep_signature(before: DetachedModel, after: DetachedModel, *, narrows: bool
             raise StepFailed(f"changes the model's {what}s from {had} to {has}")
         for old, new in () if narrows else zip(declared, made, strict=True):
             if _contradicts(old.type, new.type):
-                raise StepFailed(
-                    f"changes the model's {what} {old.name} from {spelled_type(old)} to {spelled_type(new)}"
-                )
-            new.type.CopyFrom(old.type if what == "input" else _filled_in(old.type, new.type))
+                raise StepFailed(f"changes the model's {what} {old.name} from {format_type(old)} to {format_type(new)}")
+            new.type.CopyFrom(old.type if what == "input" else _fill_in(old.type, new.type))
 
 
 def _infos(graph: GraphProto, what: str) -> list[ValueInfoProto]:
@@ -62,7 +60,7 @@ def _contradicts(old: TypeProto, new: TypeProto) -> bool:
     )
 
 
-def _filled_in(old: TypeProto, new: TypeProto) -> TypeProto:
+def _fill_in(old: TypeProto, new: TypeProto) -> TypeProto:
     """`old`, with what it leaves unsaid from `new`, which does not contradict it."""
     if old.WhichOneof("value") is None:
         return new
@@ -78,7 +76,7 @@ def _filled_in(old: TypeProto, new: TypeProto) -> TypeProto:
         tensor.shape.CopyFrom(found.shape)
         return filled
     for dim, other in zip(tensor.shape.dim, found.shape.dim, strict=True):
-        if is_unsaid(dim):
+        if is_unknown_dim(dim):
             dim.CopyFrom(other)
     return filled
 

@@ -28,8 +28,8 @@ __all__ = [
     "Distinct",
     "Refinement",
     "claims_by_name",
-    "claims_refined",
     "inferred_shapes",
+    "refine_claims",
     "small_values",
 ]
 
@@ -165,7 +165,7 @@ class Claims:
     def initializers(self) -> Mapping[str, TensorProto]:
         return {tensor.name: tensor for tensor in self.after.proto.graph.initializer}
 
-    def learned(self, base: BaseModelRun, equal: dict[str, str]) -> ValueDigests:
+    def resolve_meanings(self, base: BaseModelRun, equal: dict[str, str]) -> ValueDigests:
         """What the values of `after` mean now that the claims have been found true; adds to `equal` what that takes.
 
         Meanings of the base stay as they are, also when two of them turned out to be equal.
@@ -204,10 +204,10 @@ def claims_by_name(
     def old_name(name: str, digest: str) -> str | None:
         return name if digest not in known and name in base.producers else None
 
-    return _claimed(base, after, reading, equal, old_name)
+    return _make_claims(base, after, reading, equal, old_name)
 
 
-def claims_refined(base: BaseModelRun, claims: Claims, equal: Mapping[str, str]) -> Claims | None:
+def refine_claims(base: BaseModelRun, claims: Claims, equal: Mapping[str, str]) -> Claims | None:
     """Push each claim back through nodes that are the same on both sides: `Reshape(x, a)` is `Reshape(x, b)` if a is b.
 
     This finds smaller values to look at. None when there is nothing to refine, or the outputs then differ.
@@ -215,10 +215,10 @@ def claims_refined(base: BaseModelRun, claims: Claims, equal: Mapping[str, str])
     pairs = Refinement(base, claims).smallest_pairs()
     if all(claim.new in pairs for claim in claims.claims):
         return None
-    return _claimed(base, claims.after, claims.reading, equal, lambda name, _: pairs.get(name))
+    return _make_claims(base, claims.after, claims.reading, equal, lambda name, _: pairs.get(name))
 
 
-def _claimed(
+def _make_claims(
     base: BaseModelRun,
     after: DetachedModel,
     reading: CanonicalGraph,

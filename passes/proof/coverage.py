@@ -8,7 +8,7 @@ from typing import Final
 
 from passes.proof.draws import Draw, Trait
 from passes.proof.gauges import Gauges, Limit, Readings
-from passes.proof.tables import Table
+from passes.proof.tables import LookupTable
 
 __all__ = ["BranchCoverage", "Coverage", "LimitCoverage", "LoopCoverage", "TableCoverage", "coverage_of"]
 
@@ -89,7 +89,7 @@ def coverage_of(
     skipped: Sequence[str],
     gauges: Gauges,
     readings: Readings,
-    tables: Sequence[Table],
+    tables: Sequence[LookupTable],
     uncovered: Sequence[str],
 ) -> Coverage:
     """Coverage from what was drawn, what the gauges have shown, and what is not known of the final model's tables.
@@ -148,7 +148,7 @@ def _masks(draws: Sequence[Draw]) -> tuple[str, ...]:
     return tuple(name for name, is_drawn in said.items() if is_drawn)
 
 
-def _table(table: Table, uncovered: Sequence[str]) -> TableCoverage:
+def _table(table: LookupTable, uncovered: Sequence[str]) -> TableCoverage:
     lookup = table.lookup
     is_open = any(repr(lookup.data) in sentence for sentence in uncovered)
     return TableCoverage(
@@ -188,10 +188,10 @@ def _unseen(
                 say(limit.op, limit.node, condition if limit.op == "Where" else beyond)
         if not limit.inside and limit.op != "Where":
             say(limit.op, limit.node, "every value is beyond its limits")
-    return [f"{op} {_listed(nodes)}: {what}" for (op, what), nodes in said.items()]
+    return [f"{op} {_list_nodes(nodes)}: {what}" for (op, what), nodes in said.items()]
 
 
-def _listed(nodes: Sequence[str]) -> str:
+def _list_nodes(nodes: Sequence[str]) -> str:
     """A model says the same of each of its layers."""
     rest = len(nodes) - MOST_LISTED
     return ", ".join(map(repr, nodes[:MOST_LISTED])) + (f" and {rest} more" if rest > 0 else "")

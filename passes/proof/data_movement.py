@@ -18,12 +18,12 @@ from onnx import NodeProto, TensorProto
 
 from passes.graph.op_facts import moved_inputs
 from passes.proof.claims import BaseModelRun, Claim, Claims, Distinct
-from passes.proof.part import NEW, Part, first_output, node_of, part_model, part_of, tensor_of
+from passes.proof.part import NEW, ProofPart, first_output, node_of, part_model, part_of, tensor_of
 
 __all__ = ["Mover", "can_be_distinct", "distinct_arrays", "parts_of"]
 
 
-def parts_of(base: BaseModelRun, claims: Claims, held: frozenset[str]) -> list[Part] | None:
+def parts_of(base: BaseModelRun, claims: Claims, held: frozenset[str]) -> list[ProofPart] | None:
     """The parts that decide `claims`; None when they would be much of the model, or it cannot be run in pieces."""
     whole = part_of(base, claims, held)
     if whole is not None:
@@ -36,7 +36,7 @@ def parts_of(base: BaseModelRun, claims: Claims, held: frozenset[str]) -> list[P
 
 
 @dataclass(slots=True)
-class _Sides:
+class _ClaimSides:
     """The nodes on both sides of one claim, and what they read."""
 
     nodes: dict[tuple[str, str], NodeProto] = field(default_factory=dict)
@@ -54,14 +54,14 @@ class Mover:
         self._base = base
         self._claims = claims
         self._held = held
-        self._all = _Sides()
+        self._all = _ClaimSides()
         self._pairs: list[tuple[str, str]] = []
         self.visits = 0
         """How many nodes it looked at."""
 
     def takes(self, claim: Claim) -> bool:
         """Whether both sides of `claim` only move elements of the same values, of known shapes."""
-        sides = _Sides()
+        sides = _ClaimSides()
         if not self._new_side(claim.new, sides) or not self._old_side(claim.old, sides):
             return False
         if not all(name in self._base.shapes for name in sides.cuts):
@@ -73,7 +73,7 @@ class Mover:
         self._pairs.append((NEW + claim.new, claim.old))
         return True
 
-    def part(self) -> Part | None:
+    def part(self) -> ProofPart | None:
         """What decides the claims that were taken; None if there are not as many numbers as elements."""
         distinct: Mapping[str, Distinct] = {name: self._base.shapes[name] for name in sorted(self._all.cuts)}
         made = {name for node in self._all.nodes.values() for name in node.output}
@@ -83,9 +83,9 @@ class Mover:
             return None
         inputs = (onnx.ValueInfoProto(name=name) for name in (*distinct, *self._all.given))
         model = part_model(self._base, self._claims, self._all.nodes, inputs, self._all.stored)
-        return Part(model, self._all.given, tuple(self._pairs), distinct)
+        return ProofPart(model, self._all.given, tuple(self._pairs), distinct)
 
-    def _new_side(self, root: str, sides: _Sides) -> bool:
+    def _new_side(self, root: str, sides: _ClaimSides) -> bool:
         front = [root]
         while front:
             self.visits += 1
@@ -101,7 +101,9 @@ class Mover:
                 place = self._base.places.get(self._claims.meanings.values.get(read, "")) if read else None
                 copy.input[index] = place or (NEW + read if read else "")
                 if index >= len(moved):
-                    if read and not (self._told(place, sides) if place else self._told_anew(read, sides)):
+                    if read and not (
+                        self._add_base_operand(place, sides) if place else self._add_new_operand(read, sides)
+                    ):
                         return False
                 elif place:
                     sides.cuts.add(place)
@@ -109,7 +111,7 @@ class Mover:
                     front.append(read)
         return True
 
-    def _old_side(self, root: str, sides: _Sides) -> bool:
+    def _old_side(self, root: str, sides: _ClaimSides) -> bool:
         front = [root]
         while front:
             self.visits += 1
@@ -124,11 +126,11 @@ class Mover:
                 continue
             _add("old", node, sides)
             front.extend(moved)
-            if not all(self._told(read, sides) for read in node.input[len(moved) :] if read):
+            if not all(self._add_base_operand(read, sides) for read in node.input[len(moved) :] if read):
                 return False
         return True
 
-    def _told(self, name: str, sides: _Sides) -> bool:
+    def _add_base_operand(self, name: str, sides: _ClaimSides) -> bool:
         """Whether a value of the base that says where to is known as it is."""
         meaning = self._base.meanings.values.get(name, "")
         if name in self._base.initializers:
@@ -139,8 +141,8 @@ class Mover:
             return False
         return True
 
-    def _told_anew(self, name: str, sides: _Sides) -> bool:
-        """`_told`, of a value that only the changed model has."""
+    def _add_new_operand(self, name: str, sides: _ClaimSides) -> bool:
+        """`_add_base_operand`, of a value that only the changed model has."""
         tensor = self._claims.initializers.get(name)
         if tensor is not None:
             sides.stored[NEW + name] = tensor_of(tensor, NEW + name)
@@ -152,7 +154,7 @@ class Mover:
         return True
 
 
-def _add(side: str, node: NodeProto, sides: _Sides) -> NodeProto:
+def _add(side: str, node: NodeProto, sides: _ClaimSides) -> NodeProto:
     copy = sides.nodes[side, first_output(node)] = node_of(side, node)
     return copy
 

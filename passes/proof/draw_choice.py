@@ -72,7 +72,7 @@ class _Choice:
     def draws(self) -> Iterator[ChosenDraw]:
         self.seed = self.plan.seed
         for given in self.plan.given:
-            yield self._given(given)
+            yield self._run_given(given)
         if not self.plan.needed:
             return
         yield self._first_draw()
@@ -82,18 +82,18 @@ class _Choice:
         for sizes in alternatives:
             # A size that somebody asked for gets a draw of its own.
             laid = ends if not others or sizes == [first] else frozenset()
-            yield self._first_of(sizes, laid)
+            yield self._draw_first_of(sizes, laid)
             ends -= laid
         for extreme in (ends, frozenset({Trait.ZEROS}) & self.plan.traits):
             if extreme:
-                yield from self._extreme(first, extreme)
+                yield from self._draw_extremes(first, extreme)
         yield from self._at_further_sizes(first)
 
     def _next_seed(self) -> int:
         self.seed += 1
         return self.seed - 1
 
-    def _given(self, given: GivenDraw) -> ChosenDraw:
+    def _run_given(self, given: GivenDraw) -> ChosenDraw:
         try:
             return self._run_needed(given.draw, given.feeds)
         except self.failures as failure:
@@ -103,7 +103,7 @@ class _Choice:
         """At the first sizes of the plan, or of another one where the reference does not run there, or computes NaN."""
         asked, seed = self.plan, self._next_seed()
         try:
-            first = self._needed(Draw(seed, asked.needed[0]))
+            first = self._draw_needed(Draw(seed, asked.needed[0]))
         except self.failures:
             chosen = self._by_other_plans(asked.at_other_sizes(), seed)
             if chosen is None:
@@ -120,13 +120,13 @@ class _Choice:
     def _by_other_plans(self, plans: Iterator[DrawPlan], seed: int) -> ChosenDraw | None:
         """The first draw of the first plan that the reference bears, which is the plan from now on."""
         for self.plan in plans:
-            chosen = self._tried(Draw(seed, self.plan.needed[0]), is_optional=False)
+            chosen = self._try_draw(Draw(seed, self.plan.needed[0]), is_optional=False)
             if chosen is not None:
                 self.unbounded = frozenset(name for name in self.outputs if not _is_finite(chosen.results[name]))
                 return chosen
         return None
 
-    def _needed(self, draw: Draw) -> ChosenDraw:
+    def _draw_needed(self, draw: Draw) -> ChosenDraw:
         return self._run_needed(draw, self._feeds(draw))
 
     def _run_needed(self, draw: Draw, feeds: Feeds) -> ChosenDraw:
@@ -135,29 +135,29 @@ class _Choice:
         self.unbounded = frozenset(name for name in self.outputs if not _is_finite(results[name]))
         return ChosenDraw(draw, feeds, results, is_optional=False)
 
-    def _first_of(self, alternatives: Sequence[Mapping[str, int]], ends: frozenset[Trait]) -> ChosenDraw:
+    def _draw_first_of(self, alternatives: Sequence[Mapping[str, int]], ends: frozenset[Trait]) -> ChosenDraw:
         """A draw at the first of the sizes on which the reference runs; with `ends` as far as it bears them."""
         seed = self._next_seed()
         for sizes in alternatives:
-            found = self._bearing(seed, sizes, ends, is_optional=False)
+            found = self._draw_with_traits(seed, sizes, ends, is_optional=False)
             if found is not None:
                 return found
-        return self._needed(Draw(seed, alternatives[-1]))  # says what is wrong
+        return self._draw_needed(Draw(seed, alternatives[-1]))  # says what is wrong
 
-    def _extreme(self, sizes: Mapping[str, int], ends: frozenset[Trait]) -> Iterator[ChosenDraw]:
-        found = self._bearing(self._next_seed(), sizes, ends, is_optional=False)
+    def _draw_extremes(self, sizes: Mapping[str, int], ends: frozenset[Trait]) -> Iterator[ChosenDraw]:
+        found = self._draw_with_traits(self._next_seed(), sizes, ends, is_optional=False)
         if found is None:
             self.skipped.extend(f"not drawn: {WORDS[trait]} ({self.why})" for trait in Trait if trait in ends)
         elif found.draw.traits & ends:
             yield found
 
-    def _bearing(
+    def _draw_with_traits(
         self, seed: int, sizes: Mapping[str, int], ends: frozenset[Trait], *, is_optional: bool
     ) -> ChosenDraw | None:
         """The draw at `sizes` with as many of `ends` as the reference bears; it is said which ones it does not."""
         traits, notes = ends | ({Trait.ROWS} & self.plan.traits), []
         while True:
-            found = self._tried(Draw(seed, sizes, traits), is_optional=is_optional)
+            found = self._try_draw(Draw(seed, sizes, traits), is_optional=is_optional)
             if found is not None:
                 self.skipped.extend(note for note in notes if note not in self.skipped)
                 return found
@@ -175,7 +175,7 @@ class _Choice:
             fresh = missing & set(sizes.items())
             if not fresh:
                 continue
-            found = self._bearing(self._next_seed(), sizes, frozenset(), is_optional=True)
+            found = self._draw_with_traits(self._next_seed(), sizes, frozenset(), is_optional=True)
             if found is not None:
                 missing -= fresh
                 yield found
@@ -185,7 +185,7 @@ class _Choice:
             why = reasons.get((dim, size), self.why)
             self.skipped.append(f"not drawn: {dim or 'unnamed dims'}={size} ({why})")
 
-    def _tried(self, draw: Draw, *, is_optional: bool) -> ChosenDraw | None:
+    def _try_draw(self, draw: Draw, *, is_optional: bool) -> ChosenDraw | None:
         """The draw, if the reference runs on it and what it computes can be compared."""
         if self.elements >= MOST_DRAWN // 2:  # each further one would take seconds, and as much memory again
             self.why = f"the inputs of the draws before it have {self.elements:,} elements, which is enough"
@@ -223,7 +223,7 @@ class _Choice:
             return f"output {infinite[0]!r} is not finite there"
         if Trait.OUTLIERS not in draw.traits:
             return ""
-        nudged = self.run({name: _nudged(array) for name, array in feeds.items()})
+        nudged = self.run({name: _nudge(array) for name, array in feeds.items()})
         excess = {name: compare(results[name], nudged[name]).excess for name in self.outputs}
         worst = max(excess, key=excess.__getitem__, default="")
         if worst and not excess[worst] <= MOST_NOISE:
@@ -252,7 +252,7 @@ def _arrangements(dims: Sequence[str], further: Sequence[int], first: Mapping[st
         yield dict.fromkeys(dims, size)
 
 
-def _nudged(array: np.ndarray) -> np.ndarray:
+def _nudge(array: np.ndarray) -> np.ndarray:
     """Floats one rounding up and down by turns; others as they are."""
     if array.dtype.kind != "f":
         return array
@@ -261,17 +261,17 @@ def _nudged(array: np.ndarray) -> np.ndarray:
 
 
 def _has_nan(array: np.ndarray) -> bool:
-    return _holds_floats(array) and bool(np.isnan(_widened(array)).any())
+    return _holds_floats(array) and bool(np.isnan(_widen(array)).any())
 
 
 def _is_finite(array: np.ndarray) -> bool:
-    return not _holds_floats(array) or bool(np.isfinite(_widened(array)).all())
+    return not _holds_floats(array) or bool(np.isfinite(_widen(array)).all())
 
 
 def _holds_floats(array: np.ndarray) -> bool:
     return array.dtype.kind not in "OUSbiu"
 
 
-def _widened(array: np.ndarray) -> np.ndarray:
+def _widen(array: np.ndarray) -> np.ndarray:
     """As a dtype of numpy's own, which knows what its bits mean."""
     return array if array.dtype.kind == "c" else array.astype(np.float64, copy=False)

@@ -65,7 +65,7 @@ WORDS: Final[Mapping[Trait, str]] = {
 BROUGHT_DOWN: Final = (
     "not drawn: other sizes, outliers and masks of one number (on one of them the model did not come to an end: {})"
 )
-"""What is said where only `DrawPlan.plain` was drawn, with what happened."""
+"""What is said where only `DrawPlan.reduce_to_needed` was drawn, with what happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class DrawPlan:
         found = frozenset[Trait]().union(*(one.traits for one in self.inputs))
         return found & {Trait.ROWS} if self.is_plain else found
 
-    def plain(self) -> DrawPlan:
+    def reduce_to_needed(self) -> DrawPlan:
         """The draws that are needed alone: for a reference that has brought its process down on one of the others."""
         return replace(self, second=self.second[-1:], further=(), is_plain=True)
 

@@ -16,11 +16,11 @@ from passes.proof.types import Sensitivity
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Fault", "fault_in", "zeros_of"]
+__all__ = ["InjectedFault", "build_fault", "zeros_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     """A piece of the model from the kept weights to the pins behind them.
 
     `cuts` are computed values that it reads, `zeroed` its initializers to zero; `seen` maps an instance to its pins
@@ -50,7 +50,7 @@ class Fault:
         return Sensitivity(min(ratios.values()), tuple(name for name, ratio in ratios.items() if ratio <= 1.0))
 
 
-def fault_in(model: DetachedModel, instances: Sequence[Instance]) -> Fault:
+def build_fault(model: DetachedModel, instances: Sequence[Instance]) -> InjectedFault:
     """The fault for all weights of `instances` at once; it is read at each one's own pins, and goes no further."""
     graph = model.proto.graph
     weights = {weight.name for instance in instances for weight in instance.weights}
@@ -62,7 +62,7 @@ def fault_in(model: DetachedModel, instances: Sequence[Instance]) -> Fault:
             # The fault ends at a pin: what lies behind belongs to others.
             touched.update(name for name in node.output if name not in pins)
     reached = {name for node in touching for name in node.output} & pins
-    nodes = _needed(touching, reached)
+    nodes = _select_needed(touching, reached)
     made = {name for node in nodes for name in node.output}
     stored = {tensor.name for tensor in graph.initializer}
     given = {info.name for info in graph.input}
@@ -77,10 +77,10 @@ def fault_in(model: DetachedModel, instances: Sequence[Instance]) -> Fault:
     part.graph.input.extend(onnx.ValueInfoProto(name=name) for name in cuts)
     seen = {one.name: tuple(pin.name for pin in one.pins if pin.name in reached) for one in instances if one.weights}
     zeroed = tuple(name for name in read if name in weights)
-    return Fault(model.with_proto(part), cuts, zeroed, {name: pins for name, pins in seen.items() if pins})
+    return InjectedFault(model.with_proto(part), cuts, zeroed, {name: pins for name, pins in seen.items() if pins})
 
 
-def _needed(nodes: Sequence[NodeProto], wanted: set[str]) -> list[NodeProto]:
+def _select_needed(nodes: Sequence[NodeProto], wanted: set[str]) -> list[NodeProto]:
     """Those of `nodes` that `wanted` depends on, in their order."""
     wanted, needed = set(wanted), []
     for node in reversed(nodes):

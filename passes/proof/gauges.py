@@ -105,7 +105,7 @@ def _name(*parts: object) -> str:
 
 def gauges_of(model: DetachedModel) -> Gauges:
     """What there is to look at in `model`."""
-    branches, loops, limits, seen = [], [], [], _Seen(model)
+    branches, loops, limits, seen = [], [], [], _LimitFacts(model)
     nested = sum(node.op_type in MEASURED | OPS for function in model.proto.functions for node in function.node)
     for node in live_nodes(model.proto.graph)[::-1]:
         nested += sum(inner.op_type in MEASURED for body in bodies_in(node) for inner in every_node(body))
@@ -126,7 +126,7 @@ def _first(node: NodeProto) -> str:
     return next(name for name in node.output if name)
 
 
-class _Seen:
+class _LimitFacts:
     """What has to be known of a model to say where its limits are; looked for once somebody asks."""
 
     def __init__(self, model: DetachedModel) -> None:
@@ -142,7 +142,7 @@ class _Seen:
         return values_of_inputs(self._model)
 
 
-def _limit(node: NodeProto, seen: _Seen) -> Limit | None:
+def _limit(node: NodeProto, seen: _LimitFacts) -> Limit | None:
     output, op = _first(node), node.op_type
     if output in seen.constant:
         return None
@@ -166,7 +166,7 @@ def _limit(node: NodeProto, seen: _Seen) -> Limit | None:
     return Limit(output, op, moving[0], acts_below=op == "Max", acts_above=op == "Min")
 
 
-def _compares(condition: str, seen: _Seen) -> bool:
+def _compares(condition: str, seen: _LimitFacts) -> bool:
     """Whether a condition is a threshold, or asks for one number, or several of these joined."""
     node = seen.makers.get(condition)
     if node is None:

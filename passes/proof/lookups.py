@@ -51,7 +51,7 @@ class Lookup:
         count = dims[self.axis]
         read = np.zeros(count, bool)
         if self.op == "Slice":
-            read[_sliced(count, self.axis % len(dims), [values.get(name) for name in self.says])] = True
+            read[_sliced_rows(count, self.axis % len(dims), [values.get(name) for name in self.says])] = True
         elif self.one_hot is not None:
             hot = np.moveaxis(values[self.says[0]], self.one_hot, 0)
             read |= hot.reshape(count, -1).any(axis=1)
@@ -65,7 +65,7 @@ class Lookup:
         return read
 
 
-def _sliced(count: int, axis: int, bounds: list[np.ndarray | None]) -> slice:
+def _sliced_rows(count: int, axis: int, bounds: list[np.ndarray | None]) -> slice:
     starts, ends, axes, steps = (*bounds, None, None, None, None)[:4]
     if starts is None or ends is None:
         return slice(None)

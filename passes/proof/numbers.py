@@ -92,7 +92,7 @@ def compare(
         return replace(_unlike(expected, got) or NO_ERROR, judged_as=DRAWN)
     own = str(expected.dtype)
     judged_as = least_precise(own, computed_in) if own in ROUNDING else own
-    errors = _compared(expected, got, tolerance_for(judged_as, tolerances, own))
+    errors = _compare_values(expected, got, tolerance_for(judged_as, tolerances, own))
     if errors.excess > 1.0 and judged_as != own and math.isfinite(errors.excess):
         errors = replace(errors, why=f"{errors.why} (the tolerance of {judged_as}, in which it was computed)")
     return replace(errors, judged_as=judged_as)
@@ -103,7 +103,7 @@ def least_precise(*dtypes: str | None) -> str:
     return max((one for one in dtypes if one and one in ROUNDING), key=lambda one: ROUNDING[one], default="")
 
 
-def _compared(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Errors:
+def _compare_values(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Errors:
     if (unlike := _unlike(expected, got)) is not None:
         return unlike
     if same_bits(expected, got):
@@ -124,7 +124,7 @@ def _compared(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Er
             bad = int((~(same | finite)).sum())
             return _incomparable(f"{bad} of {left.size} elements are NaN or infinite on one side only")
         left, right, error = left[finite], right[finite], error[finite]
-    return _measured(left, right, error, tolerance) if left.size else NO_ERROR
+    return _measure(left, right, error, tolerance) if left.size else NO_ERROR
 
 
 def _unlike(expected: np.ndarray, got: np.ndarray) -> Errors | None:
@@ -136,7 +136,7 @@ def _unlike(expected: np.ndarray, got: np.ndarray) -> Errors | None:
     return None
 
 
-def _measured(left: np.ndarray, right: np.ndarray, error: np.ndarray, tolerance: Tolerance) -> Errors:
+def _measure(left: np.ndarray, right: np.ndarray, error: np.ndarray, tolerance: Tolerance) -> Errors:
     """Of finite elements, one at least. `scales` is one number for all of them, where that is so: this is run often."""
     magnitude = np.abs(left)
     scales = _group_scales(magnitude)

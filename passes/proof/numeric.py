@@ -21,12 +21,12 @@ from passes.context import PassContext
 from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
 from passes.graph.traversal import live_nodes
 from passes.model.canonical import CanonicalGraph, ValueDigests, read
-from passes.proof.claims import BaseModelRun, Claims, claims_by_name, claims_refined, small_values
+from passes.proof.claims import BaseModelRun, Claims, claims_by_name, refine_claims, small_values
 from passes.proof.client import ProofClient
 from passes.proof.coverage import Coverage, coverage_of
 from passes.proof.data_movement import parts_of
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan, Trait
-from passes.proof.fault_injection import Fault, fault_in
+from passes.proof.fault_injection import InjectedFault, build_fault
 from passes.proof.gauges import Gauges, Readings, gauges_of
 from passes.proof.numbers import Tolerance
 from passes.proof.precision import Precisions, computed_types
@@ -75,7 +75,7 @@ class NumericProver:
         self._probes: tuple[str, ...] = ()
         self._watched: DetachedModel | None = None
         self._begin_baseline: Callable[[DrawPlan | None], None] = lambda _: None
-        self._fault: Fault | None = None
+        self._fault: InjectedFault | None = None
         self._power = Sensitivity(math.inf, ())
         self._measured: dict[str, Measurement] = {}
         self._equal: dict[str, str] = {}
@@ -120,15 +120,17 @@ class NumericProver:
         self._measured.clear()
         if not self._references and self._plan is None:
             return
-        fault, meanings = fault_in(model, instances), self._meanings(reading or read(model))
+        fault, meanings = build_fault(model, instances), self._meanings(reading or read(model))
         self._gauges = gauges_of(model)
         self._probes = tuple(dict.fromkeys(pin.name for tier in tiers for pin in tier))
         inner = list(dict.fromkeys((*self._probes, *fault.cuts)))
         self._judge_by(model, inner)
-        request = RunRequest(inner, _kept(model, meanings, inner), as_expected=True, is_reference=self._is_own)
-        noted = partial(self._note_baseline, model, meanings, fault)
+        request = RunRequest(
+            inner, _values_to_hold(model, meanings, inner), as_expected=True, is_reference=self._is_own
+        )
+        on_answer = partial(self._record_baseline, model, meanings, fault)
         self._begin_baseline = partial(
-            self._client.begin_baseline, noted, model, request, self._computed_in, self._gauges
+            self._client.begin_baseline, on_answer, model, request, self._computed_in, self._gauges
         )
         self._begin_baseline(self._plan)
 
@@ -211,10 +213,10 @@ class NumericProver:
         meanings = self._meanings(reading or read(model))
         made = {name for node in live_nodes(model.proto.graph) for name in node.output}
         inner = [name for name in self._probes if name in made]
-        request = RunRequest(inner, _kept(model, meanings, inner) if hold else {})
+        request = RunRequest(inner, _values_to_hold(model, meanings, inner) if hold else {})
         errors = self._client.run(model, request)
         self._ran = model.proto
-        return self._noted(model, meanings, errors, self._client.held())
+        return self._record(model, meanings, errors, self._client.held_meanings())
 
     def _settle(self) -> None:
         """Take note of what the exported model computes, if that is still to be done."""
@@ -224,7 +226,7 @@ class NumericProver:
             except (StepCrashed, StepTimedOut) as failure:
                 if self._plan is None or self._watched is not None:
                     raise
-                self._plan, self._skipped = self._plan.plain(), (BROUGHT_DOWN.format(failure),)
+                self._plan, self._skipped = self._plan.reduce_to_needed(), (BROUGHT_DOWN.format(failure),)
                 self._begin_baseline(self._plan)
                 self._client.settle()
         except StepFailed as failure:
@@ -232,7 +234,9 @@ class NumericProver:
                 raise
             raise ModelError(f"the model does not run as it is: {failure}") from failure
 
-    def _note_baseline(self, model: DetachedModel, meanings: ValueDigests, fault: Fault, found: BaselineRun) -> None:
+    def _record_baseline(
+        self, model: DetachedModel, meanings: ValueDigests, fault: InjectedFault, found: BaselineRun
+    ) -> None:
         if found.nan_outputs:
             raise ModelError(
                 f"output {found.nan_outputs[0]!r} of the reference holds NaN, so nothing can be compared with it; "
@@ -243,7 +247,7 @@ class NumericProver:
             self._take_draws(self._plan, found)
         self._readings = found.readings
         self._tables = TableCheck(model, tables_of(self._gauges, found.readings, model, meanings))
-        self._noted(model, meanings, found.draws, found.held)
+        self._record(model, meanings, found.draws, found.held)
         if fault.seen:
             self._client.plant(fault)
             self._fault = fault
@@ -255,7 +259,7 @@ class NumericProver:
         self._references = tuple(Reference(plan.feeds(draw), {}, draw.label, draw) for draw in found.drawn)
         self._client.replace_references(self._references)
 
-    def _noted(
+    def _record(
         self, model: DetachedModel, meanings: ValueDigests, draws: Sequence[DrawErrors], held: frozenset[str]
     ) -> Measurement:
         """What a run has measured; a model that is right is what the next ones are proven equal to."""
@@ -290,10 +294,10 @@ class NumericProver:
         by_name = claims_by_name(base, model, reading, self._equal)
         if by_name is None:
             return None
-        for claims in (claims_refined(base, by_name, self._equal), by_name):
+        for claims in (refine_claims(base, by_name, self._equal), by_name):
             if claims is not None and self._holds(base, claims):
                 measurement = self._measured[base.meanings.whole]
-                self._base = BaseModelRun(model, claims.learned(base, self._equal))
+                self._base = BaseModelRun(model, claims.resolve_meanings(base, self._equal))
                 self._measured[self._base.meanings.whole] = measurement
                 return measurement
         return None
@@ -310,6 +314,6 @@ class NumericProver:
             return False
 
 
-def _kept(model: DetachedModel, meanings: ValueDigests, inner: Sequence[str]) -> dict[str, str]:
+def _values_to_hold(model: DetachedModel, meanings: ValueDigests, inner: Sequence[str]) -> dict[str, str]:
     """The values of a run to hold for later, with their meanings."""
     return {name: meanings.values[name] for name in (*small_values(model), *inner)}

@@ -13,7 +13,7 @@ from passes.graph.op_facts import is_opaque
 from passes.proof.claims import BaseModelRun, Claim, Claims, Distinct
 from passes.weights.detached import DetachedModel
 
-__all__ = ["NEW", "Part", "first_output", "node_of", "part_model", "part_of", "tensor_of"]
+__all__ = ["NEW", "ProofPart", "first_output", "node_of", "part_model", "part_of", "tensor_of"]
 
 NEW: Final = "onnxline.new/"
 """Put before the names of the changed model, which may mean other values in the base."""
@@ -46,7 +46,7 @@ HEAVY: Final = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProofPart:
     """A model to run. `given` maps its inputs to held meanings, `distinct` those whose elements only have to differ; a
     pair is two values in `model`, or held meanings."""
 
@@ -58,21 +58,21 @@ class Part:
 
 def part_of(
     base: BaseModelRun, claims: Claims, held: frozenset[str], chosen: Sequence[Claim] | None = None
-) -> Part | None:
+) -> ProofPart | None:
     """The part that decides `claims`, or those of them that are `chosen`; None when it would be much of the model, or
     cannot be run in pieces."""
-    builder = _Builder(base, claims, held)
+    builder = _PartBuilder(base, claims, held)
     every = claims.claims if chosen is None else chosen
-    pairs = [(builder.claimed(claim), builder.old(claim.old)) for claim in every]
+    pairs = [(builder.add_claimed(claim), builder.add_old(claim.old)) for claim in every]
     whole = sum(node.op_type in HEAVY for node in base.model.proto.graph.node)
     heavy = sum(node.op_type in HEAVY for node in builder.nodes.values())
     if builder.is_opaque or heavy > max(4, whole // 3):
         return None
-    return builder.part(pairs)
+    return builder.build(pairs)
 
 
 @dataclass(slots=True)
-class _Builder:
+class _PartBuilder:
     base: BaseModelRun
     claims: Claims
     held: frozenset[str]
@@ -83,12 +83,12 @@ class _Builder:
     inputs: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
     is_opaque: bool = False
 
-    def claimed(self, claim: Claim) -> str:
+    def add_claimed(self, claim: Claim) -> str:
         """The value that a claim is about: computed anew, unless the base has the very same value too."""
         place = self.base.places.get(claim.digest)
-        return self.new(claim.new) if place is None else self.old(place)
+        return self.add_new(claim.new) if place is None else self.add_old(place)
 
-    def new(self, root: str) -> str:
+    def add_new(self, root: str) -> str:
         """The name in the part of a value that the changed model computes."""
         stack = [root]
         while stack:
@@ -99,25 +99,25 @@ class _Builder:
                 continue
             if ("new", first_output(node)) in self.nodes:
                 continue
-            copy = self._copied("new", node)
+            copy = self._copy_node("new", node)
             copy.output[:] = [NEW + output if output else "" for output in node.output]
             wanted = []
             for index, read in enumerate(node.input):
                 place = self.base.places.get(self.claims.meanings.values.get(read, ""))
                 if read and place is not None:
-                    copy.input[index] = self._seen(place)
+                    copy.input[index] = self._add_base_value(place)
                 elif read:
                     copy.input[index] = NEW + read
                     wanted.append(read)
             stack.extend(wanted)
         return NEW + root
 
-    def old(self, name: str) -> str:
+    def add_old(self, name: str) -> str:
         """A value of the base: its meaning where it is held, else its name in the part."""
         meaning = self.base.meanings.values[name]
-        return meaning if meaning in self.held else self._seen(name)
+        return meaning if meaning in self.held else self._add_base_value(name)
 
-    def _seen(self, root: str) -> str:
+    def _add_base_value(self, root: str) -> str:
         """The name in the part of a value of the base, with what it takes to compute it."""
         stack = [root]
         while stack:
@@ -132,13 +132,13 @@ class _Builder:
             elif name in self.base.producers:
                 node = self.base.producers[name]
                 if ("old", first_output(node)) not in self.nodes:
-                    self._copied("old", node)
+                    self._copy_node("old", node)
                     stack.extend(read for read in node.input if read)
             else:
                 self.is_opaque = True
         return root
 
-    def _copied(self, side: str, node: NodeProto) -> NodeProto:
+    def _copy_node(self, side: str, node: NodeProto) -> NodeProto:
         self.is_opaque = self.is_opaque or is_opaque(node)
         copy = self.nodes[side, first_output(node)] = node_of(side, node)
         return copy
@@ -149,11 +149,11 @@ class _Builder:
             return
         self.initializers[name] = tensor_of(tensor, name)
 
-    def part(self, pairs: list[tuple[str, str]]) -> Part:
+    def build(self, pairs: list[tuple[str, str]]) -> ProofPart:
         computed = {output for node in self.nodes.values() for output in node.output}
         given = {name: meaning for name, meaning in self.given.items() if name not in computed}
         inputs = [*self.inputs.values(), *(onnx.ValueInfoProto(name=name) for name in given)]
-        return Part(part_model(self.base, self.claims, self.nodes, inputs, self.initializers), given, tuple(pairs))
+        return ProofPart(part_model(self.base, self.claims, self.nodes, inputs, self.initializers), given, tuple(pairs))
 
 
 def part_model(

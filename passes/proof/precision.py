@@ -45,11 +45,11 @@ def computed_types(
     graph = infer_types(proto)
     known: Known = dict.fromkeys((tensor.name for tensor in graph.initializer), None)
     known |= dict.fromkeys((info.name for info in graph.input if info.name not in known), "")
-    _Walk(computed_in).through(graph, known, {})
+    _PrecisionWalk(computed_in).through(graph, known, {})
     return {name: dtype for name in names if (dtype := known.get(name))}
 
 
-class _Walk:
+class _PrecisionWalk:
     """Follows values through graphs and their bodies; nodes are in order, as in every model that was read."""
 
     def __init__(self, computed_in: Collection[str] | None) -> None:
@@ -83,11 +83,11 @@ class _Walk:
         for name in node.output:
             dtype = types.get(name, 0)
             if dtype in FLOATS:
-                known[name] = worst if moved else least_precise(worst, self._counted(dtype))
+                known[name] = worst if moved else least_precise(worst, self._rounding_type(dtype))
             elif dtype:
                 known[name] = worst if stands_for_floats and dtype != TensorProto.BOOL else ""
             else:  # the result has no known type: it is computed in those of its inputs
-                known[name] = least_precise(worst, *(self._counted(types.get(one, 0)) for one in read))
+                known[name] = least_precise(worst, *(self._rounding_type(types.get(one, 0)) for one in read))
 
     def _draws(self, node: NodeProto) -> bool:
         """Whether `node` draws numbers: a Dropout does so in training mode only."""
@@ -95,7 +95,7 @@ class _Walk:
             return len(node.input) > 2 and node.input[2] not in ("", *self._false)
         return node.op_type in RANDOM_OPS
 
-    def _counted(self, dtype: int) -> str:
+    def _rounding_type(self, dtype: int) -> str:
         name = FLOATS.get(dtype, "")
         return name if self._computed_in is None or name in self._computed_in else ""
 

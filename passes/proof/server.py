@@ -101,7 +101,7 @@ class ProofServer:
     ) -> BaselineRun:
         proto = model.model()
         outputs = _outputs_of(proto)
-        session = Session(proto, model.mapped(), [*request.values, *add_gauges(proto.graph, gauges)])
+        session = Session(proto, model.map_weights(), [*request.values, *add_gauges(proto.graph, gauges)])
         drawn, skipped, errors = [], [], []
         if plan is None:
             runs = ((draw, session.run(draw.feeds)) for draw in self._draws)
@@ -110,7 +110,7 @@ class ProofServer:
         for draw, results in runs:
             errors.append(self._note(draw, request, outputs, results))
             readings.add(gauges, results)
-        return BaselineRun(errors, self.held(), self._nan_outputs(), readings, drawn, skipped)
+        return BaselineRun(errors, self.held_meanings(), self._nan_outputs(), readings, drawn, skipped)
 
     def _choose(
         self, plan: DrawPlan, session: Session, outputs: Sequence[str], drawn: list[Draw], skipped: list[str]
@@ -150,11 +150,11 @@ class ProofServer:
         inner = {name: draw.inner[name] for name in request.inner if name in draw.inner}
         return self._errors(draw.expected, results), self._errors(inner, results)
 
-    def held(self) -> frozenset[str]:
+    def held_meanings(self) -> frozenset[str]:
         """The meanings of which every draw has the value."""
         return frozenset.intersection(*(frozenset(draw.held) for draw in self._draws)) if self._draws else frozenset()
 
-    def equal(
+    def are_equal(
         self,
         part: MappedModel,
         given: Mapping[str, str],
@@ -224,7 +224,7 @@ def _outputs_of(model: onnx.ModelProto) -> list[str]:
 
 
 def _zeroed_session(part: MappedModel, fed: Arrays, zeroed: Sequence[str], outputs: Sequence[str]) -> Session:
-    weights = part.mapped()
+    weights = part.map_weights()
     weights |= {name: _zeros(weights[name]) for name in zeroed if name in weights}
     proto = part.model()
     for tensor in proto.graph.initializer:  # small ones lie in the model itself
@@ -241,7 +241,7 @@ def _zeros(weight: Weight) -> Weight:
 def _part_session(part: MappedModel, fed: Arrays, outputs: Sequence[str]) -> Session:
     proto = part.model()
     _type_inputs(proto.graph, fed)
-    return Session(proto, part.mapped(), list(dict.fromkeys(outputs)))
+    return Session(proto, part.map_weights(), list(dict.fromkeys(outputs)))
 
 
 def _type_inputs(graph: onnx.GraphProto, fed: Arrays) -> None:

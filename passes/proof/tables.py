@@ -26,7 +26,7 @@ from passes.proof.part import NEW, tensor_of
 from passes.structures.projection_check import computed_constant
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Cover", "Match", "Table", "TableCheck", "TablesPart", "match_table", "tables_of"]
+__all__ = ["Cover", "LookupTable", "Match", "TableCheck", "TablesPart", "match_table", "tables_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ def match_table(
             return Match((Cover(index, 0, 0, len(old)),))
         for over in (0, 1):
             if same.shape[1 - over] == new.shape[1 - over]:
-                found.extend(_aligned(index, same, new, over))
+                found.extend(_align(index, same, new, over))
         if same.shape == new.shape and _within_tolerance(same, new, tolerances):
             return Match((Cover(index, 0, 0, len(old)),))
     equal = [one for one in found if not one.differing]
     for one in sorted(found, key=lambda alignment: -alignment.votes):
         if one.differing and not any(_overlap(one, other) for other in equal):
-            return Match((), _told(one))
+            return Match((), _describe_differing(one))
     return Match(tuple(dict.fromkeys(one.cover for one in equal)), "", not equal and new.dtype.kind not in "biu")
 
 
@@ -102,7 +102,7 @@ def _overlap(one: _Alignment, other: _Alignment) -> bool:
     return not same_way or max(one.lines.start, other.lines.start) < min(one.lines.stop, other.lines.stop)
 
 
-def _aligned(index: int, old: np.ndarray, new: np.ndarray, over: int) -> list[_Alignment]:
+def _align(index: int, old: np.ndarray, new: np.ndarray, over: int) -> list[_Alignment]:
     """The new table over the old one as most of their lines fit; none where no line does."""
     old, new = (old, new) if over == 0 else (old.T, new.T)
     before, after = ([hash(line.tobytes()) for line in table] for table in (old, new))
@@ -131,7 +131,7 @@ def _within_tolerance(old: np.ndarray, new: np.ndarray, tolerances: Mapping[str,
     return bool((np.abs(left - right) <= limits).all())
 
 
-def _told(alignment: _Alignment) -> str:
+def _describe_differing(alignment: _Alignment) -> str:
     lines = alignment.differing
     kind = "row" if alignment.cover.over == 0 else "column"
     first = ", ".join(map(str, lines[:3])) + (f" and {len(lines) - 3} more" if len(lines) > 3 else "")
@@ -147,7 +147,7 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class LookupTable:
     """A table of the source, of which `read` of `rows` rows were read; `read` is None where that was not measured."""
 
     lookup: Lookup
@@ -172,7 +172,7 @@ class TablesPart:
     news: tuple[tuple[str, Lookup], ...]
 
 
-def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings: ValueDigests) -> list[Table]:
+def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings: ValueDigests) -> list[LookupTable]:
     """The tables of the source, as the draws have read them."""
     found = []
     dims = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
@@ -183,7 +183,7 @@ def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings
         shape = dims.get(lookup.data, ()) if lookup.stored is None else tuple(lookup.stored.dims)
         count = len(rows) if rows is not None else shape[lookup.axis] if lookup.axis < len(shape) else 0
         read = None if rows is None else int(rows.sum())
-        found.append(Table(lookup, _key(lookup, model, meanings), count, read, varies))
+        found.append(LookupTable(lookup, _key(lookup, model, meanings), count, read, varies))
     return found
 
 
@@ -202,7 +202,7 @@ class TableCheck:
     """Holds the tables of later models against those of the source."""
 
     source: DetachedModel
-    tables: Sequence[Table]
+    tables: Sequence[LookupTable]
     matches: dict[Key, Match] = field(default_factory=dict)
     uncovered: tuple[str, ...] = ()
     """Of the model that was looked at last: what is not known of its tables."""
@@ -238,7 +238,7 @@ class TableCheck:
         return self._missing(partial, lookups.keys(), [self.matches[key] for key in fresh], unknown)
 
     def _missing(
-        self, partial: Sequence[Table], there: Collection[Key], matches: Sequence[Match], unknown: Sequence[str]
+        self, partial: Sequence[LookupTable], there: Collection[Key], matches: Sequence[Match], unknown: Sequence[str]
     ) -> str:
         """What was cut off of a table; takes note of what is not known."""
         gone = []
@@ -253,7 +253,7 @@ class TableCheck:
         return ""
 
 
-def _has_equal_rows(model: DetachedModel, table: Table) -> bool:
+def _has_equal_rows(model: DetachedModel, table: LookupTable) -> bool:
     """Whether it makes no difference which row of a table is read, as of the segments of a text that has one."""
     lookup, stored = table.lookup, {tensor.name: tensor for tensor in model.proto.graph.initializer}
     if lookup.stored is not None or table.rows > MOST_ROWS:

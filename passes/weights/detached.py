@@ -21,7 +21,7 @@ from onnx import TensorProto
 from passes.errors import ModelError
 from passes.graph.traversal import bodies_of, sort_nodes
 from passes.load import check_payload, load_model
-from passes.weights.mapped import ExternalFiles, place_of, release
+from passes.weights.mapped import ExternalFiles, find_file_range, release
 from passes.weights.stand_ins import (
     DETACH_FROM_BYTES,
     TYPED_FIELDS,
@@ -172,7 +172,7 @@ def detach(
 
 def _weight(tensor: TensorProto, data: np.ndarray, *, unread: bool) -> tuple[Weight, tuple[float, ...] | None]:
     """The weight, and the numbers of its stand-in."""
-    place = place_of(data) if unread and data.nbytes >= DETACH_FROM_BYTES else None
+    place = find_file_range(data) if unread and data.nbytes >= DETACH_FROM_BYTES else None
     if place is not None:
         digest = derived_digest(place.path, "place", (place.offset, place.nbytes))
         weight = Weight(tuple(tensor.dims), tensor.data_type, data, digest, unread=True)

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto
 
 from passes.weights.detached import UNREAD, DetachedModel, inner_tensors
-from passes.weights.mapped import ExternalFiles, place_of
+from passes.weights.mapped import ExternalFiles, find_file_range
 from passes.weights.stand_ins import inline, point_to
 from passes.worker.platforms import lock, opened_folder
 
@@ -111,7 +111,7 @@ def _refer(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> None:
     folder, own = str(path.parent.resolve()), f"{path.name}."
     for tensor in proto.graph.initializer:
         weight = model.weight(tensor)
-        place = None if weight is None else place_of(weight.data)
+        place = None if weight is None else find_file_range(weight.data)
         if place is None:
             continue
         parent, name = os.path.split(place.path)

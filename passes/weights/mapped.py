@@ -18,11 +18,11 @@ from onnx import TensorProto
 from passes.errors import ModelError
 from passes.load.tensors import check_in_file, entry_of, file_in
 
-__all__ = ["ExternalFiles", "FileMaps", "Place", "place_of", "release"]
+__all__ = ["ExternalFiles", "FileMaps", "FileRange", "find_file_range", "release"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FileRange:
     """Where bytes lie: `nbytes` of them, from `offset` on, in the file `path`."""
 
     path: str
@@ -36,7 +36,7 @@ class FileMaps:
     def __init__(self) -> None:
         self._maps: dict[str, np.memmap] = {}
 
-    def view(self, place: Place) -> np.ndarray:
+    def view(self, place: FileRange) -> np.ndarray:
         """The bytes at `place` as uint8, read-only.
 
         Raises:
@@ -54,7 +54,7 @@ class FileMaps:
         return whole[place.offset : end]
 
 
-def place_of(data: np.ndarray) -> Place | None:
+def find_file_range(data: np.ndarray) -> FileRange | None:
     """Where `data` lies, if it is a view of a mapped file that is still there."""
     if not isinstance(data, np.memmap) or data.filename is None or data._mmap is None:  # type: ignore[attr-defined]
         return None
@@ -62,7 +62,7 @@ def place_of(data: np.ndarray) -> Place | None:
         return None
     # numpy tells the offset of the mapping that was asked for; a view of it may begin later.
     mapped_from = data.offset - data.offset % ALLOCATIONGRANULARITY
-    return Place(str(data.filename), mapped_from + _distance(data), data.nbytes)
+    return FileRange(str(data.filename), mapped_from + _distance(data), data.nbytes)
 
 
 def release(data: np.ndarray) -> None:
@@ -107,7 +107,7 @@ class ExternalFiles:
         path, size = self._file(tensor, entry.location)
         check_in_file(tensor, entry, path, size)
         try:
-            return self._maps.view(Place(str(path), entry.offset, entry.nbytes))
+            return self._maps.view(FileRange(str(path), entry.offset, entry.nbytes))
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"external data file {path} of initializer {tensor.name!r} cannot be mapped "

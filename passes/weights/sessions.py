@@ -70,7 +70,9 @@ class Session:
         for name, (value, _) in shared.items():
             options.add_initializer(name, value)
         self._kept_alive = shared
-        self._session = _opened(proto, options, max((weight.data.nbytes for weight in weights.values()), default=0))
+        self._session = _open_session(
+            proto, options, max((weight.data.nbytes for weight in weights.values()), default=0)
+        )
         self.inputs = tuple(entry.name for entry in self._session.get_inputs())
         self.outputs = tuple(entry.name for entry in self._session.get_outputs())
 
@@ -146,7 +148,9 @@ def _put_fixed_first(graph: onnx.GraphProto) -> None:
     graph.node.sort(key=lambda node: not fixed.issuperset(node.output))
 
 
-def _opened(proto: onnx.ModelProto, options: onnxruntime.SessionOptions, largest: int) -> onnxruntime.InferenceSession:
+def _open_session(
+    proto: onnx.ModelProto, options: onnxruntime.SessionOptions, largest: int
+) -> onnxruntime.InferenceSession:
     """The session. The data file that the initializers refer to is never read, but onnxruntime looks whether it is
     there, and long enough."""
     with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:

@@ -13,7 +13,7 @@ import onnx
 from passes.graph.traversal import sort_nodes
 from passes.load import check_model
 from passes.weights.detached import DetachedModel, detach
-from passes.weights.mapped import FileMaps, Place, place_of, release
+from passes.weights.mapped import FileMaps, FileRange, find_file_range, release
 from passes.weights.stand_ins import Weight
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class WeightRef:
 
     def weight(self, digest: str = "", *, maps: FileMaps | None = None) -> Weight:
         """The weight, mapped; with `maps`, through a mapping that it shares."""
-        data = (maps or FileMaps()).view(Place(self.path, self.offset, self.nbytes))
+        data = (maps or FileMaps()).view(FileRange(self.path, self.offset, self.nbytes))
         return Weight(self.dims, self.data_type, data, digest)
 
 
@@ -55,14 +55,14 @@ class WeightFile:
 
     def place(self, weight: Weight) -> tuple[str, int]:
         """The file that holds the bytes of `weight`, and their offset in it."""
-        place = place_of(weight.data)
+        place = find_file_range(weight.data)
         if place is not None:
             return place.path, place.offset
         if weight.digest not in self._places:
-            self._places[weight.digest] = (str(self._path), self._written(weight.data))
+            self._places[weight.digest] = (str(self._path), self._append(weight.data))
         return self._places[weight.digest]
 
-    def _written(self, data: np.ndarray) -> int:
+    def _append(self, data: np.ndarray) -> int:
         with self._path.open("ab") as file:
             offset = -(-file.tell() // ALIGNMENT) * ALIGNMENT
             file.truncate(offset)
@@ -91,9 +91,9 @@ class MappedModel:
         """
         from passes.weights.sessions import Session  # not above: a worker that runs no model does without onnxruntime
 
-        return Session(self.model(), self.mapped(), extra_outputs)
+        return Session(self.model(), self.map_weights(), extra_outputs)
 
-    def mapped(self) -> dict[str, Weight]:
+    def map_weights(self) -> dict[str, Weight]:
         maps = FileMaps()
         return {one.name: one.weight(maps=maps) for one in self.weights}
 
@@ -123,9 +123,9 @@ def detached_copy(model: onnx.ModelProto, spill: WeightFile) -> DetachedModel:
     for weight in detached.weights.values():
         spill.place(weight)  # all of them first, since a file that grows has to be mapped again
     maps = FileMaps()
-    return DetachedModel(copy, {key: _filed(weight, spill, maps) for key, weight in detached.weights.items()})
+    return DetachedModel(copy, {key: _store_in_file(weight, spill, maps) for key, weight in detached.weights.items()})
 
 
-def _filed(weight: Weight, spill: WeightFile, maps: FileMaps) -> Weight:
+def _store_in_file(weight: Weight, spill: WeightFile, maps: FileMaps) -> Weight:
     path, offset = spill.place(weight)
-    return replace(weight, data=maps.view(Place(path, offset, weight.data.nbytes)))
+    return replace(weight, data=maps.view(FileRange(path, offset, weight.data.nbytes)))

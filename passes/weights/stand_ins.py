@@ -72,7 +72,7 @@ def numbers_of(weight: Weight) -> tuple[float, ...] | None:
     Of an unread weight nothing is looked at.
     """
     if weight.unread:
-        return _spelled(weight.digest)
+        return _numbers_from_digest(weight.digest)
     if weight.data.nbytes < DETACH_FROM_BYTES:
         return None
     array = weight.array()
@@ -81,7 +81,7 @@ def numbers_of(weight: Weight) -> tuple[float, ...] | None:
             # -0.0 among zeros: equal to a pass, not equal as bytes, so it may not share a stand-in with plain zeros.
             uniform = not weight.data.reshape(array.size, -1).view(np.uint8).any() if unit == 0 else True
             return _unit_number(weight, unit) if uniform else None
-    return _spelled(weight.digest)
+    return _numbers_from_digest(weight.digest)
 
 
 def initializer_of(name: str, weight: Weight) -> tuple[TensorProto, Key | None]:
@@ -121,7 +121,7 @@ def inline(tensor: TensorProto, data: np.ndarray) -> None:
     tensor.raw_data = data.tobytes()
 
 
-def _spelled(digest: str) -> tuple[float, ...]:
+def _numbers_from_digest(digest: str) -> tuple[float, ...]:
     """Numbers that no format reads as NaN, 0 or 1, as values or as bits."""
     return tuple(2 + int(digit, 16) for digit in digest)
 
