@@ -184,8 +184,8 @@ def _refuse_circle(nodes: Sequence[NodeProto]) -> None:
     stuck = [node for place, node in enumerate(nodes) if place not in sorted_places]
     if stuck:
         raise ModelError(
-            f"{describe_node(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or behind "
-            "a circle; expected an order in which each node reads what others have made"
+            f"{describe_node(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or "
+            "behind a circle; expected an order in which each node reads what others have made"
         )
 
 

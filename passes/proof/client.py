@@ -1,4 +1,4 @@
-"""Asks the proof worker: every call of `server.py`, typed. A server is set up first, and anew when one has died."""
+"""The client of the proof worker: a typed call for each method of `server.py`; it replaces a server that has died."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class _PendingQuestion:
 
 
 class ProofClient:
-    """One prover's way to its server. Whatever the server runs may fail there: all questions raise StepFailed then.
+    """One prover's connection to its server. A question raises StepFailed where the server fails to run it.
 
     Args:
         references: the draws, with what is expected of them.
         tolerances: by dtype, in place of the documented ones.
-        restore: tells a server that has just been set up what the last one knew.
+        restore: sends a new server what the last one knew.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class ProofClient:
         self._spill = bench.spill
         self._owner = uuid4().hex
         self._generation = 0
-        """Of the worker's processes the one that has the server; 0 for none."""
+        """The generation of the worker process that has the server; 0 for none."""
         self._pending: _PendingQuestion | None = None
 
     def replace_references(self, references: Sequence[Reference]) -> None:
-        """The draws that the server has chosen by itself: what one that is set up later has to be given."""
+        """Take the draws that the server has chosen, so that a later server gets them."""
         self._references = references
 
     def begin_baseline(
@@ -78,7 +78,7 @@ class ProofClient:
         gauges: Gauges,
         plan: DrawPlan | None,
     ) -> None:
-        """Begin to run the exported model; `settle`, or the next question, gives what is found to `on_answer`."""
+        """Begin to run the exported model; `settle`, or the next question, passes the result to `on_answer`."""
         asked = {"request": request, "computed_in": computed_in, "gauges": gauges, "plan": plan}
         self._begin(on_answer, "run_baseline", model=portable(model, self._spill), **asked)
 
@@ -100,12 +100,12 @@ class ProofClient:
         return self._ask("are_equal", part=source, given=part.given, distinct=part.distinct, pairs=part.pairs)
 
     def match_tables(self, tables: TablesPart) -> Sequence[Match]:
-        """Where the rows of each new table lie in the old ones."""
+        """Match the rows of each new table with those of the old tables."""
         source = portable(tables.model, self._spill)
         return self._ask("match_tables", part=source, olds=tables.olds, news=tables.news)
 
     def plant(self, fault: InjectedFault) -> None:
-        """Begin to find out how far `fault` moves the values where it is seen."""
+        """Begin to measure how far `fault` moves its values."""
         part = portable(fault.model, self._spill)
         self._ask("plant", part=part, cuts=fault.cuts, zeroed=fault.zeroed, seen=fault.values)
 
@@ -114,7 +114,7 @@ class ProofClient:
         return self._ask("excess")
 
     def settle(self) -> None:
-        """Wait for the answer to what was pending, if anything was."""
+        """Wait for the answer to the pending question, if there is one."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.on_answer(ask_again(partial(self._collect, [pending])))
@@ -130,8 +130,8 @@ class ProofClient:
         self._pending = ask_again(lambda: self._post(on_answer, question, arguments))
 
     def _collect(self, questions: list[_PendingQuestion]) -> Any:
-        """The answer to the last of `questions`, which is put once more if the worker waits for it no longer: it was
-        asked something else in between, or has died."""
+        """The answer to the last of `questions`, which is sent again if the worker has died or was asked something
+        else in between."""
         last = questions[-1]
         if not self._worker.awaits(last.ticket):
             last = self._post(last.on_answer, last.question, last.arguments)
@@ -152,7 +152,7 @@ class ProofClient:
             expected = [dict(one.outputs) for one in self._references]
             self._ask("open", feeds=feeds, expected=expected, tolerances=self._tolerances)
             self._restore()
-        except BaseException:  # a server that knows half of it would find no fault
+        except BaseException:  # a server that was set up in part would find no fault
             self._generation = 0
             raise
 
@@ -162,10 +162,10 @@ def choose_in_worker(
 ) -> tuple[list[ChosenDraw], list[str]]:
     """The draws of `plan` on which `model` runs in onnxruntime, and a sentence for everything that is not drawn.
 
-    The model runs in the proof worker: onnxruntime may crash on it, or never come to an end.
+    The model runs in the proof worker: onnxruntime may crash on it, or never return.
 
     Args:
-        random_outputs: outputs of which no number can be compared, so they do not decide what is drawn.
+        random_outputs: outputs that depend on random numbers, so they do not decide what is drawn.
 
     Raises:
         StepFailed: onnxruntime refuses the model, it does not run on a draw that is needed, or the process ended.

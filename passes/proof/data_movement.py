@@ -1,8 +1,8 @@
 """Claims about values that are only moved: what holds for one tensor of distinct elements holds for every tensor.
 
-A Reshape, a Transpose or a Slice puts elements elsewhere and does not look at them. So where both sides of a claim are
-made by such ops from the same values, those values need not be known, only their shapes: both sides are run on numbers
-that are all different, and if the results are equal, each element came from the same place.
+A Reshape, a Transpose or a Slice moves elements and does not depend on them. So where both sides of a claim apply such
+ops to the same values, only the shapes of those values have to be known: both sides are run on distinct numbers, and if
+the results are equal, each element came from the same place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Mover", "can_be_distinct", "distinct_arrays", "parts_of"]
 
 
 def parts_of(base: BaseModelRun, claims: Claims, held: frozenset[str]) -> list[ProofPart] | None:
-    """The parts that decide `claims`; None when they would be much of the model, or it cannot be run in pieces."""
+    """The parts that decide `claims`; None when they would be a large share of the model, or cannot be run alone."""
     whole = part_of(base, claims, held)
     if whole is not None:
         return [whole]
@@ -37,7 +37,7 @@ def parts_of(base: BaseModelRun, claims: Claims, held: frozenset[str]) -> list[P
 
 @dataclass(slots=True)
 class _ClaimSides:
-    """The nodes on both sides of one claim, and what they read."""
+    """The nodes on both sides of one claim, and the values that they read."""
 
     nodes: dict[tuple[str, str], NodeProto] = field(default_factory=dict)
     """Side and first output → the node as it goes into the part."""
@@ -48,7 +48,7 @@ class _ClaimSides:
 
 
 class Mover:
-    """Collects the claims that are about moved values, and cuts out what it takes to decide them."""
+    """Collects the claims on moved values, and extracts the part that decides them."""
 
     def __init__(self, base: BaseModelRun, claims: Claims, held: frozenset[str]) -> None:
         self._base = base
@@ -57,7 +57,7 @@ class Mover:
         self._all = _ClaimSides()
         self._pairs: list[tuple[str, str]] = []
         self.visits = 0
-        """How many nodes it looked at."""
+        """The number of nodes visited."""
 
     def takes(self, claim: Claim) -> bool:
         """Whether both sides of `claim` only move elements of the same values, of known shapes."""
@@ -74,10 +74,10 @@ class Mover:
         return True
 
     def part(self) -> ProofPart | None:
-        """What decides the claims that were taken; None if there are not as many numbers as elements."""
+        """The part that decides the claims taken; None if some dtype has too few distinct numbers."""
         distinct: Mapping[str, Distinct] = {name: self._base.shapes[name] for name in sorted(self._all.cuts)}
         made = {name for node in self._all.nodes.values() for name in node.output}
-        # What one claim moves another may make, or read to know where to; then it is not free to be any number.
+        # One claim may compute what another moves, or read it as indices; such a value cannot be any number.
         free = self._all.cuts.isdisjoint(made | self._all.given.keys()) and made.isdisjoint(self._all.given)
         if not free or not can_be_distinct(distinct.values()):
             return None
@@ -131,7 +131,7 @@ class Mover:
         return True
 
     def _add_base_operand(self, name: str, sides: _ClaimSides) -> bool:
-        """Whether a value of the base that says where to is known as it is."""
+        """Add an operand of the base that says where elements go; False if its value is not known."""
         meaning = self._base.meanings.values.get(name, "")
         if name in self._base.initializers:
             sides.stored[name] = tensor_of(self._base.initializers[name], name)
@@ -142,7 +142,7 @@ class Mover:
         return True
 
     def _add_new_operand(self, name: str, sides: _ClaimSides) -> bool:
-        """`_add_base_operand`, of a value that only the changed model has."""
+        """`_add_base_operand` for a value that only the changed model has."""
         tensor = self._claims.initializers.get(name)
         if tensor is not None:
             sides.stored[NEW + name] = tensor_of(tensor, NEW + name)
@@ -160,14 +160,14 @@ def _add(side: str, node: NodeProto, sides: _ClaimSides) -> NodeProto:
 
 
 def can_be_distinct(wanted: Iterable[Distinct]) -> bool:
-    """Whether each dtype tells as many numbers apart as all of them together have elements."""
+    """Whether each dtype has more distinct whole numbers than all arrays together have elements."""
     every = list(wanted)
     elements = sum(math.prod(one.shape) for one in every)
     return all(elements < DISTINCT.get(one.dtype, 0) for one in every)
 
 
 def distinct_arrays(wanted: Mapping[str, Distinct]) -> dict[str, np.ndarray]:
-    """Arrays that share no number, and in which none occurs twice."""
+    """Arrays of whole numbers, of which none occurs twice, in one array or in two."""
     arrays: dict[str, np.ndarray] = {}
     start = 1
     for name, one in wanted.items():
@@ -178,4 +178,4 @@ def distinct_arrays(wanted: Mapping[str, Distinct]) -> dict[str, np.ndarray]:
 
 
 DISTINCT: Final[Mapping[str, int]] = {"float32": 2**24, "float64": 2**53, "int32": 2**31, "int64": 2**53}
-"""Dtype → up to where it tells whole numbers apart."""
+"""Dtype → the limit up to which it represents every whole number."""

@@ -1,4 +1,4 @@
-"""How far apart two tensors are, and how far they may be."""
+"""The error between two tensors, and the tolerance for it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ GAP: Final = 1e3
 """A factor between neighbouring magnitudes at which a new group begins; its square where there are few elements."""
 
 EXPONENTS: Final = int(math.log2(GAP))
-"""Neighbours that lie `GAP` apart differ by so many powers of two at least."""
+"""Magnitudes with a gap of `GAP` differ by at least this many powers of two."""
 
 MANY: Final = 32
 
 DRAWN: Final = "random"
-"""Said in place of a floating type of values that depend on random numbers: no two programs draw the same."""
+"""In place of a floating type, for values that depend on random numbers: no two programs draw the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Errors:
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
-    """JSON has no infinity; whoever writes these numbers with pydantic writes the word."""
+    """JSON has no infinity, so pydantic writes it as a string."""
 
     max_abs: float
     max_rel: float
@@ -70,7 +70,7 @@ class Errors:
 
 
 NO_ERROR: Final = Errors(0.0, 0.0, 1.0, math.inf, 0.0, 0.0)
-"""Of values that are equal in every bit."""
+"""The errors of values that are equal in every bit."""
 
 
 def compare(
@@ -81,11 +81,11 @@ def compare(
 ) -> Errors:
     """Measure `got` against `expected`; integers, booleans and strings have to be equal.
 
-    Floats are judged as their own type, or as the less precise one that they were `computed_in`. Of what is `DRAWN`
+    Floats are judged as their own type, or as the less precise one that they were `computed_in`. For `DRAWN` values
     only shape and dtype are compared.
 
     Elements are judged by the scale of their group. Values of one computation fill their range; where the sorted
-    magnitudes leave a gap of `GAP` or more, what lies above is something else, such as the -3.4e38 that masks a logit.
+    magnitudes leave a gap of `GAP` or more, those above are another group, such as the -3.4e38 that masks a logit.
     Without groups one such value would hide any error in the others.
     """
     if computed_in == DRAWN:
@@ -99,7 +99,7 @@ def compare(
 
 
 def least_precise(*dtypes: str | None) -> str:
-    """That of the floating types with the largest rounding error; what is no floating type does not count."""
+    """The floating type with the largest rounding error; other types are ignored."""
     return max((one for one in dtypes if one and one in ROUNDING), key=lambda one: ROUNDING[one], default="")
 
 
@@ -128,7 +128,7 @@ def _compare_values(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance)
 
 
 def _unlike(expected: np.ndarray, got: np.ndarray) -> Errors | None:
-    """What is wrong with shape or dtype; None if nothing is."""
+    """The error for a different shape or dtype; None if both are equal."""
     if expected.shape != got.shape:
         return _incomparable(f"shape {got.shape}, expected {expected.shape}")
     if expected.dtype != got.dtype:
@@ -137,7 +137,7 @@ def _unlike(expected: np.ndarray, got: np.ndarray) -> Errors | None:
 
 
 def _measure(left: np.ndarray, right: np.ndarray, error: np.ndarray, tolerance: Tolerance) -> Errors:
-    """Of finite elements, one at least. `scales` is one number for all of them, where that is so: this is run often."""
+    """The errors of finite elements (at least one). `scales` is a single number where it can be, for speed."""
     magnitude = np.abs(left)
     scales = _group_scales(magnitude)
     limits = tolerance.atol + tolerance.rtol * scales
@@ -157,7 +157,7 @@ def _measure(left: np.ndarray, right: np.ndarray, error: np.ndarray, tolerance: 
 
 
 def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
-    """Whether two arrays have one shape, one dtype and the same bytes; then even NaN is equal to itself."""
+    """Whether two arrays have the same shape, dtype and bytes; so NaN is equal to itself."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     if left.dtype.kind in "OUS":
@@ -208,7 +208,7 @@ def _sqnr(signal: np.ndarray, error: np.ndarray) -> float:
 
 
 def _different(expected: np.ndarray, got: np.ndarray) -> Errors:
-    """Unequal integers: the numbers tell how far, the verdict is clear."""
+    """The errors of unequal integers, which are never within tolerance."""
     left, right = expected.astype(np.float64).ravel(), got.astype(np.float64).ravel()
     count = int((expected != got).sum())
     largest = float(np.abs(left - right).max()) or 1.0

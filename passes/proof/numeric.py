@@ -1,10 +1,10 @@
-"""Proof by numbers: the model against references that were computed once, by another program than the one under test.
+"""Proof by numbers: models are compared with references that another program computed once.
 
-A proof is worth what it can see. Random tiny weights hide faults (zeroing a layer's Q and K moved a random BEiT's
-output by 1.6e-5), so the values at kept structures are compared too, and `watch` plants a fault in every kept weight
-and looks whether it shows.
+A comparison of outputs may miss faults: with tiny random weights, zeroing a layer's Q and K moved a random BEiT's
+output by 1.6e-5. So the values at kept structures are compared too, and `watch` injects a fault into every kept weight
+and measures whether it is detected.
 
-Most changes are small, so most of a model need not be run again: `claims.py` says when that is enough.
+Most changes are small, so most of a model need not be run again: `claims.py` decides what has to be run.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class NumericProver:
         tolerances: by dtype, in place of the documented ones.
         computed_in: the floating types that the source of the models computes in; None for all that are in the first
             model itself.
-        inputs: what can be drawn otherwise of each input, for the coverage.
-        skipped: what was not drawn, and why, for the coverage.
+        inputs: the traits that each input can be drawn with, for the coverage.
+        skipped: sentences on what was not drawn, and why, for the coverage.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class NumericProver:
         bench: PassContext,
         tolerances: Mapping[str, Tolerance] | None = None,
     ) -> Self:
-        """The first model that is watched is the reference."""
+        """A prover whose reference is the first model that it watches."""
         draws = [Reference(one, {}, f"draw {index}") for index, one in enumerate(feeds)]
         prover = cls(draws, bench, tolerances)
         prover._is_own = True
@@ -101,7 +101,7 @@ class NumericProver:
 
     @classmethod
     def of_plan(cls, plan: DrawPlan, bench: PassContext) -> Self:
-        """`of_itself`, on those draws of `plan` on which that model runs."""
+        """`of_itself`, on the draws of `plan` on which that model runs."""
         prover = cls((), bench)
         prover._is_own, prover._plan = True, plan
         return prover
@@ -110,11 +110,11 @@ class NumericProver:
         self._bench.start()
 
     def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
-        """From now on compare the values at `instances` too, and find out how visible a fault in their weights is.
+        """Compare the values at `instances` too from now on, and measure whether a fault in their weights is detected.
 
-        `model` is the exported model, whose outputs have been compared with the reference. It runs in the background;
-        who needs a number first waits for it, and is told if it does not run. The fault is planted in all kept weights
-        at once and read at each one's own pins.
+        `model` is the exported model, whose outputs have been compared with the reference. It runs in the background:
+        the first call that needs a number blocks until it finishes, and gets its error. The fault is planted in all
+        kept weights at once and observed at each instance's own pins.
         """
         tiers = [tier for one in instances for tier in (one.pins, one.loose_pins, one.wide_pins)]
         self._measured.clear()
@@ -137,14 +137,14 @@ class NumericProver:
     def _judge_by(self, model: DetachedModel, inner: Sequence[str] = ()) -> None:
         """Take the tolerances of outputs, and of `inner` values, from the types that `model` computes them in.
 
-        The exported model says it for all that passes make: one that computes in a less precise type is not judged by
-        that type.
+        The types of the exported model hold for all models that passes return: a pass that computes in a less precise
+        type does not get that type's tolerance.
         """
         outputs = (info.name for info in model.proto.graph.output)
         self._computed_in = computed_types(model, (*outputs, *inner), self._source_types)
 
     def measure_export(self, model: DetachedModel) -> Measurement:
-        """`measure` the exported model, before anything is done with it.
+        """`measure` the exported model, before any pass.
 
         Raises:
             StepFailed: onnxruntime refuses or stops.
@@ -162,13 +162,13 @@ class NumericProver:
         if fault is not None:
             try:
                 self._power = fault.sensitivity(self._client.excess())
-            except StepFailed:  # with zeros in such a place the model does not run
+            except StepFailed:  # with zeros as weights the model may not run
                 self._power = fault.unseen()
             self._fault = None
         return self._power
 
     def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
-        """Compare every draw. What computes the very same thing as before is not run again.
+        """Compare every draw. A model that computes the same as one before is not run again.
 
         Raises:
             StepFailed: onnxruntime refuses or stops.
@@ -186,7 +186,7 @@ class NumericProver:
         return self._measured[meanings.whole]
 
     def _wrong_tables(self, model: DetachedModel, meanings: ValueDigests) -> str:
-        """What is wrong with the tables of `model`, of which the draws do not read all rows."""
+        """The fault in the rows of tables that no draw reads; empty for none."""
         if self._tables is None:
             return ""
         return self._tables.fault_of(model, meanings, self._match_tables)
@@ -194,7 +194,7 @@ class NumericProver:
     def _match_tables(self, tables: TablesPart) -> Sequence[Match]:
         try:
             return self._client.match_tables(tables)
-        except StepFailed:  # then nothing is known of them, which the report says
+        except StepFailed:  # the report then lists them as unknown
             return [Match(is_unknown=True)] * len(tables.news)
 
     def coverage(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Coverage:
@@ -219,7 +219,7 @@ class NumericProver:
         return self._record(model, meanings, errors, self._client.held_meanings())
 
     def _settle(self) -> None:
-        """Take note of what the exported model computes, if that is still to be done."""
+        """Wait for the run of the exported model, and record its results, if that is still to be done."""
         try:
             try:
                 self._client.settle()
@@ -253,7 +253,7 @@ class NumericProver:
             self._fault = fault
 
     def _take_draws(self, plan: DrawPlan, found: BaselineRun) -> None:
-        """From now on the draws are those that were chosen."""
+        """Replace the plan by the draws that were chosen from it."""
         self._plan, self._skipped = None, (*self._skipped, *found.skipped)
         self._inputs = {one.name: one.traits for one in plan.inputs}
         self._references = tuple(Reference(plan.feeds(draw), {}, draw.label, draw) for draw in found.drawn)
@@ -262,7 +262,7 @@ class NumericProver:
     def _record(
         self, model: DetachedModel, meanings: ValueDigests, draws: Sequence[DrawErrors], held: frozenset[str]
     ) -> Measurement:
-        """What a run has measured; a model that is right is what the next ones are proven equal to."""
+        """The measurement of a run. A model within tolerance becomes the base that the next ones are compared with."""
         measurement = Measurement(worst_errors([one for one, _ in draws]), worst_errors([one for _, one in draws]))
         if not measurement.why:
             self._base, self._held = BaseModelRun(model, meanings), held
@@ -270,7 +270,7 @@ class NumericProver:
         return measurement
 
     def _restore(self) -> None:
-        """A new server has to be told what the exported model computes; it holds nothing else."""
+        """Give a new server the values of the exported model; it holds nothing else."""
         self._held = frozenset()
         self._client.judge(self._computed_in)
         if self._watched is not None:
@@ -280,14 +280,14 @@ class NumericProver:
             return
         if self._bench.proofs.was_killed:
             self._client.plant(self._fault)
-        else:  # it went with the last server, which it may have brought down
+        else:  # the fault was lost with the last server, which it may have crashed
             self._power, self._fault = self._fault.unseen(), None
 
     def _meanings(self, reading: CanonicalGraph) -> ValueDigests:
         return reading.meanings(lambda _, digest: self._equal.get(digest, digest))
 
     def _proven_equal(self, model: DetachedModel, reading: CanonicalGraph) -> Measurement | None:
-        """What the base measured, when every claim that makes `model` equal to it holds."""
+        """The measurement of the base, if every claim that makes `model` equal to it holds; else None."""
         base = self._base
         if base is None or not self._references:
             return None
@@ -310,10 +310,10 @@ class NumericProver:
         parts = parts_of(base, claims, self._held)
         try:
             return parts is not None and all(map(self._client.are_equal, parts))
-        except StepFailed:  # the pieces do not run by themselves; the whole model may
+        except StepFailed:  # the parts do not run by themselves; the whole model may
             return False
 
 
 def _values_to_hold(model: DetachedModel, meanings: ValueDigests, inner: Sequence[str]) -> dict[str, str]:
-    """The values of a run to hold for later, with their meanings."""
+    """The values of a run to hold for later proofs: name → meaning."""
     return {name: meanings.values[name] for name in (*small_values(model), *inner)}

@@ -1,4 +1,4 @@
-"""Cut out of two models just what has to be run to see whether claims hold."""
+"""Extract from two models the part that has to be run to decide whether claims hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from passes.weights.detached import DetachedModel
 __all__ = ["NEW", "ProofPart", "first_output", "node_of", "part_model", "part_of", "tensor_of"]
 
 NEW: Final = "onnxline.new/"
-"""Put before the names of the changed model, which may mean other values in the base."""
+"""Prefix of the names of the changed model, which may mean other values in the base."""
 
 
 def node_of(side: str, node: NodeProto) -> NodeProto:
@@ -37,18 +37,21 @@ def tensor_of(tensor: TensorProto, name: str) -> TensorProto:
 
 
 def first_output(node: NodeProto) -> str:
-    """What a node can be known by."""
+    """The first named output of a node, which identifies it."""
     return next(output for output in node.output if output)
 
 
 HEAVY: Final = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "LSTM", "GRU", "Transpose"})
-"""Ops that take the time of a run. A Transpose of a weight matrix is among them."""
+"""Ops that dominate the time of a run; Transpose counts because of weight matrices."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProofPart:
-    """A model to run. `given` maps its inputs to held meanings, `distinct` those whose elements only have to differ; a
-    pair is two values in `model`, or held meanings."""
+    """A part of two models, with pairs of values that have to be equal.
+
+    `given` maps inputs to held meanings; `distinct` describes inputs whose elements only have to differ. A pair names
+    two values in `model`, or held meanings.
+    """
 
     model: DetachedModel
     given: Mapping[str, str]
@@ -59,8 +62,8 @@ class ProofPart:
 def part_of(
     base: BaseModelRun, claims: Claims, held: frozenset[str], chosen: Sequence[Claim] | None = None
 ) -> ProofPart | None:
-    """The part that decides `claims`, or those of them that are `chosen`; None when it would be much of the model, or
-    cannot be run in pieces."""
+    """The part that decides `claims` (or those `chosen`); None when it would be a large share of the model, or when a
+    node in it cannot be run in pieces."""
     builder = _PartBuilder(base, claims, held)
     every = claims.claims if chosen is None else chosen
     pairs = [(builder.add_claimed(claim), builder.add_old(claim.old)) for claim in every]
@@ -84,12 +87,12 @@ class _PartBuilder:
     is_opaque: bool = False
 
     def add_claimed(self, claim: Claim) -> str:
-        """The value that a claim is about: computed anew, unless the base has the very same value too."""
+        """Add the new value of `claim`: that of the base if the base computes the same, else the new computation."""
         place = self.base.places.get(claim.digest)
         return self.add_new(claim.new) if place is None else self.add_old(place)
 
     def add_new(self, root: str) -> str:
-        """The name in the part of a value that the changed model computes."""
+        """Add a value that the changed model computes, with its nodes; returns its name in the part."""
         stack = [root]
         while stack:
             name = stack.pop()
@@ -113,12 +116,12 @@ class _PartBuilder:
         return NEW + root
 
     def add_old(self, name: str) -> str:
-        """A value of the base: its meaning where it is held, else its name in the part."""
+        """Add a value of the base; returns its meaning where it is held, else its name in the part."""
         meaning = self.base.meanings.values[name]
         return meaning if meaning in self.held else self._add_base_value(name)
 
     def _add_base_value(self, root: str) -> str:
-        """The name in the part of a value of the base, with what it takes to compute it."""
+        """Add a value of the base, with the nodes that compute it; returns its name in the part."""
         stack = [root]
         while stack:
             name = stack.pop()
@@ -144,7 +147,7 @@ class _PartBuilder:
         return copy
 
     def _store(self, name: str, tensor: TensorProto | None) -> None:
-        if tensor is None:  # a graph input that means something else than in the base, or an outer value
+        if tensor is None:  # a graph input that differs from the one in the base, or a value from outside
             self.is_opaque = True
             return
         self.initializers[name] = tensor_of(tensor, name)
@@ -163,7 +166,7 @@ def part_model(
     inputs: Iterable[onnx.ValueInfoProto],
     initializers: Mapping[str, TensorProto],
 ) -> DetachedModel:
-    """A model of `nodes`, which go by side and first output: those of the base first, in the order of their models."""
+    """A model of `nodes` (by side and first output): those of the base first, in the order of their models."""
     source = base.model.proto
     proto = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
     proto.functions.extend(source.functions)
