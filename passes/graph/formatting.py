@@ -1,4 +1,4 @@
-"""Types, tensors and attributes in words: as short as they can be read."""
+"""Short text for types, tensors and attributes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from onnx import AttributeProto, TensorProto, TensorShapeProto, TypeProto, Value
 __all__ = ["format_array", "format_attribute", "format_tensor_type", "format_type", "is_unknown_dim"]
 
 FEW: Final = 8
-"""Elements up to which a tensor is written out."""
+"""Tensors up to this number of elements are written out."""
 
 
 def format_type(info: ValueInfoProto | TypeProto) -> str:
-    """`float[N,4]`, as in ONNX's text; `?` is a dim of which nothing is said."""
+    """`float[N,4]`, as in ONNX's text; `?` is a dim without size or name."""
     type_ = info if isinstance(info, TypeProto) else info.type
     kind, tensor = type_.WhichOneof("value") or "no type", type_.tensor_type
     if kind == "map_type":
@@ -51,7 +51,7 @@ def format_tensor_type(tensor: TensorProto) -> str:
 
 
 def format_array(array: np.ndarray) -> str:
-    """Its elements, or how many there are."""
+    """The elements of `array`, or their number."""
     if array.size > FEW:
         return f"({array.size} elements)"
     return str(array.tolist())

@@ -1,4 +1,4 @@
-"""A graph and those inside of its nodes: every value is made once, before it is read, by something that is there."""
+"""Checks of a graph and the bodies of its nodes: every value is defined exactly once, and before it is read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GraphCheck:
 
     Args:
         folder, may_be_empty: see `passes.load.tensors.check_tensor`.
-        may_lack_outputs: outputs of the model may be made by nobody.
+        may_lack_outputs: outputs of the model may have no producer.
     """
 
     operators: OperatorScope
@@ -52,8 +52,8 @@ class GraphCheck:
 
         Args:
             outer: names that are visible from outside, by graph: nodes may come in any order.
-            taken: those of them that no node inside may have again. What the node around, or one behind it, makes may
-                have a name of the inside too, as ONNX's checker allows.
+            taken: the outer names that no node inside may define again. Outputs of the node that has this body, and of
+                later nodes, may share a name with values inside, as in ONNX's checker.
 
         Raises:
             ModelError: naming the node, the tensor or the value.
@@ -132,7 +132,7 @@ class GraphCheck:
         taken: Sequence[set[str]],
         where: str,
     ) -> set[str]:
-        """Check `nodes`, and add what they make to `own`; returns what they read from outside."""
+        """Check `nodes`, and add their outputs to `own`; returns the names that they read from outside."""
         makers: dict[str, int] = {}
         for place, node in enumerate(nodes):
             check_node(node, self.operators)
@@ -165,7 +165,7 @@ class GraphCheck:
         return free
 
     def _check_inside(self, node: NodeProto, outer: Sequence[set[str]], taken: Sequence[set[str]]) -> set[str]:
-        """Check tensors and graphs of `node`'s attributes; returns what the graphs read from outside."""
+        """Check tensors and graphs of `node`'s attributes; returns the names that the graphs read from outside."""
         reads: set[str] = set()
         for tensor in tensors_in(node):
             check_tensor(tensor, self.folder, may_be_empty=False)
@@ -179,7 +179,7 @@ class GraphCheck:
 
 
 def _refuse_circle(nodes: Sequence[NodeProto]) -> None:
-    """Nodes in no order are sorted by whoever needs it, which no order does for a circle."""
+    """Refuse nodes that form a cycle; other unsorted nodes are allowed, since readers sort them."""
     sorted_places = set(topological_order(nodes))
     stuck = [node for place, node in enumerate(nodes) if place not in sorted_places]
     if stuck:
@@ -195,7 +195,7 @@ def _need(name: str, outer: Iterable[set[str]], how: str) -> None:
 
 
 def _check_ends(node: NodeProto, body: GraphProto, where: str) -> None:
-    """Refuse a body that does not take or give as many values as its node hands on."""
+    """Refuse a body whose numbers of inputs and outputs do not fit its node."""
     if node.domain not in ("", "ai.onnx"):
         return
     takes = INPUTS_BEFORE.get(node.op_type)

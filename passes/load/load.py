@@ -1,4 +1,4 @@
-"""Open a model: from a path, from bytes or in memory, whole or refused in one sentence."""
+"""Load and validate a model from a path, from bytes or in memory; an error is one sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["check_model", "load_model"]
 OLDEST_IR: Final = 3
 """The first version in which a model says which operators it means."""
 MOST_BYTES: Final = 2**31 - 1
-"""Of one protobuf message."""
+"""The size limit of one protobuf message."""
 
 
 def load_model(
@@ -29,20 +29,20 @@ def load_model(
     may_be_empty: bool = False,
     may_lack_outputs: bool = False,
 ) -> ModelProto:
-    """A model that the rest of the code can trust. External data is looked for, and not read.
+    """Load a model that the rest of the code can trust. External data must exist, but is not read.
 
-    What is read is changed in one way: dims of -1, which Paddle's exporter writes, are open. A model in memory stays as
-    it is.
+    One thing is changed in a model that is read: dims of -1, which Paddle's exporter writes, become open. A model in
+    memory is not changed.
 
     Args:
         source: nodes may come in any order.
         folder: of the external data; by default that of the path (of the file that a link leads to).
         may_be_empty: weights may be left out: a tensor without data, or a data file that is missing.
-        may_lack_outputs: outputs may be made by nobody, as where a tool has fused over a pinned value.
+        may_lack_outputs: outputs may have no producer, as where a tool has fused over a pinned value.
 
     Raises:
-        ModelError: the file is missing, cut short or no ONNX; or what it says cannot be. One sentence: what was
-            found, at which node, tensor or value, and what was expected.
+        ModelError: the file is missing, truncated or no ONNX; or the model is invalid. One sentence: what was found, at
+            which node, tensor or value, and what was expected.
     """
     if isinstance(source, ModelProto):
         check_model(source, folder, may_be_empty=may_be_empty, may_lack_outputs=may_lack_outputs)
@@ -56,8 +56,8 @@ def load_model(
         folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
         try:
             check_model(model, folder, may_be_empty=may_be_empty, may_lack_outputs=may_lack_outputs)
-        except ModelError as mistake:
-            raise ModelError(f"{path}: {mistake}") from mistake
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from error
     _open_dims(model)
     return model
 
@@ -65,10 +65,10 @@ def load_model(
 def check_model(
     model: ModelProto, folder: Path | None = None, *, may_be_empty: bool = False, may_lack_outputs: bool = False
 ) -> None:
-    """Whether a model in memory can be trusted; see `load_model`.
+    """Validate a model in memory; see `load_model`.
 
     Raises:
-        ModelError: it cannot.
+        ModelError: it is not valid.
     """
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ModelError("it holds no graph; is it an ONNX file, and complete?")
@@ -112,7 +112,7 @@ def _read(path: Path) -> ModelProto:
         return onnx.load(path, load_external_data=False)
     except ModelError:
         raise
-    except Exception as error:  # protobuf, and onnx's parsers of text, raise what they like
+    except Exception as error:  # protobuf, and onnx's parsers of text, raise errors of many types
         raise ModelError(
             f"{path} is not a readable ONNX file ({path.stat().st_size} bytes; {error}); is it complete?"
         ) from error

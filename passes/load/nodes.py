@@ -1,4 +1,4 @@
-"""One node against what it calls: the schema of an operator, or a function of the model, of which none calls itself."""
+"""Checks of a node against the schema of its operator, or against the function that it calls; none is recursive."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ VALUE_FIELD: Final[Mapping[int, str]] = {
 KIND_OF_FIELD: Final = {field: kind for kind, field in VALUE_FIELD.items()}
 NOT_A_VALUE: Final = frozenset({"name", "type", "doc_string", "ref_attr_name"})
 HAS_TO_BE_SET: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
-"""The others may be left out where they are 0 or empty: what writes protobuf's third syntax does so."""
+"""Other fields may be absent where they are 0 or empty, as writers of proto3 leave them out."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSchema:
-    """What an operator's schema asks of a node."""
+    """The constraints that an operator's schema puts on a node."""
 
     inputs: tuple[int, int]
-    """The least and the most of them."""
+    """Least and largest number."""
     outputs: tuple[int, int]
     needed: tuple[bool, ...]
-    """Of each input that has a place, whether it may not be left out."""
+    """For each input that is not variadic, whether it is required."""
     variadic: bool
     kinds: Mapping[str, int]
     """Attribute → its type."""
@@ -69,14 +69,14 @@ class OperatorScope:
     """The operators that the nodes of one graph may use."""
 
     versions: Mapping[str, int]
-    """Domain → the version of it that is imported."""
+    """Domain → the imported version."""
     functions: Mapping[FunctionKey, FunctionProto] = field(default_factory=dict)
-    """The model's own."""
+    """The model's own functions."""
     parameters: frozenset[str] | None = None
-    """Inside of a function, the attributes that a caller gives it."""
+    """Inside of a function, the names of its attributes."""
 
-    def signature(self, node: NodeProto) -> NodeSchema | None:
-        """None for an operator that ONNX does not know: onnxruntime has many, under ONNX's own domain too."""
+    def find_schema(self, node: NodeProto) -> NodeSchema | None:
+        """The schema of `node`; None if ONNX has none: onnxruntime adds operators, also to ONNX's own domain."""
         domain = "" if node.domain == "ai.onnx" else node.domain
         return load_schema(node.op_type, self.versions.get(domain, 0), domain)
 
@@ -132,26 +132,26 @@ def check_node(node: NodeProto, operators: OperatorScope) -> None:
     if callee is not None:
         _check_count(node, "inputs", node.input, (0, len(callee.input)))
         _check_count(node, "outputs", node.output, (0, len(callee.output)))
-    signature = operators.signature(node) if callee is None else None
+    schema = operators.find_schema(node) if callee is None else None
     if node.attribute:
-        _check_attributes(node, operators, signature)
-    if signature is None:
+        _check_attributes(node, operators, schema)
+    if schema is None:
         return
-    _check_count(node, "inputs", node.input, signature.inputs)
-    _check_count(node, "outputs", node.output, signature.outputs)
+    _check_count(node, "inputs", node.input, schema.inputs)
+    _check_count(node, "outputs", node.output, schema.outputs)
     for index, name in enumerate(node.input):
-        if not name and (signature.needed[index] if index < len(signature.needed) else signature.variadic):
+        if not name and (schema.needed[index] if index < len(schema.needed) else schema.variadic):
             raise ModelError(
                 f"{describe_node(node)} leaves out its input {index}, which {node.op_type} cannot do without"
             )
     given = {attribute.name for attribute in node.attribute}
-    for name in signature.required:
+    for name in schema.required:
         if name not in given:
             raise ModelError(f"{describe_node(node)} has no attribute {name!r}, which {node.op_type} cannot do without")
 
 
 def describe_node(node: NodeProto) -> str:
-    """A node in a message."""
+    """The node's name and op type, for a message."""
     name = node.name or next(filter(None, node.output), "")
     return f"node {name!r} ({node.op_type})"
 
@@ -184,7 +184,7 @@ def _check_count(node: NodeProto, what: str, names: Sequence[str], bounds: tuple
         raise ModelError(f"{describe_node(node)} has {len(names)} {what}; {node.op_type} takes {many}")
 
 
-def _check_attributes(node: NodeProto, operators: OperatorScope, signature: NodeSchema | None) -> None:
+def _check_attributes(node: NodeProto, operators: OperatorScope, schema: NodeSchema | None) -> None:
     seen = set()
     for attribute in node.attribute:
         name = attribute.name
@@ -193,11 +193,11 @@ def _check_attributes(node: NodeProto, operators: OperatorScope, signature: Node
             raise ModelError(f"{describe_node(node)} has an attribute {name!r} {'twice' if name else 'without a name'}")
         seen.add(name)
         kind = _kind(attribute, node, operators)
-        if signature is None:
+        if schema is None:
             continue
-        expected = signature.kinds.get(name)
+        expected = schema.kinds.get(name)
         if expected is None:
-            known = ", ".join(sorted(signature.kinds)) or "none"
+            known = ", ".join(sorted(schema.kinds)) or "none"
             raise ModelError(f"{describe_node(node)} has an attribute {name!r}, and {node.op_type} knows {known}")
         if kind != expected:
             raise ModelError(
@@ -209,7 +209,7 @@ def _check_attributes(node: NodeProto, operators: OperatorScope, signature: Node
 
 
 def _kind(attribute: AttributeProto, node: NodeProto, operators: OperatorScope) -> int:
-    """The type of an attribute, which holds a value of it and no other."""
+    """The type of an attribute; refuses one whose value is of another type."""
     where = f"attribute {attribute.name!r} of {describe_node(node)}"
     kind, reference = attribute.type, attribute.ref_attr_name
     held = [field.name for field, _ in attribute.ListFields() if field.name not in NOT_A_VALUE]
@@ -245,7 +245,7 @@ FunctionKey = tuple[str, str, str]
 """Domain, name and overload."""
 
 MOST_NODES: Final = 2_000_000
-"""Of a model whose functions are inlined."""
+"""The limit for a model with its functions inlined."""
 
 
 def functions_by_key(model: ModelProto) -> dict[FunctionKey, FunctionProto]:
@@ -263,14 +263,14 @@ def functions_by_key(model: ModelProto) -> dict[FunctionKey, FunctionProto]:
 
 
 def key_of_call(node: NodeProto) -> FunctionKey:
-    """What a node would call, if the model had such a function."""
+    """The key of the function that a node calls, if the model has it."""
     return (_domain(node.domain), node.op_type, getattr(node, "overload", ""))
 
 
 def check_calls(graph: GraphProto, functions: Mapping[FunctionKey, FunctionProto]) -> None:
     """
     Raises:
-        ModelError: a function calls itself, on whatever way; or the inlined model has too many nodes.
+        ModelError: a function calls itself, directly or not; or the inlined model has too many nodes.
     """
     sizes: dict[FunctionKey, int] = {}
     for key in functions:
@@ -283,7 +283,7 @@ def check_calls(graph: GraphProto, functions: Mapping[FunctionKey, FunctionProto
 
 
 def _measure(start: FunctionKey, functions: Mapping[FunctionKey, FunctionProto], sizes: dict[FunctionKey, int]) -> None:
-    """Find the number of nodes of an inlined function, after those of what it calls; a long chain needs no stack."""
+    """Count the nodes of an inlined function, callees first; iterative, since chains of calls may be long."""
     path: list[FunctionKey] = [start]
     while path:
         key = path[-1]

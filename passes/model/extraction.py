@@ -1,4 +1,4 @@
-"""Models made of models: some nodes cut out as a model of their own, functions inlined."""
+"""Models made from models: some nodes as a model of their own, functions inlined."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def extract_nodes(
 ) -> DetachedModel | None:
     """`nodes` as a model; None when an input or output of it has no known type.
 
-    What they read and do not make becomes an input, what they make and do not read an output.
+    Values that they only read become inputs, values that they only compute become outputs.
     """
     source = model.proto
     made = [name for node in nodes for name in node.output if name]
@@ -47,7 +47,7 @@ def extract_nodes(
 
 
 def lead_in(part: onnx.ModelProto, info: ValueInfoProto) -> None:
-    """Let the value `info` come from an input of `part` through a node, as it came from one where it was cut out.
+    """Add an input to `part`, and a node that computes the value `info` from it, as a node did in the source model.
 
     Not as an input itself: onnxoptimizer's fuse_qkv aborts where three products read one.
     """

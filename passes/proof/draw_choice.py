@@ -16,8 +16,8 @@ from passes.proof.numbers import compare
 __all__ = ["ChosenDraw", "choose_draws"]
 
 MOST_NOISE: Final = 0.1
-"""How far, in tolerances, outputs may move when each float of the outliers moves by one rounding: if they move more, the
-errors of a sound pass may exceed the tolerance."""
+"""How far, in tolerances, outputs may move when each float of the outliers moves by one rounding: if they move more,
+the errors of a sound pass may exceed the tolerance."""
 
 Feeds = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], Mapping[str, np.ndarray]]
@@ -192,8 +192,8 @@ class _Choice:
             return None
         try:
             feeds = self._feeds(draw)
-        except ModelError as mistake:
-            self.why = str(mistake)
+        except ModelError as error:
+            self.why = str(error)
             return None
         try:
             results = self.run(feeds)
@@ -238,9 +238,9 @@ GIVEN_UP: Final = (Trait.OUTLIERS, Trait.ONES, Trait.ZEROS, Trait.ROWS)
 def _arrangements(dims: Sequence[str], further: Sequence[int], first: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
     """Sizes for all dims, in the order in which they are tried.
 
-    First the further sizes in turns: batch 1 with a sequence of 8, and the reverse, since a softmax over a sequence of 1
-    is always 1 and hides faults before it. Then one dim alone, since others may have to keep their sizes, and then all
-    dims at the same size, since some models need equal ones.
+    First the further sizes in turns: batch 1 with a sequence of 8, and the reverse, since a softmax over a sequence of
+    1 is always 1 and hides faults before it. Then one dim alone, since others may have to keep their sizes, and then
+    all dims at the same size, since some models need equal ones.
     """
     count = len(further)
     for turn in range(count):
