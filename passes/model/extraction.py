@@ -27,12 +27,12 @@ def extract_nodes(
     Values that they only read become inputs, values that they only compute become outputs.
     """
     source = model.proto
-    made = [name for node in nodes for name in node.output if name]
+    computed = [name for node in nodes for name in node.output if name]
     read = list(dict.fromkeys(name for node in nodes for name in reads_of(node)))
     stored = {tensor.name: tensor for tensor in source.graph.initializer}
-    inputs = [name for name in read if name not in made and name not in stored]
+    inputs = [name for name in read if name not in computed and name not in stored]
     own = {output.name for output in source.graph.output}
-    outputs = [name for name in made if name in own or name not in read]
+    outputs = [name for name in computed if name in own or name not in read]
     if not outputs or any(name not in types for name in (*inputs, *outputs)):
         return None
     proto = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)

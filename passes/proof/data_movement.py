@@ -76,9 +76,9 @@ class Mover:
     def part(self) -> ProofPart | None:
         """The part that decides the claims taken; None if some dtype has too few distinct numbers."""
         distinct: Mapping[str, Distinct] = {name: self._base.shapes[name] for name in sorted(self._all.cuts)}
-        made = {name for node in self._all.nodes.values() for name in node.output}
+        computed = {name for node in self._all.nodes.values() for name in node.output}
         # One claim may compute what another moves, or read it as indices; such a value cannot be any number.
-        free = self._all.cuts.isdisjoint(made | self._all.given.keys()) and made.isdisjoint(self._all.given)
+        free = self._all.cuts.isdisjoint(computed | self._all.given.keys()) and computed.isdisjoint(self._all.given)
         if not free or not can_be_distinct(distinct.values()):
             return None
         inputs = (onnx.ValueInfoProto(name=name) for name in (*distinct, *self._all.given))

@@ -139,17 +139,17 @@ class _Choice:
         """A draw at the first of the sizes on which the reference runs, with as many of `ends` as possible."""
         seed = self._next_seed()
         for sizes in alternatives:
-            found = self._draw_with_traits(seed, sizes, ends, is_optional=False)
-            if found is not None:
-                return found
+            chosen = self._draw_with_traits(seed, sizes, ends, is_optional=False)
+            if chosen is not None:
+                return chosen
         return self._draw_needed(Draw(seed, alternatives[-1]))  # says what is wrong
 
     def _draw_extremes(self, sizes: Mapping[str, int], ends: frozenset[Trait]) -> Iterator[ChosenDraw]:
-        found = self._draw_with_traits(self._next_seed(), sizes, ends, is_optional=False)
-        if found is None:
+        chosen = self._draw_with_traits(self._next_seed(), sizes, ends, is_optional=False)
+        if chosen is None:
             self.skipped.extend(f"not drawn: {WORDS[trait]} ({self.why})" for trait in Trait if trait in ends)
-        elif found.draw.traits & ends:
-            yield found
+        elif chosen.draw.traits & ends:
+            yield chosen
 
     def _draw_with_traits(
         self, seed: int, sizes: Mapping[str, int], ends: frozenset[Trait], *, is_optional: bool
@@ -157,10 +157,10 @@ class _Choice:
         """The draw at `sizes` with as many of `ends` as the reference runs with; reports those given up."""
         traits, notes = ends | ({Trait.ROWS} & self.plan.traits), []
         while True:
-            found = self._try_draw(Draw(seed, sizes, traits), is_optional=is_optional)
-            if found is not None:
+            chosen = self._try_draw(Draw(seed, sizes, traits), is_optional=is_optional)
+            if chosen is not None:
                 self.skipped.extend(note for note in notes if note not in self.skipped)
-                return found
+                return chosen
             given_up = next((trait for trait in GIVEN_UP if trait in traits), None)
             if given_up is None:
                 return None
@@ -175,10 +175,10 @@ class _Choice:
             fresh = missing & set(sizes.items())
             if not fresh:
                 continue
-            found = self._draw_with_traits(self._next_seed(), sizes, frozenset(), is_optional=True)
-            if found is not None:
+            chosen = self._draw_with_traits(self._next_seed(), sizes, frozenset(), is_optional=True)
+            if chosen is not None:
                 missing -= fresh
-                yield found
+                yield chosen
             elif len(fresh) == 1:
                 reasons[next(iter(fresh))] = self.why
         for dim, size in sorted(missing):

@@ -63,10 +63,10 @@ def build_fault(model: DetachedModel, instances: Sequence[Instance]) -> Injected
             touched.update(name for name in node.output if name not in pins)
     reached = {name for node in touching for name in node.output} & pins
     nodes = _select_needed(touching, reached)
-    made = {name for node in nodes for name in node.output}
+    computed = {name for node in nodes for name in node.output}
     stored = {tensor.name for tensor in graph.initializer}
     given = {info.name for info in graph.input}
-    read = list(dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in made))
+    read = list(dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in computed))
     part = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
     part.functions.extend(model.proto.functions)
     part.graph.name = "fault"

@@ -117,8 +117,8 @@ def _in_body(body: GraphProto, outside: Collection[str]) -> Iterator[Lookup]:
     for node in body.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
             own[node.output[0]] = node.attribute[0].t
-    made = {name for node in body.node for name in node.output} | {info.name for info in body.input}
-    constant = {*own, *(name for name in outside if name not in made)}
+    computed = {name for node in body.node for name in node.output} | {info.name for info in body.input}
+    constant = {*own, *(name for name in outside if name not in computed)}
     for node in body.node:
         found = _lookup(node, constant, own)
         if found is not None:

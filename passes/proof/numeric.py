@@ -211,8 +211,8 @@ class NumericProver:
     def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
         self._settle()
         meanings = self._meanings(reading or read(model))
-        made = {name for node in live_nodes(model.proto.graph) for name in node.output}
-        inner = [name for name in self._probes if name in made]
+        computed = {name for node in live_nodes(model.proto.graph) for name in node.output}
+        inner = [name for name in self._probes if name in computed]
         request = RunRequest(inner, _values_to_hold(model, meanings, inner) if hold else {})
         errors = self._client.run(model, request)
         self._ran = model.proto
