@@ -13,7 +13,7 @@ import onnx
 
 from passes.context import PassContext, limit_runs, open_context
 from passes.errors import ModelError
-from passes.graph.formatting import spelled_type
+from passes.graph.formatting import format_type
 from passes.policy.policy import Policy, check_lists
 from passes.proof.draws import FURTHER_SIZES, Draw, DrawnInput, DrawPlan
 from passes.proof.lookups import rows_by_input
@@ -169,7 +169,7 @@ def draw_feeds(model: DetachedModel, seed: int, *, sizes: Mapping[str, int] | No
 def _drawn(info: onnx.ValueInfoProto) -> DrawnInput:
     if info.type.WhichOneof("value") != "tensor_type":
         raise ModelError(
-            f"input {info.name!r} is a {spelled_type(info)}, and inputs are drawn for tensors only; give `feeds`"
+            f"input {info.name!r} is a {format_type(info)}, and inputs are drawn for tensors only; give `feeds`"
         )
     dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type).name
     low, high = (-1.0, 1.0) if "float" in dtype else (0.0, 2.0)

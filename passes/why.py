@@ -15,7 +15,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto
 
 from passes.errors import PolicyError
-from passes.graph.formatting import spelled_shape
+from passes.graph.formatting import format_tensor_type
 from passes.load import load_model
 from passes.provenance import ModulePath, annotations_of, form_of, known_as, module_path_of
 from passes.weights.detached import DetachedModel
@@ -193,7 +193,7 @@ class _Nodes:
         marks = annotations_of(tensor)
         return WeightOrigin(
             name=tensor.name,
-            type=spelled_shape(tensor),
+            type=format_tensor_type(tensor),
             sources=marks.replaced or (() if marks.author else (tensor.name,)),
             source_count=marks.count or int(not marks.author),
             form=form_of(tensor),

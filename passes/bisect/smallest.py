@@ -14,7 +14,7 @@ from passes.bisect.replay import Made, Runs
 from passes.bisect.search import Guilty, Inner
 from passes.errors import StepFailed
 from passes.graph.traversal import reads_of
-from passes.model.extraction import cut, types_of
+from passes.model.extraction import extract_nodes, types_of
 from passes.provenance import carry
 from passes.rewrites.fold_constants import FoldConstants
 from passes.run.reproduce import smallest
@@ -126,7 +126,7 @@ def begin_near(
     for chosen in _around(model, values):
         if len(chosen) == len(model.proto.graph.node):
             break
-        part = cut(model, [model.proto.graph.node[place] for place in sorted(chosen)], types)
+        part = extract_nodes(model, [model.proto.graph.node[place] for place in sorted(chosen)], types)
         if part is not None and shows(part):
             return part
     return model if shows(model) else None

@@ -13,7 +13,7 @@ from passes.diff.initializers import Stored, initializer_changes
 from passes.diff.model_level import function_changes, header_changes, output_changes, renamings, sharing_changes
 from passes.diff.model_matching import ModelMatching, match_models
 from passes.diff.types import AttributeChange, Diff, InputChange, Replacement, label_of
-from passes.graph.formatting import spelled_attribute
+from passes.graph.formatting import format_attribute
 from passes.matching.graph_index import ABSENT, GraphIndex, Item
 from passes.model.canonical import CanonicalGraph
 from passes.weights.detached import DetachedModel
@@ -81,7 +81,7 @@ def _attribute_changes(matched: ModelMatching, item: Item, old_item: Item) -> It
     for name in dict.fromkeys((*old, *new)):
         if name in old and name in new and _is_same(matched, old[name], new[name]):
             continue
-        before, after = (spelled_attribute(one[name]) if name in one else "" for one in (old, new))
+        before, after = (format_attribute(one[name]) if name in one else "" for one in (old, new))
         if before == after:  # too long to be written out
             before, after = (f"{before} #{_digest(one[name])}" for one in (old, new))
         yield AttributeChange(label_of(item.node), name, before, after)

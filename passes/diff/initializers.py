@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from passes.diff.model_matching import ModelMatching
 from passes.diff.types import InitializerChange, label_of
-from passes.graph.formatting import spelled_shape
+from passes.graph.formatting import format_tensor_type
 from passes.matching.graph_index import GraphIndex
 from passes.provenance import annotations_of, form_of
 from passes.weights.detached import DetachedModel
@@ -36,17 +36,17 @@ def initializer_changes(matched: ModelMatching, changed: Sequence[Stored]) -> It
     for old, new in sorted(pairs, key=lambda pair: after.names[pair[1]]):
         tensor, other = before.tensors[old], after.tensors[new]
         what = _distance(matched, tensor, other)
-        yield InitializerChange(after.names[new], spelled_shape(tensor), spelled_shape(other), what)
+        yield InitializerChange(after.names[new], format_tensor_type(tensor), format_tensor_type(other), what)
     for new, (form, olds) in reshaped.items():
-        types = dict.fromkeys(spelled_shape(before.tensors[old]) for old in olds)
+        types = dict.fromkeys(format_tensor_type(before.tensors[old]) for old in olds)
         was = tuple(before.names[old] for old in olds)
-        yield InitializerChange(after.names[new], ", ".join(types), spelled_shape(after.tensors[new]), form, was)
+        yield InitializerChange(after.names[new], ", ".join(types), format_tensor_type(after.tensors[new]), form, was)
     told = {old for old, _ in pairs} | {old for _, olds in reshaped.values() for old in olds}
     yield from _removals(before, after, [old for old in gone if old not in told], changed)
     told = {new for _, new in pairs} | reshaped.keys()
     makers = {new: _maker(before, old) for old, new in changed if old not in before.tensors}
     for new in (new for new in come if new not in told):
-        shape = spelled_shape(after.tensors[new])
+        shape = format_tensor_type(after.tensors[new])
         yield InitializerChange(after.names[new], "", shape, computed_by=makers.get(new, ""))
 
 
@@ -70,7 +70,7 @@ def _removals(
     for old in gone:
         equal = equals.get(before.value_meanings[old], "")
         what = f"equal to {equal}, which is read in its place" if equal else ""
-        shape = spelled_shape(before.tensors[old])
+        shape = format_tensor_type(before.tensors[old])
         yield InitializerChange(before.names[old], shape, "", what, computed_by=makers.get(old, ""))
 
 
@@ -174,7 +174,7 @@ def _surplus(one: GraphIndex, other: GraphIndex) -> list[int]:
 
 
 def _distance(matched: ModelMatching, before: TensorProto, after: TensorProto) -> str:
-    if spelled_shape(before) != spelled_shape(after):
+    if format_tensor_type(before) != format_tensor_type(after):
         return ""
     if before.data_type == TensorProto.STRING:
         count = sum(one != other for one, other in zip(before.string_data, after.string_data, strict=False))

@@ -10,7 +10,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from passes.diff.model_matching import ModelMatching
 from passes.diff.types import HeaderChange, Renaming, label_of
-from passes.graph.formatting import spelled_type
+from passes.graph.formatting import format_type
 from passes.matching.graph_index import ABSENT, GraphIndex
 from passes.model.canonical import function_digests
 
@@ -92,7 +92,7 @@ def _inputs(model: ModelProto) -> Mapping[str, str]:
     stored = {tensor.name for tensor in model.graph.initializer}
     found = _signature("input", [info for info in model.graph.input if info.name not in stored])
     optional = [info for info in model.graph.input if info.name in stored]
-    return {**found, **{f"input {info.name}": f"{spelled_type(info)}, has a default" for info in optional}}
+    return {**found, **{f"input {info.name}": f"{format_type(info)}, has a default" for info in optional}}
 
 
 def _outputs(model: ModelProto) -> Mapping[str, str]:
@@ -100,7 +100,7 @@ def _outputs(model: ModelProto) -> Mapping[str, str]:
 
 
 def _signature(what: str, infos: list[ValueInfoProto]) -> Mapping[str, str]:
-    types = {f"{what} {info.name}": spelled_type(info) for info in infos}
+    types = {f"{what} {info.name}": format_type(info) for info in infos}
     return {**types, f"order of {what}s": ", ".join(info.name for info in infos)}
 
 

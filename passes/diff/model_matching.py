@@ -9,7 +9,7 @@ from functools import cached_property
 
 from onnx import GraphProto, ValueInfoProto
 
-from passes.graph.formatting import spelled_type
+from passes.graph.formatting import format_type
 from passes.matching.graph_index import ABSENT, NodeMeanings, index_graph
 from passes.matching.match import match
 from passes.matching.node_matching import NodeMatching, is_one_kind, share_name
@@ -140,5 +140,5 @@ def _pair_values(olds: list[ValueInfoProto], news: list[ValueInfoProto]) -> dict
     found = {info.name: info.name for info in news if info.name in known}
     if len(old_rest) == len(new_rest):  # else nobody knows which one came, and which went
         pairs = zip(old_rest, new_rest, strict=True)
-        found |= {new.name: old.name for old, new in pairs if spelled_type(old) == spelled_type(new)}
+        found |= {new.name: old.name for old, new in pairs if format_type(old) == format_type(new)}
     return found

@@ -78,7 +78,7 @@ def edit_model(
     import onnx_ir
 
     edited = onnx_ir.from_proto(model.model())
-    weights, mapped = model.mapped(), {}
+    weights, mapped = model.map_weights(), {}
     stand_ins: dict[int, Any] = {}
     for name, weight in weights.items():
         value = edited.graph.initializers[name]

@@ -1,6 +1,6 @@
-"""Questions about a bare ONNX graph, whoever holds its weights. Knows of nothing else in `passes`.
+"""Functions on ONNX graphs that need no weights. Imports nothing else of `passes`.
 
-traversal.py    the graphs inside of nodes, what a node reads, what is live, an order
-op_facts.py     what operators do with elements: move them, draw them, ask for their number
-formatting.py   types, tensors and attributes in words
+traversal.py    bodies of nodes, the values that a node reads, live nodes, topological order
+op_facts.py     tables of operators: which move elements, draw random numbers or ask for a size
+formatting.py   types, tensors and attributes as text
 """

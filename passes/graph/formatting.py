@@ -1,4 +1,4 @@
-"""Types, tensors and attributes in words: as short as they can be read."""
+"""Short text for types, tensors and attributes."""
 
 from __future__ import annotations
 
@@ -8,68 +8,68 @@ from typing import Final
 import numpy as np
 from onnx import AttributeProto, TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, numpy_helper
 
-__all__ = ["is_unsaid", "spelled_array", "spelled_attribute", "spelled_shape", "spelled_type"]
+__all__ = ["format_array", "format_attribute", "format_tensor_type", "format_type", "is_unknown_dim"]
 
 FEW: Final = 8
-"""Elements up to which a tensor is written out."""
+"""Tensors up to this number of elements are written out."""
 
 
-def spelled_type(info: ValueInfoProto | TypeProto) -> str:
-    """`float[N,4]`, as in ONNX's text; `?` is a dim of which nothing is said."""
+def format_type(info: ValueInfoProto | TypeProto) -> str:
+    """`float[N,4]`, as in ONNX's text; `?` is a dim without size or name."""
     type_ = info if isinstance(info, TypeProto) else info.type
     kind, tensor = type_.WhichOneof("value") or "no type", type_.tensor_type
     if kind == "map_type":
         key = TensorProto.DataType.Name(type_.map_type.key_type).lower()
-        return f"map({key},{spelled_type(type_.map_type.value_type)})"
+        return f"map({key},{format_type(type_.map_type.value_type)})"
     if kind in ("sequence_type", "optional_type"):
-        return f"{kind.removesuffix('_type')}({spelled_type(getattr(type_, kind).elem_type)})"
+        return f"{kind.removesuffix('_type')}({format_type(getattr(type_, kind).elem_type)})"
     if kind != "tensor_type":
         return kind.removesuffix("_type")
     dtype = TensorProto.DataType.Name(tensor.elem_type).lower()
     if not tensor.HasField("shape"):
         return f"{dtype}[]"
-    dims = [_spelled_dim(dim) for dim in tensor.shape.dim]
+    dims = [_format_dim(dim) for dim in tensor.shape.dim]
     return f"{dtype}[{','.join(dims)}]" if dims else dtype
 
 
-def _spelled_dim(dim: TensorShapeProto.Dimension) -> str:
-    if is_unsaid(dim):
+def _format_dim(dim: TensorShapeProto.Dimension) -> str:
+    if is_unknown_dim(dim):
         return "?"
     if dim.HasField("dim_value"):
         return str(dim.dim_value)
     return repr(dim.dim_param) if dim.dim_param.isdigit() else dim.dim_param
 
 
-def is_unsaid(dim: TensorShapeProto.Dimension) -> bool:
+def is_unknown_dim(dim: TensorShapeProto.Dimension) -> bool:
     return not dim.HasField("dim_value") and not dim.dim_param
 
 
-def spelled_shape(tensor: TensorProto) -> str:
+def format_tensor_type(tensor: TensorProto) -> str:
     """`float[768,768]`: the type of a stored tensor."""
     dtype = TensorProto.DataType.Name(tensor.data_type).lower()
     return f"{dtype}[{','.join(map(str, tensor.dims))}]" if tensor.dims else dtype
 
 
-def spelled_array(array: np.ndarray) -> str:
-    """Its elements, or how many there are."""
+def format_array(array: np.ndarray) -> str:
+    """The elements of `array`, or their number."""
     if array.size > FEW:
         return f"({array.size} elements)"
     return str(array.tolist())
 
 
-def spelled_attribute(attribute: AttributeProto) -> str:
+def format_attribute(attribute: AttributeProto) -> str:
     """The value: `[1, 0]`, `'NOTSET'`, `1e-05`, a type, `(a graph)`, or `@name` for a parameter of the function."""
     if attribute.ref_attr_name:
         return f"@{attribute.ref_attr_name}"
-    if attribute.type in SPELLED:
-        return SPELLED[attribute.type](attribute)
+    if attribute.type in FORMATTERS:
+        return FORMATTERS[attribute.type](attribute)
     kind = AttributeProto.AttributeType.Name(attribute.type).lower()
     return f"({kind})"
 
 
-def _spelled_tensor(tensor: TensorProto) -> str:
+def _format_tensor(tensor: TensorProto) -> str:
     try:
-        return spelled_array(numpy_helper.to_array(tensor))
+        return format_array(numpy_helper.to_array(tensor))
     except (TypeError, ValueError):
         return "(not readable)"
 
@@ -78,15 +78,15 @@ def _text(value: bytes) -> str:
     return repr(value.decode(errors="replace"))
 
 
-SPELLED: Final[Mapping[int, Callable[[AttributeProto], str]]] = {
+FORMATTERS: Final[Mapping[int, Callable[[AttributeProto], str]]] = {
     AttributeProto.INT: lambda one: str(one.i),
     AttributeProto.INTS: lambda one: str(list(one.ints)),
     AttributeProto.FLOAT: lambda one: str(np.float32(one.f)),
     AttributeProto.FLOATS: lambda one: f"[{', '.join(str(np.float32(value)) for value in one.floats)}]",
     AttributeProto.STRING: lambda one: _text(one.s),
     AttributeProto.STRINGS: lambda one: f"[{', '.join(map(_text, one.strings))}]",
-    AttributeProto.TENSOR: lambda one: f"{spelled_shape(one.t)} {_spelled_tensor(one.t)}",
-    AttributeProto.TYPE_PROTO: lambda one: spelled_type(one.tp),
+    AttributeProto.TENSOR: lambda one: f"{format_tensor_type(one.t)} {_format_tensor(one.t)}",
+    AttributeProto.TYPE_PROTO: lambda one: format_type(one.tp),
     AttributeProto.GRAPH: lambda _: "(a graph)",
     AttributeProto.GRAPHS: lambda one: f"({len(one.graphs)} graphs)",
 }

@@ -1,4 +1,4 @@
-"""What operators do with elements. The checkers (`structures/*_check.py`) have tables of their own, on purpose."""
+"""How operators treat elements. The checkers (`structures/*_check.py`) have tables of their own, on purpose."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ONNX_DOMAINS: Final = ("", "ai.onnx")
 RANDOM_OPS: Final = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
 )
-"""Ops whose value is another one each time."""
+"""Ops whose value differs from run to run."""
 
 SIZES: Final = frozenset({"Shape", "Size"})
-"""To ask for a size is not to compute with a value."""
+"""Ops that depend only on the shape of their input."""
 
 COMMUTATIVE: Final = frozenset({"Add", "Mul", "And", "Or", "Xor", "Max", "Min", "Sum", "Mean", "Equal"})
 
@@ -38,7 +38,7 @@ LAYOUT_OPS: Final = RESHAPES | {"Transpose", "Identity"}
 """Ops whose result has all elements of their first input, each once."""
 
 MOVES: Final = LAYOUT_OPS | {"Slice", "Expand", "Tile", "Split", "Gather", "DepthToSpace", "SpaceToDepth"}
-"""Ops that move the elements of their first input; the others say where to."""
+"""Ops that move the elements of their first input; the other inputs are positions or sizes."""
 
 
 def moved_inputs(node: NodeProto) -> list[str]:
@@ -49,10 +49,10 @@ def moved_inputs(node: NodeProto) -> list[str]:
 
 
 def has_body(node: NodeProto) -> bool:
-    """Whether a graph lies inside of it."""
+    """Whether `node` has a graph as an attribute."""
     return any(one.HasField("g") or one.graphs for one in node.attribute)
 
 
 def is_opaque(node: NodeProto) -> bool:
-    """A node that is not run in pieces: its value is another one each time, or it holds a graph."""
+    """Whether `node` cannot be run apart from its model: it is random, or it has a body."""
     return node.op_type in RANDOM_OPS or has_body(node)

@@ -1,4 +1,4 @@
-"""Walks through a graph: the graphs inside of nodes, what a node reads, what outputs depend on, an order."""
+"""Walks through a graph: bodies of nodes, the values that a node reads, live nodes, topological order."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def every_node(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
 
 
 def reads_of(node: NodeProto) -> list[str]:
-    """Names read by `node` or, for If, Loop and Scan, by what is inside of it; what is made there is not among them."""
+    """Names that `node` reads; for If, Loop and Scan also those that its bodies read from outside."""
     names = [name for name in node.input if name]
     for body in bodies_in(node):
         names.extend(_from_outside(body))
@@ -75,12 +75,12 @@ def live_nodes(graph: GraphProto, *, by_numbers: bool = False) -> list[NodeProto
     """The nodes that an output depends on, last first. onnxoptimizer's fusions leave the others behind.
 
     Args:
-        by_numbers: leave out those of which no more than the shape counts, or that come to nothing (times zero).
+        by_numbers: leave out nodes of which only the shape matters, or whose result does not (times zero).
     """
     wanted = {output.name for output in graph.output}
     zeros = _zeros(graph) if by_numbers else set()
     live = []
-    for node in reversed(list(graph.node)):  # to ask the graph for each by its place takes longer
+    for node in reversed(list(graph.node)):  # indexing the protobuf field is slower
         if not wanted.isdisjoint(node.output):
             live.append(node)
             if not (by_numbers and (node.op_type in SIZES or _is_constant(node, zeros))):
@@ -89,7 +89,7 @@ def live_nodes(graph: GraphProto, *, by_numbers: bool = False) -> list[NodeProto
 
 
 def _is_constant(node: NodeProto, zeros: AbstractSet[str]) -> bool:
-    """Whether a node makes the same numbers whatever it reads: zero times, less itself, to the power of zero."""
+    """Whether a node's result does not depend on its input: zero times x, x less x, x to the power of zero."""
     if node.domain not in ONNX_DOMAINS:
         return False
     if node.op_type in ("Mul", "And"):
@@ -115,13 +115,13 @@ def _zeros(graph: GraphProto) -> set[str]:
 
 
 SMALL: Final = 16
-"""Numbers of a constant that is looked at; larger ones may lie outside of the model."""
+"""Larger constants are not examined; they may be external data."""
 
 NUMBERS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL})
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Sort the nodes of `graph`, and those of its subgraphs, in place; what is in order keeps its order.
+    """Sort the nodes of `graph`, and those of its subgraphs, in place; nodes that are in order keep their order.
 
     A circle is left as it is: onnxruntime refuses it by name.
     """
@@ -138,17 +138,15 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
 
 
 def infer_types(model: onnx.ModelProto) -> GraphProto:
-    """The graph with the types of all values that inference can reach; as it is where inference cannot read it, which
-    may be what breaks tools."""
+    """The graph with the types of all values that inference can reach; without them if inference fails."""
     try:
         return onnx.shape_inference.infer_shapes(model).graph
-    except Exception:  # it raises what it likes
+    except Exception:  # it raises errors of many types
         return model.graph
 
 
 def topological_order(nodes: Sequence[NodeProto]) -> list[int]:
-    """The places of `nodes` such that each follows what it reads, earliest first; those on or behind a circle are not
-    among them."""
+    """The indices of `nodes` in topological order, smallest first; nodes on or behind a cycle are left out."""
     makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
     needs = [{makers[name] for name in reads_of(node) if name in makers} for node in nodes]
     if all(max(before, default=-1) < place for place, before in enumerate(needs)):

@@ -22,27 +22,27 @@ __all__ = [
 ]
 
 MOST_ELEMENTS: Final = 2**60
-"""Of one tensor, whatever the machine: beyond it sizes in bytes overflow 64 bits, in numpy and in native code."""
+"""Elements of one tensor, on any machine: beyond it sizes in bytes overflow 64 bits, in numpy and in native code."""
 
 MOST_DIMS: Final = 64
-"""Of one tensor: numpy has no more."""
+"""Dims of one tensor: numpy has no more."""
 
 MOST_DRAWN: Final = 2**27
 """Elements of all inputs that are drawn for one run: half a GiB of floats. A volume of 512 × 512 × 512 has as many."""
 
 LEAST_SECONDS: Final = 45.0
 SECONDS_PER_MIB: Final = 20.0
-"""To run a model, by the weights and inputs that it declares."""
+"""The time limit of a run, per MiB of weights and inputs that the model declares."""
 
 
 def memory_budget() -> int:
-    """Bytes: nine tenths of the machine's memory, or of what the process may have where that is less."""
+    """Bytes: nine tenths of the machine's memory, or of the process's limit if that is less."""
     return memory_limit() * 9 // 10
 
 
 def seconds_to_run(nbytes: int) -> float:
-    """How long one run of a model may take that declares `nbytes` of weights and inputs; what runs longer is in a loop
-    without an end, for all that can be known."""
+    """The time limit for one run of a model that declares `nbytes` of weights and inputs; a longer run is taken for an
+    endless loop."""
     return LEAST_SECONDS + SECONDS_PER_MIB * nbytes / 2**20
 
 

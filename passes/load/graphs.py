@@ -1,4 +1,4 @@
-"""A graph and those inside of its nodes: every value is made once, before it is read, by something that is there."""
+"""Checks of a graph and the bodies of its nodes: every value is defined exactly once, and before it is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx import FunctionProto, GraphProto, NodeProto
 
 from passes.errors import ModelError
 from passes.graph.traversal import topological_order
-from passes.load.nodes import Operators, bodies_in, check_node, shown, sparse_in, tensors_in
+from passes.load.nodes import OperatorScope, bodies_in, check_node, describe_node, sparse_in, tensors_in
 from passes.load.tensors import check_sparse, check_tensor
 from passes.load.values import check_entries, check_text, check_value
 
@@ -33,10 +33,10 @@ class GraphCheck:
 
     Args:
         folder, may_be_empty: see `passes.load.tensors.check_tensor`.
-        may_lack_outputs: outputs of the model may be made by nobody.
+        may_lack_outputs: outputs of the model may have no producer.
     """
 
-    operators: Operators
+    operators: OperatorScope
     folder: Path | None
     may_be_empty: bool
     may_lack_outputs: bool = False
@@ -52,8 +52,8 @@ class GraphCheck:
 
         Args:
             outer: names that are visible from outside, by graph: nodes may come in any order.
-            taken: those of them that no node inside may have again. What the node around, or one behind it, makes may
-                have a name of the inside too, as ONNX's checker allows.
+            taken: the outer names that no node inside may define again. Outputs of the node that has this body, and of
+                later nodes, may share a name with values inside, as in ONNX's checker.
 
         Raises:
             ModelError: naming the node, the tensor or the value.
@@ -132,7 +132,7 @@ class GraphCheck:
         taken: Sequence[set[str]],
         where: str,
     ) -> set[str]:
-        """Check `nodes`, and add what they make to `own`; returns what they read from outside."""
+        """Check `nodes`, and add their outputs to `own`; returns the names that they read from outside."""
         makers: dict[str, int] = {}
         for place, node in enumerate(nodes):
             check_node(node, self.operators)
@@ -140,8 +140,10 @@ class GraphCheck:
                 if not name:
                     continue
                 if name in own or any(name in names for names in taken):
-                    other = f"{shown(nodes[makers[name]])} makes it" if name in makers else "it is there"
-                    raise ModelError(f"{shown(node)} makes {name!r}, and {other} already; expected a name of its own")
+                    other = f"{describe_node(nodes[makers[name]])} makes it" if name in makers else "it is there"
+                    raise ModelError(
+                        f"{describe_node(node)} makes {name!r}, and {other} already; expected a name of its own"
+                    )
                 own.add(name)
                 makers[name] = place
         free: set[str] = set()
@@ -150,7 +152,7 @@ class GraphCheck:
             reads = {name for name in node.input if name}
             for name in reads:
                 if name not in own:
-                    _need(name, outer, f"is read by {shown(node)}")
+                    _need(name, outer, f"is read by {describe_node(node)}")
             if any(True for _ in bodies_in(node)):
                 earlier = own - {name for later in nodes[place:] for name in later.output}
                 reads |= self._check_inside(node, (*outer, own), (*taken, earlier))
@@ -163,27 +165,27 @@ class GraphCheck:
         return free
 
     def _check_inside(self, node: NodeProto, outer: Sequence[set[str]], taken: Sequence[set[str]]) -> set[str]:
-        """Check tensors and graphs of `node`'s attributes; returns what the graphs read from outside."""
+        """Check tensors and graphs of `node`'s attributes; returns the names that the graphs read from outside."""
         reads: set[str] = set()
         for tensor in tensors_in(node):
             check_tensor(tensor, self.folder, may_be_empty=False)
         for sparse in sparse_in(node):
             check_sparse(sparse)
         for name, body in bodies_in(node):
-            where = f"the body {name!r} of {shown(node)}"
+            where = f"the body {name!r} of {describe_node(node)}"
             _check_ends(node, body, where)
             reads |= self.check(body, outer, taken, where)
         return reads
 
 
 def _refuse_circle(nodes: Sequence[NodeProto]) -> None:
-    """Nodes in no order are sorted by whoever needs it, which no order does for a circle."""
+    """Refuse nodes that form a cycle; other unsorted nodes are allowed, since readers sort them."""
     sorted_places = set(topological_order(nodes))
     stuck = [node for place, node in enumerate(nodes) if place not in sorted_places]
     if stuck:
         raise ModelError(
-            f"{shown(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or behind a "
-            "circle; expected an order in which each node reads what others have made"
+            f"{describe_node(stuck[0])} reads what is computed from its own output: {len(stuck)} nodes lie on or "
+            "behind a circle; expected an order in which each node reads what others have made"
         )
 
 
@@ -193,7 +195,7 @@ def _need(name: str, outer: Iterable[set[str]], how: str) -> None:
 
 
 def _check_ends(node: NodeProto, body: GraphProto, where: str) -> None:
-    """Refuse a body that does not take or give as many values as its node hands on."""
+    """Refuse a body whose numbers of inputs and outputs do not fit its node."""
     if node.domain not in ("", "ai.onnx"):
         return
     takes = INPUTS_BEFORE.get(node.op_type)

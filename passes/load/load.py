@@ -1,4 +1,4 @@
-"""Open a model: from a path, from bytes or in memory, whole or refused in one sentence."""
+"""Load and validate a model from a path, from bytes or in memory; an error is one sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx import ModelProto, OperatorSetIdProto
 
 from passes.errors import ModelError
 from passes.load.graphs import GraphCheck
-from passes.load.nodes import Operators, check_calls, own_functions
+from passes.load.nodes import OperatorScope, check_calls, functions_by_key
 from passes.load.values import OPEN_DIM, check_entries, check_text
 
 __all__ = ["check_model", "load_model"]
@@ -19,7 +19,7 @@ __all__ = ["check_model", "load_model"]
 OLDEST_IR: Final = 3
 """The first version in which a model says which operators it means."""
 MOST_BYTES: Final = 2**31 - 1
-"""Of one protobuf message."""
+"""The size limit of one protobuf message."""
 
 
 def load_model(
@@ -29,26 +29,26 @@ def load_model(
     may_be_empty: bool = False,
     may_lack_outputs: bool = False,
 ) -> ModelProto:
-    """A model that the rest of the code can trust. External data is looked for, and not read.
+    """Load a model that the rest of the code can trust. External data must exist, but is not read.
 
-    What is read is changed in one way: dims of -1, which Paddle's exporter writes, are open. A model in memory stays as
-    it is.
+    One thing is changed in a model that is read: dims of -1, which Paddle's exporter writes, become open. A model in
+    memory is not changed.
 
     Args:
         source: nodes may come in any order.
         folder: of the external data; by default that of the path (of the file that a link leads to).
         may_be_empty: weights may be left out: a tensor without data, or a data file that is missing.
-        may_lack_outputs: outputs may be made by nobody, as where a tool has fused over a pinned value.
+        may_lack_outputs: outputs may have no producer, as where a tool has fused over a pinned value.
 
     Raises:
-        ModelError: the file is missing, cut short or no ONNX; or what it says cannot be. One sentence: what was
-            found, at which node, tensor or value, and what was expected.
+        ModelError: the file is missing, truncated or no ONNX; or the model is invalid. One sentence: what was found, at
+            which node, tensor or value, and what was expected.
     """
     if isinstance(source, ModelProto):
         check_model(source, folder, may_be_empty=may_be_empty, may_lack_outputs=may_lack_outputs)
         return source
     if isinstance(source, bytes):
-        model = _parsed(source, "the model")
+        model = _parse(source, "the model")
         check_model(model, folder, may_be_empty=may_be_empty, may_lack_outputs=may_lack_outputs)
     else:
         path = Path(source)
@@ -56,8 +56,8 @@ def load_model(
         folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
         try:
             check_model(model, folder, may_be_empty=may_be_empty, may_lack_outputs=may_lack_outputs)
-        except ModelError as mistake:
-            raise ModelError(f"{path}: {mistake}") from mistake
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from error
     _open_dims(model)
     return model
 
@@ -65,10 +65,10 @@ def load_model(
 def check_model(
     model: ModelProto, folder: Path | None = None, *, may_be_empty: bool = False, may_lack_outputs: bool = False
 ) -> None:
-    """Whether a model in memory can be trusted; see `load_model`.
+    """Validate a model in memory; see `load_model`.
 
     Raises:
-        ModelError: it cannot.
+        ModelError: it is not valid.
     """
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ModelError("it holds no graph; is it an ONNX file, and complete?")
@@ -86,16 +86,16 @@ def check_model(
             f"{onnx.IR_VERSION}; is the file damaged, or onnx too old for it?"
         )
     versions = _versions(model.opset_import, "the model")
-    functions = own_functions(model)
+    functions = functions_by_key(model)
     for function in model.functions:
         check_text(function.name, "the name of a function")
         check_text(function.domain, f"the domain of the function {function.name!r}")
         own = _versions(function.opset_import, f"the function {function.name!r}")
         parameters = frozenset((*function.attribute, *(one.name for one in function.attribute_proto)))
-        operators = Operators({**versions, **own}, functions, parameters)
+        operators = OperatorScope({**versions, **own}, functions, parameters)
         GraphCheck(operators, folder, may_be_empty).check_function(function)
     root = None if folder is None else folder.resolve()
-    GraphCheck(Operators(versions, functions), root, may_be_empty, may_lack_outputs).check(model.graph)
+    GraphCheck(OperatorScope(versions, functions), root, may_be_empty, may_lack_outputs).check(model.graph)
     if functions:
         check_calls(model.graph, functions)
 
@@ -112,13 +112,13 @@ def _read(path: Path) -> ModelProto:
         return onnx.load(path, load_external_data=False)
     except ModelError:
         raise
-    except Exception as error:  # protobuf, and onnx's parsers of text, raise what they like
+    except Exception as error:  # protobuf, and onnx's parsers of text, raise errors of many types
         raise ModelError(
             f"{path} is not a readable ONNX file ({path.stat().st_size} bytes; {error}); is it complete?"
         ) from error
 
 
-def _parsed(content: bytes, what: str) -> ModelProto:
+def _parse(content: bytes, what: str) -> ModelProto:
     try:
         return onnx.load_from_string(content)
     except Exception as error:

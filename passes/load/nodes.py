@@ -1,4 +1,4 @@
-"""One node against what it calls: the schema of an operator, or a function of the model, of which none calls itself."""
+"""Checks of a node against the schema of its operator, or against the function that it calls; none is recursive."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from passes.load.values import check_entries, check_text
 
 __all__ = [
     "FunctionKey",
-    "Operators",
+    "OperatorScope",
     "bodies_in",
     "check_calls",
     "check_node",
+    "functions_by_key",
     "key_of_call",
-    "own_functions",
     "sparse_in",
     "tensors_in",
 ]
@@ -46,18 +46,18 @@ VALUE_FIELD: Final[Mapping[int, str]] = {
 KIND_OF_FIELD: Final = {field: kind for kind, field in VALUE_FIELD.items()}
 NOT_A_VALUE: Final = frozenset({"name", "type", "doc_string", "ref_attr_name"})
 HAS_TO_BE_SET: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
-"""The others may be left out where they are 0 or empty: what writes protobuf's third syntax does so."""
+"""Other fields may be absent where they are 0 or empty, as writers of proto3 leave them out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
-    """What an operator's schema asks of a node."""
+class NodeSchema:
+    """The constraints that an operator's schema puts on a node."""
 
     inputs: tuple[int, int]
-    """The least and the most of them."""
+    """Least and largest number."""
     outputs: tuple[int, int]
     needed: tuple[bool, ...]
-    """Of each input that has a place, whether it may not be left out."""
+    """For each input that is not variadic, whether it is required."""
     variadic: bool
     kinds: Mapping[str, int]
     """Attribute → its type."""
@@ -65,24 +65,24 @@ class Signature:
 
 
 @dataclass(frozen=True, slots=True)
-class Operators:
+class OperatorScope:
     """The operators that the nodes of one graph may use."""
 
     versions: Mapping[str, int]
-    """Domain → the version of it that is imported."""
+    """Domain → the imported version."""
     functions: Mapping[FunctionKey, FunctionProto] = field(default_factory=dict)
-    """The model's own."""
+    """The model's own functions."""
     parameters: frozenset[str] | None = None
-    """Inside of a function, the attributes that a caller gives it."""
+    """Inside of a function, the names of its attributes."""
 
-    def signature(self, node: NodeProto) -> Signature | None:
-        """None for an operator that ONNX does not know: onnxruntime has many, under ONNX's own domain too."""
+    def find_schema(self, node: NodeProto) -> NodeSchema | None:
+        """The schema of `node`; None if ONNX has none: onnxruntime adds operators, also to ONNX's own domain."""
         domain = "" if node.domain == "ai.onnx" else node.domain
-        return signature_of(node.op_type, self.versions.get(domain, 0), domain)
+        return load_schema(node.op_type, self.versions.get(domain, 0), domain)
 
 
 @cache
-def signature_of(op_type: str, version: int, domain: str) -> Signature | None:
+def load_schema(op_type: str, version: int, domain: str) -> NodeSchema | None:
     try:
         schema = onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
@@ -93,7 +93,7 @@ def signature_of(op_type: str, version: int, domain: str) -> Signature | None:
         onnx.defs.OpSchema.FormalParameterOption.Single,
         onnx.defs.OpSchema.FormalParameterOption.Variadic,
     )
-    return Signature(
+    return NodeSchema(
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
         tuple(one.option == single for one in schema.inputs if one.option != variadic),
@@ -108,7 +108,7 @@ def number_of(kind: Any) -> int:
     return int(kind.value)
 
 
-def check_node(node: NodeProto, operators: Operators) -> None:
+def check_node(node: NodeProto, operators: OperatorScope) -> None:
     """
     Raises:
         ModelError: naming the node, and what is wrong with its names, its attributes, or the number of its inputs or
@@ -119,36 +119,39 @@ def check_node(node: NodeProto, operators: Operators) -> None:
         if type(text) is not str:
             check_text(text, f"a name in a node of type {node.op_type!r}")
     if not node.op_type:
-        raise ModelError(f"{shown(node)} has no op type; expected the name of an operator")
+        raise ModelError(f"{describe_node(node)} has no op type; expected the name of an operator")
     if not any(node.output):
-        raise ModelError(f"{shown(node)} makes no output; expected one at least")
+        raise ModelError(f"{describe_node(node)} makes no output; expected one at least")
     check_entries(node.metadata_props, node)
     if node.domain in ("", "ai.onnx") and "" not in operators.versions and key_of_call(node) not in operators.functions:
         raise ModelError(
-            f"{shown(node)} is of ONNX's own domain, and the model imports no opset of it; expected one in opset_import"
+            f"{describe_node(node)} is of ONNX's own domain, and the model imports no opset of it; "
+            "expected one in opset_import"
         )
     callee = operators.functions.get(key_of_call(node)) if operators.functions else None
     if callee is not None:
         _check_count(node, "inputs", node.input, (0, len(callee.input)))
         _check_count(node, "outputs", node.output, (0, len(callee.output)))
-    signature = operators.signature(node) if callee is None else None
+    schema = operators.find_schema(node) if callee is None else None
     if node.attribute:
-        _check_attributes(node, operators, signature)
-    if signature is None:
+        _check_attributes(node, operators, schema)
+    if schema is None:
         return
-    _check_count(node, "inputs", node.input, signature.inputs)
-    _check_count(node, "outputs", node.output, signature.outputs)
+    _check_count(node, "inputs", node.input, schema.inputs)
+    _check_count(node, "outputs", node.output, schema.outputs)
     for index, name in enumerate(node.input):
-        if not name and (signature.needed[index] if index < len(signature.needed) else signature.variadic):
-            raise ModelError(f"{shown(node)} leaves out its input {index}, which {node.op_type} cannot do without")
+        if not name and (schema.needed[index] if index < len(schema.needed) else schema.variadic):
+            raise ModelError(
+                f"{describe_node(node)} leaves out its input {index}, which {node.op_type} cannot do without"
+            )
     given = {attribute.name for attribute in node.attribute}
-    for name in signature.required:
+    for name in schema.required:
         if name not in given:
-            raise ModelError(f"{shown(node)} has no attribute {name!r}, which {node.op_type} cannot do without")
+            raise ModelError(f"{describe_node(node)} has no attribute {name!r}, which {node.op_type} cannot do without")
 
 
-def shown(node: NodeProto) -> str:
-    """A node in a message."""
+def describe_node(node: NodeProto) -> str:
+    """The node's name and op type, for a message."""
     name = node.name or next(filter(None, node.output), "")
     return f"node {name!r} ({node.op_type})"
 
@@ -178,35 +181,36 @@ def _check_count(node: NodeProto, what: str, names: Sequence[str], bounds: tuple
     least, most = bounds
     if not least <= len(names) <= most:
         many = f"{least}" if least == most else f"{least} or more" if most > 2**20 else f"{least} to {most}"
-        raise ModelError(f"{shown(node)} has {len(names)} {what}; {node.op_type} takes {many}")
+        raise ModelError(f"{describe_node(node)} has {len(names)} {what}; {node.op_type} takes {many}")
 
 
-def _check_attributes(node: NodeProto, operators: Operators, signature: Signature | None) -> None:
+def _check_attributes(node: NodeProto, operators: OperatorScope, schema: NodeSchema | None) -> None:
     seen = set()
     for attribute in node.attribute:
         name = attribute.name
-        check_text(name, f"the name of an attribute of {shown(node)}")
+        check_text(name, f"the name of an attribute of {describe_node(node)}")
         if not name or name in seen:
-            raise ModelError(f"{shown(node)} has an attribute {name!r} {'twice' if name else 'without a name'}")
+            raise ModelError(f"{describe_node(node)} has an attribute {name!r} {'twice' if name else 'without a name'}")
         seen.add(name)
         kind = _kind(attribute, node, operators)
-        if signature is None:
+        if schema is None:
             continue
-        expected = signature.kinds.get(name)
+        expected = schema.kinds.get(name)
         if expected is None:
-            known = ", ".join(sorted(signature.kinds)) or "none"
-            raise ModelError(f"{shown(node)} has an attribute {name!r}, and {node.op_type} knows {known}")
+            known = ", ".join(sorted(schema.kinds)) or "none"
+            raise ModelError(f"{describe_node(node)} has an attribute {name!r}, and {node.op_type} knows {known}")
         if kind != expected:
             raise ModelError(
-                f"{shown(node)} has an attribute {name!r} of type {KINDS[kind]}; {node.op_type} takes {KINDS[expected]}"
+                f"{describe_node(node)} has an attribute {name!r} of type {KINDS[kind]}; "
+                f"{node.op_type} takes {KINDS[expected]}"
             )
         if node.domain in ("", "ai.onnx"):
             _check_strings(attribute, node)
 
 
-def _kind(attribute: AttributeProto, node: NodeProto, operators: Operators) -> int:
-    """The type of an attribute, which holds a value of it and no other."""
-    where = f"attribute {attribute.name!r} of {shown(node)}"
+def _kind(attribute: AttributeProto, node: NodeProto, operators: OperatorScope) -> int:
+    """The type of an attribute; refuses one whose value is of another type."""
+    where = f"attribute {attribute.name!r} of {describe_node(node)}"
     kind, reference = attribute.type, attribute.ref_attr_name
     held = [field.name for field, _ in attribute.ListFields() if field.name not in NOT_A_VALUE]
     check_text(attribute.doc_string, f"the description of {where}")
@@ -234,17 +238,17 @@ def _check_strings(attribute: AttributeProto, node: NodeProto) -> None:
         try:
             text.decode()
         except UnicodeDecodeError:
-            check_text(text, f"attribute {attribute.name!r} of {shown(node)}")
+            check_text(text, f"attribute {attribute.name!r} of {describe_node(node)}")
 
 
 FunctionKey = tuple[str, str, str]
 """Domain, name and overload."""
 
 MOST_NODES: Final = 2_000_000
-"""Of a model whose functions are inlined."""
+"""The limit for a model with its functions inlined."""
 
 
-def own_functions(model: ModelProto) -> dict[FunctionKey, FunctionProto]:
+def functions_by_key(model: ModelProto) -> dict[FunctionKey, FunctionProto]:
     """
     Raises:
         ModelError: two have the same name.
@@ -253,20 +257,20 @@ def own_functions(model: ModelProto) -> dict[FunctionKey, FunctionProto]:
     for function in model.functions:
         key = (_domain(function.domain), function.name, getattr(function, "overload", ""))
         if key in found:
-            raise ModelError(f"the model has two functions {_spelled(key)}; expected one of each name")
+            raise ModelError(f"the model has two functions {_format_key(key)}; expected one of each name")
         found[key] = function
     return found
 
 
 def key_of_call(node: NodeProto) -> FunctionKey:
-    """What a node would call, if the model had such a function."""
+    """The key of the function that a node calls, if the model has it."""
     return (_domain(node.domain), node.op_type, getattr(node, "overload", ""))
 
 
 def check_calls(graph: GraphProto, functions: Mapping[FunctionKey, FunctionProto]) -> None:
     """
     Raises:
-        ModelError: a function calls itself, on whatever way; or the inlined model has too many nodes.
+        ModelError: a function calls itself, directly or not; or the inlined model has too many nodes.
     """
     sizes: dict[FunctionKey, int] = {}
     for key in functions:
@@ -279,7 +283,7 @@ def check_calls(graph: GraphProto, functions: Mapping[FunctionKey, FunctionProto
 
 
 def _measure(start: FunctionKey, functions: Mapping[FunctionKey, FunctionProto], sizes: dict[FunctionKey, int]) -> None:
-    """Find the number of nodes of an inlined function, after those of what it calls; a long chain needs no stack."""
+    """Count the nodes of an inlined function, callees first; iterative, since chains of calls may be long."""
     path: list[FunctionKey] = [start]
     while path:
         key = path[-1]
@@ -292,7 +296,7 @@ def _measure(start: FunctionKey, functions: Mapping[FunctionKey, FunctionProto],
             if unknown[0] in path:
                 circle = [*path[path.index(unknown[0]) :], unknown[0]]
                 raise ModelError(
-                    f"the function {_spelled(unknown[0])} calls itself ({' → '.join(map(_spelled, circle))}); "
+                    f"the function {_format_key(unknown[0])} calls itself ({' → '.join(map(_format_key, circle))}); "
                     "ONNX has no recursion"
                 )
             path.append(unknown[0])
@@ -305,6 +309,6 @@ def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-def _spelled(key: FunctionKey) -> str:
+def _format_key(key: FunctionKey) -> str:
     domain, name, overload = key
     return f"{domain or 'ai.onnx'}::{name}" + (f":{overload}" if overload else "")

@@ -1,4 +1,4 @@
-"""One tensor, dense or sparse: its name, dtype and dims, and data of just that size."""
+"""Checks of a tensor, dense or sparse: its name, dtype and dims, and data of exactly that size."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_payload(tensor: TensorProto, *, may_be_empty: bool = False) -> None:
             f"tensor {tensor.name!r} is one segment of a larger tensor, which nothing reads; save it in one piece"
         )
     held = [field for field in FIELDS if getattr(tensor, field)]
-    raw_bytes = len(tensor.raw_data) if tensor.HasField("raw_data") else 0  # looked at once: protobuf hands out copies
+    raw_bytes = len(tensor.raw_data) if tensor.HasField("raw_data") else 0  # protobuf returns a copy each time
     if raw_bytes or (not held and tensor.HasField("raw_data")):
         held.append("raw_data")
     if tensor.data_location == TensorProto.EXTERNAL:
@@ -141,7 +141,7 @@ def _elements(tensor: TensorProto) -> int:
 def check_tensor(tensor: TensorProto, folder: Path | None, *, may_be_empty: bool) -> None:
     """
     Args:
-        folder: of its external data; None where that is not known, and nothing is said of the file.
+        folder: of its external data; None if it is not known, and then the file is not checked.
         may_be_empty: a tensor without data, or whose file is missing, is a weight that was left out.
 
     Raises:
@@ -179,7 +179,7 @@ def check_sparse(sparse: SparseTensorProto) -> None:
     """
     Raises:
         ModelError: values and indices that do not fit each other or the shape; or a shape that no memory holds, since
-            whoever runs the model makes it dense.
+            runtimes make it dense.
     """
     name, dims = sparse.values.name, list(sparse.dims)
     where = f"sparse tensor {name!r}"
@@ -210,7 +210,7 @@ MOST_PATH: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class ExternalEntry:
-    """Where a tensor's bytes lie, relative to the model's folder."""
+    """The position of a tensor's bytes in a file, relative to the model's folder."""
 
     location: str
     offset: int

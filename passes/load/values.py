@@ -1,4 +1,4 @@
-"""Text and types: string fields that are UTF-8, dtypes and dims that ONNX knows."""
+"""Checks of text and types: string fields in UTF-8, dtypes and dims that ONNX has."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What a model computes, says and is worth running as; its weights lie in files (`passes/weights/`).
+"""Analysis of whole models; their weights are stored apart (`passes/weights/`).
 
-    canonical.py   what it computes, as digests: names and order do not count
-    signature.py   what its caller relies on, and what it says of itself
-    analysis.py    a model on trial, with what has been found out about it
-    extraction.py  some nodes of it as a model of their own
-    rounding.py    sums by which a matrix is known again to rounding
+    canonical.py   digests of what a model and its values compute: names and order do not count
+    signature.py   declared inputs and outputs, and annotations
+    analysis.py    a model with facts on it that are computed once
+    extraction.py  some nodes of a model as a model of their own; functions inlined
+    rounding.py    sums that identify a matrix up to rounding
 
-Stands on `passes/weights/`, `passes/graph/` and the door (`passes/load/`) alone.
+Imports only `passes/weights/`, `passes/graph/` and `passes/load/`.
 """

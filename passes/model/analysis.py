@@ -1,4 +1,4 @@
-"""A model on trial, with what has been found out about it, so that nothing is found out twice."""
+"""A model with facts on it, each computed once and then cached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["AnalyzedModel", "what_is_invalid"]
 
 @dataclass(frozen=True)
 class AnalyzedModel:
-    """`model`, whose graph does not change any more; names and metadata may."""
+    """A model whose graph does not change any more; names and metadata may."""
 
     model: DetachedModel
 
@@ -37,20 +37,20 @@ class AnalyzedModel:
 
     @cached_property
     def made(self) -> frozenset[str]:
-        """The values that those make."""
+        """The outputs of the live nodes."""
         return frozenset(name for node in self.live for name in node.output)
 
     @cached_property
     def invalid(self) -> str:
-        """Which of ONNX's rules it breaks; empty for none."""
+        """The error of ONNX's checker; empty for a valid model."""
         return what_is_invalid(self.model)
 
 
 def what_is_invalid(model: DetachedModel) -> str:
-    """What ONNX's checker says of `model`, in one line; empty when it is valid.
+    """The error of ONNX's checker on `model`, in one line; empty when it is valid.
 
-    The checker counts the numbers of a tensor, so stand-ins are shown to it as graph inputs of their type. It does not
-    look at the metadata of nodes, which may be most of the graph.
+    The checker counts the numbers of a tensor, so stand-ins become graph inputs of their type. The metadata of nodes,
+    which may be most of the graph, is removed first, since the checker ignores it.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -63,7 +63,7 @@ def what_is_invalid(model: DetachedModel) -> str:
         if tensor.name not in inputs:
             entry = graph.input.add(name=tensor.name)
             entry.type.tensor_type.elem_type = tensor.data_type
-            entry.type.tensor_type.shape.SetInParent()  # has to be there; nothing looks at the sizes
+            entry.type.tensor_type.shape.SetInParent()  # required; the sizes are not checked
     names = {tensor.name for tensor in stands_in}
     held = [tensor for tensor in graph.initializer if tensor.name not in names]
     del graph.initializer[:]

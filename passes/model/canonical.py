@@ -1,6 +1,6 @@
-"""One digest per meaning: graphs that differ in names, metadata or the order of independent nodes digest the same.
+"""Digests of what graphs compute: names, metadata and the order of independent nodes do not count.
 
-A model is read once (`read`); what its values mean, under whatever is known of them, is then computed from that.
+A model is read once (`read`); the digests of its values, under known equalities, are then computed from that.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ValueDigests:
-    """What each value of a model is computed from, as a digest: equal digests are equal values, bit for bit.
+    """A digest of each value's computation: values with equal digests are equal bit for bit.
 
-    Dead code does not count, an Identity is what it reads, and a Constant node is an initializer. `whole` is the digest
-    of all outputs: models in which it is the same run the same operators on the same values, so their outputs are equal
-    bit for bit and need no comparison.
+    Dead code does not count, an Identity has the digest of its input, and a Constant node that of an initializer.
+    `whole` is the digest of all outputs: models in which it is the same run the same operators on the same values, so
+    their outputs are equal bit for bit and need no comparison.
     """
 
     values: Mapping[str, str]
@@ -46,7 +46,7 @@ class ValueDigests:
 
 
 Substitute = Callable[[str, str], str]
-"""Name of a node's output and its digest → the meaning that it is given."""
+"""Name of a node's output and its digest → the digest to use in its place."""
 
 
 def _as_it_is(_: str, digest: str) -> str:
@@ -55,7 +55,7 @@ def _as_it_is(_: str, digest: str) -> str:
 
 @dataclass(frozen=True)
 class CanonicalGraph:
-    """What a model says, without the names that say nothing. It does not follow later changes of the model."""
+    """A model without the names that do not matter. It does not follow later changes of the model."""
 
     header: str
     graph: GraphReading
@@ -64,16 +64,16 @@ class CanonicalGraph:
 
     @cached_property
     def canonical(self) -> str:
-        """A digest of what the model computes: ops, attributes, wiring and values, seen from inputs and outputs.
+        """A digest of what the model computes: ops, attributes, edges and values.
 
-        Every value is named by what it is computed from, so names and order drop out. Dead nodes and unused
-        initializers count by what they are, since removing them is a change; so does how often each value is read,
-        since to read one of two equal values in place of the other may leave that one dead.
+        Every value is identified by its computation, so names and order do not count. Dead nodes and unused
+        initializers do count, since removing them is a change; so does how often each value is read, since reading one
+        of two equal values in place of the other may leave that one dead.
         """
         return _mix(self.header, _walk(self.graph, {}, False, _as_it_is))
 
     def meanings(self, substitute: Substitute = _as_it_is) -> ValueDigests:
-        """The meaning of every value; `substitute` may give one that of a value known to be equal."""
+        """The digest of every value; `substitute` may replace one by that of a value known to be equal."""
         meaning: dict[str, str] = {}
         whole = _walk(self.graph, meaning, True, substitute)
         return ValueDigests(meaning, _mix(self.header, whole))
@@ -90,11 +90,11 @@ def read(model: DetachedModel, tensor_key: TensorKey = _content) -> CanonicalGra
     """Read `model`: its attributes and constants, which is most of the work.
 
     Args:
-        tensor_key: what tells one tensor from another; its content by default.
+        tensor_key: identifies a tensor; by default, its content.
     """
     opsets = sorted((entry.domain, entry.version) for entry in model.proto.opset_import)
     own = frozenset((function.domain, function.name) for function in model.proto.functions)
-    reader = _Reader(model, own, "", tensor_key)
+    reader = _GraphReader(model, own, "", tensor_key)
     bodies = tuple(GraphReading((), (), reader.nodes(one.node), tuple(one.output)) for one in model.proto.functions)
     functions = sorted(_function_digest(*pair) for pair in zip(model.proto.functions, bodies, strict=True))
     graph = replace(reader, bodies=_hash(functions) if functions else "").graph(model.proto.graph)
@@ -102,7 +102,7 @@ def read(model: DetachedModel, tensor_key: TensorKey = _content) -> CanonicalGra
 
 
 def function_digests(model: DetachedModel, reading: CanonicalGraph) -> dict[str, str]:
-    """`domain::name` (and overload) of each of the model's own functions → what it takes and computes."""
+    """`domain::name` (and overload) of each of the model's own functions → a digest of its computation."""
     found = {}
     for function, body in zip(model.proto.functions, reading.functions, strict=True):
         overload = getattr(function, "overload", "")
@@ -112,7 +112,7 @@ def function_digests(model: DetachedModel, reading: CanonicalGraph) -> dict[str,
 
 
 def _function_digest(function: FunctionProto, body: GraphReading) -> str:
-    """The names of its values and nodes do not count."""
+    """Digest of a function; the names of its values and nodes do not count."""
     meaning = {name: _hash("input", place) for place, name in enumerate(function.input)}
     _walk(body, meaning, True, _as_it_is)
     defaults = sorted(one.SerializeToString(deterministic=True).hex() for one in function.attribute_proto)
@@ -123,17 +123,17 @@ def _function_digest(function: FunctionProto, body: GraphReading) -> str:
 
 
 def canonical_digest(model: DetachedModel) -> str:
-    """`Reading.canonical` of a model."""
+    """`CanonicalGraph.canonical` of a model."""
     return read(model).canonical
 
 
 def meanings_of(model: DetachedModel) -> ValueDigests:
-    """`Reading.meanings` of a model."""
+    """`CanonicalGraph.meanings` of a model."""
     return read(model).meanings()
 
 
 class NodeReading(NamedTuple):
-    """`says` is a digest of op and plain attributes, `shape` of how many inputs and which outputs there are."""
+    """A node: `says` is a digest of op and plain attributes, `shape` the number of inputs and which outputs exist."""
 
     says: str
     shape: str
@@ -145,12 +145,12 @@ class NodeReading(NamedTuple):
     constant: str
     """The digest of what a Constant holds; empty for other nodes."""
     draw: str
-    """Tells a random number from others that are drawn alike; empty for other nodes."""
+    """Distinguishes random nodes that look the same; empty for other nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphReading:
-    """`nodes` are in the graph's order."""
+    """A graph without its node names; `nodes` are in the graph's order."""
 
     inputs: tuple[tuple[str, str], ...]
     """Name and digest: names of a graph's inputs and outputs are its signature, so they count."""
@@ -158,11 +158,11 @@ class GraphReading:
     nodes: tuple[NodeReading, ...]
     outputs: tuple[str, ...]
     is_body: bool = False
-    """Of a node: then inputs and outputs go by their order, and names say nothing."""
+    """Whether it is the body of a node: then inputs and outputs go by order, and their names do not count."""
 
 
 def _walk(graph: GraphReading, meaning: dict[str, str], live: bool, substitute: Substitute) -> str:
-    """Digest of `graph`; adds the meanings of its values to those from outside."""
+    """Digest of `graph`; adds the digests of its values to those of outer values in `meaning`."""
     meaning[""] = "absent"
     meaning.update(graph.inputs)
     meaning.update(graph.stored)
@@ -190,7 +190,7 @@ def _reads(graph: GraphReading) -> Counter[str]:
 
 
 def _step(node: NodeReading, meaning: dict[str, str], live: bool, substitute: Substitute) -> str:
-    """Digest of `node`; adds the meanings of its outputs."""
+    """Digest of `node`; adds the digests of its outputs to `meaning`."""
     if live and node.is_identity:
         meaning[node.outputs[0]] = meaning.get(node.inputs[0], node.inputs[0])
         return ""
@@ -212,15 +212,15 @@ def _step(node: NodeReading, meaning: dict[str, str], live: bool, substitute: Su
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    """`own` are the names of the model's own functions, `bodies` a digest of all of them."""
+class _GraphReader:
+    """Reads graphs of `model`; `own` are the names of its own functions, `bodies` a digest of all of them."""
 
     model: DetachedModel
     own: frozenset[tuple[str, str]]
     bodies: str
     tensor_key: TensorKey
     known: dict[Hashable, str] = field(default_factory=dict)
-    """What has been digested."""
+    """Digests by their parts."""
 
     def graph(self, graph: GraphProto, *, is_body: bool = False) -> GraphReading:
         inputs = [
@@ -248,21 +248,21 @@ class _Reader:
         op, inputs, outputs = node.op_type, tuple(node.input), tuple(node.output)
         if op == "Constant" and node.domain == "" and node.attribute and node.attribute[0].name == "value":
             constant = self.tensor(node.attribute[0].t)
-        draw = f"#{place}" if op in RANDOM_OPS else ""  # two of them are two draws, although they look the same
+        draw = f"#{place}" if op in RANDOM_OPS else ""  # equal random nodes draw different numbers
         shape = f"{len(inputs)}:{''.join(['1' if name else '0' for name in outputs])}"
         domain = "" if node.domain == "ai.onnx" else node.domain
         is_identity = op == "Identity" and domain == "" and len(inputs) == len(outputs) == 1
         overload = getattr(node, "overload", "")
         domain += f":{overload}" if overload else ""  # which of several functions is called
-        says = self.said(domain, op, tuple(plain), self.bodies if (node.domain, op) in self.own else "")
+        says = self.digest_op(domain, op, tuple(plain), self.bodies if (node.domain, op) in self.own else "")
         return NodeReading(says, shape, inputs, outputs, tuple(bodies), is_identity, constant, draw)
 
-    def said(self, domain: str, op: str, plain: tuple[tuple[str, object], ...], bodies: str) -> str:
-        """The digest of what a node says; most nodes of a model say what others say too."""
-        told = (domain, op, plain, bodies)
-        digest = self.known.get(told)
+    def digest_op(self, domain: str, op: str, plain: tuple[tuple[str, object], ...], bodies: str) -> str:
+        """The digest of op and attributes, cached: many nodes of a model have the same."""
+        key = (domain, op, plain, bodies)
+        digest = self.known.get(key)
         if digest is None:
-            digest = self.known[told] = _hash(domain, op, list(plain), bodies)
+            digest = self.known[key] = _hash(domain, op, list(plain), bodies)
         return digest
 
     def attribute(self, attribute: AttributeProto) -> object:
@@ -296,7 +296,7 @@ SMALL: Final = 16
 """Elements below which a tensor is a shape, an axis or a scale, and counts by its values."""
 
 DIGITS: Final = 5
-"""Of floating-point values: libraries on other processors may round the last ones otherwise."""
+"""Digits of floating-point values: libraries on other processors may round further ones differently."""
 
 LENGTH: Final = 12
 
@@ -304,13 +304,13 @@ LENGTH: Final = 12
 def structure_fingerprint(model: DetachedModel) -> str:
     """12 hex digits that change when an op, an attribute, an edge, or the shape or dtype of a weight does.
 
-    As for `Reading.canonical`, names and the order of independent nodes do not count. Weights count by shape and dtype;
-    tensors of fewer than 16 elements by value.
+    As for `CanonicalGraph.canonical`, names and the order of independent nodes do not count. Weights count by shape and
+    dtype; tensors of fewer than 16 elements by value.
     """
-    return read(model, _told).canonical[:LENGTH]
+    return read(model, _small_values_key).canonical[:LENGTH]
 
 
-def _told(model: DetachedModel, tensor: TensorProto) -> str:
+def _small_values_key(model: DetachedModel, tensor: TensorProto) -> str:
     if math.prod(tensor.dims) >= SMALL or tensor.data_type == TensorProto.STRING:
         return ""
     values = model.array(tensor).ravel().tolist()

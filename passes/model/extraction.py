@@ -1,4 +1,4 @@
-"""Models made of models: some nodes cut out as a model of their own, functions inlined."""
+"""Models made from models: some nodes as a model of their own, functions inlined."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, inliner
 from passes.graph.traversal import infer_types, reads_of
 from passes.weights.detached import DetachedModel
 
-__all__ = ["cut", "lead_in", "types_of", "with_functions_inlined"]
+__all__ = ["extract_nodes", "lead_in", "types_of", "with_functions_inlined"]
 
 
 def types_of(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
@@ -19,18 +19,20 @@ def types_of(proto: onnx.ModelProto) -> dict[str, ValueInfoProto]:
     return {info.name: info for info in (*graph.input, *graph.value_info, *graph.output)}
 
 
-def cut(model: DetachedModel, nodes: Sequence[NodeProto], types: Mapping[str, ValueInfoProto]) -> DetachedModel | None:
+def extract_nodes(
+    model: DetachedModel, nodes: Sequence[NodeProto], types: Mapping[str, ValueInfoProto]
+) -> DetachedModel | None:
     """`nodes` as a model; None when an input or output of it has no known type.
 
-    What they read and do not make becomes an input, what they make and do not read an output.
+    Values that they only read become inputs, values that they only compute become outputs.
     """
     source = model.proto
-    made = [name for node in nodes for name in node.output if name]
+    computed = [name for node in nodes for name in node.output if name]
     read = list(dict.fromkeys(name for node in nodes for name in reads_of(node)))
     stored = {tensor.name: tensor for tensor in source.graph.initializer}
-    inputs = [name for name in read if name not in made and name not in stored]
+    inputs = [name for name in read if name not in computed and name not in stored]
     own = {output.name for output in source.graph.output}
-    outputs = [name for name in made if name in own or name not in read]
+    outputs = [name for name in computed if name in own or name not in read]
     if not outputs or any(name not in types for name in (*inputs, *outputs)):
         return None
     proto = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
@@ -45,7 +47,7 @@ def cut(model: DetachedModel, nodes: Sequence[NodeProto], types: Mapping[str, Va
 
 
 def lead_in(part: onnx.ModelProto, info: ValueInfoProto) -> None:
-    """Let the value `info` come from an input of `part` through a node, as it came from one where it was cut out.
+    """Add an input to `part`, and a node that computes the value `info` from it, as a node did in the source model.
 
     Not as an input itself: onnxoptimizer's fuse_qkv aborts where three products read one.
     """

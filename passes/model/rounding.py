@@ -1,4 +1,4 @@
-"""Sums by which a matrix is known again to rounding, whoever computed it, and as it is or transposed."""
+"""Sums that identify a matrix up to rounding and transposition."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Sums:
     unit: float
 
     def is_close(self, other: Sums) -> bool:
-        """Whether both may be the same matrix, rounded otherwise."""
+        """Whether both may be the same matrix, rounded differently."""
         room = ROUNDINGS * max(self.unit, other.unit)
         return (
             self.size == other.size
@@ -34,14 +34,14 @@ class Sums:
 
 
 def sums_of(array: np.ndarray) -> Sums:
-    """The sums of a matrix; of a stack, of its matrices beside each other."""
+    """The sums of a matrix; a stack counts as its matrices side by side."""
     rows = array.reshape(array.shape[0] if array.ndim else 1, -1).astype(np.float64)
     norm = float(np.linalg.norm(rows))
     weighed: list[float] = []
     for ones, others in pairwise(np.random.default_rng(0).integers(0, 2**31, FACTORS)):
         left, right = (_factors(seed, rows.shape[0]) for seed in (ones, others))
         above, below = (_factors(seed, rows.shape[1]) for seed in (ones, others))
-        # The transposed matrix has the two the other way round.
+        # Sorted, since the transposed matrix has the two in the other order.
         weighed += sorted((float(left @ rows @ below), float(right @ rows @ above)))
     unit = float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else UNIT
     return Sums(array.size, norm, tuple(each / norm if norm else 0.0 for each in weighed), unit)
@@ -57,4 +57,4 @@ ROUNDINGS: Final = 64
 """Units of rounding by which sums over a row may differ, such as those of weight norm."""
 
 UNIT: Final = float(np.finfo(np.float32).eps)
-"""The rounding where a type says nothing of it."""
+"""The rounding for types that are not floats."""

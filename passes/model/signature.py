@@ -1,4 +1,4 @@
-"""What a caller relies on, the declared signature; and what a model says beside what it computes."""
+"""The declared signature of a model, which its caller relies on; and its annotations."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from onnx import GraphProto, ModelProto, StringStringEntryProto, TensorProto, TypeProto, ValueInfoProto
 
 from passes.errors import StepFailed
-from passes.graph.formatting import is_unsaid, spelled_type
+from passes.graph.formatting import format_type, is_unknown_dim
 from passes.weights.detached import DetachedModel
 
 __all__ = ["Annotations", "annotations_of", "keep_signature"]
 
 
 def keep_signature(before: DetachedModel, after: DetachedModel, *, narrows: bool = False) -> None:
-    """Put the types that `before` declares back on the inputs and outputs of `after`, which changes it.
+    """Put the types that `before` declares back on the inputs and outputs of `after`, in place.
 
-    A pass may have inferred a size for a named dim, from an example say; for the caller it is still open. Only what
-    `before` does not say at all of an output may be filled in; an input stays as open as it was.
+    A pass may have inferred a size for a named dim, for example from an example input; for the caller it is still open.
+    Only what `before` leaves out of an output's type is filled in; an input's type does not change.
 
     Args:
         narrows: the step was asked to give inputs other shapes, so only names have to stay.
@@ -34,10 +34,8 @@ def keep_signature(before: DetachedModel, after: DetachedModel, *, narrows: bool
             raise StepFailed(f"changes the model's {what}s from {had} to {has}")
         for old, new in () if narrows else zip(declared, made, strict=True):
             if _contradicts(old.type, new.type):
-                raise StepFailed(
-                    f"changes the model's {what} {old.name} from {spelled_type(old)} to {spelled_type(new)}"
-                )
-            new.type.CopyFrom(old.type if what == "input" else _filled_in(old.type, new.type))
+                raise StepFailed(f"changes the model's {what} {old.name} from {format_type(old)} to {format_type(new)}")
+            new.type.CopyFrom(old.type if what == "input" else _fill_in(old.type, new.type))
 
 
 def _infos(graph: GraphProto, what: str) -> list[ValueInfoProto]:
@@ -46,7 +44,7 @@ def _infos(graph: GraphProto, what: str) -> list[ValueInfoProto]:
 
 
 def _contradicts(old: TypeProto, new: TypeProto) -> bool:
-    """Whether both say something, and not the same. Sequences and the like are only told from tensors."""
+    """Whether both types are declared and differ. Of sequences, optionals and maps only the kind is compared."""
     kinds = {old.WhichOneof("value"), new.WhichOneof("value")} - {None}
     if kinds != {"tensor_type"}:
         return len(kinds) > 1
@@ -62,8 +60,8 @@ def _contradicts(old: TypeProto, new: TypeProto) -> bool:
     )
 
 
-def _filled_in(old: TypeProto, new: TypeProto) -> TypeProto:
-    """`old`, with what it leaves unsaid from `new`, which does not contradict it."""
+def _fill_in(old: TypeProto, new: TypeProto) -> TypeProto:
+    """`old`, completed by what `new` declares in addition; they do not contradict each other."""
     if old.WhichOneof("value") is None:
         return new
     filled = TypeProto()
@@ -78,7 +76,7 @@ def _filled_in(old: TypeProto, new: TypeProto) -> TypeProto:
         tensor.shape.CopyFrom(found.shape)
         return filled
     for dim, other in zip(tensor.shape.dim, found.shape.dim, strict=True):
-        if is_unsaid(dim):
+        if is_unknown_dim(dim):
             dim.CopyFrom(other)
     return filled
 
@@ -88,10 +86,10 @@ Props = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """Compared as a whole. The order of nodes and types does not count; bodies of If and Loop are not looked into."""
+    """The annotations of a model, to compare: order does not count, and bodies of If and Loop are ignored."""
 
     types: dict[str, bytes]
-    """Of outputs too: what is pinned in one model is an inner value of the other."""
+    """The types of inner values, and of outputs: an output that is pinned in one model is an inner value of another."""
     nodes: Counter[tuple[str, str, tuple[str, ...], Props]]
     props: Props
 

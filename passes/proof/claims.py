@@ -1,9 +1,9 @@
-"""Claims that values of a changed model equal values of the model before: what has to be run is no more than these.
+"""Claims that values of a changed model equal values of the model before it, so that only those have to be computed.
 
-After most changes a model differs in a few places, and behind each of them the same operators run on the same values,
-if only the values at those places are the same. So each place becomes a claim, `new is old`. With the claims taken for
-granted, the outputs of both models have to have one meaning; then it is enough to run the changed nodes, on values of
-the model before, and to find each claim true bit for bit. Claims rest only on claims that come before them.
+After most changes a model differs in a few places. If the values at those places are equal, the operators after them
+run on equal values. So each place becomes a claim, `new is old`. Assuming the claims, the outputs of both models must
+have the same digest; then it is enough to run the changed nodes, on held values of the model before, and to find each
+claim true bit for bit. A claim depends only on claims that come before it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = [
     "Distinct",
     "Refinement",
     "claims_by_name",
-    "claims_refined",
     "inferred_shapes",
+    "refine_claims",
     "small_values",
 ]
 
@@ -48,7 +48,7 @@ class Distinct:
 
 @dataclass(frozen=True)
 class BaseModelRun:
-    """`model` with what is known of it."""
+    """A model that was measured, with the digests of its values; claims refer to it."""
 
     model: DetachedModel
     meanings: ValueDigests
@@ -81,13 +81,13 @@ class BaseModelRun:
 
 
 def inferred_shapes(model: DetachedModel) -> dict[str, Distinct]:
-    """The values of a known size, by inference alone: what a model says of its values itself may be wrong."""
+    """Values of a known size, by inference alone: the types that a model declares for its values may be wrong."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     _forget_types(proto.graph)
     try:
         graph = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
-    except Exception:  # then nothing is known
+    except Exception:  # inference failed, so no shape is known
         return {}
     found = {}
     for info in (*graph.value_info, *graph.input, *graph.output):
@@ -99,7 +99,7 @@ def inferred_shapes(model: DetachedModel) -> dict[str, Distinct]:
 
 
 def _forget_types(graph: onnx.GraphProto) -> None:
-    """Leave no type but those of the inputs."""
+    """Remove all types but those of the inputs."""
     del graph.value_info[:]
     for output in graph.output:
         output.ClearField("type")
@@ -150,7 +150,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims under which `after` computes what the base does, and what its values then mean."""
+    """The claims under which `after` computes what the base does, and the digests of its values under them."""
 
     after: DetachedModel
     reading: CanonicalGraph
@@ -165,10 +165,10 @@ class Claims:
     def initializers(self) -> Mapping[str, TensorProto]:
         return {tensor.name: tensor for tensor in self.after.proto.graph.initializer}
 
-    def learned(self, base: BaseModelRun, equal: dict[str, str]) -> ValueDigests:
-        """What the values of `after` mean now that the claims have been found true; adds to `equal` what that takes.
+    def resolve_meanings(self, base: BaseModelRun, equal: dict[str, str]) -> ValueDigests:
+        """The digests of the values of `after`, now that the claims are proven; adds the equalities to `equal`.
 
-        Meanings of the base stay as they are, also when two of them turned out to be equal.
+        Digests of the base do not change, even where two of them turned out to be equal.
         """
         known = frozenset(base.meanings.values.values())
 
@@ -183,7 +183,7 @@ class Claims:
         return self.reading.meanings(substitute)
 
     def cover(self, base: BaseModelRun, names: Iterable[str]) -> bool:
-        """Whether they also say that the values called `names`, where both models have them, are the same."""
+        """Whether the claims also imply that the values called `names`, where both models have them, are equal."""
         before = {claim.new: claim.digest for claim in self.claims}
         for name in names:
             now, then = self.meanings.values.get(name), base.meanings.values.get(name)
@@ -204,10 +204,10 @@ def claims_by_name(
     def old_name(name: str, digest: str) -> str | None:
         return name if digest not in known and name in base.producers else None
 
-    return _claimed(base, after, reading, equal, old_name)
+    return _make_claims(base, after, reading, equal, old_name)
 
 
-def claims_refined(base: BaseModelRun, claims: Claims, equal: Mapping[str, str]) -> Claims | None:
+def refine_claims(base: BaseModelRun, claims: Claims, equal: Mapping[str, str]) -> Claims | None:
     """Push each claim back through nodes that are the same on both sides: `Reshape(x, a)` is `Reshape(x, b)` if a is b.
 
     This finds smaller values to look at. None when there is nothing to refine, or the outputs then differ.
@@ -215,10 +215,10 @@ def claims_refined(base: BaseModelRun, claims: Claims, equal: Mapping[str, str])
     pairs = Refinement(base, claims).smallest_pairs()
     if all(claim.new in pairs for claim in claims.claims):
         return None
-    return _claimed(base, claims.after, claims.reading, equal, lambda name, _: pairs.get(name))
+    return _make_claims(base, claims.after, claims.reading, equal, lambda name, _: pairs.get(name))
 
 
-def _claimed(
+def _make_claims(
     base: BaseModelRun,
     after: DetachedModel,
     reading: CanonicalGraph,
@@ -273,7 +273,7 @@ class Refinement:
         return pairs
 
     def _differing_operands(self, new: str, old: str) -> list[tuple[str, str]]:
-        """The pairs of computed operands by which two results of one operation differ; empty where that is not all."""
+        """The pairs of operands that make two results of one operation differ; empty if some are not computed."""
         left, right = self.claims.producers.get(new), self.base.producers.get(old)
         if (
             left is None

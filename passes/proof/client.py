@@ -1,4 +1,4 @@
-"""Asks the proof worker: every call of `server.py`, typed. A server is set up first, and anew when one has died."""
+"""The client of the proof worker: a typed call for each method of `server.py`; it replaces a server that has died."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from passes.context import PassContext
 from passes.errors import StepCrashed, StepTimedOut
 from passes.proof.draw_choice import ChosenDraw
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan
-from passes.proof.fault_injection import Fault
+from passes.proof.fault_injection import InjectedFault
 from passes.proof.gauges import Gauges
 from passes.proof.numbers import Tolerance
-from passes.proof.part import Part
+from passes.proof.part import ProofPart
 from passes.proof.precision import Precisions
 from passes.proof.tables import Match, TablesPart
 from passes.proof.types import BaselineRun, DrawErrors, Reference, RunRequest
@@ -30,22 +30,22 @@ CHOOSE: Final = "passes.proof.server:run_and_choose"
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
-    """A question that waits for its answer, which `noted` takes."""
+class _PendingQuestion:
+    """A question that waits for its answer, which `on_answer` takes."""
 
-    noted: Callable[[Any], None]
+    on_answer: Callable[[Any], None]
     question: str
     arguments: Mapping[str, Any]
     ticket: int
 
 
 class ProofClient:
-    """One prover's way to its server. Whatever the server runs may fail there: all questions raise StepFailed then.
+    """One prover's connection to its server. A question raises StepFailed where the server fails to run it.
 
     Args:
         references: the draws, with what is expected of them.
         tolerances: by dtype, in place of the documented ones.
-        restore: tells a server that has just been set up what the last one knew.
+        restore: sends a new server what the last one knew.
     """
 
     def __init__(
@@ -62,25 +62,25 @@ class ProofClient:
         self._spill = bench.spill
         self._owner = uuid4().hex
         self._generation = 0
-        """Of the worker's processes the one that has the server; 0 for none."""
-        self._begun: _Begun | None = None
+        """The generation of the worker process that has the server; 0 for none."""
+        self._pending: _PendingQuestion | None = None
 
     def replace_references(self, references: Sequence[Reference]) -> None:
-        """The draws that the server has chosen by itself: what one that is set up later has to be given."""
+        """Take the draws that the server has chosen, so that a later server gets them."""
         self._references = references
 
     def begin_baseline(
         self,
-        noted: Callable[[BaselineRun], None],
+        on_answer: Callable[[BaselineRun], None],
         model: DetachedModel,
         request: RunRequest,
         computed_in: Precisions,
         gauges: Gauges,
         plan: DrawPlan | None,
     ) -> None:
-        """Begin to run the exported model; `settle`, or the next question, gives what is found to `noted`."""
+        """Begin to run the exported model; `settle`, or the next question, passes the result to `on_answer`."""
         asked = {"request": request, "computed_in": computed_in, "gauges": gauges, "plan": plan}
-        self._begin(noted, "run_baseline", model=portable(model, self._spill), **asked)
+        self._begin(on_answer, "run_baseline", model=portable(model, self._spill), **asked)
 
     def judge(self, computed_in: Precisions) -> None:
         """From now on judge values by the types that the exported model computes them in."""
@@ -90,22 +90,22 @@ class ProofClient:
         """The errors of outputs and inner values, for each draw."""
         return self._ask("run", model=portable(model, self._spill), request=request)
 
-    def held(self) -> frozenset[str]:
+    def held_meanings(self) -> frozenset[str]:
         """The meanings of which every draw has the value."""
-        return self._ask("held")
+        return self._ask("held_meanings")
 
-    def are_equal(self, part: Part) -> bool:
+    def are_equal(self, part: ProofPart) -> bool:
         """Whether the values of each pair are the same bits in every draw."""
         source = portable(part.model, self._spill)
-        return self._ask("equal", part=source, given=part.given, distinct=part.distinct, pairs=part.pairs)
+        return self._ask("are_equal", part=source, given=part.given, distinct=part.distinct, pairs=part.pairs)
 
     def match_tables(self, tables: TablesPart) -> Sequence[Match]:
-        """Where the rows of each new table lie in the old ones."""
+        """Match the rows of each new table with those of the old tables."""
         source = portable(tables.model, self._spill)
         return self._ask("match_tables", part=source, olds=tables.olds, news=tables.news)
 
-    def plant(self, fault: Fault) -> None:
-        """Begin to find out how far `fault` moves the values where it is seen."""
+    def plant(self, fault: InjectedFault) -> None:
+        """Begin to measure how far `fault` moves its values."""
         part = portable(fault.model, self._spill)
         self._ask("plant", part=part, cuts=fault.cuts, zeroed=fault.zeroed, seen=fault.values)
 
@@ -114,10 +114,10 @@ class ProofClient:
         return self._ask("excess")
 
     def settle(self) -> None:
-        """Wait for the answer to what was begun, if anything was."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            begun.noted(ask_again(partial(self._collect, [begun])))
+        """Wait for the answer to the pending question, if there is one."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.on_answer(ask_again(partial(self._collect, [pending])))
 
     def _ask(self, question: str, **arguments: Any) -> Any:
         answers: list[Any] = []
@@ -125,27 +125,27 @@ class ProofClient:
         self.settle()
         return answers[0]
 
-    def _begin(self, noted: Callable[[Any], None], question: str, **arguments: Any) -> None:
+    def _begin(self, on_answer: Callable[[Any], None], question: str, **arguments: Any) -> None:
         self.settle()
-        self._begun = ask_again(lambda: self._put(noted, question, arguments))
+        self._pending = ask_again(lambda: self._post(on_answer, question, arguments))
 
-    def _collect(self, questions: list[_Begun]) -> Any:
-        """The answer to the last of `questions`, which is put once more if the worker waits for it no longer: it was
-        asked something else in between, or has died."""
+    def _collect(self, questions: list[_PendingQuestion]) -> Any:
+        """The answer to the last of `questions`, which is sent again if the worker has died or was asked something
+        else in between."""
         last = questions[-1]
         if not self._worker.awaits(last.ticket):
-            last = self._put(last.noted, last.question, last.arguments)
+            last = self._post(last.on_answer, last.question, last.arguments)
             questions.append(last)
         return self._worker.collect(last.ticket)
 
-    def _put(self, noted: Callable[[Any], None], question: str, arguments: Mapping[str, Any]) -> _Begun:
+    def _post(self, on_answer: Callable[[Any], None], question: str, arguments: Mapping[str, Any]) -> _PendingQuestion:
         while True:
             self._worker.start()
             if self._generation != self._worker.generation:
                 self._open()
             ticket = self._worker.post(ASK, owner=self._owner, question=question, **arguments)
             if self._generation == self._worker.generation:
-                return _Begun(noted, question, arguments, ticket)
+                return _PendingQuestion(on_answer, question, arguments, ticket)
             # The process was killed just before, so the question went to a new one, which knows nothing yet.
 
     def _open(self) -> None:
@@ -155,7 +155,7 @@ class ProofClient:
             expected = [dict(one.outputs) for one in self._references]
             self._ask("open", feeds=feeds, expected=expected, tolerances=self._tolerances)
             self._restore()
-        except BaseException:  # a server that knows half of it would find no fault
+        except BaseException:  # a server that was set up in part would find no fault
             self._generation = 0
             raise
 
@@ -165,10 +165,10 @@ def choose_in_worker(
 ) -> tuple[list[ChosenDraw], list[str]]:
     """The draws of `plan` on which `model` runs in onnxruntime, and a sentence for everything that is not drawn.
 
-    The model runs in the proof worker: onnxruntime may crash on it, or never come to an end.
+    The model runs in the proof worker: onnxruntime may crash on it, or never return.
 
     Args:
-        random_outputs: outputs of which no number can be compared, so they do not decide what is drawn.
+        random_outputs: outputs that depend on random numbers, so they do not decide what is drawn.
 
     Raises:
         StepFailed: onnxruntime refuses the model, it does not run on a draw that is needed, or the process ended.
@@ -180,5 +180,5 @@ def choose_in_worker(
     try:
         return ask(plan)
     except (StepCrashed, StepTimedOut) as failure:
-        chosen, skipped = ask(plan.plain())
+        chosen, skipped = ask(plan.reduce_to_needed())
         return chosen, [*skipped, BROUGHT_DOWN.format(failure)]

@@ -1,4 +1,4 @@
-"""What a proof has covered, and what no draw could show: as a test suite says of the code that it runs."""
+"""Coverage of a proof, as of a test suite: which behaviour of the model the draws exercised."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 
 from passes.proof.draws import Draw, Trait
 from passes.proof.gauges import Gauges, Limit, Readings
-from passes.proof.tables import Table
+from passes.proof.tables import LookupTable
 
 __all__ = ["BranchCoverage", "Coverage", "LimitCoverage", "LoopCoverage", "TableCoverage", "coverage_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class TableCoverage:
-    """A table whose rows are looked up by `op`, and how many of them the draws have read; None: not measured.
+    """A table whose rows `op` looks up, and how many of them the draws have read (None: not measured).
 
-    `compared` says whether the rows that were not read have been compared as a weight, after every change.
+    `compared` is whether the rows that were not read were compared as weights after every change.
     """
 
     name: str
@@ -47,9 +47,9 @@ class LoopCoverage:
 
 @dataclass(frozen=True, slots=True)
 class LimitCoverage:
-    """Whether a Clip, or the like, acted on some value below and above, and left one as it is; None: there is no limit.
+    """Whether a Clip or the like changed values below and above its limits, and kept values between (None: no limit).
 
-    Of a Where by a comparison `below` says that the condition was false for some element, `above` that it was true.
+    For a Where on a comparison, `below` is whether the condition was false for some element, `above` whether true.
     """
 
     node: str
@@ -61,14 +61,14 @@ class LimitCoverage:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What the draws of a proof have shown of the reference model.
+    """Which behaviour of the reference model the draws of a proof exercised.
 
-    Nodes are named by their first output. `not_covered` says in sentences what a wrong pass could change unseen.
+    Nodes are named by their first output. `not_covered` lists, as sentences, what a wrong pass could change undetected.
     """
 
     draws: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
-    """Those of `draws` whose inputs the user gave."""
+    """The `draws` whose inputs the user gave."""
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Named dim → its sizes; dims without a name are under the empty one."""
     masks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -89,14 +89,15 @@ def coverage_of(
     skipped: Sequence[str],
     gauges: Gauges,
     readings: Readings,
-    tables: Sequence[Table],
+    tables: Sequence[LookupTable],
     uncovered: Sequence[str],
 ) -> Coverage:
-    """Coverage from what was drawn, what the gauges have shown, and what is not known of the final model's tables.
+    """Coverage from the draws, the readings of the gauges, and the final model's tables.
 
     Args:
-        inputs: what can be drawn otherwise of each input; of inputs that the caller gave nothing is known.
-        skipped: what was not drawn, and why.
+        inputs: the traits that each input can be drawn with; empty where the caller gave the inputs.
+        skipped: sentences on what was not drawn, and why.
+        uncovered: sentences on the rows of tables that could not be compared.
     """
     seeded = [draw for draw in draws if not draw.source]
     table_rows = tuple(_table(table, uncovered) for table in tables if table.varies)
@@ -148,7 +149,7 @@ def _masks(draws: Sequence[Draw]) -> tuple[str, ...]:
     return tuple(name for name, is_drawn in said.items() if is_drawn)
 
 
-def _table(table: Table, uncovered: Sequence[str]) -> TableCoverage:
+def _table(table: LookupTable, uncovered: Sequence[str]) -> TableCoverage:
     lookup = table.lookup
     is_open = any(repr(lookup.data) in sentence for sentence in uncovered)
     return TableCoverage(
@@ -188,11 +189,11 @@ def _unseen(
                 say(limit.op, limit.node, condition if limit.op == "Where" else beyond)
         if not limit.inside and limit.op != "Where":
             say(limit.op, limit.node, "every value is beyond its limits")
-    return [f"{op} {_listed(nodes)}: {what}" for (op, what), nodes in said.items()]
+    return [f"{op} {_list_nodes(nodes)}: {what}" for (op, what), nodes in said.items()]
 
 
-def _listed(nodes: Sequence[str]) -> str:
-    """A model says the same of each of its layers."""
+def _list_nodes(nodes: Sequence[str]) -> str:
+    """The first few of `nodes` and the number of others: layers of a model repeat the same sentence."""
     rest = len(nodes) - MOST_LISTED
     return ", ".join(map(repr, nodes[:MOST_LISTED])) + (f" and {rest} more" if rest > 0 else "")
 

@@ -1,8 +1,8 @@
 """Claims about values that are only moved: what holds for one tensor of distinct elements holds for every tensor.
 
-A Reshape, a Transpose or a Slice puts elements elsewhere and does not look at them. So where both sides of a claim are
-made by such ops from the same values, those values need not be known, only their shapes: both sides are run on numbers
-that are all different, and if the results are equal, each element came from the same place.
+A Reshape, a Transpose or a Slice moves elements and does not depend on them. So where both sides of a claim apply such
+ops to the same values, only the shapes of those values have to be known: both sides are run on distinct numbers, and if
+the results are equal, each element came from the same place.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from onnx import NodeProto, TensorProto
 
 from passes.graph.op_facts import moved_inputs
 from passes.proof.claims import BaseModelRun, Claim, Claims, Distinct
-from passes.proof.part import NEW, Part, first_output, node_of, part_model, part_of, tensor_of
+from passes.proof.part import NEW, ProofPart, first_output, node_of, part_model, part_of, tensor_of
 
 __all__ = ["Mover", "can_be_distinct", "distinct_arrays", "parts_of"]
 
 
-def parts_of(base: BaseModelRun, claims: Claims, held: frozenset[str]) -> list[Part] | None:
-    """The parts that decide `claims`; None when they would be much of the model, or it cannot be run in pieces."""
+def parts_of(base: BaseModelRun, claims: Claims, held: frozenset[str]) -> list[ProofPart] | None:
+    """The parts that decide `claims`; None when they would be a large share of the model, or cannot be run alone."""
     whole = part_of(base, claims, held)
     if whole is not None:
         return [whole]
@@ -36,8 +36,8 @@ def parts_of(base: BaseModelRun, claims: Claims, held: frozenset[str]) -> list[P
 
 
 @dataclass(slots=True)
-class _Sides:
-    """The nodes on both sides of one claim, and what they read."""
+class _ClaimSides:
+    """The nodes on both sides of one claim, and the values that they read."""
 
     nodes: dict[tuple[str, str], NodeProto] = field(default_factory=dict)
     """Side and first output → the node as it goes into the part."""
@@ -48,20 +48,20 @@ class _Sides:
 
 
 class Mover:
-    """Collects the claims that are about moved values, and cuts out what it takes to decide them."""
+    """Collects the claims on moved values, and extracts the part that decides them."""
 
     def __init__(self, base: BaseModelRun, claims: Claims, held: frozenset[str]) -> None:
         self._base = base
         self._claims = claims
         self._held = held
-        self._all = _Sides()
+        self._all = _ClaimSides()
         self._pairs: list[tuple[str, str]] = []
         self.visits = 0
-        """How many nodes it looked at."""
+        """The number of nodes visited."""
 
     def takes(self, claim: Claim) -> bool:
         """Whether both sides of `claim` only move elements of the same values, of known shapes."""
-        sides = _Sides()
+        sides = _ClaimSides()
         if not self._new_side(claim.new, sides) or not self._old_side(claim.old, sides):
             return False
         if not all(name in self._base.shapes for name in sides.cuts):
@@ -73,19 +73,19 @@ class Mover:
         self._pairs.append((NEW + claim.new, claim.old))
         return True
 
-    def part(self) -> Part | None:
-        """What decides the claims that were taken; None if there are not as many numbers as elements."""
+    def part(self) -> ProofPart | None:
+        """The part that decides the claims taken; None if some dtype has too few distinct numbers."""
         distinct: Mapping[str, Distinct] = {name: self._base.shapes[name] for name in sorted(self._all.cuts)}
-        made = {name for node in self._all.nodes.values() for name in node.output}
-        # What one claim moves another may make, or read to know where to; then it is not free to be any number.
-        free = self._all.cuts.isdisjoint(made | self._all.given.keys()) and made.isdisjoint(self._all.given)
+        computed = {name for node in self._all.nodes.values() for name in node.output}
+        # One claim may compute what another moves, or read it as indices; such a value cannot be any number.
+        free = self._all.cuts.isdisjoint(computed | self._all.given.keys()) and computed.isdisjoint(self._all.given)
         if not free or not can_be_distinct(distinct.values()):
             return None
         inputs = (onnx.ValueInfoProto(name=name) for name in (*distinct, *self._all.given))
         model = part_model(self._base, self._claims, self._all.nodes, inputs, self._all.stored)
-        return Part(model, self._all.given, tuple(self._pairs), distinct)
+        return ProofPart(model, self._all.given, tuple(self._pairs), distinct)
 
-    def _new_side(self, root: str, sides: _Sides) -> bool:
+    def _new_side(self, root: str, sides: _ClaimSides) -> bool:
         front = [root]
         while front:
             self.visits += 1
@@ -101,7 +101,9 @@ class Mover:
                 place = self._base.places.get(self._claims.meanings.values.get(read, "")) if read else None
                 copy.input[index] = place or (NEW + read if read else "")
                 if index >= len(moved):
-                    if read and not (self._told(place, sides) if place else self._told_anew(read, sides)):
+                    if read and not (
+                        self._add_base_operand(place, sides) if place else self._add_new_operand(read, sides)
+                    ):
                         return False
                 elif place:
                     sides.cuts.add(place)
@@ -109,7 +111,7 @@ class Mover:
                     front.append(read)
         return True
 
-    def _old_side(self, root: str, sides: _Sides) -> bool:
+    def _old_side(self, root: str, sides: _ClaimSides) -> bool:
         front = [root]
         while front:
             self.visits += 1
@@ -124,12 +126,12 @@ class Mover:
                 continue
             _add("old", node, sides)
             front.extend(moved)
-            if not all(self._told(read, sides) for read in node.input[len(moved) :] if read):
+            if not all(self._add_base_operand(read, sides) for read in node.input[len(moved) :] if read):
                 return False
         return True
 
-    def _told(self, name: str, sides: _Sides) -> bool:
-        """Whether a value of the base that says where to is known as it is."""
+    def _add_base_operand(self, name: str, sides: _ClaimSides) -> bool:
+        """Add an operand of the base that says where elements go; False if its value is not known."""
         meaning = self._base.meanings.values.get(name, "")
         if name in self._base.initializers:
             sides.stored[name] = tensor_of(self._base.initializers[name], name)
@@ -139,8 +141,8 @@ class Mover:
             return False
         return True
 
-    def _told_anew(self, name: str, sides: _Sides) -> bool:
-        """`_told`, of a value that only the changed model has."""
+    def _add_new_operand(self, name: str, sides: _ClaimSides) -> bool:
+        """`_add_base_operand` for a value that only the changed model has."""
         tensor = self._claims.initializers.get(name)
         if tensor is not None:
             sides.stored[NEW + name] = tensor_of(tensor, NEW + name)
@@ -152,20 +154,20 @@ class Mover:
         return True
 
 
-def _add(side: str, node: NodeProto, sides: _Sides) -> NodeProto:
+def _add(side: str, node: NodeProto, sides: _ClaimSides) -> NodeProto:
     copy = sides.nodes[side, first_output(node)] = node_of(side, node)
     return copy
 
 
 def can_be_distinct(wanted: Iterable[Distinct]) -> bool:
-    """Whether each dtype tells as many numbers apart as all of them together have elements."""
+    """Whether each dtype has more distinct whole numbers than all arrays together have elements."""
     every = list(wanted)
     elements = sum(math.prod(one.shape) for one in every)
     return all(elements < DISTINCT.get(one.dtype, 0) for one in every)
 
 
 def distinct_arrays(wanted: Mapping[str, Distinct]) -> dict[str, np.ndarray]:
-    """Arrays that share no number, and in which none occurs twice."""
+    """Arrays of whole numbers, of which none occurs twice, in one array or in two."""
     arrays: dict[str, np.ndarray] = {}
     start = 1
     for name, one in wanted.items():
@@ -176,4 +178,4 @@ def distinct_arrays(wanted: Mapping[str, Distinct]) -> dict[str, np.ndarray]:
 
 
 DISTINCT: Final[Mapping[str, int]] = {"float32": 2**24, "float64": 2**53, "int32": 2**31, "int64": 2**53}
-"""Dtype → up to where it tells whole numbers apart."""
+"""Dtype → the limit up to which it represents every whole number."""

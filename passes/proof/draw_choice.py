@@ -1,4 +1,4 @@
-"""Choose draws: of what a plan would draw, that on which the reference runs and stays finite."""
+"""Choose the draws of a plan on which the reference runs and its outputs are finite."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from passes.proof.numbers import compare
 __all__ = ["ChosenDraw", "choose_draws"]
 
 MOST_NOISE: Final = 0.1
-"""How far, in tolerances, outputs may move when each float of the outliers moves by one rounding: where they move
-more, a sound pass could not be told from a wrong one."""
+"""How far, in tolerances, outputs may move when each float of the outliers moves by one rounding: if they move more,
+the errors of a sound pass may exceed the tolerance."""
 
 Feeds = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], Mapping[str, np.ndarray]]
@@ -25,23 +25,23 @@ Run = Callable[[Feeds], Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True, slots=True)
 class ChosenDraw:
-    """A draw on which the reference runs, with its inputs and all that the reference computed from them."""
+    """A draw on which the reference runs, with its inputs and the results of the reference."""
 
     draw: Draw
     feeds: Feeds
     results: Mapping[str, np.ndarray]
     is_optional: bool
-    """Whether nobody asked for it: the export may be known to hold for other sizes only."""
+    """Whether nobody asked for it, so that an export may leave it out: it may hold for other sizes only."""
 
 
 def choose_draws(
     plan: DrawPlan, run: Run, outputs: Sequence[str], skipped: list[str], failures: type[Exception] = PassError
 ) -> Iterator[ChosenDraw]:
-    """The draws, one at a time, with what `run` makes of them.
+    """Yield the draws on which the reference runs, with the results of `run`.
 
     Args:
         run: the reference; it may return more than `outputs`.
-        skipped: gets a sentence for everything that is not drawn.
+        skipped: a sentence is appended for everything that is not drawn.
         failures: what `run` raises where the reference does not run.
 
     Raises:
@@ -61,18 +61,18 @@ class _Choice:
     failures: type[Exception]
     seed: int = 0
     unbounded: frozenset[str] = frozenset()
-    """Outputs that hold infinities in the first draw already."""
+    """Outputs that hold infinities even in the first draw."""
     drawn: set[tuple[str, int]] = field(default_factory=set)
     """The sizes of dims that were drawn."""
     why: str = ""
     """Why the last draw that was tried was not taken."""
     elements: int = 0
-    """What all draws that were tried have in their inputs."""
+    """The number of elements in the inputs of all draws so far."""
 
     def draws(self) -> Iterator[ChosenDraw]:
         self.seed = self.plan.seed
         for given in self.plan.given:
-            yield self._given(given)
+            yield self._run_given(given)
         if not self.plan.needed:
             return
         yield self._first_draw()
@@ -80,30 +80,30 @@ class _Choice:
         ends = frozenset({Trait.OUTLIERS, Trait.ONES}) & self.plan.traits
         alternatives = [[sizes] for sizes in others] + ([list(self.plan.second)] if self.plan.second else [])
         for sizes in alternatives:
-            # A size that somebody asked for gets a draw of its own.
-            laid = ends if not others or sizes == [first] else frozenset()
-            yield self._first_of(sizes, laid)
-            ends -= laid
+            # A size that the user asked for gets a draw without extremes.
+            extremes = ends if not others or sizes == [first] else frozenset()
+            yield self._draw_first_of(sizes, extremes)
+            ends -= extremes
         for extreme in (ends, frozenset({Trait.ZEROS}) & self.plan.traits):
             if extreme:
-                yield from self._extreme(first, extreme)
+                yield from self._draw_extremes(first, extreme)
         yield from self._at_further_sizes(first)
 
     def _next_seed(self) -> int:
         self.seed += 1
         return self.seed - 1
 
-    def _given(self, given: GivenDraw) -> ChosenDraw:
+    def _run_given(self, given: GivenDraw) -> ChosenDraw:
         try:
             return self._run_needed(given.draw, given.feeds)
         except self.failures as failure:
             raise type(failure)(f"{given.draw.label}: {failure}") from failure
 
     def _first_draw(self) -> ChosenDraw:
-        """At the first sizes of the plan, or of another one where the reference does not run there, or computes NaN."""
+        """The draw at the first sizes of the plan, or of another plan if the reference fails there or computes NaN."""
         asked, seed = self.plan, self._next_seed()
         try:
-            first = self._needed(Draw(seed, asked.needed[0]))
+            first = self._draw_needed(Draw(seed, asked.needed[0]))
         except self.failures:
             chosen = self._by_other_plans(asked.at_other_sizes(), seed)
             if chosen is None:
@@ -118,15 +118,15 @@ class _Choice:
         return chosen
 
     def _by_other_plans(self, plans: Iterator[DrawPlan], seed: int) -> ChosenDraw | None:
-        """The first draw of the first plan that the reference bears, which is the plan from now on."""
+        """The first draw of the first plan on which the reference runs; that plan replaces `self.plan`."""
         for self.plan in plans:
-            chosen = self._tried(Draw(seed, self.plan.needed[0]), is_optional=False)
+            chosen = self._try_draw(Draw(seed, self.plan.needed[0]), is_optional=False)
             if chosen is not None:
                 self.unbounded = frozenset(name for name in self.outputs if not _is_finite(chosen.results[name]))
                 return chosen
         return None
 
-    def _needed(self, draw: Draw) -> ChosenDraw:
+    def _draw_needed(self, draw: Draw) -> ChosenDraw:
         return self._run_needed(draw, self._feeds(draw))
 
     def _run_needed(self, draw: Draw, feeds: Feeds) -> ChosenDraw:
@@ -135,32 +135,32 @@ class _Choice:
         self.unbounded = frozenset(name for name in self.outputs if not _is_finite(results[name]))
         return ChosenDraw(draw, feeds, results, is_optional=False)
 
-    def _first_of(self, alternatives: Sequence[Mapping[str, int]], ends: frozenset[Trait]) -> ChosenDraw:
-        """A draw at the first of the sizes on which the reference runs; with `ends` as far as it bears them."""
+    def _draw_first_of(self, alternatives: Sequence[Mapping[str, int]], ends: frozenset[Trait]) -> ChosenDraw:
+        """A draw at the first of the sizes on which the reference runs, with as many of `ends` as possible."""
         seed = self._next_seed()
         for sizes in alternatives:
-            found = self._bearing(seed, sizes, ends, is_optional=False)
-            if found is not None:
-                return found
-        return self._needed(Draw(seed, alternatives[-1]))  # says what is wrong
+            chosen = self._draw_with_traits(seed, sizes, ends, is_optional=False)
+            if chosen is not None:
+                return chosen
+        return self._draw_needed(Draw(seed, alternatives[-1]))  # says what is wrong
 
-    def _extreme(self, sizes: Mapping[str, int], ends: frozenset[Trait]) -> Iterator[ChosenDraw]:
-        found = self._bearing(self._next_seed(), sizes, ends, is_optional=False)
-        if found is None:
+    def _draw_extremes(self, sizes: Mapping[str, int], ends: frozenset[Trait]) -> Iterator[ChosenDraw]:
+        chosen = self._draw_with_traits(self._next_seed(), sizes, ends, is_optional=False)
+        if chosen is None:
             self.skipped.extend(f"not drawn: {WORDS[trait]} ({self.why})" for trait in Trait if trait in ends)
-        elif found.draw.traits & ends:
-            yield found
+        elif chosen.draw.traits & ends:
+            yield chosen
 
-    def _bearing(
+    def _draw_with_traits(
         self, seed: int, sizes: Mapping[str, int], ends: frozenset[Trait], *, is_optional: bool
     ) -> ChosenDraw | None:
-        """The draw at `sizes` with as many of `ends` as the reference bears; it is said which ones it does not."""
+        """The draw at `sizes` with as many of `ends` as the reference runs with; reports those given up."""
         traits, notes = ends | ({Trait.ROWS} & self.plan.traits), []
         while True:
-            found = self._tried(Draw(seed, sizes, traits), is_optional=is_optional)
-            if found is not None:
+            chosen = self._try_draw(Draw(seed, sizes, traits), is_optional=is_optional)
+            if chosen is not None:
                 self.skipped.extend(note for note in notes if note not in self.skipped)
-                return found
+                return chosen
             given_up = next((trait for trait in GIVEN_UP if trait in traits), None)
             if given_up is None:
                 return None
@@ -168,32 +168,32 @@ class _Choice:
             traits -= {given_up}
 
     def _at_further_sizes(self, first: Mapping[str, int]) -> Iterator[ChosenDraw]:
-        """Every named dim at each further size: by turns, so that they show in few draws and no two dims are 1."""
+        """Draw every named dim at each further size, in turns: this takes few draws, and no two dims are 1."""
         missing = {(dim, size) for dim in self.plan.dims for size in self.plan.further} - self.drawn
         reasons: dict[tuple[str, int], str] = {}
         for sizes in _arrangements(self.plan.dims, self.plan.further, first):
             fresh = missing & set(sizes.items())
             if not fresh:
                 continue
-            found = self._bearing(self._next_seed(), sizes, frozenset(), is_optional=True)
-            if found is not None:
+            chosen = self._draw_with_traits(self._next_seed(), sizes, frozenset(), is_optional=True)
+            if chosen is not None:
                 missing -= fresh
-                yield found
+                yield chosen
             elif len(fresh) == 1:
                 reasons[next(iter(fresh))] = self.why
         for dim, size in sorted(missing):
             why = reasons.get((dim, size), self.why)
             self.skipped.append(f"not drawn: {dim or 'unnamed dims'}={size} ({why})")
 
-    def _tried(self, draw: Draw, *, is_optional: bool) -> ChosenDraw | None:
-        """The draw, if the reference runs on it and what it computes can be compared."""
+    def _try_draw(self, draw: Draw, *, is_optional: bool) -> ChosenDraw | None:
+        """Run the reference on `draw`; None, with `why` set, if it fails or its outputs cannot be compared."""
         if self.elements >= MOST_DRAWN // 2:  # each further one would take seconds, and as much memory again
             self.why = f"the inputs of the draws before it have {self.elements:,} elements, which is enough"
             return None
         try:
             feeds = self._feeds(draw)
-        except ModelError as mistake:
-            self.why = str(mistake)
+        except ModelError as error:
+            self.why = str(error)
             return None
         try:
             results = self.run(feeds)
@@ -212,7 +212,7 @@ class _Choice:
         return feeds
 
     def _fault_of(self, draw: Draw, feeds: Feeds, results: Mapping[str, np.ndarray]) -> str:
-        """Why nothing can be compared on `draw`; empty where it can."""
+        """Why the outputs of `draw` cannot be compared; empty if they can."""
         nan = [name for name in self.outputs if _has_nan(results[name])]
         if nan:
             return f"output {nan[0]!r} holds NaN there"
@@ -223,7 +223,7 @@ class _Choice:
             return f"output {infinite[0]!r} is not finite there"
         if Trait.OUTLIERS not in draw.traits:
             return ""
-        nudged = self.run({name: _nudged(array) for name, array in feeds.items()})
+        nudged = self.run({name: _nudge(array) for name, array in feeds.items()})
         excess = {name: compare(results[name], nudged[name]).excess for name in self.outputs}
         worst = max(excess, key=excess.__getitem__, default="")
         if worst and not excess[worst] <= MOST_NOISE:
@@ -232,15 +232,15 @@ class _Choice:
 
 
 GIVEN_UP: Final = (Trait.OUTLIERS, Trait.ONES, Trait.ZEROS, Trait.ROWS)
-"""In which order traits are given up, where the reference does not bear them all."""
+"""The order in which traits are given up, if the reference does not run with all of them."""
 
 
 def _arrangements(dims: Sequence[str], further: Sequence[int], first: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
     """Sizes for all dims, in the order in which they are tried.
 
-    First the further sizes by turns: batch 1 with a sequence of 8, and the other way round, since a softmax over a
-    sequence of 1 is 1, whatever is wrong before it. Then one dim alone, since others may have to stay as they are, and
-    then all dims alike, since some models ask for equal ones.
+    First the further sizes in turns: batch 1 with a sequence of 8, and the reverse, since a softmax over a sequence of
+    1 is always 1 and hides faults before it. Then one dim alone, since others may have to keep their sizes, and then
+    all dims at the same size, since some models need equal ones.
     """
     count = len(further)
     for turn in range(count):
@@ -252,8 +252,8 @@ def _arrangements(dims: Sequence[str], further: Sequence[int], first: Mapping[st
         yield dict.fromkeys(dims, size)
 
 
-def _nudged(array: np.ndarray) -> np.ndarray:
-    """Floats one rounding up and down by turns; others as they are."""
+def _nudge(array: np.ndarray) -> np.ndarray:
+    """Move floats one rounding up and down in turns; other dtypes are returned unchanged."""
     if array.dtype.kind != "f":
         return array
     towards = np.where(np.arange(array.size) % 2, np.inf, -np.inf).astype(array.dtype).reshape(array.shape)
@@ -261,17 +261,17 @@ def _nudged(array: np.ndarray) -> np.ndarray:
 
 
 def _has_nan(array: np.ndarray) -> bool:
-    return _holds_floats(array) and bool(np.isnan(_widened(array)).any())
+    return _holds_floats(array) and bool(np.isnan(_widen(array)).any())
 
 
 def _is_finite(array: np.ndarray) -> bool:
-    return not _holds_floats(array) or bool(np.isfinite(_widened(array)).all())
+    return not _holds_floats(array) or bool(np.isfinite(_widen(array)).all())
 
 
 def _holds_floats(array: np.ndarray) -> bool:
     return array.dtype.kind not in "OUSbiu"
 
 
-def _widened(array: np.ndarray) -> np.ndarray:
-    """As a dtype of numpy's own, which knows what its bits mean."""
+def _widen(array: np.ndarray) -> np.ndarray:
+    """Cast to a dtype that numpy itself implements."""
     return array if array.dtype.kind == "c" else array.astype(np.float64, copy=False)

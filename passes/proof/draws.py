@@ -1,9 +1,9 @@
-"""Which inputs a proof runs on: seeded draws, other sizes of named dims, and the ends of what the inputs may be.
+"""The inputs that a proof runs on: seeded draws, other sizes of named dims, and extreme values.
 
 A pass can be wrong at batch 1 alone, in a row of a table that no draw looks up, or where a Clip would have acted. So
-beside plain draws there are draws at other sizes, indices that reach both ends of their table, floats of ten times
-their range, and masks that are all zero and all one. Each of these is taken where the reference runs on it and stays
-finite; where it does not, `DrawPlan.choose` says so.
+in addition to plain draws there are draws at other sizes, indices that reach both ends of their table, floats of ten
+times their range, and masks of zeros and of ones. Each of these is taken if the reference runs on it and its outputs
+are finite; if not, `draw_choice.py` reports why.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ __all__ = [
 ]
 
 FURTHER_SIZES: Final = (1, 8)
-"""What every named dim is drawn as beside its first sizes: batch 1 is what is deployed, and 8 is larger than those."""
+"""Further sizes of every named dim: batch 1 is what is deployed, and 8 is larger than the first sizes."""
 
 OUTLIERS: Final = 10.0
-"""How many times their range floats are in the draw of outliers."""
+"""The factor on the range of floats in the draw of outliers."""
 
 
 OTHER_FIRST_SIZES: Final = (1, 16, 64, 256, 512, 1024)
-"""What dims are drawn as in turn where nobody gave their size and the model does not run at the first one: some models
-take a batch of 1 alone, audio models frame their samples, image models halve their pixels."""
+"""Sizes to try for dims without a given size, if the model does not run at the first one: some models take only a batch
+of 1, audio models frame their samples, image models halve their pixels."""
 
 
 class Trait(StrEnum):
-    """What is drawn otherwise than in a plain draw."""
+    """A way in which a draw differs from a plain draw."""
 
     ROWS = "rows"
     OUTLIERS = "outliers"
@@ -65,12 +65,12 @@ WORDS: Final[Mapping[Trait, str]] = {
 BROUGHT_DOWN: Final = (
     "not drawn: other sizes, outliers and masks of one number (on one of them the model did not come to an end: {})"
 )
-"""What is said where only `DrawPlan.plain` was drawn, with what happened."""
+"""The sentence for the report where only `DrawPlan.reduce_to_needed` was drawn; takes the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnInput:
-    """One input, and what it is drawn from.
+    """One input, with its shape, dtype and range.
 
     Floats are uniform in [low, high], whole numbers and bools from low up to, and without, high. A text in `shape` is a
     named dim.
@@ -82,13 +82,13 @@ class DrawnInput:
     low: float
     high: float
     identity: str
-    """What the draw depends on, beside its seed."""
+    """The key that the draw depends on, in addition to its seed."""
     rows: tuple[int, int] | None = None
-    """Of an input that indexes a table: the first index, and the one behind the last. Both ends are drawn."""
+    """For an input that indexes a table: the first index, and the one after the last. Both ends are drawn."""
     is_assumed: bool = False
-    """Whether nobody has said the range."""
+    """Whether the range is a default, and not given."""
     is_padding: bool = False
-    """Whether it is a mask of padding: the first element of each row is one, so that no row is masked as a whole."""
+    """Whether it is a padding mask: the first element of each row is one, so that no row is fully masked."""
 
     @property
     def is_float(self) -> bool:
@@ -101,12 +101,12 @@ class DrawnInput:
 
     @property
     def is_bytes(self) -> bool:
-        """Whether it may be a picture, or quantized: its outliers are all that 8 bits can be."""
+        """Whether it may be an image or quantized: its outliers span all values of 8 bits."""
         return self.dtype in ("uint8", "int8") and self.rows is None and self.is_assumed
 
     @property
     def traits(self) -> frozenset[Trait]:
-        """What can be drawn otherwise of it."""
+        """The traits that the input can be drawn with."""
         if self.is_float or self.is_bytes:
             return frozenset({Trait.OUTLIERS} if self.low < self.high else ())
         if self.rows is not None:
@@ -143,7 +143,7 @@ class DrawnInput:
 
 
 def _reach_ends(array: np.ndarray, first: int, last: int, seed: int) -> None:
-    """Put both ends into `array`; a single element is one of them by turns."""
+    """Put both ends into `array`; a single element gets one of them, by the seed."""
     if array.size == 1:
         array.flat[0] = (last, first)[seed % 2]
     else:
@@ -152,13 +152,13 @@ def _reach_ends(array: np.ndarray, first: int, last: int, seed: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One comparison: a seed, a size for every named dim, and what is not as in a plain draw."""
+    """One comparison: a seed, a size for every named dim, and traits."""
 
     seed: int
     sizes: Mapping[str, int]
     traits: frozenset[Trait] = frozenset()
     source: str = ""
-    """Where the inputs come from that the user gave; empty where they are drawn from the seed."""
+    """The origin of inputs that the user gave; empty for inputs drawn from the seed."""
 
     @property
     def label(self) -> str:
@@ -181,10 +181,10 @@ class DrawPlan:
     """The draws to try on a reference.
 
     Args:
-        needed: sizes of named dims, each with one draw that has to run; where there is none, nothing is drawn at all.
-        second: sizes of which one is drawn too, the first on which the reference runs; none where `needed` says all.
-        further: what every named dim is drawn as beside that, where the reference runs so.
-        open: dims whose size nobody gave; see `at_other_sizes`.
+        needed: sizes of named dims, each with one draw that has to run; if empty, nothing is drawn.
+        second: alternatives for one more draw, at the first sizes on which the reference runs; may be empty.
+        further: further sizes for every named dim, drawn where the reference runs on them.
+        open: dims without a given size; see `at_other_sizes`.
         given: inputs that the user gave. They come before all draws, and have to run.
         is_plain: no outliers, and no masks of one number.
     """
@@ -199,8 +199,8 @@ class DrawPlan:
     is_plain: bool = False
 
     def at_other_sizes(self) -> Iterator[DrawPlan]:
-        """The plans to try in turn where the model does not run at the first sizes: other sizes for the open dims
-        behind the first axis, which leaves a batch small, and then for all open dims."""
+        """Plans to try in turn if the model does not run at the first sizes: other sizes for the open dims that are not
+        a first axis, which keeps a batch small, and then for all open dims."""
         leading = {dim for known in self.inputs for dim in known.shape[:1]}
         inner = frozenset(self.open) - leading
         for dims in dict.fromkeys((inner, frozenset(self.open))):
@@ -209,14 +209,14 @@ class DrawPlan:
                 yield replace(self, needed=needed, second=tuple(self._shift(s, dims, size) for s in self.second))
 
     def without_zeros(self) -> Iterator[DrawPlan]:
-        """The plan to try where the model computes NaN at first: what holds zeros and ones holds ones, since it may be
-        a length, or a mask of which no row may be empty."""
+        """The plan to try if the model computes NaN at first: inputs of zeros and ones become all ones, since they may
+        be lengths, or masks in which no row may be empty."""
         if any(known.is_mask for known in self.inputs):
             ones = (replace(known, low=1.0) if known.is_mask else known for known in self.inputs)
             yield replace(self, inputs=tuple(ones))
 
     def _shift(self, sizes: Mapping[str, int], dims: Collection[str], first: int) -> Mapping[str, int]:
-        """`sizes` as they are where `dims` have the size `first` at first."""
+        """`sizes`, shifted so that `dims` have the size `first` in the first draw."""
         return {dim: size + first - self.needed[0][dim] if dim in dims else size for dim, size in sizes.items()}
 
     @property
@@ -234,14 +234,14 @@ class DrawPlan:
         found = frozenset[Trait]().union(*(one.traits for one in self.inputs))
         return found & {Trait.ROWS} if self.is_plain else found
 
-    def plain(self) -> DrawPlan:
-        """The draws that are needed alone: for a reference that has brought its process down on one of the others."""
+    def reduce_to_needed(self) -> DrawPlan:
+        """The plan with only the draws that are needed, for a reference that crashed on one of the others."""
         return replace(self, second=self.second[-1:], further=(), is_plain=True)
 
     def with_rows(self, rows: Mapping[str, int]) -> DrawPlan:
         """The plan with inputs known to index tables: name of the input → number of rows of the smallest of them.
 
-        An input of which the caller has said the range stays in it.
+        An input stays in its range if the caller has given one.
         """
         return replace(self, inputs=tuple(_with_rows(one, rows.get(one.name)) for one in self.inputs))
 

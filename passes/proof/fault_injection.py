@@ -1,4 +1,4 @@
-"""Plant a fault: with every kept weight zeroed, what has to be run to see the values at the kept structures move."""
+"""Fault injection: the part of a model that shows whether zeroed kept weights change the values at the pins."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from passes.proof.types import Sensitivity
 from passes.structures import Instance
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Fault", "fault_in", "zeros_of"]
+__all__ = ["InjectedFault", "build_fault", "zeros_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """A piece of the model from the kept weights to the pins behind them.
+class InjectedFault:
+    """The part of a model between the kept weights and the pins that depend on them.
 
-    `cuts` are computed values that it reads, `zeroed` its initializers to zero; `seen` maps an instance to its pins
-    that depend on its kept weights.
+    `cuts` are computed values that the part reads, `zeroed` the initializers to set to zero; `seen` maps an instance
+    to its pins that depend on its kept weights.
     """
 
     model: DetachedModel
@@ -34,15 +34,15 @@ class Fault:
 
     @property
     def values(self) -> list[str]:
-        """All pins that are read."""
+        """All pins to compare."""
         return list(dict.fromkeys(name for names in self.seen.values() for name in names))
 
     def unseen(self) -> Sensitivity:
-        """Nothing can be seen of it."""
+        """The sensitivity where the part cannot be run: every instance is blind."""
         return Sensitivity(0.0, tuple(self.seen)) if self.seen else Sensitivity(math.inf, ())
 
     def sensitivity(self, excess: Sequence[float]) -> Sensitivity:
-        """What can be seen, where each of `values` moved by its `excess`, in units of its tolerance."""
+        """The sensitivity, given by how much (in tolerances) the fault moved each of `values`."""
         if not self.seen:
             return Sensitivity(math.inf, ())
         by_name = dict(zip(self.values, excess, strict=True))
@@ -50,8 +50,8 @@ class Fault:
         return Sensitivity(min(ratios.values()), tuple(name for name, ratio in ratios.items() if ratio <= 1.0))
 
 
-def fault_in(model: DetachedModel, instances: Sequence[Instance]) -> Fault:
-    """The fault for all weights of `instances` at once; it is read at each one's own pins, and goes no further."""
+def build_fault(model: DetachedModel, instances: Sequence[Instance]) -> InjectedFault:
+    """The fault in all weights of `instances` at once. It is observed at each instance's own pins and ends there."""
     graph = model.proto.graph
     weights = {weight.name for instance in instances for weight in instance.weights}
     pins = {pin.name for instance in instances for pin in instance.pins}
@@ -59,14 +59,14 @@ def fault_in(model: DetachedModel, instances: Sequence[Instance]) -> Fault:
     for node in graph.node:
         if touched.intersection(reads_of(node)):
             touching.append(node)
-            # The fault ends at a pin: what lies behind belongs to others.
+            # The fault ends at a pin: the values after it belong to other instances.
             touched.update(name for name in node.output if name not in pins)
     reached = {name for node in touching for name in node.output} & pins
-    nodes = _needed(touching, reached)
-    made = {name for node in nodes for name in node.output}
+    nodes = _select_needed(touching, reached)
+    computed = {name for node in nodes for name in node.output}
     stored = {tensor.name for tensor in graph.initializer}
     given = {info.name for info in graph.input}
-    read = list(dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in made))
+    read = list(dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in computed))
     part = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
     part.functions.extend(model.proto.functions)
     part.graph.name = "fault"
@@ -77,11 +77,11 @@ def fault_in(model: DetachedModel, instances: Sequence[Instance]) -> Fault:
     part.graph.input.extend(onnx.ValueInfoProto(name=name) for name in cuts)
     seen = {one.name: tuple(pin.name for pin in one.pins if pin.name in reached) for one in instances if one.weights}
     zeroed = tuple(name for name in read if name in weights)
-    return Fault(model.with_proto(part), cuts, zeroed, {name: pins for name, pins in seen.items() if pins})
+    return InjectedFault(model.with_proto(part), cuts, zeroed, {name: pins for name, pins in seen.items() if pins})
 
 
-def _needed(nodes: Sequence[NodeProto], wanted: set[str]) -> list[NodeProto]:
-    """Those of `nodes` that `wanted` depends on, in their order."""
+def _select_needed(nodes: Sequence[NodeProto], wanted: set[str]) -> list[NodeProto]:
+    """The `nodes` that `wanted` depends on, in their order."""
     wanted, needed = set(wanted), []
     for node in reversed(nodes):
         if wanted.intersection(node.output):
@@ -93,8 +93,7 @@ def _needed(nodes: Sequence[NodeProto], wanted: set[str]) -> list[NodeProto]:
 def zeros_of(graph: GraphProto, zeroed: Collection[str], fed: Mapping[str, np.ndarray]) -> set[str]:
     """The values of `graph` that are all zeros when the initializers called `zeroed` are, and its inputs are `fed`.
 
-    Only what follows by arithmetic: zeros in another layout, and a product of zeros with inputs that are finite. Not
-    every zero is found.
+    It follows zeros through layout ops, and through products with finite inputs; other zeros are not found.
     """
     zeros = set(zeroed)
     finite = {info.name for info in graph.input if np.isfinite(fed[info.name]).all()}
@@ -109,7 +108,7 @@ def _moves(node: NodeProto, zeros: set[str]) -> bool:
 
 
 def _multiplies(node: NodeProto, zeros: set[str], finite: set[str]) -> bool:
-    """A Gemm or a Conv may add something."""
+    """Whether `node` is a product with zeros. MatMul only: a Gemm or a Conv may add a bias."""
     if node.domain or node.op_type != "MatMul" or zeros.isdisjoint(node.input):
         return False
     return all(name in zeros or name in finite for name in node.input)

@@ -1,7 +1,7 @@
-"""Gauges: what a run of the reference model tells of itself, beside its outputs.
+"""Gauges: extra outputs of the reference model that measure coverage during a run.
 
-They say which rows of tables were read, which branches were taken, how often loops ran, and whether values came to
-where a Clip acts. The model gets further outputs for that, and few more nodes; what it computes stays as it is.
+They show which rows of tables were read, which branches were taken, how often loops ran, and whether values reached the
+limits of a Clip. The model gets further outputs and a few more nodes; its own outputs do not change.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from passes.weights.detached import DetachedModel
 __all__ = ["Gauges", "Readings", "add_gauges", "gauges_of"]
 
 GAUGE: Final = "onnxline.gauge/"
-"""Put before the names of the values that gauges add."""
+"""Prefix of the names of the values that gauges add."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A node that changes values beyond some limit: `value` is what it looks at.
+    """A node that changes values beyond some limit; `value` is the input that it limits.
 
-    With `low` and `high` these are the limits of `value`; without, the node acts where its output is not `value`. Of a
-    Where, `value` is the condition. Of a Relu and its like the limit is zero.
+    `low` and `high` are the limits of `value`; without them, the node acts where its output differs from `value`. For a
+    Where, `value` is the condition. For a Relu and its like the limit is zero.
     """
 
     output: str
@@ -47,11 +47,11 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What to look at, by name: the first output of each node, and what it reads."""
+    """The nodes to measure, by the name of their first output."""
 
     lookups: tuple[Lookup, ...] = ()
     branches: tuple[tuple[str, str], ...] = ()
-    """Of each If its first output, and its condition."""
+    """For each If, its first output and its condition."""
     loops: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
     nested: int = 0
@@ -60,12 +60,12 @@ class Gauges:
 
 @dataclass(slots=True)
 class Readings:
-    """What the gauges have shown so far, in the order of `Gauges`."""
+    """The measurements so far, in the order of `Gauges`."""
 
     rows: dict[int, np.ndarray] = field(default_factory=dict)
     """Lookup → for each row whether it was read."""
-    says: dict[int, list[bytes]] = field(default_factory=dict)
-    """Lookup → a digest of what said which rows, for each draw."""
+    selectors: dict[int, list[bytes]] = field(default_factory=dict)
+    """Lookup → a digest of its selectors, for each draw."""
     taken: dict[int, set[bool]] = field(default_factory=dict)
     counts: dict[int, list[int]] = field(default_factory=dict)
     reached: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Readings:
     """Why nothing was measured; empty where it was."""
 
     def add(self, gauges: Gauges, got: Mapping[str, np.ndarray]) -> None:
-        """Take note of one run."""
+        """Record one run."""
         for place, lookup in enumerate(gauges.lookups):
             if not lookup.is_nested:
                 self._add_rows(place, lookup, got)
@@ -88,12 +88,12 @@ class Readings:
             self.reached[place] = (was[0] or now[0], was[1] or now[1], was[2] or now[2])
 
     def _add_rows(self, place: int, lookup: Lookup, got: Mapping[str, np.ndarray]) -> None:
-        values = {name: got[_name("lookup", place, str(at))] for at, name in enumerate(lookup.says) if name}
+        values = {name: got[_name("lookup", place, str(at))] for at, name in enumerate(lookup.selectors) if name}
         dims = tuple(int(dim) for dim in got[_name("lookup", place, "dims")])
         read = lookup.rows_read(dims, values)
         self.rows[place] = self.rows[place] | read if place in self.rows else read
         said = hashlib.sha256(b"".join(array.tobytes() for array in values.values()))
-        self.says.setdefault(place, []).append(said.digest())
+        self.selectors.setdefault(place, []).append(said.digest())
 
 
 PARTS: Final = ("below", "above", "inside")
@@ -104,8 +104,8 @@ def _name(*parts: object) -> str:
 
 
 def gauges_of(model: DetachedModel) -> Gauges:
-    """What there is to look at in `model`."""
-    branches, loops, limits, seen = [], [], [], _Seen(model)
+    """Find everything in `model` that gauges can measure."""
+    branches, loops, limits, seen = [], [], [], _LimitFacts(model)
     nested = sum(node.op_type in MEASURED | OPS for function in model.proto.functions for node in function.node)
     for node in live_nodes(model.proto.graph)[::-1]:
         nested += sum(inner.op_type in MEASURED for body in bodies_in(node) for inner in every_node(body))
@@ -126,8 +126,8 @@ def _first(node: NodeProto) -> str:
     return next(name for name in node.output if name)
 
 
-class _Seen:
-    """What has to be known of a model to say where its limits are; looked for once somebody asks."""
+class _LimitFacts:
+    """Facts on a model that limits depend on, computed at first use."""
 
     def __init__(self, model: DetachedModel) -> None:
         self._model = model
@@ -142,7 +142,7 @@ class _Seen:
         return values_of_inputs(self._model)
 
 
-def _limit(node: NodeProto, seen: _Seen) -> Limit | None:
+def _limit(node: NodeProto, seen: _LimitFacts) -> Limit | None:
     output, op = _first(node), node.op_type
     if output in seen.constant:
         return None
@@ -166,27 +166,27 @@ def _limit(node: NodeProto, seen: _Seen) -> Limit | None:
     return Limit(output, op, moving[0], acts_below=op == "Max", acts_above=op == "Min")
 
 
-def _compares(condition: str, seen: _Seen) -> bool:
-    """Whether a condition is a threshold, or asks for one number, or several of these joined."""
+def _compares(condition: str, seen: _LimitFacts) -> bool:
+    """Whether a condition compares numbers (a threshold, or a test for one number), or combines such conditions."""
     node = seen.makers.get(condition)
     if node is None:
         return False
     if node.op_type in ("And", "Or", "Not", "Xor", "Cast"):
         return any(_compares(name, seen) for name in node.input)
-    if node.op_type in ("IsNaN", "IsInf", "Equal"):  # which is asked of sizes too
+    if node.op_type in ("IsNaN", "IsInf", "Equal"):  # sizes are compared so too
         return condition in seen.by_value
     return node.op_type in ("Less", "Greater", "LessOrEqual", "GreaterOrEqual")
 
 
 def add_gauges(graph: GraphProto, gauges: Gauges) -> list[str]:
-    """Let `graph` compute what the gauges show; returns the names of its further outputs."""
+    """Add the gauges' nodes to `graph`; returns the names of its further outputs."""
     wanted: list[str] = []
     for place, lookup in enumerate(gauges.lookups):
         if lookup.is_nested:
             continue
         wanted.append(_name("lookup", place, "dims"))
         _add(graph, "Shape", [lookup.data], wanted[-1])
-        for at, name in enumerate(lookup.says):
+        for at, name in enumerate(lookup.selectors):
             if name:
                 wanted.append(_name("lookup", place, str(at)))
                 _add(graph, "Identity", [name], wanted[-1])
@@ -209,7 +209,7 @@ def _add(graph: GraphProto, op: str, inputs: Sequence[str], output: str, **attri
 
 
 def _count_turns(loop: NodeProto, name: str) -> None:
-    """Let the loop collect the number of each turn: there are as many of them as turns."""
+    """Let the loop collect the number of each turn; the count of these numbers is the count of turns."""
     body = next(attribute.g for attribute in loop.attribute if attribute.name == "body")
     body.node.append(helper.make_node("Identity", [body.input[0].name], [name]))
     body.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, []))
@@ -258,10 +258,10 @@ BETWEEN: Final[Mapping[str, tuple[bool, float, float]]] = {
     "HardSigmoid": (True, 0.0, 1.0),
     "HardSwish": (False, -3.0, 3.0),
 }
-"""Op → whether its output is looked at, or its input; and between which numbers it does not saturate."""
+"""Op → whether its output is measured (or its input), and between which numbers it does not saturate."""
 
 KINKED: Final = frozenset({"Abs", "Celu", "Elu", "LeakyRelu", "PRelu", "Relu", "Softplus"})
-"""Ops that change what is below zero, and leave what is above it, or what is far above it, as it is."""
+"""Ops that change numbers below zero, and leave numbers (far) above it unchanged."""
 
 LIMITING: Final = frozenset({"Clip", "Min", "Max", "ThresholdedRelu", "Where", *BETWEEN, *KINKED})
 MEASURED: Final = LIMITING | {"If", "Loop"}

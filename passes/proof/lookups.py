@@ -1,4 +1,4 @@
-"""Tables: constants of which a model reads the rows that indices computed from an input say."""
+"""Lookups: nodes that read rows of a constant table, selected by indices computed from an input."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ __all__ = ["OPS", "Lookup", "constant_values", "find_lookups", "rows_by_input", 
 class Lookup:
     """One node that reads rows of a table.
 
-    `says` names the values that say which rows. `stored` is the table where it lies in a body, and None where `data`
-    names a value of the graph; a node in a body has no values that can be looked at from outside.
+    `selectors` names the values that select the rows. `stored` is the table where it is stored in a body, and None
+    where `data` names a value of the graph; values of a node in a body cannot be measured from outside.
     """
 
     output: str
     op: str
     data: str
     axis: int
-    says: tuple[str, ...]
+    selectors: tuple[str, ...]
     stored: TensorProto | None = None
     is_nested: bool = False
     one_hot: int | None = None
-    """Of a product of the table with zeros and ones, which `says` names, their axis that counts the rows."""
+    """For a product of the table with a one-hot value (`selectors`): the axis of that value that counts the rows."""
 
     @property
     def reads_whole_rows(self) -> bool:
-        """Whether a row of which something is read is read as a whole."""
+        """Whether it reads all of a row, if any of it."""
         return self.op not in ("GatherND", "GatherElements")
 
     def as_rows(self, table: np.ndarray) -> np.ndarray:
@@ -47,25 +47,25 @@ class Lookup:
         return np.moveaxis(table, self.axis, 0).reshape(table.shape[self.axis], -1)
 
     def rows_read(self, dims: tuple[int, ...], values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """For each row whether it is read; `values` are those that say which."""
+        """Whether each row is read, given the `values` of the selectors."""
         count = dims[self.axis]
         read = np.zeros(count, bool)
         if self.op == "Slice":
-            read[_sliced(count, self.axis % len(dims), [values.get(name) for name in self.says])] = True
+            read[_sliced_rows(count, self.axis % len(dims), [values.get(name) for name in self.selectors])] = True
         elif self.one_hot is not None:
-            hot = np.moveaxis(values[self.says[0]], self.one_hot, 0)
+            hot = np.moveaxis(values[self.selectors[0]], self.one_hot, 0)
             read |= hot.reshape(count, -1).any(axis=1)
         elif self.op == "Compress":
-            picked = values[self.says[0]].ravel()
+            picked = values[self.selectors[0]].ravel()
             read[: picked.size] = picked[:count]
         else:
-            says = values[self.says[0]]
-            indices = (says[..., 0] if self.op == "GatherND" else says).ravel().astype(np.int64)
+            selectors = values[self.selectors[0]]
+            indices = (selectors[..., 0] if self.op == "GatherND" else selectors).ravel().astype(np.int64)
             read[indices[(indices >= -count) & (indices < count)]] = True
         return read
 
 
-def _sliced(count: int, axis: int, bounds: list[np.ndarray | None]) -> slice:
+def _sliced_rows(count: int, axis: int, bounds: list[np.ndarray | None]) -> slice:
     starts, ends, axes, steps = (*bounds, None, None, None, None)[:4]
     if starts is None or ends is None:
         return slice(None)
@@ -75,7 +75,7 @@ def _sliced(count: int, axis: int, bounds: list[np.ndarray | None]) -> slice:
         return slice(None)
     step = 1 if steps is None else int(steps[place])
     start, stop = int(starts[place]), int(ends[place])
-    # ONNX says "to the very front" by a number far below zero; Python's slices would count it from the back.
+    # ONNX writes "to the very front" as a number far below zero; Python's slices would count it from the back.
     return slice(start, None if step < 0 and stop < -count else stop, step)
 
 
@@ -112,18 +112,18 @@ def _has_any(graph: GraphProto) -> bool:
 
 
 def _in_body(body: GraphProto, outside: Collection[str]) -> Iterator[Lookup]:
-    """The lookups of a body, in tables that lie in it or that are constants of the graph around it."""
+    """The lookups of a body, in its own tables or in constants of the graph around it."""
     own = {tensor.name: tensor for tensor in body.initializer}
     for node in body.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
             own[node.output[0]] = node.attribute[0].t
-    made = {name for node in body.node for name in node.output} | {info.name for info in body.input}
-    constant = {*own, *(name for name in outside if name not in made)}
+    computed = {name for node in body.node for name in node.output} | {info.name for info in body.input}
+    constant = {*own, *(name for name in outside if name not in computed)}
     for node in body.node:
         found = _lookup(node, constant, own)
         if found is not None:
             stored = own.get(found.data)
-            yield Lookup(found.output, found.op, found.data, found.axis, found.says, stored, is_nested=True)
+            yield Lookup(found.output, found.op, found.data, found.axis, found.selectors, stored, is_nested=True)
         for inner in bodies_in(node):
             yield from _in_body(inner, constant - own.keys())
 
@@ -134,12 +134,12 @@ def _lookup(node: NodeProto, constant: Collection[str], small: Mapping[str, Tens
     if node.input[0] not in constant or constant_inputs(node, constant):
         return None
     axis = next((one.i for one in node.attribute if one.name == "axis"), 0)
-    says = tuple(node.input[1:])
+    selectors = tuple(node.input[1:])
     if node.op_type == "Slice":
         axis = _first_axis(node, small)
     elif node.op_type == "GatherND":
         axis = 0
-    return Lookup(node.output[0], node.op_type, node.input[0], axis, says)
+    return Lookup(node.output[0], node.op_type, node.input[0], axis, selectors)
 
 
 def _fused_lookups(node: NodeProto, constant: Collection[str]) -> Iterator[Lookup]:
@@ -148,13 +148,13 @@ def _fused_lookups(node: NodeProto, constant: Collection[str]) -> Iterator[Looku
         return
     given = dict(enumerate(node.input))
     for table, ids in ((2, 0), (3, 8), (4, 1)):
-        data, says = given.get(table, ""), given.get(ids, "")
-        if data and data in constant and (not says or says not in constant):
-            yield Lookup(node.output[0], node.op_type, data, 0, (says,), is_nested=not says)
+        data, selectors = given.get(table, ""), given.get(ids, "")
+        if data and data in constant and (not selectors or selectors not in constant):
+            yield Lookup(node.output[0], node.op_type, data, 0, (selectors,), is_nested=not selectors)
 
 
 def constant_inputs(node: NodeProto, constant: Collection[str]) -> bool:
-    """Whether what says which rows is constant: then the result is too."""
+    """Whether the selectors are constant, so that the result is too."""
     return len(node.input) < 2 or all(name in constant for name in node.input[1:])
 
 
@@ -169,7 +169,7 @@ def _first_axis(node: NodeProto, small: Mapping[str, TensorProto]) -> int:
 def _product_with_one_hot(
     view: Callable[[], GraphView], node: NodeProto, constant: Collection[str], makers: Mapping[str, NodeProto]
 ) -> Lookup | None:
-    """A product with zeros and ones reads rows too: MatMul(OneHot(indices), table)."""
+    """The lookup by a product with a one-hot value: MatMul(OneHot(indices), table)."""
     if node.op_type not in PRODUCTS or not any(_is_one_hot(name, constant, makers) for name in node.input):
         return None
     product = product_of(view(), node)
@@ -187,7 +187,7 @@ def _product_with_one_hot(
 
 
 def _is_one_hot(name: str, constant: Collection[str], makers: Mapping[str, NodeProto]) -> bool:
-    """Whether a value holds zeros and ones by which of some numbers its elements are: of OneHot, or of Equal."""
+    """Whether a value is a one-hot encoding, made by OneHot or Equal."""
     node = makers.get(name)
     while node is not None and node.op_type in ARRANGING:
         node = makers.get(node.input[0])
@@ -197,7 +197,7 @@ def _is_one_hot(name: str, constant: Collection[str], makers: Mapping[str, NodeP
 
 
 def values_of_inputs(model: DetachedModel) -> set[str]:
-    """The values that depend on the numbers of some input, and not on its shape alone."""
+    """Values that depend on the numbers of some input, and not only on its shape."""
     graph = model.proto.graph
     found = {info.name for info in graph.input} - {tensor.name for tensor in graph.initializer}
     for node in graph.node:
@@ -218,7 +218,7 @@ def rows_by_input(model: DetachedModel) -> dict[str, int]:
         shape = tuple(lookup.stored.dims) if lookup.stored is not None else _dims_of(lookup.data, dims, makers)
         if not shape or lookup.axis >= len(shape):
             continue
-        for name in _inputs_behind(lookup.says[0], makers) & inputs:
+        for name in _inputs_behind(lookup.selectors[0], makers) & inputs:
             found[name] = min(shape[lookup.axis], found.get(name, shape[lookup.axis]))
     return found
 
@@ -242,7 +242,7 @@ def _dims_of(name: str, dims: Mapping[str, tuple[int, ...]], makers: Mapping[str
 
 
 def _inputs_behind(name: str, makers: Mapping[str, NodeProto]) -> set[str]:
-    """The values that `name` is made of by ops that only move, or cast, elements."""
+    """The values from which ops that only move or cast elements compute `name`."""
     found, front, seen = set(), [name], set()
     while front:
         name = front.pop()
@@ -267,4 +267,4 @@ EMBEDS: Final = "EmbedLayerNormalization"
 INDEXED: Final = frozenset({"Gather", "GatherElements", EMBEDS, *PRODUCTS})
 OPS: Final = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
 PASSED_ON: Final = ARRANGING | {"Slice", "Gather", "Expand", "Tile", "Split", "OneHot"}
-"""Ops whose result holds numbers of their first input, or says which they are."""
+"""Ops whose result holds numbers of their first input, or encodes them."""

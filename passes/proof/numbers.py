@@ -1,4 +1,4 @@
-"""How far apart two tensors are, and how far they may be."""
+"""The error between two tensors, and the tolerance for it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ GAP: Final = 1e3
 """A factor between neighbouring magnitudes at which a new group begins; its square where there are few elements."""
 
 EXPONENTS: Final = int(math.log2(GAP))
-"""Neighbours that lie `GAP` apart differ by so many powers of two at least."""
+"""Magnitudes with a gap of `GAP` differ by at least this many powers of two."""
 
 MANY: Final = 32
 
 DRAWN: Final = "random"
-"""Said in place of a floating type of values that depend on random numbers: no two programs draw the same."""
+"""In place of a floating type, for values that depend on random numbers: no two programs draw the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Errors:
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
-    """JSON has no infinity; whoever writes these numbers with pydantic writes the word."""
+    """JSON has no infinity, so pydantic writes it as a string."""
 
     max_abs: float
     max_rel: float
@@ -70,7 +70,7 @@ class Errors:
 
 
 NO_ERROR: Final = Errors(0.0, 0.0, 1.0, math.inf, 0.0, 0.0)
-"""Of values that are equal in every bit."""
+"""The errors of values that are equal in every bit."""
 
 
 def compare(
@@ -81,29 +81,29 @@ def compare(
 ) -> Errors:
     """Measure `got` against `expected`; integers, booleans and strings have to be equal.
 
-    Floats are judged as their own type, or as the less precise one that they were `computed_in`. Of what is `DRAWN`
+    Floats are judged as their own type, or as the less precise one that they were `computed_in`. For `DRAWN` values
     only shape and dtype are compared.
 
     Elements are judged by the scale of their group. Values of one computation fill their range; where the sorted
-    magnitudes leave a gap of `GAP` or more, what lies above is something else, such as the -3.4e38 that masks a logit.
+    magnitudes leave a gap of `GAP` or more, those above are another group, such as the -3.4e38 that masks a logit.
     Without groups one such value would hide any error in the others.
     """
     if computed_in == DRAWN:
         return replace(_unlike(expected, got) or NO_ERROR, judged_as=DRAWN)
     own = str(expected.dtype)
     judged_as = least_precise(own, computed_in) if own in ROUNDING else own
-    errors = _compared(expected, got, tolerance_for(judged_as, tolerances, own))
+    errors = _compare_values(expected, got, tolerance_for(judged_as, tolerances, own))
     if errors.excess > 1.0 and judged_as != own and math.isfinite(errors.excess):
         errors = replace(errors, why=f"{errors.why} (the tolerance of {judged_as}, in which it was computed)")
     return replace(errors, judged_as=judged_as)
 
 
 def least_precise(*dtypes: str | None) -> str:
-    """That of the floating types with the largest rounding error; what is no floating type does not count."""
+    """The floating type with the largest rounding error; other types are ignored."""
     return max((one for one in dtypes if one and one in ROUNDING), key=lambda one: ROUNDING[one], default="")
 
 
-def _compared(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Errors:
+def _compare_values(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Errors:
     if (unlike := _unlike(expected, got)) is not None:
         return unlike
     if same_bits(expected, got):
@@ -124,11 +124,11 @@ def _compared(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Er
             bad = int((~(same | finite)).sum())
             return _incomparable(f"{bad} of {left.size} elements are NaN or infinite on one side only")
         left, right, error = left[finite], right[finite], error[finite]
-    return _measured(left, right, error, tolerance) if left.size else NO_ERROR
+    return _measure(left, right, error, tolerance) if left.size else NO_ERROR
 
 
 def _unlike(expected: np.ndarray, got: np.ndarray) -> Errors | None:
-    """What is wrong with shape or dtype; None if nothing is."""
+    """The error for a different shape or dtype; None if both are equal."""
     if expected.shape != got.shape:
         return _incomparable(f"shape {got.shape}, expected {expected.shape}")
     if expected.dtype != got.dtype:
@@ -136,8 +136,8 @@ def _unlike(expected: np.ndarray, got: np.ndarray) -> Errors | None:
     return None
 
 
-def _measured(left: np.ndarray, right: np.ndarray, error: np.ndarray, tolerance: Tolerance) -> Errors:
-    """Of finite elements, one at least. `scales` is one number for all of them, where that is so: this is run often."""
+def _measure(left: np.ndarray, right: np.ndarray, error: np.ndarray, tolerance: Tolerance) -> Errors:
+    """The errors of finite elements (at least one). `scales` is a single number where it can be, for speed."""
     magnitude = np.abs(left)
     scales = _group_scales(magnitude)
     limits = tolerance.atol + tolerance.rtol * scales
@@ -157,7 +157,7 @@ def _measured(left: np.ndarray, right: np.ndarray, error: np.ndarray, tolerance:
 
 
 def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
-    """Whether two arrays have one shape, one dtype and the same bytes; then even NaN is equal to itself."""
+    """Whether two arrays have the same shape, dtype and bytes; so NaN is equal to itself."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     if left.dtype.kind in "OUS":
@@ -208,7 +208,7 @@ def _sqnr(signal: np.ndarray, error: np.ndarray) -> float:
 
 
 def _different(expected: np.ndarray, got: np.ndarray) -> Errors:
-    """Unequal integers: the numbers tell how far, the verdict is clear."""
+    """The errors of unequal integers, which are never within tolerance."""
     left, right = expected.astype(np.float64).ravel(), got.astype(np.float64).ravel()
     count = int((expected != got).sum())
     largest = float(np.abs(left - right).max()) or 1.0

@@ -1,10 +1,10 @@
-"""Proof by numbers: the model against references that were computed once, by another program than the one under test.
+"""Proof by numbers: models are compared with references that another program computed once.
 
-A proof is worth what it can see. Random tiny weights hide faults (zeroing a layer's Q and K moved a random BEiT's
-output by 1.6e-5), so the values at kept structures are compared too, and `watch` plants a fault in every kept weight
-and looks whether it shows.
+A comparison of outputs may miss faults: with tiny random weights, zeroing a layer's Q and K moved a random BEiT's
+output by 1.6e-5. So the values at kept structures are compared too, and `watch` injects a fault into every kept weight
+and measures whether it is detected.
 
-Most changes are small, so most of a model need not be run again: `claims.py` says when that is enough.
+Most changes are small, so most of a model need not be run again: `claims.py` decides what has to be run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from passes.context import PassContext
 from passes.errors import ModelError, StepCrashed, StepFailed, StepTimedOut
 from passes.graph.traversal import live_nodes
 from passes.model.canonical import CanonicalGraph, ValueDigests, read
-from passes.proof.claims import BaseModelRun, Claims, claims_by_name, claims_refined, small_values
+from passes.proof.claims import BaseModelRun, Claims, claims_by_name, refine_claims, small_values
 from passes.proof.client import ProofClient
 from passes.proof.coverage import Coverage, coverage_of
 from passes.proof.data_movement import parts_of
 from passes.proof.draws import BROUGHT_DOWN, DrawPlan, Trait
-from passes.proof.fault_injection import Fault, fault_in
+from passes.proof.fault_injection import InjectedFault, build_fault
 from passes.proof.gauges import Gauges, Readings, gauges_of
 from passes.proof.numbers import Tolerance
 from passes.proof.precision import Precisions, computed_types
@@ -47,8 +47,8 @@ class NumericProver:
         tolerances: by dtype, in place of the documented ones.
         computed_in: the floating types that the source of the models computes in; None for all that are in the first
             model itself.
-        inputs: what can be drawn otherwise of each input, for the coverage.
-        skipped: what was not drawn, and why, for the coverage.
+        inputs: the traits that each input can be drawn with, for the coverage.
+        skipped: sentences on what was not drawn, and why, for the coverage.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class NumericProver:
         self._probes: tuple[str, ...] = ()
         self._watched: DetachedModel | None = None
         self._begin_baseline: Callable[[DrawPlan | None], None] = lambda _: None
-        self._fault: Fault | None = None
+        self._fault: InjectedFault | None = None
         self._power = Sensitivity(math.inf, ())
         self._measured: dict[str, Measurement] = {}
         self._equal: dict[str, str] = {}
@@ -93,7 +93,7 @@ class NumericProver:
         bench: PassContext,
         tolerances: Mapping[str, Tolerance] | None = None,
     ) -> Self:
-        """The first model that is watched is the reference."""
+        """A prover whose reference is the first model that it watches."""
         draws = [Reference(one, {}, f"draw {index}") for index, one in enumerate(feeds)]
         prover = cls(draws, bench, tolerances)
         prover._is_own = True
@@ -101,7 +101,7 @@ class NumericProver:
 
     @classmethod
     def of_plan(cls, plan: DrawPlan, bench: PassContext) -> Self:
-        """`of_itself`, on those draws of `plan` on which that model runs."""
+        """`of_itself`, on the draws of `plan` on which that model runs."""
         prover = cls((), bench)
         prover._is_own, prover._plan = True, plan
         return prover
@@ -110,39 +110,41 @@ class NumericProver:
         self._bench.start()
 
     def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
-        """From now on compare the values at `instances` too, and find out how visible a fault in their weights is.
+        """Compare the values at `instances` too from now on, and measure whether a fault in their weights is detected.
 
-        `model` is the exported model, whose outputs have been compared with the reference. It runs in the background;
-        who needs a number first waits for it, and is told if it does not run. The fault is planted in all kept weights
-        at once and read at each one's own pins.
+        `model` is the exported model, whose outputs have been compared with the reference. It runs in the background:
+        the first call that needs a number blocks until it finishes, and gets its error. The fault is planted in all
+        kept weights at once and observed at each instance's own pins.
         """
         tiers = [tier for one in instances for tier in (one.pins, one.loose_pins, one.wide_pins)]
         self._measured.clear()
         if not self._references and self._plan is None:
             return
-        fault, meanings = fault_in(model, instances), self._meanings(reading or read(model))
+        fault, meanings = build_fault(model, instances), self._meanings(reading or read(model))
         self._gauges = gauges_of(model)
         self._probes = tuple(dict.fromkeys(pin.name for tier in tiers for pin in tier))
         inner = list(dict.fromkeys((*self._probes, *fault.cuts)))
         self._judge_by(model, inner)
-        request = RunRequest(inner, _kept(model, meanings, inner), as_expected=True, is_reference=self._is_own)
-        noted = partial(self._note_baseline, model, meanings, fault)
+        request = RunRequest(
+            inner, _values_to_hold(model, meanings, inner), as_expected=True, is_reference=self._is_own
+        )
+        on_answer = partial(self._record_baseline, model, meanings, fault)
         self._begin_baseline = partial(
-            self._client.begin_baseline, noted, model, request, self._computed_in, self._gauges
+            self._client.begin_baseline, on_answer, model, request, self._computed_in, self._gauges
         )
         self._begin_baseline(self._plan)
 
     def _judge_by(self, model: DetachedModel, inner: Sequence[str] = ()) -> None:
         """Take the tolerances of outputs, and of `inner` values, from the types that `model` computes them in.
 
-        The exported model says it for all that passes make: one that computes in a less precise type is not judged by
-        that type.
+        The types of the exported model hold for all models that passes return: a pass that computes in a less precise
+        type does not get that type's tolerance.
         """
         outputs = (info.name for info in model.proto.graph.output)
         self._computed_in = computed_types(model, (*outputs, *inner), self._source_types)
 
     def measure_export(self, model: DetachedModel) -> Measurement:
-        """`measure` the exported model, before anything is done with it.
+        """`measure` the exported model, before any pass.
 
         Raises:
             StepFailed: onnxruntime refuses or stops.
@@ -160,13 +162,13 @@ class NumericProver:
         if fault is not None:
             try:
                 self._power = fault.sensitivity(self._client.excess())
-            except StepFailed:  # with zeros in such a place the model does not run
+            except StepFailed:  # with zeros as weights the model may not run
                 self._power = fault.unseen()
             self._fault = None
         return self._power
 
     def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
-        """Compare every draw. What computes the very same thing as before is not run again.
+        """Compare every draw. A model that computes the same as one before is not run again.
 
         Raises:
             StepFailed: onnxruntime refuses or stops.
@@ -184,7 +186,7 @@ class NumericProver:
         return self._measured[meanings.whole]
 
     def _wrong_tables(self, model: DetachedModel, meanings: ValueDigests) -> str:
-        """What is wrong with the tables of `model`, of which the draws do not read all rows."""
+        """The fault in the rows of tables that no draw reads; empty for none."""
         if self._tables is None:
             return ""
         return self._tables.fault_of(model, meanings, self._match_tables)
@@ -192,7 +194,7 @@ class NumericProver:
     def _match_tables(self, tables: TablesPart) -> Sequence[Match]:
         try:
             return self._client.match_tables(tables)
-        except StepFailed:  # then nothing is known of them, which the report says
+        except StepFailed:  # the report then lists them as unknown
             return [Match(is_unknown=True)] * len(tables.news)
 
     def coverage(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Coverage:
@@ -209,22 +211,22 @@ class NumericProver:
     def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
         self._settle()
         meanings = self._meanings(reading or read(model))
-        made = {name for node in live_nodes(model.proto.graph) for name in node.output}
-        inner = [name for name in self._probes if name in made]
-        request = RunRequest(inner, _kept(model, meanings, inner) if hold else {})
+        computed = {name for node in live_nodes(model.proto.graph) for name in node.output}
+        inner = [name for name in self._probes if name in computed]
+        request = RunRequest(inner, _values_to_hold(model, meanings, inner) if hold else {})
         errors = self._client.run(model, request)
         self._ran = model.proto
-        return self._noted(model, meanings, errors, self._client.held())
+        return self._record(model, meanings, errors, self._client.held_meanings())
 
     def _settle(self) -> None:
-        """Take note of what the exported model computes, if that is still to be done."""
+        """Wait for the run of the exported model, and record its results, if that is still to be done."""
         try:
             try:
                 self._client.settle()
             except (StepCrashed, StepTimedOut) as failure:
                 if self._plan is None or self._watched is not None:
                     raise
-                self._plan, self._skipped = self._plan.plain(), (BROUGHT_DOWN.format(failure),)
+                self._plan, self._skipped = self._plan.reduce_to_needed(), (BROUGHT_DOWN.format(failure),)
                 self._begin_baseline(self._plan)
                 self._client.settle()
         except StepFailed as failure:
@@ -232,7 +234,9 @@ class NumericProver:
                 raise
             raise ModelError(f"the model does not run as it is: {failure}") from failure
 
-    def _note_baseline(self, model: DetachedModel, meanings: ValueDigests, fault: Fault, found: BaselineRun) -> None:
+    def _record_baseline(
+        self, model: DetachedModel, meanings: ValueDigests, fault: InjectedFault, found: BaselineRun
+    ) -> None:
         if found.nan_outputs:
             raise ModelError(
                 f"output {found.nan_outputs[0]!r} of the reference holds NaN, so nothing can be compared with it; "
@@ -243,22 +247,22 @@ class NumericProver:
             self._take_draws(self._plan, found)
         self._readings = found.readings
         self._tables = TableCheck(model, tables_of(self._gauges, found.readings, model, meanings))
-        self._noted(model, meanings, found.draws, found.held)
+        self._record(model, meanings, found.draws, found.held)
         if fault.seen:
             self._fault = fault  # first: a server that has to be set up anew for the question restores what it reads
             self._client.plant(fault)
 
     def _take_draws(self, plan: DrawPlan, found: BaselineRun) -> None:
-        """From now on the draws are those that were chosen."""
+        """Replace the plan by the draws that were chosen from it."""
         self._plan, self._skipped = None, (*self._skipped, *found.skipped)
         self._inputs = {one.name: one.traits for one in plan.inputs}
         self._references = tuple(Reference(plan.feeds(draw), {}, draw.label, draw) for draw in found.drawn)
         self._client.replace_references(self._references)
 
-    def _noted(
+    def _record(
         self, model: DetachedModel, meanings: ValueDigests, draws: Sequence[DrawErrors], held: frozenset[str]
     ) -> Measurement:
-        """What a run has measured; a model that is right is what the next ones are proven equal to."""
+        """The measurement of a run. A model within tolerance becomes the base that the next ones are compared with."""
         measurement = Measurement(worst_errors([one for one, _ in draws]), worst_errors([one for _, one in draws]))
         if not measurement.why:
             self._base, self._held = BaseModelRun(model, meanings), held
@@ -266,7 +270,7 @@ class NumericProver:
         return measurement
 
     def _restore(self) -> None:
-        """A new server has to be told what the exported model computes; it holds nothing else."""
+        """Give a new server the values of the exported model; it holds nothing else."""
         self._held = frozenset()
         self._client.judge(self._computed_in)
         if self._watched is not None:
@@ -278,24 +282,24 @@ class NumericProver:
             return
         if self._bench.proofs.was_killed:
             self._client.plant(self._fault)
-        else:  # it went with the last server, which it may have brought down
+        else:  # the fault was lost with the last server, which it may have crashed
             self._power, self._fault = self._fault.unseen(), None
 
     def _meanings(self, reading: CanonicalGraph) -> ValueDigests:
         return reading.meanings(lambda _, digest: self._equal.get(digest, digest))
 
     def _proven_equal(self, model: DetachedModel, reading: CanonicalGraph) -> Measurement | None:
-        """What the base measured, when every claim that makes `model` equal to it holds."""
+        """The measurement of the base, if every claim that makes `model` equal to it holds; else None."""
         base = self._base
         if base is None or not self._references:
             return None
         by_name = claims_by_name(base, model, reading, self._equal)
         if by_name is None:
             return None
-        for claims in (claims_refined(base, by_name, self._equal), by_name):
+        for claims in (refine_claims(base, by_name, self._equal), by_name):
             if claims is not None and self._holds(base, claims):
                 measurement = self._measured[base.meanings.whole]
-                self._base = BaseModelRun(model, claims.learned(base, self._equal))
+                self._base = BaseModelRun(model, claims.resolve_meanings(base, self._equal))
                 self._measured[self._base.meanings.whole] = measurement
                 return measurement
         return None
@@ -308,10 +312,10 @@ class NumericProver:
         parts = parts_of(base, claims, self._held)
         try:
             return parts is not None and all(map(self._client.are_equal, parts))
-        except StepFailed:  # the pieces do not run by themselves; the whole model may
+        except StepFailed:  # the parts do not run by themselves; the whole model may
             return False
 
 
-def _kept(model: DetachedModel, meanings: ValueDigests, inner: Sequence[str]) -> dict[str, str]:
-    """The values of a run to hold for later, with their meanings."""
+def _values_to_hold(model: DetachedModel, meanings: ValueDigests, inner: Sequence[str]) -> dict[str, str]:
+    """The values of a run to hold for later proofs: name → meaning."""
     return {name: meanings.values[name] for name in (*small_values(model), *inner)}

@@ -1,4 +1,4 @@
-"""Cut out of two models just what has to be run to see whether claims hold."""
+"""Extract from two models the part that has to be run to decide whether claims hold."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from passes.graph.op_facts import is_opaque
 from passes.proof.claims import BaseModelRun, Claim, Claims, Distinct
 from passes.weights.detached import DetachedModel
 
-__all__ = ["NEW", "Part", "first_output", "node_of", "part_model", "part_of", "tensor_of"]
+__all__ = ["NEW", "ProofPart", "first_output", "node_of", "part_model", "part_of", "tensor_of"]
 
 NEW: Final = "onnxline.new/"
-"""Put before the names of the changed model, which may mean other values in the base."""
+"""Prefix of the names of the changed model, which may mean other values in the base."""
 
 
 def node_of(side: str, node: NodeProto) -> NodeProto:
@@ -37,18 +37,21 @@ def tensor_of(tensor: TensorProto, name: str) -> TensorProto:
 
 
 def first_output(node: NodeProto) -> str:
-    """What a node can be known by."""
+    """The first named output of a node, which identifies it."""
     return next(output for output in node.output if output)
 
 
 HEAVY: Final = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention", "LSTM", "GRU", "Transpose"})
-"""Ops that take the time of a run. A Transpose of a weight matrix is among them."""
+"""Ops that dominate the time of a run; Transpose counts because of weight matrices."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A model to run. `given` maps its inputs to held meanings, `distinct` those whose elements only have to differ; a
-    pair is two values in `model`, or held meanings."""
+class ProofPart:
+    """A part of two models, with pairs of values that have to be equal.
+
+    `given` maps inputs to held meanings; `distinct` describes inputs whose elements only have to differ. A pair names
+    two values in `model`, or held meanings.
+    """
 
     model: DetachedModel
     given: Mapping[str, str]
@@ -58,21 +61,21 @@ class Part:
 
 def part_of(
     base: BaseModelRun, claims: Claims, held: frozenset[str], chosen: Sequence[Claim] | None = None
-) -> Part | None:
-    """The part that decides `claims`, or those of them that are `chosen`; None when it would be much of the model, or
-    cannot be run in pieces."""
-    builder = _Builder(base, claims, held)
+) -> ProofPart | None:
+    """The part that decides `claims` (or those `chosen`); None when it would be a large share of the model, or when a
+    node in it cannot be run in pieces."""
+    builder = _PartBuilder(base, claims, held)
     every = claims.claims if chosen is None else chosen
-    pairs = [(builder.claimed(claim), builder.old(claim.old)) for claim in every]
+    pairs = [(builder.add_claimed(claim), builder.add_old(claim.old)) for claim in every]
     whole = sum(node.op_type in HEAVY for node in base.model.proto.graph.node)
     heavy = sum(node.op_type in HEAVY for node in builder.nodes.values())
     if builder.is_opaque or heavy > max(4, whole // 3):
         return None
-    return builder.part(pairs)
+    return builder.build(pairs)
 
 
 @dataclass(slots=True)
-class _Builder:
+class _PartBuilder:
     base: BaseModelRun
     claims: Claims
     held: frozenset[str]
@@ -83,13 +86,13 @@ class _Builder:
     inputs: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
     is_opaque: bool = False
 
-    def claimed(self, claim: Claim) -> str:
-        """The value that a claim is about: computed anew, unless the base has the very same value too."""
+    def add_claimed(self, claim: Claim) -> str:
+        """Add the new value of `claim`: that of the base if the base computes the same, else the new computation."""
         place = self.base.places.get(claim.digest)
-        return self.new(claim.new) if place is None else self.old(place)
+        return self.add_new(claim.new) if place is None else self.add_old(place)
 
-    def new(self, root: str) -> str:
-        """The name in the part of a value that the changed model computes."""
+    def add_new(self, root: str) -> str:
+        """Add a value that the changed model computes, with its nodes; returns its name in the part."""
         stack = [root]
         while stack:
             name = stack.pop()
@@ -99,26 +102,26 @@ class _Builder:
                 continue
             if ("new", first_output(node)) in self.nodes:
                 continue
-            copy = self._copied("new", node)
+            copy = self._copy_node("new", node)
             copy.output[:] = [NEW + output if output else "" for output in node.output]
             wanted = []
             for index, read in enumerate(node.input):
                 place = self.base.places.get(self.claims.meanings.values.get(read, ""))
                 if read and place is not None:
-                    copy.input[index] = self._seen(place)
+                    copy.input[index] = self._add_base_value(place)
                 elif read:
                     copy.input[index] = NEW + read
                     wanted.append(read)
             stack.extend(wanted)
         return NEW + root
 
-    def old(self, name: str) -> str:
-        """A value of the base: its meaning where it is held, else its name in the part."""
+    def add_old(self, name: str) -> str:
+        """Add a value of the base; returns its meaning where it is held, else its name in the part."""
         meaning = self.base.meanings.values[name]
-        return meaning if meaning in self.held else self._seen(name)
+        return meaning if meaning in self.held else self._add_base_value(name)
 
-    def _seen(self, root: str) -> str:
-        """The name in the part of a value of the base, with what it takes to compute it."""
+    def _add_base_value(self, root: str) -> str:
+        """Add a value of the base, with the nodes that compute it; returns its name in the part."""
         stack = [root]
         while stack:
             name = stack.pop()
@@ -132,28 +135,28 @@ class _Builder:
             elif name in self.base.producers:
                 node = self.base.producers[name]
                 if ("old", first_output(node)) not in self.nodes:
-                    self._copied("old", node)
+                    self._copy_node("old", node)
                     stack.extend(read for read in node.input if read)
             else:
                 self.is_opaque = True
         return root
 
-    def _copied(self, side: str, node: NodeProto) -> NodeProto:
+    def _copy_node(self, side: str, node: NodeProto) -> NodeProto:
         self.is_opaque = self.is_opaque or is_opaque(node)
         copy = self.nodes[side, first_output(node)] = node_of(side, node)
         return copy
 
     def _store(self, name: str, tensor: TensorProto | None) -> None:
-        if tensor is None:  # a graph input that means something else than in the base, or an outer value
+        if tensor is None:  # a graph input that differs from the one in the base, or a value from outside
             self.is_opaque = True
             return
         self.initializers[name] = tensor_of(tensor, name)
 
-    def part(self, pairs: list[tuple[str, str]]) -> Part:
+    def build(self, pairs: list[tuple[str, str]]) -> ProofPart:
         computed = {output for node in self.nodes.values() for output in node.output}
         given = {name: meaning for name, meaning in self.given.items() if name not in computed}
         inputs = [*self.inputs.values(), *(onnx.ValueInfoProto(name=name) for name in given)]
-        return Part(part_model(self.base, self.claims, self.nodes, inputs, self.initializers), given, tuple(pairs))
+        return ProofPart(part_model(self.base, self.claims, self.nodes, inputs, self.initializers), given, tuple(pairs))
 
 
 def part_model(
@@ -163,7 +166,7 @@ def part_model(
     inputs: Iterable[onnx.ValueInfoProto],
     initializers: Mapping[str, TensorProto],
 ) -> DetachedModel:
-    """A model of `nodes`, which go by side and first output: those of the base first, in the order of their models."""
+    """A model of `nodes` (by side and first output): those of the base first, in the order of their models."""
     source = base.model.proto
     proto = onnx.ModelProto(ir_version=source.ir_version, opset_import=source.opset_import)
     proto.functions.extend(source.functions)

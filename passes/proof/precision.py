@@ -1,11 +1,11 @@
-"""In which floating type a value was computed at its least precise: that type's tolerance is the value's own.
+"""The least precise floating type that each value was computed in, whose tolerance applies to the value.
 
-A float64 that is made of float32 is no better than float32. What counts is where numbers are rounded, so a type counts
-where a node *computes* in it: an input or a weight that is stored in half precision is given, and moving its elements
-rounds nothing. Constants that are computed from constants count no more, since every program computes the same from
-them, nor do integers and bools, which are equal or wrong; those that stand for floats (QuantizeLinear) pass theirs on.
+A float64 computed from float32 is no more precise than float32. A type counts where a node *computes* in it, since that
+is where numbers are rounded: an input or a weight stored in half precision is exact, and moving its elements rounds
+nothing. Constants computed from constants do not count, since every program computes the same from them, nor do
+integers and bools, which are equal or wrong; quantized integers (QuantizeLinear) pass on the type of their floats.
 
-What depends on random numbers has no precision at all, and is `DRAWN`.
+Values that depend on random numbers have no precision, and are `DRAWN`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from passes.weights.detached import DetachedModel
 __all__ = ["Precisions", "computed_types"]
 
 Precisions = Mapping[str, str]
-"""Value → the least precise floating type on its way, by numpy's name; or `DRAWN`."""
+"""Value → the least precise floating type in its computation, by numpy's name; or `DRAWN`."""
 
 Known = MutableMapping[str, str | None]
 """Value → the least precise type so far; empty where nothing was rounded yet, None for a constant."""
@@ -33,11 +33,11 @@ Known = MutableMapping[str, str | None]
 def computed_types(
     model: DetachedModel, names: Iterable[str], computed_in: Collection[str] | None = None
 ) -> Precisions:
-    """The least precise floating type on the way of each of `names`, but for those on whose way nothing is rounded.
+    """The least precise floating type in the computation of each of `names`; no entry where nothing is rounded.
 
     Args:
-        computed_in: the types that the source of `model` computes in, where that is known: a detour through another
-            one, which an exporter has added, counts not.
+        computed_in: the types that the source of `model` computes in, where that is known: a cast to another one and
+            back, which an exporter has added, does not count.
     """
     proto = model.proto
     if proto.functions:
@@ -45,20 +45,20 @@ def computed_types(
     graph = infer_types(proto)
     known: Known = dict.fromkeys((tensor.name for tensor in graph.initializer), None)
     known |= dict.fromkeys((info.name for info in graph.input if info.name not in known), "")
-    _Walk(computed_in).through(graph, known, {})
+    _PrecisionWalk(computed_in).through(graph, known, {})
     return {name: dtype for name in names if (dtype := known.get(name))}
 
 
-class _Walk:
-    """Follows values through graphs and their bodies; nodes are in order, as in every model that was read."""
+class _PrecisionWalk:
+    """Propagates types through graphs and their bodies; nodes are sorted, as in every model that was read."""
 
     def __init__(self, computed_in: Collection[str] | None) -> None:
         self._computed_in = computed_in
         self._false: set[str] = set()
-        """Constants that say no, such as the `training_mode` of a Dropout."""
+        """Constants that are False, such as the `training_mode` of a Dropout."""
 
     def through(self, graph: GraphProto, known: Known, outer: Mapping[str, int]) -> None:
-        """Add to `known` what the nodes of `graph` make; `outer` are the element types of what is visible there."""
+        """Add the results of `graph`'s nodes to `known`; `outer` are the element types of outer values."""
         types = {**outer, **_element_types(graph)}
         self._false.update(_false_constants(graph))
         for node in graph.node:
@@ -77,30 +77,30 @@ class _Walk:
             return
         moved = moved_inputs(node)
         worst = least_precise(*(known.get(name) for name in (moved or read)))
-        stands_for_floats = node.op_type in QUANTIZING or any(
+        is_quantized = node.op_type in QUANTIZING or any(
             known.get(name) and types.get(name) not in FLOATS for name in read
         )
         for name in node.output:
             dtype = types.get(name, 0)
             if dtype in FLOATS:
-                known[name] = worst if moved else least_precise(worst, self._counted(dtype))
+                known[name] = worst if moved else least_precise(worst, self._rounding_type(dtype))
             elif dtype:
-                known[name] = worst if stands_for_floats and dtype != TensorProto.BOOL else ""
+                known[name] = worst if is_quantized and dtype != TensorProto.BOOL else ""
             else:  # the result has no known type: it is computed in those of its inputs
-                known[name] = least_precise(worst, *(self._counted(types.get(one, 0)) for one in read))
+                known[name] = least_precise(worst, *(self._rounding_type(types.get(one, 0)) for one in read))
 
     def _draws(self, node: NodeProto) -> bool:
-        """Whether `node` draws numbers: a Dropout does so in training mode only."""
+        """Whether `node` draws random numbers: a Dropout does so in training mode only."""
         if node.op_type == "Dropout":
             return len(node.input) > 2 and node.input[2] not in ("", *self._false)
         return node.op_type in RANDOM_OPS
 
-    def _counted(self, dtype: int) -> str:
+    def _rounding_type(self, dtype: int) -> str:
         name = FLOATS.get(dtype, "")
         return name if self._computed_in is None or name in self._computed_in else ""
 
     def _body_node(self, node: NodeProto, known: Known, types: Mapping[str, int]) -> None:
-        """If, Loop and Scan: their results are those of their bodies, which may read what they have made before."""
+        """Propagate types through If, Loop or Scan. Bodies of loops are repeated until their types are stable."""
         found = [""] * len(node.output)
         first, carried, result = _places(node)
         for body in bodies_in(node):
@@ -117,7 +117,7 @@ class _Walk:
                 if fed == before:
                     break
             found = [_worst(*pair) for pair in zip(found, made, strict=False)]
-        # A condition, or a number of rounds, that is drawn decides on all results.
+        # A random condition, or a random number of turns, makes all results random.
         if _has_drawn(known, () if node.op_type == "Scan" else node.input[: 2 if node.op_type == "Loop" else 1]):
             found = [DRAWN] * len(found)
         is_constant = all(known.get(name) is None for name in reads_of(node))
@@ -144,8 +144,8 @@ def _false_constants(graph: GraphProto) -> Iterable[str]:
 
 
 def _places(node: NodeProto) -> tuple[int, int, int]:
-    """Of what a body gives back to itself: the first of the node's inputs, and how many; and the body's first output
-    that is one of the node's."""
+    """Where a node carries values from turn to turn: its first carried input, their number, and the body's first output
+    that is a result of the node."""
     if node.op_type == "Loop":
         return 2, len(node.input) - 2, 1
     if node.op_type == "Scan":
@@ -181,4 +181,4 @@ QUANTIZING: Final = frozenset(
         *("QLinearMatMul", "QLinearConv"),
     }
 )
-"""Ops whose integers stand for floats."""
+"""Ops whose integers are quantized floats."""

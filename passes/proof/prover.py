@@ -1,4 +1,4 @@
-"""What a run asks of a proof, and the proof by structure alone; `numeric.py` compares numbers."""
+"""The protocol of provers, and the prover that checks structure only; `numeric.py` compares numbers."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from passes.weights.detached import DetachedModel
 __all__ = ["STRUCTURE", "Prover", "StructureProver"]
 
 STRUCTURE: Final = "structure"
-"""What proof by structure is called in settings; the other level is `numbers`."""
+"""The name of this level of proof in settings; the other level is `numbers`."""
 
 NOTHING: Final[Measurement] = Measurement({}, {})
 
 
 class Prover(Protocol):
-    """Says of each model that a pass has made whether it still computes what the exported model does.
+    """Decides for each model that a pass returns whether it still computes what the exported model computes.
 
-    `reading` is that of the model, where the caller has it already.
+    `reading` is the canonical graph of `model`, where the caller has it already.
     """
 
     def start(self) -> None:
-        """Start the workers now, so that they are ready when they are called."""
+        """Start the workers ahead of the first call."""
 
     def watch(self, model: DetachedModel, instances: Sequence[Instance], reading: CanonicalGraph | None = None) -> None:
-        """Take `model` for the exported one, and look at the values at `instances` too."""
+        """Take `model` as the exported model, and compare the values at `instances` too."""
 
     def measure(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Measurement:
         """How far `model` is from the reference."""
         ...
 
     def run(self, model: DetachedModel, reading: CanonicalGraph | None = None, *, hold: bool = True) -> Measurement:
-        """`measure`, always by running the whole model; `hold` what others may be proven equal to it by."""
+        """`measure` by running the whole model; with `hold`, keep values that later proofs compare with."""
         ...
 
     def has_run(self, model: DetachedModel) -> bool:
-        """Whether this very object was run, and not only one that computes the same."""
+        """Whether this object itself was run, and not only a model that computes the same."""
         ...
 
     def power(self) -> Sensitivity:
-        """Whether a fault in the kept weights would be seen."""
+        """Whether a fault in the kept weights would be detected."""
         ...
 
     def coverage(self, model: DetachedModel, reading: CanonicalGraph | None = None) -> Coverage:
-        """What the proof has shown of the exported model, where `model` came of it in the end."""
+        """What the proof covered of the exported model; `model` is the final result."""
         ...
 
 
 class StructureProver:
-    """For a model that cannot be run here: nothing is computed, so no number is compared.
+    """The prover for a model that cannot be run here: it computes nothing and compares no numbers.
 
-    The runner still checks after each change that the model is valid ONNX, takes and gives what it did, and has all
-    kept structures with their weights. Whether it computes the same stays open.
+    The runner still checks after each change that the model is valid ONNX, has the same signature, and has all kept
+    structures with their weights. Whether the model computes the same stays open.
     """
 
     def __init__(self, bench: PassContext) -> None:

@@ -1,6 +1,6 @@
-"""What runs in the proof worker: models on every draw, against what is expected and values of models run before.
+"""The code of the proof worker: it runs models on every draw and compares them with expected and with held values.
 
-It is a process of its own, since onnxruntime may crash on a model that a pass has made. `client.py` asks.
+It runs in a process of its own, since onnxruntime may crash on a model that a pass returns. `client.py` calls it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(slots=True)
 class _DrawState:
-    """What is known of one draw."""
+    """One draw: its inputs, and the values that models are compared with."""
 
     feeds: Arrays
     expected: Arrays = field(default_factory=dict)
@@ -85,7 +85,7 @@ class ProofServer:
 
         Args:
             computed_in: see `judge`.
-            plan: the draws to choose from, if the server has none: those on which the model runs.
+            plan: the draws to choose from, if the server has none; those on which the model runs are taken.
         """
         self.judge(computed_in)
         try:
@@ -101,7 +101,7 @@ class ProofServer:
     ) -> BaselineRun:
         proto = model.model()
         outputs = _outputs_of(proto)
-        session = Session(proto, model.mapped(), [*request.values, *add_gauges(proto.graph, gauges)])
+        session = Session(proto, model.map_weights(), [*request.values, *add_gauges(proto.graph, gauges)])
         drawn, skipped, errors = [], [], []
         if plan is None:
             runs = ((draw, session.run(draw.feeds)) for draw in self._draws)
@@ -110,12 +110,12 @@ class ProofServer:
         for draw, results in runs:
             errors.append(self._note(draw, request, outputs, results))
             readings.add(gauges, results)
-        return BaselineRun(errors, self.held(), self._nan_outputs(), readings, drawn, skipped)
+        return BaselineRun(errors, self.held_meanings(), self._nan_outputs(), readings, drawn, skipped)
 
     def _choose(
         self, plan: DrawPlan, session: Session, outputs: Sequence[str], drawn: list[Draw], skipped: list[str]
     ) -> Iterator[tuple[_DrawState, Arrays]]:
-        """The draws of `plan` on which the model runs, each with what it computes: from now on the server's own."""
+        """Choose the draws of `plan` on which the model runs, and keep them; yields each with the model's results."""
         self._draws.clear()
         steady = [name for name in outputs if self._computed_in.get(name) != DRAWN]
         for chosen in choose_draws(plan, session.run, steady, skipped):
@@ -139,7 +139,7 @@ class ProofServer:
         return [self._note(draw, request, outputs, session.run(draw.feeds)) for draw in self._draws]
 
     def _note(self, draw: _DrawState, request: RunRequest, outputs: Sequence[str], results: Arrays) -> DrawErrors:
-        """Take note of what a model computes on one draw; returns its errors, and those of inner values."""
+        """Record the results of a model on one draw; returns the errors of its outputs and of inner values."""
         if request.is_reference:
             draw.expected = {name: results[name] for name in outputs}
         if request.as_expected:
@@ -150,11 +150,11 @@ class ProofServer:
         inner = {name: draw.inner[name] for name in request.inner if name in draw.inner}
         return self._errors(draw.expected, results), self._errors(inner, results)
 
-    def held(self) -> frozenset[str]:
+    def held_meanings(self) -> frozenset[str]:
         """The meanings of which every draw has the value."""
         return frozenset.intersection(*(frozenset(draw.held) for draw in self._draws)) if self._draws else frozenset()
 
-    def equal(
+    def are_equal(
         self,
         part: MappedModel,
         given: Mapping[str, str],
@@ -182,21 +182,21 @@ class ProofServer:
     def match_tables(
         self, part: MappedModel, olds: Sequence[tuple[str, Lookup]], news: Sequence[tuple[str, Lookup]]
     ) -> list[Match]:
-        """Where the rows of each new table lie in the old ones; `part` computes all of them from constants."""
+        """Match the rows of each new table with the old tables; `part` computes all of them from constants."""
         computed = part.session().run({})
         tables = [lookup.as_rows(computed[name]) for name, lookup in olds]
         return [match_table(tables, lookup.as_rows(computed[name]), self._tolerances) for name, lookup in news]
 
     def plant(self, part: MappedModel, cuts: Sequence[str], zeroed: Sequence[str], seen: Sequence[str]) -> None:
-        """Begin to find out how far the values called `seen` move when the weights `zeroed` are zero.
+        """Begin to measure how far the values called `seen` move when the weights `zeroed` are zero.
 
-        Reads the first draw; `cuts` names expected inner values that `part` reads. It goes on beside the questions that
-        come after it. Where it is known that all of `seen` are zeros then, nothing is run.
+        It uses the first draw; `cuts` names expected inner values that `part` reads. It runs in a thread beside later
+        questions. If all of `seen` are known to become zero, nothing is run.
         """
         self._excess = self._beside.submit(self._moved_by, part, cuts, zeroed, seen)
 
     def excess(self) -> list[float]:
-        """How far they moved, in units of their tolerance."""
+        """How far the planted fault moved each value, in units of its tolerance."""
         assert self._excess is not None, "nothing was planted"
         return self._excess.result()
 
@@ -224,10 +224,10 @@ def _outputs_of(model: onnx.ModelProto) -> list[str]:
 
 
 def _zeroed_session(part: MappedModel, fed: Arrays, zeroed: Sequence[str], outputs: Sequence[str]) -> Session:
-    weights = part.mapped()
+    weights = part.map_weights()
     weights |= {name: _zeros(weights[name]) for name in zeroed if name in weights}
     proto = part.model()
-    for tensor in proto.graph.initializer:  # small ones lie in the model itself
+    for tensor in proto.graph.initializer:  # small weights are stored in the model itself
         if tensor.name in zeroed and tensor.name not in weights:
             tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(tensor)), tensor.name))
     _type_inputs(proto.graph, fed)
@@ -241,11 +241,11 @@ def _zeros(weight: Weight) -> Weight:
 def _part_session(part: MappedModel, fed: Arrays, outputs: Sequence[str]) -> Session:
     proto = part.model()
     _type_inputs(proto.graph, fed)
-    return Session(proto, part.mapped(), list(dict.fromkeys(outputs)))
+    return Session(proto, part.map_weights(), list(dict.fromkeys(outputs)))
 
 
 def _type_inputs(graph: onnx.GraphProto, fed: Arrays) -> None:
-    """Give inputs without a type that of what is fed: dtype and rank, since sizes may differ from draw to draw."""
+    """Give inputs without a type the dtype and rank of what is fed; sizes may differ from draw to draw."""
     for info in graph.input:
         if not info.type.WhichOneof("value"):
             array = fed[info.name]
@@ -254,7 +254,7 @@ def _type_inputs(graph: onnx.GraphProto, fed: Arrays) -> None:
 
 
 def ask(desk: dict[str, Any], owner: str, question: str, **arguments: Any) -> Any:
-    """Put one question to the server of `owner`; `open` sets up a new one. `desk` is what the worker keeps."""
+    """Call one method of the server of `owner`; `open` makes a new server. `desk` is the worker's state."""
     if question == "open":
         desk[owner] = ProofServer(**arguments)
         return None

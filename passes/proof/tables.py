@@ -1,9 +1,8 @@
-"""Tables of which the draws do not read all rows: compared as weights, since no output tells of the rows unread.
+"""Comparison of lookup tables as weights, since no output shows a fault in rows that no draw reads.
 
-Whatever reads rows in a new model has to read those of the source. A table that means what it did is the same. Any
-other is evaluated and held against the tables of the source: cast, transposed, split or put behind
-another one it still has the same rows. Rows that were changed, or cut off, are a fault. What has no such form is not
-known, and the report says so.
+Lookups in a new model have to read the rows of the source. A table with the same digest is equal. Any other table is
+evaluated and compared with the tables of the source: cast, transposed, split or concatenated, it still has the same
+rows. Changed or missing rows are a fault. Tables in any other form are unknown, and the report lists them.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from passes.proof.part import NEW, tensor_of
 from passes.structures.projection_check import computed_constant
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Cover", "Match", "Table", "TableCheck", "TablesPart", "match_table", "tables_of"]
+__all__ = ["Cover", "LookupTable", "Match", "TableCheck", "TablesPart", "match_table", "tables_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """The part of an old table that lies in a new one: rows (`over` 0) or columns (`over` 1) from `start` to `stop`."""
+    """The part of an old table that is in a new one: rows (`over` 0) or columns (`over` 1) from `start` to `stop`."""
 
     table: int
     over: int
@@ -41,9 +40,9 @@ class Cover:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a new table holds of the old ones. `changed` tells of rows that are others now; empty for none.
+    """The parts of old tables that a new table contains. `changed` names rows that differ; empty for none.
 
-    `is_unknown` where it holds nothing of them, and is no table of whole numbers, which mostly compute shapes.
+    `is_unknown` if it contains none, unless it holds whole numbers, which mostly compute shapes.
     """
 
     covers: tuple[Cover, ...] = ()
@@ -57,9 +56,9 @@ class _Alignment:
 
     cover: Cover
     lines: slice
-    """Of the new table."""
+    """Lines of the new table."""
     differing: tuple[int, ...]
-    """Lines of the old table that are others in the new one."""
+    """Lines of the old table that differ in the new one."""
     votes: int
 
 
@@ -68,7 +67,7 @@ def match_table(
 ) -> Match:
     """Compare matrices with a row for each index, bit for bit, after a cast to the dtype of the new one.
 
-    A new table may be an old one, a block of its rows or columns, or several of them one behind the other.
+    A new table may be an old one, a block of its rows or columns, or a concatenation of such blocks.
     """
     found: list[_Alignment] = []
     for index, old in enumerate(olds):
@@ -79,13 +78,13 @@ def match_table(
             return Match((Cover(index, 0, 0, len(old)),))
         for over in (0, 1):
             if same.shape[1 - over] == new.shape[1 - over]:
-                found.extend(_aligned(index, same, new, over))
+                found.extend(_align(index, same, new, over))
         if same.shape == new.shape and _within_tolerance(same, new, tolerances):
             return Match((Cover(index, 0, 0, len(old)),))
     equal = [one for one in found if not one.differing]
     for one in sorted(found, key=lambda alignment: -alignment.votes):
         if one.differing and not any(_overlap(one, other) for other in equal):
-            return Match((), _told(one))
+            return Match((), _describe_differing(one))
     return Match(tuple(dict.fromkeys(one.cover for one in equal)), "", not equal and new.dtype.kind not in "biu")
 
 
@@ -102,8 +101,8 @@ def _overlap(one: _Alignment, other: _Alignment) -> bool:
     return not same_way or max(one.lines.start, other.lines.start) < min(one.lines.stop, other.lines.stop)
 
 
-def _aligned(index: int, old: np.ndarray, new: np.ndarray, over: int) -> list[_Alignment]:
-    """The new table over the old one as most of their lines fit; none where no line does."""
+def _align(index: int, old: np.ndarray, new: np.ndarray, over: int) -> list[_Alignment]:
+    """Align the new table with the old one by the offset at which most lines are equal; empty if none are."""
     old, new = (old, new) if over == 0 else (old.T, new.T)
     before, after = ([hash(line.tobytes()) for line in table] for table in (old, new))
     counts = Counter(before)
@@ -122,7 +121,7 @@ def _aligned(index: int, old: np.ndarray, new: np.ndarray, over: int) -> list[_A
 
 
 def _within_tolerance(old: np.ndarray, new: np.ndarray, tolerances: Mapping[str, Tolerance] | None) -> bool:
-    """Row by row, each by its own scale: a row that is read is judged so too."""
+    """Whether each row is within the tolerance of its own scale, as it is when a lookup reads it."""
     if new.dtype.kind != "f" or not new.size:
         return False
     tolerance = tolerance_for(str(new.dtype), tolerances)
@@ -131,7 +130,7 @@ def _within_tolerance(old: np.ndarray, new: np.ndarray, tolerances: Mapping[str,
     return bool((np.abs(left - right) <= limits).all())
 
 
-def _told(alignment: _Alignment) -> str:
+def _describe_differing(alignment: _Alignment) -> str:
     lines = alignment.differing
     kind = "row" if alignment.cover.over == 0 else "column"
     first = ", ".join(map(str, lines[:3])) + (f" and {len(lines) - 3} more" if len(lines) > 3 else "")
@@ -139,15 +138,15 @@ def _told(alignment: _Alignment) -> str:
 
 
 SHORT: Final = 4
-"""Numbers in a line."""
+"""Lines with fewer numbers than this may be equal by chance."""
 
 
 Key = tuple[str, int]
-"""What a table means, and along which axis its rows lie."""
+"""The digest of a table, and the axis of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class LookupTable:
     """A table of the source, of which `read` of `rows` rows were read; `read` is None where that was not measured."""
 
     lookup: Lookup
@@ -155,7 +154,7 @@ class Table:
     rows: int
     read: int | None
     varies: bool
-    """Whether the draws differ in which rows they read: else an optimizer may have taken these rows for constants."""
+    """Whether the draws read different rows; if not, an optimizer may have folded the rows as constants."""
 
     @property
     def is_partial(self) -> bool:
@@ -172,18 +171,23 @@ class TablesPart:
     news: tuple[tuple[str, Lookup], ...]
 
 
-def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings: ValueDigests) -> list[Table]:
-    """The tables of the source, as the draws have read them."""
+def tables_of(gauges: Gauges, readings: Readings, model: DetachedModel, meanings: ValueDigests) -> list[LookupTable]:
+    """The tables of the source, with the number of rows that the draws have read."""
     found = []
     dims = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
     by_value = values_of_inputs(model) if gauges.lookups else set()
     for place, lookup in enumerate(gauges.lookups):
-        rows, says = readings.rows.get(place), readings.says.get(place, [])
-        varies = lookup.is_nested or not by_value.isdisjoint(lookup.says) or len(says) < 2 or len(set(says)) > 1
+        rows, selectors = readings.rows.get(place), readings.selectors.get(place, [])
+        varies = (
+            lookup.is_nested
+            or not by_value.isdisjoint(lookup.selectors)
+            or len(selectors) < 2
+            or len(set(selectors)) > 1
+        )
         shape = dims.get(lookup.data, ()) if lookup.stored is None else tuple(lookup.stored.dims)
         count = len(rows) if rows is not None else shape[lookup.axis] if lookup.axis < len(shape) else 0
         read = None if rows is None else int(rows.sum())
-        found.append(Table(lookup, _key(lookup, model, meanings), count, read, varies))
+        found.append(LookupTable(lookup, _key(lookup, model, meanings), count, read, varies))
     return found
 
 
@@ -194,21 +198,21 @@ def _key(lookup: Lookup, model: DetachedModel, meanings: ValueDigests) -> Key:
 
 
 Ask = Callable[[TablesPart], Sequence[Match]]
-"""Evaluates the tables, and gives a match for each new one."""
+"""Evaluates the tables; returns a match for each new one."""
 
 
 @dataclass(slots=True)
 class TableCheck:
-    """Holds the tables of later models against those of the source."""
+    """Compares the tables of later models with those of the source."""
 
     source: DetachedModel
-    tables: Sequence[Table]
+    tables: Sequence[LookupTable]
     matches: dict[Key, Match] = field(default_factory=dict)
     uncovered: tuple[str, ...] = ()
-    """Of the model that was looked at last: what is not known of its tables."""
+    """Sentences on the rows of the last model that could not be compared."""
 
     def fault_of(self, model: DetachedModel, meanings: ValueDigests, ask: Ask) -> str:
-        """What is wrong with the tables of `model`; empty where nothing is known to be.
+        """The fault in the tables of `model`; empty where none was found.
 
         Raises:
             StepFailed: its tables cannot be evaluated.
@@ -238,9 +242,9 @@ class TableCheck:
         return self._missing(partial, lookups.keys(), [self.matches[key] for key in fresh], unknown)
 
     def _missing(
-        self, partial: Sequence[Table], there: Collection[Key], matches: Sequence[Match], unknown: Sequence[str]
+        self, partial: Sequence[LookupTable], there: Collection[Key], matches: Sequence[Match], unknown: Sequence[str]
     ) -> str:
-        """What was cut off of a table; takes note of what is not known."""
+        """The rows that a table has lost, as a message; sets `uncovered`."""
         gone = []
         for index, table in enumerate(partial):
             covers = [cover for match in matches for cover in match.covers if cover.table == index]
@@ -253,8 +257,8 @@ class TableCheck:
         return ""
 
 
-def _has_equal_rows(model: DetachedModel, table: Table) -> bool:
-    """Whether it makes no difference which row of a table is read, as of the segments of a text that has one."""
+def _has_equal_rows(model: DetachedModel, table: LookupTable) -> bool:
+    """Whether all rows of a table are equal, as in a table of segments with one segment."""
     lookup, stored = table.lookup, {tensor.name: tensor for tensor in model.proto.graph.initializer}
     if lookup.stored is not None or table.rows > MOST_ROWS:
         return False
@@ -267,11 +271,11 @@ def _has_equal_rows(model: DetachedModel, table: Table) -> bool:
 
 
 MOST_ROWS: Final = 2**20
-"""Numbers of a table that is looked at here."""
+"""Larger tables are not examined here."""
 
 
 def _gap(covers: Sequence[Cover], rows: int) -> str:
-    """The first rows that are in none of the pieces; empty where there are no pieces."""
+    """The first range of rows that no cover contains; empty where there are no covers of rows."""
     by_rows = sorted((one.start, one.stop) for one in covers if one.over == 0)
     if not by_rows:
         return ""
@@ -284,7 +288,7 @@ def _gap(covers: Sequence[Cover], rows: int) -> str:
 
 
 def _part_of(source: DetachedModel, olds: Sequence[Lookup], model: DetachedModel, news: Sequence[Lookup]) -> TablesPart:
-    """What it takes to evaluate the tables of two models."""
+    """Build the model that evaluates the tables of two models."""
     proto = onnx.ModelProto(ir_version=model.proto.ir_version, opset_import=model.proto.opset_import)
     proto.graph.name = "tables"
     names: list[list[tuple[str, Lookup]]] = []
@@ -305,7 +309,7 @@ def _part_of(source: DetachedModel, olds: Sequence[Lookup], model: DetachedModel
 
 
 def _copy_constants(model: DetachedModel, wanted: set[str], side: str, into: onnx.GraphProto) -> None:
-    """Copy the constants called `wanted`, and what they are computed from."""
+    """Copy the constants called `wanted`, with the nodes and tensors that they are computed from."""
     wanted, nodes = set(wanted), []
     for node in reversed(model.proto.graph.node):
         if wanted.isdisjoint(node.output):

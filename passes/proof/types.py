@@ -1,4 +1,4 @@
-"""What a proof is made from, and what it says: data only."""
+"""The data that provers exchange with the proof worker, and their results."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Reference:
     outputs: Mapping[str, np.ndarray]
     label: str = ""
     draw: Draw | None = None
-    """How the inputs were drawn; None where somebody gave them."""
+    """How the inputs were drawn; None for inputs that the caller gave."""
     is_optional: bool = False
-    """Whether nobody asked for this draw, so that an export may leave it out."""
+    """Whether an export may leave this draw out, since nobody asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Measurement:
     errors: Mapping[str, Errors]
     inner: Mapping[str, Errors]
     tables: str = ""
-    """What is wrong with rows that no draw reads."""
+    """The fault in table rows that no draw reads; empty for none."""
 
     @property
     def why(self) -> str:
-        """What is over tolerance, or wrong where nothing is drawn; empty when all is well."""
+        """The errors over tolerance, or the fault in a table; empty when there is none."""
         if self.tables:
             return self.tables
         bad = [f"{name}: {errors.why}" for name, errors in {**self.errors, **self.inner}.items() if not errors.ok]
@@ -51,21 +51,21 @@ class Measurement:
 
 
 DrawErrors = tuple[dict[str, Errors], dict[str, Errors]]
-"""On one draw the errors of the outputs, and those of inner values."""
+"""The errors of the outputs and of inner values, for one draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What to compare and to keep of a run, beside the outputs."""
+    """Which values of a run to compare and to keep, in addition to the outputs."""
 
     inner: Sequence[str]
     """Values at kept structures, to compare."""
     keep: Mapping[str, str] = field(default_factory=dict)
-    """Value → meaning, of those to hold for later proofs."""
+    """Values to hold for later proofs: name → meaning."""
     as_expected: bool = False
-    """Whether the values called `inner` are from now on what is expected of those names."""
+    """Whether the values of `inner` become the expected ones."""
     is_reference: bool = False
-    """Whether the outputs are."""
+    """Whether the outputs become the expected ones."""
 
     @property
     def values(self) -> list[str]:
@@ -75,35 +75,35 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class BaselineRun:
-    """What is found out in a run of the exported model; data only."""
+    """The results of a run of the exported model."""
 
     draws: Sequence[DrawErrors]
     held: frozenset[str]
     nan_outputs: Sequence[str]
-    """Those of the reference, with which nothing can be compared."""
+    """Outputs of the reference that hold NaN, so that nothing can be compared with them."""
     readings: Readings
     drawn: Sequence[Draw] = ()
-    """Where the draws were chosen in this run: those that were taken."""
+    """The draws that this run chose, if it chose any."""
     skipped: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Whether a fault in a kept weight would be seen.
+    """Whether a fault in a kept weight would be detected.
 
     `margin` is the smallest ratio, over all kept weights, of the error that zeroing it causes to the tolerance there;
     `blind` names the structures where it is below 1.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"ser_json_inf_nan": "strings"}
-    """JSON has no infinity; whoever writes these numbers with pydantic writes the word."""
+    """JSON has no infinity, so pydantic writes it as a string."""
 
     margin: float
     blind: tuple[str, ...]
 
 
 def worst_errors(draws: Sequence[Mapping[str, Errors]]) -> dict[str, Errors]:
-    """The worst of each number over several draws, by output; the first complaint stays."""
+    """The worst of each number over several draws, by output; the first `why` is kept."""
     worst: dict[str, Errors] = {}
     for errors in draws:
         for name, one in errors.items():

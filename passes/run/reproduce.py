@@ -15,7 +15,7 @@ from passes.context import PassContext
 from passes.errors import StepFailed
 from passes.graph.traversal import bodies_of, live_nodes, reads_of
 from passes.model.analysis import what_is_invalid
-from passes.model.extraction import cut, types_of
+from passes.model.extraction import extract_nodes, types_of
 from passes.step import Step
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
@@ -107,12 +107,12 @@ def _sweep(model: DetachedModel, fails: Callable[[DetachedModel], bool], deadlin
         count, length = len(nodes), -(-length // 2)
         for start in reversed(range(0, count, length)):
             if time.monotonic() > deadline:  # to cut a large model takes time as well
-                return cut(model, nodes, types) or model
+                return extract_nodes(model, nodes, types) or model
             rest = nodes[:start] + nodes[start + length :]
-            part = cut(model, rest, types) if rest else None
+            part = extract_nodes(model, rest, types) if rest else None
             if part is not None and fails(part):
                 nodes = rest
-    return cut(model, nodes, types) or model
+    return extract_nodes(model, nodes, types) or model
 
 
 def shortened(model: DetachedModel) -> Iterator[DetachedModel]:

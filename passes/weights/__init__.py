@@ -1,12 +1,12 @@
-"""Weights lie in files, outside of the graph, and may stay unread: then they are known by their place in a file.
+"""Weights outside of the graph: mapped from files, shared between processes, and unread where nobody needs them.
 
     detached.py       take large initializers out of a model, and put them back
-    stand_ins.py      what is left in their place, spelled from their digest
-    mapped.py         files mapped into memory; external data of a model's own folder
-    sharing.py        let other processes read them without a copy
+    stand_ins.py      the few numbers left in place of a weight, made from its digest
+    mapped.py         files mapped into memory; external data in a model's folder
+    sharing.py        models whose weights other processes map without a copy
     files.py          write a model, with its weights in a file beside it
-    sessions.py       run a model on onnxruntime, with the weights that are mapped already
-    weight_stacks.py  stacks of unread weights as one weight for the time of a run
+    sessions.py       run a model on onnxruntime, on weights that are already mapped
+    weight_stacks.py  collapse stacks of unread weights into one weight for the time of a run
 
-Knows of nothing else in `passes` but the errors, the door (`passes/load/`) and `passes/graph/`.
+Imports nothing else of `passes` but the errors, the worker's platform functions, `passes/load/` and `passes/graph/`.
 """

@@ -1,8 +1,8 @@
 """Take the large initializers out of a model, so that a pass costs milliseconds whatever the model weighs.
 
-A detached tensor leaves a stand-in (`stand_ins.py`): the same name, shape and dtype, but a few numbers instead of its
-data. Stand-ins are only for tools that never compute with the data (onnxoptimizer computes nothing: its Conv +
-BatchNormalization fusion writes the arithmetic as nodes). Others get the attached model.
+A stand-in (`stand_ins.py`) replaces a detached tensor: it has the same name, shape and dtype, but only a few numbers.
+Stand-ins are for tools that never compute with the data (onnxoptimizer does not: its Conv + BatchNormalization fusion
+writes the arithmetic as nodes). Other tools get the attached model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnx import TensorProto
 from passes.errors import ModelError
 from passes.graph.traversal import bodies_of, sort_nodes
 from passes.load import check_payload, load_model
-from passes.weights.mapped import ExternalFiles, place_of, release
+from passes.weights.mapped import ExternalFiles, find_file_range, release
 from passes.weights.stand_ins import (
     DETACH_FROM_BYTES,
     TYPED_FIELDS,
@@ -49,9 +49,9 @@ __all__ = [
 ]
 
 MOST_READ_BYTES: Final = 2**20
-"""Of a tensor without a stand-in that is read all the same where weights are to stay unread."""
+"""The largest tensor without a stand-in that is read even where weights are to stay unread."""
 UNREAD: Final = "onnxline.unread"
-"""The key in a model's metadata that says: its weights may be large, so know them by their places."""
+"""The metadata key of a model whose weights stay unread: they are identified by their place in a file."""
 PROTOBUF_LIMIT: Final = 2**31 - 2**20
 """Bytes that one protobuf message may hold, less a margin for its own framing."""
 
@@ -60,7 +60,7 @@ WeightStore = Mapping[Key, Weight]
 
 @dataclass(frozen=True, slots=True)
 class DetachedModel:
-    """A model whose large initializers are stand-ins, with the store that they stand for."""
+    """A model whose large initializers are stand-ins, with the store of their weights."""
 
     proto: onnx.ModelProto
     weights: WeightStore
@@ -69,7 +69,7 @@ class DetachedModel:
         return DetachedModel(proto, self.weights)
 
     def weight(self, tensor: TensorProto) -> Weight | None:
-        """The detached weight that this initializer stands for; None if it holds its own data."""
+        """The detached weight of this initializer; None if it holds its own data."""
         key = key_of(tensor)
         return None if key is None else self.weights.get(key)
 
@@ -81,7 +81,7 @@ class DetachedModel:
     def digest(self, tensor: TensorProto) -> str:
         """128 bits of an initializer's bytes, the same whether it is detached or not."""
         weight = self.weight(tensor)
-        if tensor.data_type == TensorProto.STRING:  # not through numpy, which takes them for UTF-8
+        if tensor.data_type == TensorProto.STRING:  # not through numpy, which decodes them as UTF-8
             return digest_of_texts(tensor.string_data)
         return weight.digest if weight else digest_of(onnx.numpy_helper.to_array(tensor))
 
@@ -97,7 +97,7 @@ class DetachedModel:
         return weight is not None and weight.unread
 
     def unread(self) -> list[str]:
-        """The names of the initializers that are."""
+        """The names of the unread initializers."""
         return [tensor.name for tensor in self.proto.graph.initializer if self.is_unread(tensor)]
 
     def nbytes(self) -> int:
@@ -119,9 +119,9 @@ def detach(
     Args:
         model: with inline or external data.
         base_dir: the folder of the external data; it is memory-mapped, not read.
-        known: a store whose weights are used again where they are equal, so that nothing is held twice.
-        unread: know external data of 1 KiB or more by its place, and do not look at it.
-        checked: `passes.load` has seen that each tensor's data fills its shape.
+        known: a store whose weights are reused where they are equal, so that nothing is held twice.
+        unread: identify external data of 1 KiB or more by its place, without reading it.
+        checked: `passes.load` has checked that each tensor's data fills its shape.
 
     Raises:
         ModelError: a tensor's data does not fill its shape; external data is missing, or outside `base_dir`; or it is
@@ -138,7 +138,7 @@ def detach(
             inline(tensor, files.bytes_of(tensor))
     for tensor in model.graph.initializer:
         key = key_of(tensor)
-        if key is not None and key in known:  # a stand-in already, from a tool that was given stand-ins
+        if key is not None and key in known:  # already a stand-in, returned by a tool that got stand-ins
             store[key] = known[key]
             continue
         if not checked:
@@ -156,7 +156,7 @@ def detach(
                 "it would have to be read into the model, and weights are to stay unread"
             )
         inline(tensor, data)
-    with ThreadPoolExecutor() as pool:  # hashing leaves the interpreter free
+    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
         found = partial(_weight, unread=unread)
         weights = list(pool.map(found, *zip(*large, strict=True))) if large else []
     for (tensor, data), (weight, numbers) in zip(large, weights, strict=True):
@@ -172,7 +172,7 @@ def detach(
 
 def _weight(tensor: TensorProto, data: np.ndarray, *, unread: bool) -> tuple[Weight, tuple[float, ...] | None]:
     """The weight, and the numbers of its stand-in."""
-    place = place_of(data) if unread and data.nbytes >= DETACH_FROM_BYTES else None
+    place = find_file_range(data) if unread and data.nbytes >= DETACH_FROM_BYTES else None
     if place is not None:
         digest = derived_digest(place.path, "place", (place.offset, place.nbytes))
         weight = Weight(tuple(tensor.dims), tensor.data_type, data, digest, unread=True)
@@ -214,26 +214,26 @@ def read_model(
     folder: Path | None = None,
     may_lack_outputs: bool = False,
 ) -> DetachedModel:
-    """Read an ONNX file, detached. External data is memory-mapped; nodes come in an order that ONNX allows.
+    """Read an ONNX file as a detached model. External data is memory-mapped; nodes are sorted.
 
     Args:
         known: see `detach`.
-        unread: see `detach`; None: as the file says of itself (`UNREAD`).
+        unread: see `detach`; None: as the file's metadata (`UNREAD`) has it.
         folder: where its external data lies; its own folder by default.
         may_lack_outputs: see `passes.load.load_model`.
 
     Raises:
         ModelError: no such file, not ONNX, truncated, or external data that is missing or leaves the folder.
     """
-    # A link to a model stands for the model, beside which its data lies.
+    # For a link, the data is beside the file that it points to.
     folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
     model = load_model(path, folder, may_lack_outputs=may_lack_outputs)
     sort_nodes(model.graph)
     marked = any(entry.key == UNREAD for entry in model.metadata_props)
     try:
         return detach(model, folder, known, unread=marked if unread is None else unread, checked=True)
-    except ModelError as mistake:
-        raise ModelError(f"{path}: {mistake}") from mistake
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
 
 
 def inner_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
@@ -251,7 +251,7 @@ def _bytes_of(tensor: TensorProto, files: ExternalFiles) -> np.ndarray | None:
     if tensor.data_location == TensorProto.EXTERNAL:
         return files.bytes_of(tensor)
     if tensor.HasField("raw_data"):
-        raw = tensor.raw_data  # a copy, each time it is asked for
+        raw = tensor.raw_data  # protobuf returns a copy each time
         return None if len(raw) < DETACH_FROM_BYTES else np.frombuffer(raw, dtype=np.uint8)
     field = TYPED_FIELDS.get(tensor.data_type)
     if field is None or 4 * len(getattr(tensor, field)) < DETACH_FROM_BYTES:

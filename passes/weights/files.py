@@ -1,4 +1,4 @@
-"""Write models so that nothing half-written ever stands under a final name."""
+"""Write models atomically: a final name never holds a file that is written in part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto
 
 from passes.weights.detached import UNREAD, DetachedModel, inner_tensors
-from passes.weights.mapped import ExternalFiles, place_of
+from passes.weights.mapped import ExternalFiles, find_file_range
 from passes.weights.stand_ins import inline, point_to
 from passes.worker.platforms import lock, opened_folder
 
@@ -36,19 +36,19 @@ def save(
 ) -> None:
     """Write `model` to `path`; above `external_from` bytes its weights go to a `.data` file beside it.
 
-    Weights are streamed from where they lie, never joined in memory, and equal ones are written once. The data file is
-    named by its content and in place before the model that names it; the old one goes last. So at every moment `path`
-    is a whole, valid model.
+    Weights are streamed from their files, never collected in memory, and equal ones are written once. The data file is
+    named by its content and written before the model that refers to it; the old data file is removed last. So `path` is
+    a complete, valid model at every moment.
 
     Args:
-        check: is given the written model before it takes its place; if it raises, the old files are as they were.
-        referring: weights that lie in files of the model's own folder stay there, and the model points at them. Only
-            the others are written, to the `.data` file; and the model says that its weights are to stay unread.
-        source: a model as it was read, with its path beside `path`. If its weights lie in files, it is made to point
-            into the `.data` file of `path` for those that both have, and keeps only the others in a file of its own.
+        check: called with the written model before it takes its place; if it raises, the old files do not change.
+        referring: weights in files of the model's own folder stay there, and the model points to them. Only the others
+            are written, to the `.data` file; and the model's metadata asks readers to leave its weights unread.
+        source: a model as it was read, with its path beside `path`. If its weights are in files, it is rewritten to
+            point into the `.data` file of `path` for those that both have, and keeps only the others in its own file.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written; the old files are as they were.
+        OSError: the disk is full or the folder cannot be written; the old files do not change.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     proto = onnx.ModelProto()
@@ -57,7 +57,7 @@ def save(
         before = set(path.parent.glob(f"{path.name}.*.data"))
         if referring:
             _refer(model, proto, path)
-        places: dict[str, _Place] = {}
+        places: dict[str, _DataRange] = {}
         if referring or model.nbytes() > external_from:
             places = _write_data(model, proto, path)
         for tensor in proto.graph.initializer:
@@ -76,8 +76,8 @@ def save(
         _drop(set(path.parent.glob(f"{path.name}.*.data")) - _files_of(places, path.parent))
 
 
-def _point_to_shared(model: DetachedModel, path: Path, shared: Mapping[str, _Place]) -> None:
-    """Write `path` again, from which `model` was read: all as it was, but for where its weights lie."""
+def _point_to_shared(model: DetachedModel, path: Path, shared: Mapping[str, _DataRange]) -> None:
+    """Write `path` again, from which `model` was read, with weights that point into shared files."""
     proto = onnx.load(path, load_external_data=False)
     read = {tensor.name: tensor for tensor in model.proto.graph.initializer}
     for tensor in proto.graph.initializer:
@@ -95,7 +95,7 @@ def _point_to_shared(model: DetachedModel, path: Path, shared: Mapping[str, _Pla
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other thread or process saves here: the last to finish would drop the data file of another."""
+    """Lock `folder` against other threads and processes that save: the last would remove the others' data files."""
     with opened_folder(folder) as handle:
         lock(handle)
         yield
@@ -107,31 +107,31 @@ def _drop(files: set[Path]) -> None:
 
 
 def _refer(model: DetachedModel, proto: onnx.ModelProto, path: Path) -> None:
-    """Make initializers of `proto` point to where their data lies already, if that is a file beside `path`."""
+    """Point initializers of `proto` to the files beside `path` that already hold their data."""
     folder, own = str(path.parent.resolve()), f"{path.name}."
     for tensor in proto.graph.initializer:
         weight = model.weight(tensor)
-        place = None if weight is None else place_of(weight.data)
+        place = None if weight is None else find_file_range(weight.data)
         if place is None:
             continue
         parent, name = os.path.split(place.path)
-        if parent == folder and not (name.startswith(own) and name.endswith(".data")):  # the model's own will go
+        if parent == folder and not (name.startswith(own) and name.endswith(".data")):  # that one will be removed
             point_to(tensor, name, place.offset, place.nbytes)
     if all(entry.key != UNREAD for entry in proto.metadata_props):
         proto.metadata_props.add(key=UNREAD, value="weights lie in files of others; they are known by their places")
 
 
-_Place = tuple[str, int, int]
-"""Of a weight: name of the file, offset and bytes."""
+_DataRange = tuple[str, int, int]
+"""The position of a weight: name of the file, offset and bytes."""
 
 
 def _write_data(
-    model: DetachedModel, proto: onnx.ModelProto, path: Path, shared: Mapping[str, _Place] | None = None
-) -> dict[str, _Place]:
-    """Write the weights that `proto`'s initializers stand for, and make those initializers point to the file.
+    model: DetachedModel, proto: onnx.ModelProto, path: Path, shared: Mapping[str, _DataRange] | None = None
+) -> dict[str, _DataRange]:
+    """Write the weights of `proto`'s stand-ins to a file, and point the initializers to it.
 
     Args:
-        shared: where weights lie already, by their digests.
+        shared: the places of weights that are already in a file, by their digests.
 
     Returns:
         The places of the weights that were written, by their digests.
@@ -143,7 +143,7 @@ def _write_data(
     ]
     shared = shared or {}
     written = {weight.digest: weight for _, weight in weights if weight.digest not in shared}
-    places: dict[str, _Place] = {}
+    places: dict[str, _DataRange] = {}
     if written:
         content = hashlib.blake2b(b"".join(map(str.encode, written)), digest_size=6)
         data_path = path.with_name(f"{path.name}.{content.hexdigest()}.data")
@@ -157,7 +157,7 @@ def _write_data(
     return places
 
 
-def _files_of(places: Mapping[str, _Place], folder: Path) -> set[Path]:
+def _files_of(places: Mapping[str, _DataRange], folder: Path) -> set[Path]:
     return {folder / name for name, _, _ in places.values()}
 
 
@@ -165,7 +165,7 @@ def _files_of(places: Mapping[str, _Place], folder: Path) -> set[Path]:
 def replace_when_done(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it takes `path`'s place, otherwise it is removed.
 
-    No other process and no other thread has the same one.
+    The path is unique to this process and thread.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     try:
@@ -174,5 +174,5 @@ def replace_when_done(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # there was no place for it either
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # its folder may be missing too
             temporary.unlink()

@@ -1,6 +1,6 @@
-"""Files mapped into memory, once each however many tensors lie in them: a mapping holds a file descriptor.
+"""Files mapped into memory, once each for all tensors in them, since a mapping holds a file descriptor.
 
-To map a file reads nothing of it, and takes no memory: what is looked at later comes from the file then.
+Mapping a file reads nothing and takes no memory; pages are read from the file at first access.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from onnx import TensorProto
 from passes.errors import ModelError
 from passes.load.tensors import check_in_file, entry_of, file_in
 
-__all__ = ["ExternalFiles", "FileMaps", "Place", "place_of", "release"]
+__all__ = ["ExternalFiles", "FileMaps", "FileRange", "find_file_range", "release"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where bytes lie: `nbytes` of them, from `offset` on, in the file `path`."""
+class FileRange:
+    """A range of bytes in a file: `nbytes` from `offset` on in `path`."""
 
     path: str
     offset: int
@@ -31,12 +31,12 @@ class Place:
 
 
 class FileMaps:
-    """Views of files. Each file is mapped when it is first asked for, and again when it has grown since."""
+    """Views of mapped files. Each file is mapped at its first view, and again when it has grown since."""
 
     def __init__(self) -> None:
         self._maps: dict[str, np.memmap] = {}
 
-    def view(self, place: Place) -> np.ndarray:
+    def view(self, place: FileRange) -> np.ndarray:
         """The bytes at `place` as uint8, read-only.
 
         Raises:
@@ -54,19 +54,19 @@ class FileMaps:
         return whole[place.offset : end]
 
 
-def place_of(data: np.ndarray) -> Place | None:
-    """Where `data` lies, if it is a view of a mapped file that is still there."""
+def find_file_range(data: np.ndarray) -> FileRange | None:
+    """The file range of `data`, if it is a view of a mapped file that still exists."""
     if not isinstance(data, np.memmap) or data.filename is None or data._mmap is None:  # type: ignore[attr-defined]
         return None
     if not Path(data.filename).exists():
         return None
-    # numpy tells the offset of the mapping that was asked for; a view of it may begin later.
+    # numpy keeps the offset of the mapping; a view of it may begin later.
     mapped_from = data.offset - data.offset % ALLOCATIONGRANULARITY
-    return Place(str(data.filename), mapped_from + _distance(data), data.nbytes)
+    return FileRange(str(data.filename), mapped_from + _distance(data), data.nbytes)
 
 
 def release(data: np.ndarray) -> None:
-    """Give the memory of mapped data back; it comes from its file again when it is next read."""
+    """Give the memory of mapped data back; the next access reads it from its file again."""
     if isinstance(data, np.memmap) and data.nbytes:
         with contextlib.suppress(AttributeError, ValueError, OSError):
             begin, end = _distance(data), _distance(data) + data.nbytes
@@ -97,7 +97,7 @@ class ExternalFiles:
         self._maps = FileMaps()
 
     def bytes_of(self, tensor: TensorProto) -> np.ndarray:
-        """The bytes of an external tensor as a uint8 view of its file, of which nothing is read.
+        """The bytes of an external tensor as a uint8 view of its file; nothing is read.
 
         Raises:
             ModelError: the file is missing, ends too early, or lies outside of the folder; or offset and length are
@@ -107,7 +107,7 @@ class ExternalFiles:
         path, size = self._file(tensor, entry.location)
         check_in_file(tensor, entry, path, size)
         try:
-            return self._maps.view(Place(str(path), entry.offset, entry.nbytes))
+            return self._maps.view(FileRange(str(path), entry.offset, entry.nbytes))
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"external data file {path} of initializer {tensor.name!r} cannot be mapped "

@@ -23,15 +23,14 @@ from passes.worker.platforms import available_cores
 __all__ = ["Session"]
 
 ANY_RUNTIME: Final = 10
-"""The IR version that every release of onnxruntime takes which we do."""
+"""An IR version that every supported release of onnxruntime accepts."""
 
 PLANNED_NODES: Final = 1000
-"""Up to so many nodes onnxruntime plans which value may take the memory of another. For each value it looks through all
-buffers that are free, so the time to open a session grows with the square of the nodes: 12 s for 4,800, and 0.5 s
-without it."""
+"""The most nodes for which onnxruntime plans the reuse of memory. For each value it searches all free buffers, so the
+time to open a session is quadratic in the nodes: 12 s for 4,800, and 0.5 s without it."""
 
 GIVEN: Final = "given"
-"""The file name under which an initializer refers to a value that is given to the session."""
+"""The file name in initializers whose values are passed to the session by name."""
 
 
 class Session:
@@ -70,7 +69,9 @@ class Session:
         for name, (value, _) in shared.items():
             options.add_initializer(name, value)
         self._kept_alive = shared
-        self._session = _opened(proto, options, max((weight.data.nbytes for weight in weights.values()), default=0))
+        self._session = _open_session(
+            proto, options, max((weight.data.nbytes for weight in weights.values()), default=0)
+        )
         self.inputs = tuple(entry.name for entry in self._session.get_inputs())
         self.outputs = tuple(entry.name for entry in self._session.get_outputs())
 
@@ -86,8 +87,8 @@ class Session:
         """Outputs by name.
 
         Args:
-            within_s: seconds, after which onnxruntime is told to stop before its next node; None where a worker's own
-                limit ends the process.
+            within_s: seconds after which onnxruntime stops before its next node; None in a worker, whose own limit ends
+                the process.
 
         Raises:
             StepFailed: onnxruntime stopped with an error.
@@ -110,7 +111,7 @@ class Session:
 
 
 def _ir_version_of(proto: onnx.ModelProto) -> int:
-    """The version with which its operators came: onnxruntime refuses a later one, also where nothing of it is used."""
+    """The IR version of its opsets: onnxruntime refuses a later one even if the model uses nothing of it."""
     try:
         return max(ANY_RUNTIME, onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True))
     except ValueError:
@@ -118,13 +119,13 @@ def _ir_version_of(proto: onnx.ModelProto) -> int:
 
 
 def _threads() -> int:
-    """One a core where this process was given some of the cores, since onnxruntime does not look; 0: it chooses."""
+    """One thread per core if this process may use only some of the cores, which onnxruntime ignores; 0: its default."""
     given = len(available_cores())
     return given if given < (os.cpu_count() or 1) else 0
 
 
 def _drop_unread(graph: onnx.GraphProto) -> None:
-    """Remove initializers that nobody reads: onnxruntime drops them itself and then fails to find the given value."""
+    """Remove unused initializers: onnxruntime drops them itself and then fails to find the value passed for them."""
     read = {output.name for output in graph.output} | {name for node in graph.node for name in reads_of(node)}
     read |= {info.name for info in graph.input}
     kept = [tensor for tensor in graph.initializer if tensor.name in read]
@@ -136,8 +137,8 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
 def _put_fixed_first(graph: onnx.GraphProto) -> None:
     """Let nodes that depend on no input, such as the Transpose of a weight, run when they are needed.
 
-    onnxruntime goes from the outputs back, and of what a node reads it first runs what stands last in the graph. It
-    would transpose all weights before anything else, and hold a second copy of them.
+    onnxruntime walks from the outputs back, and of a node's producers it first runs the one that is last in the graph.
+    It would transpose all weights before anything else, and hold a second copy of them.
     """
     fixed = {"", *(tensor.name for tensor in graph.initializer)}
     for node in graph.node:
@@ -146,7 +147,9 @@ def _put_fixed_first(graph: onnx.GraphProto) -> None:
     graph.node.sort(key=lambda node: not fixed.issuperset(node.output))
 
 
-def _opened(proto: onnx.ModelProto, options: onnxruntime.SessionOptions, largest: int) -> onnxruntime.InferenceSession:
+def _open_session(
+    proto: onnx.ModelProto, options: onnxruntime.SessionOptions, largest: int
+) -> onnxruntime.InferenceSession:
     """The session. The data file that the initializers refer to is never read, but onnxruntime looks whether it is
     there, and long enough."""
     with tempfile.TemporaryDirectory(prefix="onnxline-") as folder:
@@ -164,7 +167,7 @@ Shared = dict[str, tuple[onnxruntime.OrtValue, np.ndarray]]
 
 
 def _share(graph: onnx.GraphProto, weights: Mapping[str, Weight]) -> Shared:
-    """Turn initializers into references to values that are given to the session by name."""
+    """Turn initializers into references to values that are passed to the session by name."""
     shared: Shared = {}
     for tensor in graph.initializer:
         weight = weights.get(tensor.name)

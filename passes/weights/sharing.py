@@ -1,4 +1,4 @@
-"""Let other processes read weights without copying them: each lies in a file, and is mapped where it is read."""
+"""Models that can be sent to other processes: weights are in files, which the receiver maps without a copy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import onnx
 from passes.graph.traversal import sort_nodes
 from passes.load import check_model
 from passes.weights.detached import DetachedModel, detach
-from passes.weights.mapped import FileMaps, Place, place_of, release
+from passes.weights.mapped import FileMaps, FileRange, find_file_range, release
 from passes.weights.stand_ins import Weight
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ ALIGNMENT = 4096
 
 @dataclass(frozen=True, slots=True)
 class WeightRef:
-    """Where the bytes of one initializer lie, as in ONNX `raw_data`; data only, so that it can be sent to a process."""
+    """The file range of one initializer's bytes, as in ONNX `raw_data`; it can be sent to another process."""
 
     name: str
     dims: tuple[int, ...]
@@ -37,13 +37,13 @@ class WeightRef:
     nbytes: int
 
     def weight(self, digest: str = "", *, maps: FileMaps | None = None) -> Weight:
-        """The weight, mapped; with `maps`, through a mapping that it shares."""
-        data = (maps or FileMaps()).view(Place(self.path, self.offset, self.nbytes))
+        """Map the weight; `maps` shares mappings between weights."""
+        data = (maps or FileMaps()).view(FileRange(self.path, self.offset, self.nbytes))
         return Weight(self.dims, self.data_type, data, digest)
 
 
 class WeightFile:
-    """One growing file for weights that lie in memory only.
+    """A growing file for weights that are only in memory.
 
     Args:
         folder: where the file is made; it lives as long as the folder.
@@ -55,14 +55,14 @@ class WeightFile:
 
     def place(self, weight: Weight) -> tuple[str, int]:
         """The file that holds the bytes of `weight`, and their offset in it."""
-        place = place_of(weight.data)
+        place = find_file_range(weight.data)
         if place is not None:
             return place.path, place.offset
         if weight.digest not in self._places:
-            self._places[weight.digest] = (str(self._path), self._written(weight.data))
+            self._places[weight.digest] = (str(self._path), self._append(weight.data))
         return self._places[weight.digest]
 
-    def _written(self, data: np.ndarray) -> int:
+    def _append(self, data: np.ndarray) -> int:
         with self._path.open("ab") as file:
             offset = -(-file.tell() // ALIGNMENT) * ALIGNMENT
             file.truncate(offset)
@@ -74,7 +74,7 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True)
 class MappedModel:
-    """A model that can be sent to another process: its graph as bytes, and where its weights lie."""
+    """A model that can be sent to another process: its graph as bytes, and the file ranges of its weights."""
 
     proto: bytes
     weights: tuple[WeightRef, ...]
@@ -89,11 +89,11 @@ class MappedModel:
         Raises:
             StepFailed: onnxruntime refuses the model.
         """
-        from passes.weights.sessions import Session  # not above: a worker that runs no model does without onnxruntime
+        from passes.weights.sessions import Session  # not above: a worker that runs no model needs no onnxruntime
 
-        return Session(self.model(), self.mapped(), extra_outputs)
+        return Session(self.model(), self.map_weights(), extra_outputs)
 
-    def mapped(self) -> dict[str, Weight]:
+    def map_weights(self) -> dict[str, Weight]:
         maps = FileMaps()
         return {one.name: one.weight(maps=maps) for one in self.weights}
 
@@ -110,7 +110,7 @@ def portable(model: DetachedModel, spill: WeightFile) -> MappedModel:
 
 
 def detached_copy(model: onnx.ModelProto, spill: WeightFile) -> DetachedModel:
-    """`model` detached, with its weights in `spill`'s file; the one given stays as it is.
+    """`model` detached, with its weights in `spill`'s file; `model` itself does not change.
 
     Raises:
         ModelError: the model is broken, or its data is external.
@@ -121,11 +121,11 @@ def detached_copy(model: onnx.ModelProto, spill: WeightFile) -> DetachedModel:
     sort_nodes(copy.graph)
     detached = detach(copy, checked=True)
     for weight in detached.weights.values():
-        spill.place(weight)  # all of them first, since a file that grows has to be mapped again
+        spill.place(weight)  # all of them first, since a file that has grown has to be mapped again
     maps = FileMaps()
-    return DetachedModel(copy, {key: _filed(weight, spill, maps) for key, weight in detached.weights.items()})
+    return DetachedModel(copy, {key: _store_in_file(weight, spill, maps) for key, weight in detached.weights.items()})
 
 
-def _filed(weight: Weight, spill: WeightFile, maps: FileMaps) -> Weight:
+def _store_in_file(weight: Weight, spill: WeightFile, maps: FileMaps) -> Weight:
     path, offset = spill.place(weight)
-    return replace(weight, data=maps.view(Place(path, offset, weight.data.nbytes)))
+    return replace(weight, data=maps.view(FileRange(path, offset, weight.data.nbytes)))

@@ -1,12 +1,12 @@
-"""Digests of tensors, and stand-ins: a few numbers in the place of a tensor, spelled from its digest.
+"""Digests of tensors, and stand-ins: a few numbers in place of a tensor, made from its digest.
 
-Optimizers compare and hash tensors by those numbers, so two stand-ins look equal exactly when their tensors are equal,
-and one of a tensor that is all 0 or all 1 still looks all 0 or all 1. They are numbers that no format reads as NaN, 0
-or 1, since a NaN would make a tensor unequal to itself.
+Optimizers compare and hash tensors by those numbers, so two stand-ins are equal exactly when their tensors are equal,
+and the stand-in of a tensor of only 0 or only 1 is all 0 or all 1. Other stand-ins hold numbers that no format reads as
+NaN, 0 or 1, since a NaN would make a tensor unequal to itself.
 
-Weights that are **unread** are known by the place where they lie instead: their digest is that of file, offset and
-length. Equal places are equal tensors, so what is taken for equal is equal; two copies of one tensor are not seen to be
-the same, nor that one is all 0 or all 1. So a model of terabytes is detached without a look at any of its numbers.
+**Unread** weights are identified by their place instead: their digest is that of file, offset and length. Equal places
+are equal tensors; but two copies of one tensor count as different, and a tensor of only 0 or 1 is not recognized. So a
+model of terabytes is detached without reading any of its numbers.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ Key = tuple[tuple[int, ...], int, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor's bytes as in ONNX `raw_data`: row-major, little-endian. A view; what lies behind it owns them."""
+    """A view of one tensor's bytes as in ONNX `raw_data`: row-major, little-endian."""
 
     dims: tuple[int, ...]
     data_type: int
     data: np.ndarray
     digest: str
     unread: bool = False
-    """Its digest says where it comes from, and not what it holds."""
+    """Whether its digest is that of its place, and not of its content."""
 
     def array(self) -> np.ndarray:
         """The tensor as numpy, without copying (bfloat16 as `ml_dtypes.bfloat16`)."""
@@ -67,12 +67,12 @@ def key_of(tensor: TensorProto) -> Key | None:
 
 
 def numbers_of(weight: Weight) -> tuple[float, ...] | None:
-    """The numbers to leave in a tensor's place; None if it cannot be told apart by numbers and has to stay.
+    """The numbers of a tensor's stand-in; None if no numbers identify it, so that it has to stay.
 
-    Of an unread weight nothing is looked at.
+    An unread weight is not read.
     """
     if weight.unread:
-        return _spelled(weight.digest)
+        return _numbers_from_digest(weight.digest)
     if weight.data.nbytes < DETACH_FROM_BYTES:
         return None
     array = weight.array()
@@ -81,11 +81,11 @@ def numbers_of(weight: Weight) -> tuple[float, ...] | None:
             # -0.0 among zeros: equal to a pass, not equal as bytes, so it may not share a stand-in with plain zeros.
             uniform = not weight.data.reshape(array.size, -1).view(np.uint8).any() if unit == 0 else True
             return _unit_number(weight, unit) if uniform else None
-    return _spelled(weight.digest)
+    return _numbers_from_digest(weight.digest)
 
 
 def initializer_of(name: str, weight: Weight) -> tuple[TensorProto, Key | None]:
-    """An initializer that stands for `weight`, with its key; one that holds the data, and None, if nothing can."""
+    """A stand-in for `weight`, with its key; or an initializer that holds the data, and None, if it has no stand-in."""
     tensor = TensorProto(name=name, data_type=weight.data_type, dims=weight.dims)
     numbers = numbers_of(weight) if weight.data_type in TYPED_FIELDS else None
     if numbers is None:
@@ -96,13 +96,13 @@ def initializer_of(name: str, weight: Weight) -> tuple[TensorProto, Key | None]:
 
 
 def clear_data(tensor: TensorProto) -> None:
-    """Drop whatever says what the values of `tensor` are, or where."""
+    """Remove all data of `tensor`, inline or external."""
     for field in ("raw_data", "external_data", "data_location", *dict.fromkeys(TYPED_FIELDS.values())):
         tensor.ClearField(field)
 
 
 def point_to(tensor: TensorProto, location: str, offset: int, length: int) -> None:
-    """Say that the data of `tensor` lies in a file."""
+    """Make `tensor` external data at this location."""
     clear_data(tensor)
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", offset), ("length", length)):
@@ -113,7 +113,7 @@ def inline(tensor: TensorProto, data: np.ndarray) -> None:
     """Give `tensor` its bytes back.
 
     Raises:
-        ModelError: it stands for several tensors (`passes.weights.weight_stacks`), and has no bytes of its own.
+        ModelError: it is a stack of several tensors (`passes.weights.weight_stacks`), without bytes of its own.
     """
     if not data.flags.c_contiguous:
         raise ModelError(f"{tensor.name!r} is joined from weights that are to stay unread")
@@ -121,7 +121,7 @@ def inline(tensor: TensorProto, data: np.ndarray) -> None:
     tensor.raw_data = data.tobytes()
 
 
-def _spelled(digest: str) -> tuple[float, ...]:
+def _numbers_from_digest(digest: str) -> tuple[float, ...]:
     """Numbers that no format reads as NaN, 0 or 1, as values or as bits."""
     return tuple(2 + int(digit, 16) for digit in digest)
 
@@ -134,7 +134,7 @@ def _unit_number(weight: Weight, unit: int) -> tuple[float, ...]:
 
 
 def digest_of(array: np.ndarray) -> str:
-    """128 bits of a tensor's row-major bytes, in hex; strings are told apart by their length and their UTF-8."""
+    """128 bits of a tensor's row-major bytes, in hex; for strings, of their lengths and UTF-8 bytes."""
     if array.dtype.kind in "OUS":
         items = array.ravel().tolist()
         return digest_of_texts(item if isinstance(item, bytes) else str(item).encode() for item in items)
@@ -142,7 +142,7 @@ def digest_of(array: np.ndarray) -> str:
 
 
 def derived_digest(source: str, how: str, numbers: Iterable[int]) -> str:
-    """128 bits, in hex, for what is known by where it comes from; no content has the same."""
+    """128 bits, in hex, of a tensor identified by its origin; no digest of content is equal."""
     return digest_of_bytes(repr(("unread", source, how, tuple(numbers))).encode())
 
 

@@ -1,8 +1,8 @@
-"""Stacks of unread weights as one weight for the time of a run.
+"""Collapse stacks of unread weights into one weight for the time of a run, and expand them again.
 
 A checkpoint may hold a stack in pieces, such as experts one by one, which the model joins by a Concat. Native tools
-look through all initializers for each that they ask for: 70,000 of them take hours. So such a Concat becomes one unread
-initializer, which nobody can read, and comes back when the run is over.
+search all initializers for each lookup: 70,000 of them take hours. So such a Concat becomes one unread initializer
+without data, and is restored when the run is over.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Stack:
 
 
 Stacks = Mapping[str, Stack]
-"""By the digest of the weight that stands for it."""
+"""The stacks, by the digest of the weight that replaces each."""
 
 
 def collapse(model: DetachedModel) -> tuple[DetachedModel, Stacks]:
-    """`model` with one unread weight for each Concat of nothing but unread weights that nobody else reads.
+    """`model` with one unread weight in place of each Concat of unread weights that no other node reads.
 
-    The very same object if there is none.
+    It returns `model` itself if there is none.
     """
     graph = model.proto.graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
@@ -70,7 +70,7 @@ def collapse(model: DetachedModel) -> tuple[DetachedModel, Stacks]:
 
 
 def _with(proto: onnx.ModelProto, stored: Sequence[TensorProto], made: set[str]) -> onnx.ModelProto:
-    """A copy of `proto` with other initializers, and without the nodes that made them."""
+    """A copy of `proto` with other initializers, and without the nodes that computed them."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     nodes = [node for node in proto.graph.node if made.isdisjoint(node.output)]
@@ -81,7 +81,7 @@ def _with(proto: onnx.ModelProto, stored: Sequence[TensorProto], made: set[str])
 
 
 def _stand_in(model: DetachedModel, node: NodeProto, pieces: Sequence[TensorProto]) -> Weight:
-    """A weight of the stack's dims; its data has no bytes of its own, so to read them fails."""
+    """A weight with the stack's dims; its data has no bytes of its own, so `inline` fails."""
     axis = next(one.i for one in node.attribute if one.name == "axis") % len(pieces[0].dims)
     dims = list(pieces[0].dims)
     dims[axis] = sum(piece.dims[axis] for piece in pieces)
@@ -92,7 +92,7 @@ def _stand_in(model: DetachedModel, node: NodeProto, pieces: Sequence[TensorProt
 
 
 def expand(model: DetachedModel, stacks: Stacks, source: DetachedModel) -> DetachedModel:
-    """`model` with every stack as it was in `source`: pieces and a Concat; the very same object if there are none."""
+    """`model` with every stack as it was in `source`: pieces and a Concat; `model` itself if there are none."""
     if not stacks:
         return model
     proto = onnx.ModelProto()
@@ -104,14 +104,14 @@ def expand(model: DetachedModel, stacks: Stacks, source: DetachedModel) -> Detac
         if stack is None:
             held.append(tensor)
         else:
-            _take_apart(tensor.name, tuple(tensor.dims), stack, model, stacks, nodes, held)
+            _restore_stack(tensor.name, tuple(tensor.dims), stack, model, stacks, nodes, held)
     del proto.graph.initializer[:], proto.graph.node[:]
     proto.graph.initializer.extend({tensor.name: tensor for tensor in held}.values())
     proto.graph.node.extend([*nodes, *model.proto.graph.node])
     return DetachedModel(proto, {**model.weights, **source.weights})
 
 
-def _take_apart(
+def _restore_stack(
     name: str,
     dims: tuple[int, ...],
     stack: Stack,
@@ -120,13 +120,13 @@ def _take_apart(
     nodes: list[NodeProto],
     held: list[TensorProto],
 ) -> None:
-    """Add what makes the value `name`; the dims that it has may be other ones by now, over the same bytes."""
+    """Add the nodes and pieces that compute the value `name`; a pass may have reshaped it to `dims`."""
     for piece in stack.pieces:
         inner = stacks.get(model.digest(piece))
         if inner is None:
             held.append(piece)
         else:
-            _take_apart(piece.name, tuple(piece.dims), inner, model, stacks, nodes, held)
+            _restore_stack(piece.name, tuple(piece.dims), inner, model, stacks, nodes, held)
     node = NodeProto()
     node.CopyFrom(stack.node)
     node.output[0] = name if dims == stack.dims else f"{name}.stack"

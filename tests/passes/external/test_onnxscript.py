@@ -17,7 +17,7 @@ from benchmarks.growth import layers
 from passes import PolicyError, Status
 from passes.context import PassContext
 from passes.external.onnxscript import OnnxScriptOptimizer, optimize
-from passes.weights.mapped import place_of
+from passes.weights.mapped import find_file_range
 from passes.weights.sharing import detached_copy
 from tests.passes.external.judge import broken, ops, optimized, row, valid
 from tests.passes.models import attention, biased_attention, detached, matrix, merged_attention, model_of
@@ -140,7 +140,7 @@ def test_weights_stay_in_their_files_and_large_new_ones_come_in_one(bench: PassC
     kept = weights.pop("b")
     assert any(kept is weight for weight in before.weights.values()), "nobody has copied it"
     [made] = weights.values()
-    assert made is not None and place_of(made.data) is not None
+    assert made is not None and find_file_range(made.data) is not None
     np.testing.assert_array_equal(made.array(), matrix(512, 512, 0).T)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from passes.context import PassContext
 from passes.model.canonical import CanonicalGraph, meanings_of, read
-from passes.proof.claims import BaseModelRun, Claims, Refinement, claims_by_name, claims_refined, inferred_shapes
+from passes.proof.claims import BaseModelRun, Claims, Refinement, claims_by_name, inferred_shapes, refine_claims
 from passes.proof.data_movement import Mover
 from passes.proof.numeric import NumericProver
 from passes.proof.part import part_of
@@ -42,7 +42,7 @@ def claims_of(after: DetachedModel) -> tuple[BaseModelRun, Claims | None, Claims
     before = model()
     base = BaseModelRun(before, meanings_of(before))
     by_name = claims_by_name(base, after, read(after), {})
-    return base, by_name, claims_refined(base, by_name, {}) if by_name else None
+    return base, by_name, refine_claims(base, by_name, {}) if by_name else None
 
 
 def names(claims: Claims | None) -> list[tuple[str, str]]:
@@ -86,7 +86,7 @@ def test_a_claim_is_pushed_back_through_each_value_of_a_residual_stream_once() -
     refinement = Refinement(base, by_name)
     assert refinement.smallest_pairs() == {"renamed0": "h0"}
     assert refinement.visits <= len(after.proto.graph.node)
-    assert names(claims_refined(base, by_name, {})) == [("renamed0", "h0")]
+    assert names(refine_claims(base, by_name, {})) == [("renamed0", "h0")]
 
 
 def concats(layers: int, called: str, turned: str = "") -> DetachedModel:
