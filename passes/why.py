@@ -149,13 +149,15 @@ class _Nodes:
         if name in {tensor.name for tensor in self.stored}:
             return f"{name!r} is an initializer and no node makes it; `why_weights` says where it comes from"
         if name in {info.name for info in graph.input}:
-            which = _listed(readers)
+            which = _join_names(readers)
             return f"{name!r} is an input of the model and no node makes it; ask for a node that reads it: {which}"
         entries = (*(one for one, _ in self._all), *self.stored)
         made = [(known_as(one) if isinstance(one, NodeProto) else one.name, annotations_of(one)) for one in entries]
         heirs = [(marks.author, heir) for heir, marks in made if name in marks.replaced]
         if heirs:
-            return f"{name!r} is gone: {heirs[0][0]} made {_listed((heir for _, heir in heirs), 'and')} in its place"
+            return (
+                f"{name!r} is gone: {heirs[0][0]} made {_join_names((heir for _, heir in heirs), 'and')} in its place"
+            )
         kind, _, wanted = name.partition(":")
         if kind == "op":
             what, known = f"no {wanted} in this model", {one.op_type for one, _ in self._all}
@@ -168,7 +170,9 @@ class _Nodes:
             known = {handle for one, _ in self._all for handle in _handles(one)}
             known |= {tensor.name for tensor in self.stored}
         close = difflib.get_close_matches(wanted, sorted(known), n=NEAREST, cutoff=0.5)
-        return what + (f"; did you mean {_listed(map(repr, close))}?" if close else f" among {len(self._all)} nodes")
+        return what + (
+            f"; did you mean {_join_names(map(repr, close))}?" if close else f" among {len(self._all)} nodes"
+        )
 
     def origin(self, node: NodeProto, within: tuple[str, ...]) -> Origin:
         place, marks = module_path_of(node), annotations_of(node)
@@ -242,6 +246,6 @@ def _code(frames: Iterable[str]) -> str:
     )
 
 
-def _listed(names: Iterable[str], word: str = "or") -> str:
+def _join_names(names: Iterable[str], word: str = "or") -> str:
     *first, last = list(names) or ["none"]
     return f"{', '.join(first)} {word} {last}" if first else last

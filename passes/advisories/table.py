@@ -12,9 +12,9 @@ __all__ = [
     "KINDS",
     "ROUND_TRIP",
     "UNSAFE",
-    "Entry",
-    "Finding",
-    "Table",
+    "AuditEntry",
+    "AuditFinding",
+    "AuditTable",
     "entry_of",
     "is_round_trip",
     "mark_of",
@@ -30,7 +30,7 @@ DIGITS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AuditEntry:
     """The cases in which a pass does one thing for one reason: a mark for each, sorted, and their names.
 
     A table that was read has no names for an entry of very many cases.
@@ -48,7 +48,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class AuditTable:
     """`names` are the passes that were tried, `cases` the models by source; `judges` the versions that judged,
     `unjudged` the cases of which no numbers could be, and `unread` the models that could not be read."""
 
@@ -59,7 +59,7 @@ class Table:
     judges: Mapping[str, str] = field(default_factory=dict)
     unjudged: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[AuditEntry, ...] = ()
 
     def counts(self) -> dict[str, Counter[str]]:
         """Pass → kind → number of cases, for passes with any."""
@@ -68,7 +68,7 @@ class Table:
             found.setdefault(entry.name, Counter())[entry.kind] += entry.count
         return found
 
-    def speaks_of(self, name: str) -> bool:
+    def covers(self, name: str) -> bool:
         """Whether the pass was tried, alone or in its step."""
         return name in self.names or name.partition("/")[0] in self.names
 
@@ -77,12 +77,12 @@ def table_of(
     library: str,
     version: str,
     names: Iterable[str],
-    findings: Iterable[Finding],
+    findings: Iterable[AuditFinding],
     cases: Mapping[str, int],
     judges: Mapping[str, str],
     unjudged: Iterable[str] = (),
     unread: Iterable[str] = (),
-) -> Table:
+) -> AuditTable:
     """Group those of `findings` that speak of `names`, or of a pass inside of one.
 
     What `nop` does on a case too is the library's round trip, and told once, under `nop`.
@@ -97,7 +97,7 @@ def table_of(
     entries = tuple(entry_of(*key, cases=found) for key, found in sorted(grouped.items()))
     facts = dict(sorted(cases.items())), dict(sorted(judges.items()))
     left = tuple(sorted(set(unjudged))), tuple(sorted(set(unread)))
-    return Table(library, version, tuple(sorted(tried | {one.name for one in mine})), *facts, *left, entries)
+    return AuditTable(library, version, tuple(sorted(tried | {one.name for one in mine})), *facts, *left, entries)
 
 
 def is_round_trip(name: str) -> bool:
@@ -109,8 +109,8 @@ def round_trips(name: str) -> tuple[str, ...]:
     return ROUND_TRIP, f"{name.partition('/')[0]}/{ROUND_TRIP}"
 
 
-def entry_of(name: str, kind: str, why: str, cases: Sequence[str]) -> Entry:
-    return Entry(name, kind, why, tuple(sorted(map(mark_of, cases))), tuple(cases))
+def entry_of(name: str, kind: str, why: str, cases: Sequence[str]) -> AuditEntry:
+    return AuditEntry(name, kind, why, tuple(sorted(map(mark_of, cases))), tuple(cases))
 
 
 def mark_of(case: str) -> str:
@@ -119,7 +119,7 @@ def mark_of(case: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Finding:
+class AuditFinding:
     """The pass `name` on the model `case`. `why` says more, in words that are the same on every machine.
 
     Args:

@@ -9,7 +9,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from passes.graph.traversal import sort_nodes
 
-__all__ = ["Joined", "borrow", "let_in", "let_out"]
+__all__ = ["ModelAssembler", "borrow", "let_in", "let_out"]
 
 DOMAIN: Final = "onnxline"
 ENTERS: Final = "Enters"
@@ -41,7 +41,7 @@ def let_out(piece: ModelProto, name: str) -> None:
     piece.graph.node.add(domain=DOMAIN, op_type=LEAVES, name=name, input=[name], output=[outside])
 
 
-class Joined:
+class ModelAssembler:
     """A model in the making: `source`, with nodes and initializers replaced."""
 
     def __init__(self, source: ModelProto) -> None:

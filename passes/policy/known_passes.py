@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Final
 
-from passes.advisories.known import QUARANTINE, quarantined
+from passes.advisories.known import QUARANTINE, quarantined_passes
 
 __all__ = ["ALL_GROUPS", "DESTROYS", "GROUPS", "OF_EQUALS", "groups_of", "in_group", "merging"]
 
@@ -22,7 +22,7 @@ def in_group(group: str, pass_name: str) -> bool:
     A glob with a `/` speaks of the passes inside one step; one without, of the pass of that name anywhere. Case does
     not count, since some libraries write `FusionConvBN`. `unsafe` holds whole names, as the catalogue has them.
     """
-    if pass_name in quarantined(group):
+    if pass_name in quarantined_passes(group):
         return True
     name = pass_name.lower()
     bare = name.rpartition("/")[2]

@@ -11,7 +11,7 @@ from passes.graph.traversal import live_nodes, reads_of
 from passes.model.extraction import lead_in
 from passes.weights.detached import DetachedModel
 
-__all__ = ["corner_of", "pin", "unpin"]
+__all__ = ["build_pin_probe", "pin", "unpin"]
 
 
 def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
@@ -70,7 +70,7 @@ def _let_go(graph: onnx.GraphProto, pinned: set[str]) -> list[int]:
     return found
 
 
-def corner_of(
+def build_pin_probe(
     model: DetachedModel, first: Sequence[ValueInfoProto], second: Sequence[ValueInfoProto]
 ) -> DetachedModel | None:
     """The nodes that make `first` and `second` pins, and those that lay out a weight for them; pinned at the second.

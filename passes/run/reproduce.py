@@ -20,7 +20,7 @@ from passes.step import Step
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
 
-__all__ = ["is_same_failure", "save_reproducer", "shortened", "smallest"]
+__all__ = ["bypass_nodes", "is_same_failure", "save_reproducer", "smallest"]
 
 BUDGET_S: Final = 60.0
 """Seconds for making a model smaller; each try may cost a worker."""
@@ -83,16 +83,16 @@ def smallest(
 
     part = _sweep(model, still, deadline)
     while shorten:
-        shorter = _shorter(part, still)
+        shorter = _bypass_repeatedly(part, still)
         if shorter is part:
             break
         part = _sweep(shorter, still, deadline)
     return part
 
 
-def _shorter(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> DetachedModel:
+def _bypass_repeatedly(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> DetachedModel:
     """`model` without nodes in the middle of it; the very same object when none can go."""
-    while (shorter := next((one for one in shortened(model) if fails(one)), None)) is not None:
+    while (shorter := next((one for one in bypass_nodes(model) if fails(one)), None)) is not None:
         model = shorter
     return model
 
@@ -115,7 +115,7 @@ def _sweep(model: DetachedModel, fails: Callable[[DetachedModel], bool], deadlin
     return cut(model, nodes, types) or model
 
 
-def shortened(model: DetachedModel) -> Iterator[DetachedModel]:
+def bypass_nodes(model: DetachedModel) -> Iterator[DetachedModel]:
     """Valid models that lack one node of `model`, or two in a row (a Reshape and a Transpose, say): in place of what
     the second one makes stands one of the values that the first one read.
 

@@ -14,7 +14,7 @@ from onnx import NodeProto
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
 from passes.proof.types import Sensitivity
-from passes.run.tracked import Watched
+from passes.run.tracked import TrackedStructures
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.files import save
 
@@ -78,7 +78,7 @@ class PassRun:
     structures: tuple[StructureVerdict, ...]
     power: Sensitivity
     versions: Mapping[str, str]
-    watched: Watched
+    watched: TrackedStructures
     """The structures that were looked at, as they are in the source."""
     coverage: Coverage = field(default_factory=Coverage)
     """What the draws have shown, and what a wrong pass could have changed unseen."""

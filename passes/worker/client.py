@@ -130,7 +130,7 @@ class Worker:
             StepCrashed: the process died.
         """
         self._end()
-        pipe = self._started()
+        pipe = self._ensure_started()
         try:
             pipe.send((address_of(function), arguments))
         except OSError as error:
@@ -190,7 +190,7 @@ class Worker:
 
     def start(self) -> None:
         """Start the process now, so that it is ready when it is called."""
-        self._started()
+        self._ensure_started()
 
     def close(self) -> None:
         """End the process, if it runs."""
@@ -206,7 +206,7 @@ class Worker:
             while self._waits_since is not None:  # a worker that waits to send does not receive the next call
                 self.collect(self._posted)
 
-    def _started(self) -> Connection:
+    def _ensure_started(self) -> Connection:
         if self._pipe is not None and self._process is not None and self._process.poll() is None:
             return self._pipe
         self._stop()

@@ -81,7 +81,7 @@ class OwnNames:
                 return found
         if not is_ours:
             return None
-        return importlib.util.spec_from_loader(name, _SameModule(name))  # type: ignore[arg-type]  # no load_module
+        return importlib.util.spec_from_loader(name, _AliasLoader(name))  # type: ignore[arg-type]  # no load_module
 
     def _ask_others(self, name: str) -> importlib.machinery.ModuleSpec | None:
         """What the process would import without this finder."""
@@ -103,7 +103,7 @@ class _PrivateLoader(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
 
 
-class _SameModule:
+class _AliasLoader:
     """Makes a public name stand for the module that has the private one."""
 
     def __init__(self, name: str) -> None:
@@ -186,7 +186,7 @@ def _private_spec(name: str, path: Sequence[str] | None) -> importlib.machinery.
 def _is_at_root(spec: importlib.machinery.ModuleSpec | None) -> bool:
     if spec is None or spec.origin is None:
         return False
-    if isinstance(spec.loader, _SameModule):
+    if isinstance(spec.loader, _AliasLoader):
         return True
     return os.path.realpath(spec.origin) == os.path.join(ROOT, spec.name, "__init__.py")  # noqa: PTH118
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from passes.run.gc_pause import collector_paused
+from passes.run.gc_pause import pause_collector
 from pipeline.errors import UsageError
 from pipeline.ir import Graph
 from pipeline.torch_ir.document import files, writing
@@ -50,11 +50,11 @@ class Source:
             SerializationError: the data is no IR.
         """
         if not isinstance(self.found, Graph):
-            with collector_paused(), refused(self.what):
+            with pause_collector(), refused(self.what):
                 self.found = read_graph(self.found, constants, whole="signature" in self.found)
         return self.found
 
-    @collector_paused()
+    @pause_collector()
     def seen(self, view: Parts, name: str, constants: Tensors, whole: bool) -> Source:
         """This one, where `view` is as it was shown; otherwise that of the Graph `name`, of which it is the view.
 
@@ -164,7 +164,7 @@ class IR:
         """
         return cls._of_written(data, {})
 
-    @collector_paused()
+    @pause_collector()
     def save(self, path: str | Path, *, threshold: int = THRESHOLD) -> None:
         """Write the IR as JSON, at once; `m.json.zst` is packed. Constants over `threshold` bytes lie in a file beside.
 
@@ -179,7 +179,7 @@ class IR:
             files.save(path, self._sections(), self.constants, threshold)
 
     @classmethod
-    @collector_paused()
+    @pause_collector()
     def load(cls, path: str | Path) -> IR:
         """The IR of a file of `save`, or of pytorch-ir.
 
@@ -214,7 +214,7 @@ class IR:
             self._see()
             return vars(self)[name]
 
-    @collector_paused()
+    @pause_collector()
     def _see(self) -> None:
         made = parts_of(self._source.graph(self.constants))
         if "nodes" not in vars(self):

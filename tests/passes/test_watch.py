@@ -58,8 +58,8 @@ def test_pins_lie_further_and_further_on() -> None:
 def test_what_is_lost_is_told_by_kind_and_name() -> None:
     watched = find_structures(detached(drawn(NORMS)), Policy(keep=("layernorm", "residual", "op:MatMul")), [])
     changed = detached(drawn(NORMS.replace("y = Add (f, x)", "y = Add (f, w)")))
-    assert list(watched.lost(detached(drawn(NORMS)))) == []
-    assert list(watched.lost(changed)) == [("residual", "residual")]
+    assert list(watched.find_lost(detached(drawn(NORMS)))) == []
+    assert list(watched.find_lost(changed)) == [("residual", "residual")]
 
 
 def test_instances_go_to_the_prover_under_one_name_each() -> None:
