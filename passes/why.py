@@ -42,7 +42,7 @@ class Origin:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     within: tuple[str, ...]
-    """The nodes that it lies inside of, outermost first: If, Loop and Scan; for a local function, its name."""
+    """The nodes that contain it, outermost first: If, Loop and Scan; for a local function, its name."""
     module: str | None
     """Path of the torch module; empty for the model itself, None where the model holds no torch metadata of it."""
     classes: tuple[str, ...]
@@ -124,7 +124,7 @@ def _proto_of(model: onnx.ModelProto | DetachedModel | str | Path) -> onnx.Model
 
 
 class _Nodes:
-    """All nodes of a model, inner ones behind the node that holds them, each with what it lies inside of."""
+    """All nodes of a model, inner ones behind the node that holds them, each with the nodes that contain it."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self._proto = proto
@@ -230,7 +230,7 @@ def _handles(node: NodeProto) -> tuple[str, ...]:
 
 
 def _paths(node: NodeProto) -> tuple[str, ...]:
-    """The torch modules that a node lies in; without the model itself, which holds them all."""
+    """The torch modules that contain a node, except the model itself, which contains all."""
     place = module_path_of(node)
     return tuple(path for path in place.paths if path) if place is not None else ()
 

@@ -1,4 +1,4 @@
-"""The tables that are accepted, of this release of onnxline and of a folder of the user's, and what goes by them."""
+"""The accepted tables, of this release of onnxline and of a user's folder; what is news, and what `unsafe` skips."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _text(content: bytes, file: Path) -> str:
 
 
 def known_table(tables: Iterable[AuditTable], library: str, version: str) -> AuditTable | None:
-    """The table of this very release, or else that of the latest one before it, or else the first after it."""
+    """The table of this release; else of the latest release before it; else of the first one after it."""
     found = sorted((one for one in tables if one.distribution == library), key=lambda one: _order(one.version))
     before = [one for one in found if _order(one.version) <= _order(version)]
     return (before[-1:] or found[:1] or [None])[0]
@@ -93,7 +93,7 @@ def unsafe_names(tables: Sequence[AuditTable], versions: Mapping[str, str]) -> f
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Cases in which a pass does what is not accepted; one that the table has only the mark of is called `#MARK`."""
+    """Cases in which a pass does what is not accepted; a case of which only the mark is known is called `#MARK`."""
 
     entry: AuditEntry
     cases: tuple[str, ...]
@@ -104,7 +104,7 @@ class News:
 def find_news(tables: Iterable[AuditTable], accepted: Sequence[AuditTable]) -> tuple[News, ...]:
     """Compare each table with the accepted one of its release, or of the one before: that is what an upgrade changes.
 
-    Reasons are not compared, since libraries reword what they say. Less than what is accepted is no news.
+    Reasons are not compared, since libraries reword their messages. Fewer cases than accepted are no news.
     """
     return tuple(
         found for table in tables for found in _news_of(table, known_table(accepted, table.distribution, table.version))
@@ -123,12 +123,12 @@ def _news_of(table: AuditTable, accepted: AuditTable | None) -> Iterator[News]:
 
 
 def _covers(accepted: AuditEntry, entry: AuditEntry) -> bool:
-    """An entry of the pass itself, or of the library's round trip, whose cases are listed of no other pass."""
+    """Whether `accepted` is an entry of the same pass, or of the library's round trip, which is listed once for all."""
     return accepted.kind == entry.kind and accepted.name in (entry.name, *round_trips(entry.name))
 
 
 QUARANTINE: Final = "unsafe"
-"""The entry of a skip list; `unsafe:FOLDER` goes by the tables in a folder, and by ours for what these do not say."""
+"""The entry of a skip list; `unsafe:FOLDER` uses the tables in a folder, and ours for passes that they do not cover."""
 
 
 def is_quarantine(entry: str) -> bool:
@@ -145,7 +145,7 @@ def quarantined_passes(entry: str) -> frozenset[str]:
 
 
 def quarantined_by_entry(skip: Iterable[str]) -> dict[str, list[str]]:
-    """Entry of a skip list → the passes that it leaves out: what a result depends on, beside what the entry says."""
+    """Entry of a skip list → the passes that it leaves out. A result depends on them, and not only on the entry."""
     return {entry: sorted(quarantined_passes(entry)) for entry in skip if is_quarantine(entry)}
 
 
@@ -157,7 +157,7 @@ def check_quarantine(entry: str, used: Iterable[str], installed: Mapping[str, st
         installed: library → version; by default what is installed here.
 
     Raises:
-        PolicyError: no table of the installed release covers a pass, with the releases of which some do.
+        PolicyError: no table of the installed release covers a pass; names the releases whose tables do.
     """
     tables, installed = _tables(entry), library_versions() if installed is None else installed
     for name in used:
@@ -177,7 +177,7 @@ def _find_quarantined(entry: str, _: tuple[object, ...]) -> frozenset[str]:
 
 
 def _stamps(folder: str) -> tuple[object, ...]:
-    """What changes when a table in the folder is replaced; a skip list is asked of each pass anew."""
+    """The names, sizes and times of the folder's tables: the cache key, since each pass looks the skip list up."""
     files = sorted(Path(folder).glob("*.txt")) if folder else ()
     return tuple((file.name, file.lstat().st_size, file.lstat().st_ctime_ns) for file in files)
 
@@ -187,7 +187,7 @@ def _folder(entry: str) -> str:
 
 
 def _tables(entry: str) -> Sequence[AuditTable]:
-    """Those of the folder that `entry` names, and what ours say beyond them."""
+    """The tables of the folder that `entry` names, and ours for the passes that those do not cover."""
     folder = _folder(entry)
     if not folder:
         return own_tables()
@@ -198,7 +198,7 @@ def _tables(entry: str) -> Sequence[AuditTable]:
 
 
 def _without_passes_of(listed: Sequence[AuditTable], own: AuditTable) -> AuditTable:
-    """Our table, without the passes of which those of the same release speak."""
+    """Our table, without the passes that `listed` tables of the same release cover."""
     alike = [one for one in listed if (one.distribution, one.version) == (own.distribution, own.version)]
     names = tuple(name for name in own.names if not any(one.covers(name) for one in alike))
     return replace(own, names=names, entries=tuple(entry for entry in own.entries if entry.name in names))

@@ -1,4 +1,4 @@
-"""What an audit found of one release of a library, grouped: what a person reviews."""
+"""What an audit found in one release of a library, grouped so that a person can review it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUND_TRIP: Final = "nop"
 """The pass that does nothing: what it does is what the library does to every model that it reads and writes."""
 
 DIGITS: Final = 5
-"""Of a mark: of 2,000 cases, two in a thousand new ones would be taken for one of them."""
+"""Hex digits of a mark: with 2,000 cases, two in a thousand new ones would be taken for one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,11 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditTable:
-    """`names` are the passes that were tried, `cases` the models by source; `judges` the versions that judged,
-    `unjudged` the cases of which no numbers could be, and `unread` the models that could not be read."""
+    """The result of an audit of one release.
+
+    `names` are the passes that were tried and `cases` the number of models from each source. `judges` are the versions
+    of the tools that judged; they could compare no numbers on the `unjudged` cases, nor read the `unread` ones.
+    """
 
     distribution: str
     version: str
@@ -83,16 +86,17 @@ def table_of(
     unjudged: Iterable[str] = (),
     unread: Iterable[str] = (),
 ) -> AuditTable:
-    """Group those of `findings` that speak of `names`, or of a pass inside of one.
+    """Group the `findings` on `names`, or on a pass inside of one.
 
-    What `nop` does on a case too is the library's round trip, and told once, under `nop`.
+    What `nop` does on a case too is the library's round trip, and is listed once, under `nop`.
     """
     tried = set(names)
     mine = {one for one in findings if one.name in tried or one.name.partition("/")[0] in tried}
-    told = {(one.name, one.kind, one.case) for one in mine if is_round_trip(one.name)}
+    by_round_trip = {(one.name, one.kind, one.case) for one in mine if is_round_trip(one.name)}
     grouped: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for one in sorted(mine):
-        if is_round_trip(one.name) or told.isdisjoint((name, one.kind, one.case) for name in round_trips(one.name)):
+        same = ((name, one.kind, one.case) for name in round_trips(one.name))
+        if is_round_trip(one.name) or by_round_trip.isdisjoint(same):
             grouped[one.name, one.kind, one.why].append(one.case)
     entries = tuple(entry_of(*key, cases=found) for key, found in sorted(grouped.items()))
     facts = dict(sorted(cases.items())), dict(sorted(judges.items()))
@@ -105,7 +109,7 @@ def is_round_trip(name: str) -> bool:
 
 
 def round_trips(name: str) -> tuple[str, ...]:
-    """What stands for the round trip of a pass: `nop`, and `STEP/nop` for a step and the passes in it."""
+    """The names under which the round trip of a pass is listed: `nop`, and `STEP/nop` for a step and its passes."""
     return ROUND_TRIP, f"{name.partition('/')[0]}/{ROUND_TRIP}"
 
 
@@ -114,7 +118,7 @@ def entry_of(name: str, kind: str, why: str, cases: Sequence[str]) -> AuditEntry
 
 
 def mark_of(case: str) -> str:
-    """5 hex digits that stand for a case where there are too many to name."""
+    """The 5 hex digits that identify a case in an entry with too many cases to name."""
     return hashlib.sha256(case.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
 
 

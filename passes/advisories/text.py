@@ -1,4 +1,4 @@
-"""A table as text, sorted, without times or places, so that it is the same on every machine; and back."""
+"""Write a table as text, sorted and without times or paths, so that it is the same on every machine; and read it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TITLE: Final = "onnxline audit, format "
 FIRST_LINE: Final = f"{TITLE}{FORMAT_VERSION}"
 
 LISTED: Final = 60
-"""Cases that an entry names; of more it has the marks, so that a new one is still seen."""
+"""Most cases that an entry names; with more it lists their marks, which still show a new one."""
 
 WIDTH: Final = 118
 
 NOTHING: Final = "."
 
 CASE, MARKS = "  - ", "  # "
-"""What a line below the head of an entry begins with: further in than the reason, which may begin with anything."""
+"""How a line below the head of an entry begins: indented more than the reason, which may begin with anything."""
 
 
 def table_text(table: AuditTable) -> str:
@@ -54,7 +54,7 @@ def table_text(table: AuditTable) -> str:
 
 
 def to_one_line(case: str) -> str:
-    """The name of a case, in one line: as JSON has it where a file name holds a line break, say."""
+    """The name of a case in one line: as a JSON string where it holds a line break, for example."""
     return case if case.isprintable() and not case.startswith('"') else json.dumps(case)
 
 
@@ -79,8 +79,9 @@ def _line(first: str, cells: Sequence[str], kinds: Sequence[str]) -> str:
 
 
 def parse(text: str, place: str = "the text") -> AuditTable:
-    """A table from its text, which has to be the text of that table: one that was cut off or edited by half would
-    accept less, or call less unsafe, than it seems.
+    """Read a table from its text, and check that writing the table gives the same text.
+
+    A table that was cut off or edited by half would accept less, or call less unsafe, than it seems.
 
     Raises:
         ModelError: it is no table of this format, or its parts do not fit together; with the line.
@@ -88,21 +89,21 @@ def parse(text: str, place: str = "the text") -> AuditTable:
     lines = text.splitlines()
     if lines[:1] != [FIRST_LINE]:
         raise ModelError(
-            f"{place}, line 1: {lines[:1]}, expected {FIRST_LINE!r}; write the table anew with this onnxline's audit"
+            f"{place}, line 1: {lines[:1]}, expected {FIRST_LINE!r}; write the table again with this onnxline's audit"
         )
     table = _parse_lines(lines)
     wanted = table_text(table).splitlines()
     for number, (found, expected) in enumerate(zip_longest(lines, wanted, fillvalue="the end"), 1):
         if found != expected:
             raise ModelError(
-                f"{place}, line {number}: {found!r} does not fit the rest of the table, which comes to {expected!r}: "
+                f"{place}, line {number}: {found!r} does not fit the rest of the table, which gives {expected!r}: "
                 "it was cut off, or edited by half; take tables as `onnxline audit` writes them"
             )
     return table
 
 
 def _parse_lines(lines: Sequence[str]) -> AuditTable:
-    """What can be read; the counts are not, since they follow from the entries."""
+    """Parse all but the counts, which follow from the entries."""
     facts = dict(line.split(": ", 1) for line in lines[1:4] if ": " in line)
     library, _, version = facts.get("library", "").partition(" ")
     entries = tuple(_entries(lines))

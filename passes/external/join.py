@@ -1,4 +1,4 @@
-"""Put what passes have made of pieces of a graph in the place of these pieces."""
+"""Put optimized pieces back into the graph from which they were cut."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def let_in(piece: ModelProto, name: str) -> None:
 
 
 def borrow(piece: ModelProto, constant: NodeProto) -> None:
-    """Show a piece a Constant that lies outside of it."""
+    """Add a copy of a Constant from outside to a piece."""
     copy = piece.graph.node.add()
     copy.CopyFrom(constant)
     copy.name = f"{BORROWED}{constant.output[0]}"
@@ -42,13 +42,13 @@ def let_out(piece: ModelProto, name: str) -> None:
 
 
 class ModelAssembler:
-    """A model in the making: `source`, with nodes and initializers replaced."""
+    """Builds a model from `source` by replacing nodes and initializers."""
 
     def __init__(self, source: ModelProto) -> None:
         self._source = source
         graph = source.graph
         self._nodes: list[list[NodeProto]] = [[node] for node in graph.node]
-        """By place in the source, the nodes that now stand there."""
+        """By place in the source, the nodes that are there now."""
         self._stored = {tensor.name: tensor for tensor in graph.initializer}
         self._dropped: set[str] = set()
         self._infos: dict[str, ValueInfoProto] = {info.name: info for info in graph.value_info}

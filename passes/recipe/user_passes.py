@@ -125,7 +125,7 @@ def _run(reference: str, options: dict[str, Any], model: onnx.ModelProto) -> onn
 
 @dataclass(frozen=True, slots=True)
 class _LoadedPass:
-    """A pass that is ready to run: `owner` is the object, or the function itself."""
+    """A pass that is ready to run; `owner` is its object, or the function itself."""
 
     owner: Any
     function: Callable[[onnx.ModelProto], Any]
@@ -200,9 +200,9 @@ def installed_passes() -> Mapping[str, metadata.EntryPoint]:
 
 
 def load(reference: str) -> Any:
-    """What `path/to/file.py:Name`, `package.module:Name` or the name of an entry point stands for.
+    """The object that `path/to/file.py:Name`, `package.module:Name` or the name of an entry point refers to.
 
-    A file is run anew each time, as a module of its own; its folder is importable meanwhile, as for a script.
+    A file is run again each time, as a module of its own; its folder is importable meanwhile, as for a script.
 
     Raises:
         PolicyError: there is no such file, module, name or entry point, with the nearest; or loading it raises.
@@ -241,7 +241,7 @@ def code_digest(names: Iterable[str]) -> str:
 
 
 def call_user_code(make: Callable[[], Result], title: str) -> Result:
-    """What `make` returns; whatever the user's code raises becomes a PolicyError with its place.
+    """Call `make`, which runs the user's code; any error becomes a PolicyError with its place.
 
     Raises:
         PolicyError: `title`, the error, and the line that raised it.

@@ -1,4 +1,4 @@
-"""Which inner passes of a composite step are at fault? Ask by rerunning it without some of them."""
+"""Find the inner passes of a composite step that are at fault, by rerunning it without some of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def minimal_culprits(names: Sequence[str], suspects: Sequence[str], is_good: IsG
 
 
 def primary_culprit(found: Sequence[str], does_the_same: IsGood) -> str:
-    """Of several culprits the one that did it: when all others are left out, the very same comes out."""
+    """The one of several culprits that made the change: without all the others the result is the same."""
     for name in found:
         others = tuple(other for other in found if other != name)
         if others and does_the_same(others):

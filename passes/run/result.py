@@ -1,4 +1,4 @@
-"""What a pass run leaves behind."""
+"""The result of a pass run: the final model, a row for each step, and a verdict for each structure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class PassRow:
 
 @dataclass(frozen=True, slots=True)
 class StructureVerdict:
-    """`kept` speaks of the final model; `broken_by` names the first step that broke it, even if that was reverted."""
+    """Whether the final model has a structure, in `kept`; `broken_by` names the first step that broke it, even if that
+    step was reverted."""
 
     kind: str
     name: str

@@ -1,4 +1,4 @@
-"""The loop: try a step, keep what it made or go on with the model from before, and write down why."""
+"""The loop: try a step, accept its model or go on with the one from before, and record why."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def run_passes(
 
     Args:
         reproducers: the folder in which to save the smallest model that still brings a step down; none by default.
-        changed: is shown each change of the model, also one that is not taken. Where a row is judged anew in the end it
-            is shown again, with `changed` false if its step does nothing any more.
+        changed: is shown each change of the model, also one that is rejected. A row that is judged again in the end is
+            shown again, with `changed` false if its step does nothing any more.
 
     Raises:
         PolicyError: an unknown name, or a `keep` that matches nothing in the model.
@@ -86,7 +86,7 @@ def run_passes(
 
 @dataclass(frozen=True, slots=True)
 class _Accepted:
-    """A step that was taken, by its row, with the model that it made."""
+    """An accepted step, with the place of its row and the model that it made."""
 
     row: int
     step: Step
@@ -95,7 +95,7 @@ class _Accepted:
 
 @dataclass(slots=True)
 class _PassLoop:
-    """The state of the loop: the model as it stands, and what has been written down."""
+    """The state of the loop: the current model, and what has been recorded."""
 
     base: AnalyzedModel
     """The last model that was run as a whole."""
@@ -115,7 +115,7 @@ class _PassLoop:
 
     @property
     def model(self) -> DetachedModel:
-        """The model as it stands."""
+        """The current model."""
         return self.subject.model
 
     def step(self, step: Step, policy: Policy, turn: int) -> list[PassRow]:
@@ -230,7 +230,7 @@ class _PassLoop:
     def _record(
         self, step: Step, status: Status, reason: str, attempt: Attempt | None = None, *, name: str = ""
     ) -> None:
-        """Add a row about what `step` made."""
+        """Add a row for `step`."""
         self.rows.append(replace(self._row(step, status, reason, attempt), name=name or step.name))
         if attempt is not None and attempt.changed:
             self._report_change(len(self.rows) - 1, attempt)

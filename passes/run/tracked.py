@@ -1,4 +1,4 @@
-"""Which structures a run looks at: those that may not be broken, and those that are only observed."""
+"""The structures that a run tracks: those that no step may break, and those that are only observed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from passes.weights.detached import DetachedModel
 __all__ = ["Lost", "TrackedStructures", "find_structures"]
 
 Lost = Mapping[tuple[str, str], str]
-"""(kind, instance) → why it is no more in the model."""
+"""(kind, instance) → why the model no longer has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class TrackedStructures:
     enforced: frozenset[str]
     pinned: frozenset[str]
     partly: Mapping[str, str] = field(default_factory=dict)
-    """Of a kept kind that not every place has: what was found, and what is there instead of more."""
+    """Kept kind that was found in some places only → what the other places have instead."""
 
     def pins(self, made: Set[str]) -> list[ValueInfoProto]:
-        """What to hold visible: of each kept value the first of its pins that is still computed and read, which is all
-        that is `made`."""
+        """The values to hold visible: for each kept value the first of its pins that is still computed and read. `made`
+        holds the names of all such values."""
         return [_first(tiers, made) for one in self._kept_instances() for tiers in _tiers(one)]
 
     def loose_pins(self, made: Set[str]) -> list[ValueInfoProto]:
@@ -46,14 +46,14 @@ class TrackedStructures:
 
         A boundary has second pins only for where its first ones are gone.
         """
-        return self._relaxed(made, 1)
+        return self._further_pins(made, 1)
 
     def wide_pins(self, made: Set[str]) -> list[ValueInfoProto]:
         """The pins for a step without the inner passes that are known to break what is kept; empty where they would
         not give it more room than the second ones."""
-        return self._relaxed(made, 2)
+        return self._further_pins(made, 2)
 
-    def _relaxed(self, made: Set[str], at: int) -> list[ValueInfoProto]:
+    def _further_pins(self, made: Set[str], at: int) -> list[ValueInfoProto]:
         loosened = [tiers for one in self._kept_instances() if one.boundary is None for tiers in _tiers(one)]
         if not any(_gives_room(tiers, at, made) for tiers in loosened):
             return []
@@ -71,7 +71,7 @@ class TrackedStructures:
         return [_provable(one, one.name if names[one.name] == 1 else f"{one.kind} {one.name}") for one in held]
 
     def find_lost(self, model: DetachedModel) -> Lost:
-        """What `model` has no more, judged by each structure's own checker."""
+        """The structures that `model` no longer has, judged by each structure's own checker."""
         lost: dict[tuple[str, str], str] = {}
         for kind, instances in self.instances.items():
             structure = structure_of(kind)
@@ -98,7 +98,7 @@ def _gives_room(tiers: Sequence[ValueInfoProto], at: int, made: Set[str]) -> boo
 
 
 def _provable(instance: Instance, name: str) -> Instance:
-    """With weights, a fault in them has to show where the structure ends. Other values are compared and no more."""
+    """The instance for the prover. A fault in its weights has to show where it ends; other values are only compared."""
     if instance.core is None and instance.boundary is None:
         return replace(instance, name=name)
     ends = [pin for pin in instance.pins if instance.core and instance.weights and pin.name == instance.core.value]
@@ -136,4 +136,4 @@ def _find(kind: str, view: GraphView) -> Found:
 
 
 OBSERVED: Final = ("qkv",)
-"""Kinds that are looked at even if nobody asked: the report says who merged Q, K and V."""
+"""Kinds that are always observed: the report names the pass that merged Q, K and V."""

@@ -1,4 +1,4 @@
-"""Try a step on a model: pin, run, unpin, look at what came out. Nothing here decides what becomes of it."""
+"""Try a step on a model: pin, run, unpin, judge the result. The runner decides whether to accept it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = ["Attempt", "NarrowedStep", "Trial"]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What a step made. `why` says what is wrong with it and is empty for a sound result; `lost` holds every structure
-    that went, also those that were only observed."""
+    """The result of trying a step. `why` says what is wrong with it and is empty for a sound result; `lost` holds every
+    structure that the step broke, also those that are only observed."""
 
     subject: AnalyzedModel
     changed: bool
@@ -40,7 +40,7 @@ class Attempt:
     measurement: Measurement | None
     why: str
     status: Status = Status.REVERTED
-    """What a step is called of which this attempt has to be thrown away."""
+    """Status to report if this attempt is rejected."""
 
     @property
     def model(self) -> DetachedModel:
@@ -62,7 +62,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class NarrowedStep:
-    """A composite step without the inner passes at fault, and what it makes then.
+    """A composite step without the inner passes at fault, and its attempt.
 
     `authors` maps each structure that was lost on the way to the step, or inner pass, that broke it.
     """
@@ -95,12 +95,12 @@ class Trial:
 
     @cached_property
     def with_relaxed_pins(self) -> DetachedModel:
-        """The model with the pins to try second."""
+        """The model with relaxed pins: further on, where a pass has more room."""
         return pin(self.model, self.relaxed_pins)
 
     @cached_property
     def relaxed_pins(self) -> list[ValueInfoProto]:
-        """Those pins; empty where there are none."""
+        """The relaxed pins; empty where there are none."""
         return self.watched.loose_pins(self.subject.made)
 
     def _relax_pins(self, subject: AnalyzedModel) -> DetachedModel | None:
@@ -111,11 +111,11 @@ class Trial:
 
     @cached_property
     def pin_probe(self) -> DetachedModel | None:
-        """What the second pins set free."""
+        """The nodes between the first and the relaxed pins, as a model; None where only trying can tell."""
         return self._build_pin_probe(self.subject)
 
     def _build_pin_probe(self, subject: AnalyzedModel) -> DetachedModel | None:
-        """One object for all models in which it is the same."""
+        """The probe of `subject`; equal probes are one object, by which steps recognize them."""
         probe = build_pin_probe(subject.model, self.watched.pins(subject.made), self.watched.loose_pins(subject.made))
         if probe is None:
             return None
@@ -123,9 +123,9 @@ class Trial:
         return known.setdefault(canonical_digest(probe), probe)
 
     def _gains_nothing(self, step: Step, subject: AnalyzedModel) -> bool:
-        """Whether `step` is known to do nothing more to `subject` with the second pins."""
-        # A composite step may do much there that it does with the first pins as well: so what it has made is asked.
-        # To ask of each model that onnxoptimizer makes would cost more than it saves.
+        """Whether `step` is known to do nothing more to `subject` with relaxed pins."""
+        # A composite step may change the probe in ways that it does with the first pins as well, so the probe is that
+        # of its result. For each result of onnxoptimizer, that would cost more than it saves.
         probe = self._build_pin_probe(subject) if step.is_composite else self.pin_probe
         if probe is None:
             return False
@@ -147,8 +147,8 @@ class Trial:
     def attempt(self, step: Step) -> Attempt:
         """Run `step` with the kept structures pinned, and judge the result by structure and by numbers.
 
-        A pin costs what a pass could have done across it. So where pins further on exist, and the step does something
-        there, it runs once more with those on what it made, and that counts if it is sound and smaller.
+        No pass can fuse across a pin. So where relaxed pins exist, and the step does something with them, it runs once
+        more on its own result with these, and that attempt counts if it is sound and smaller.
 
         Raises:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
@@ -163,10 +163,10 @@ class Trial:
         return first
 
     def _with_more_room(self, step: Step, subject: AnalyzedModel) -> Iterator[tuple[Step, DetachedModel]]:
-        """What to try on the model that the step has made with the first pins.
+        """The (step, pinned model) pairs to try next, on the model that the step has made with the first pins.
 
-        With wide pins a merging pass finds what it looks for, and what the others make of the model is lost with it. It
-        has had its turn; so the ones that are known are left out.
+        With wide pins a merging pass would find its pattern, and its attempt would be rejected with all that the other
+        passes do. It has had its turn, so known merging passes are left out.
         """
         wide = self.watched.wide_pins(subject.made) if step.is_composite else []
         if wide:
@@ -177,7 +177,7 @@ class Trial:
             yield step, loose
 
     def _try_again(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt | None:
-        """The attempt, if it is sound."""
+        """Run the step once more; None for an attempt that is not sound."""
         try:
             made = self._judge(step, source, pinned)
         except StepFailed:
@@ -185,7 +185,7 @@ class Trial:
         return None if made.why else made
 
     def _judge(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt:
-        """Run `step` on `source`, which is `pinned`, and judge against the model that stands."""
+        """Run `step` on `pinned`, a pinned copy of `source`, and judge the result against the current model."""
         after = self._run_step(step, source, pinned)
         if after is None:
             return Attempt(self.subject, False, {}, None, "")
@@ -197,7 +197,7 @@ class Trial:
         return Attempt(after, True, lost, measurement, measurement.why and f"differs: {measurement.why}")
 
     def _run_step(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> AnalyzedModel | None:
-        """What `step` makes of `pinned`, unpinned, with all that was known of its nodes; None if that is no change."""
+        """Run `step` on `pinned`, unpin the result and carry provenance over to it; None for no change."""
         made = apply_step(step, pinned, self.bench)
         if made is pinned:
             return None
@@ -208,11 +208,11 @@ class Trial:
         if is_same and not step.annotates:
             return None
         self.carrier.carry(source, after, step.name)
-        says_the_same = is_same and annotations_of(after.model.proto) == annotations_of(pinned.proto)
-        return None if says_the_same else after
+        has_same_annotations = is_same and annotations_of(after.model.proto) == annotations_of(pinned.proto)
+        return None if has_same_annotations else after
 
     def remove_pins(self, made: DetachedModel, *, narrows: bool = False) -> DetachedModel:
-        """What a step has made, changed in place to have the outputs and the signature that the model has.
+        """Unpin the result of a step, in place, and give it the outputs and the signature of the model.
 
         Raises:
             StepFailed: see `keep_signature`.

@@ -2,7 +2,7 @@
 
 Only the standard library is used, since this file is also loaded by path, before anything else of ours:
 
-- as a program, `python own_names.py MODULE …` runs a module of ours, whatever lies in the working directory;
+- as a program, `python own_names.py MODULE …` runs a module of ours, whatever the working directory holds;
 - `claim_names()` is for a process that is ours: `passes` and `pipeline` are then our packages;
 - `add_private_names()` is for a process that is a script's: `_onnxline.passes` is our package there, and `passes` is
   whatever the script would get without us;
@@ -45,7 +45,7 @@ PACKAGES = ("passes", "pipeline")
 
 FILE = os.path.realpath(__file__)
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(FILE)))  # noqa: PTH120 - pathlib is slow to load
-"""The folder that our packages lie in."""
+"""The folder that holds our packages."""
 
 
 class OwnNames:
@@ -104,7 +104,7 @@ class _PrivateLoader(importlib.machinery.SourceFileLoader):
 
 
 class _AliasLoader:
-    """Makes a public name stand for the module that has the private one."""
+    """A loader that makes a public module name an alias of the private one."""
 
     def __init__(self, name: str) -> None:
         self._private = f"{PREFIX}.{name}"
