@@ -52,7 +52,7 @@ class Origin:
     made_by: str
     """The pass that made it; empty if it comes from the export."""
     replaced: tuple[str, ...]
-    """The source's nodes that it stands for, at most 8 of them; empty too if the pass only put it between others."""
+    """The source's nodes that it replaces, at most 8 of them; empty too if the pass only inserted it."""
     replaced_count: int
     changed_by: tuple[str, ...]
     """The passes that gave it other attributes or other constants since."""

@@ -72,9 +72,9 @@ def _text(content: bytes, file: Path) -> str:
 
 def known_table(tables: Iterable[AuditTable], library: str, version: str) -> AuditTable | None:
     """The table of this release; else of the latest release before it; else of the first one after it."""
-    found = sorted((one for one in tables if one.distribution == library), key=lambda one: _order(one.version))
-    before = [one for one in found if _order(one.version) <= _order(version)]
-    return (before[-1:] or found[:1] or [None])[0]
+    of_library = sorted((one for one in tables if one.distribution == library), key=lambda one: _order(one.version))
+    before = [one for one in of_library if _order(one.version) <= _order(version)]
+    return (before[-1:] or of_library[:1] or [None])[0]
 
 
 def _order(version: str) -> tuple[tuple[int, str], ...]:
@@ -191,10 +191,10 @@ def _tables(entry: str) -> Sequence[AuditTable]:
     folder = _folder(entry)
     if not folder:
         return own_tables()
-    found = tables_in(Path(folder))
-    if not found:
+    listed = tables_in(Path(folder))
+    if not listed:
         raise PolicyError(f"{entry}: no table of an audit in {folder!r}; `onnxline audit --out DIR` writes them")
-    return (*found, *(_without_passes_of(found, one) for one in own_tables()))
+    return (*listed, *(_without_passes_of(listed, one) for one in own_tables()))
 
 
 def _without_passes_of(listed: Sequence[AuditTable], own: AuditTable) -> AuditTable:

@@ -1,10 +1,10 @@
-"""Run passes of onnxoptimizer on pieces of a large graph, since a call costs by the square of its nodes.
+"""Run passes of onnxoptimizer on pieces of a large graph, since the time of a call grows with the square of its nodes.
 
-The library compares the name of each value that it reads with all others. Its passes look at a node and at what lies
-around it, so they find the same in a piece with some neighbourhood as in the whole:
+The library compares the name of each value that it reads with all others. Its passes look at a node and its
+neighbours, so they find the same in a piece with some neighbourhood as in the whole:
 
     windows   the graph in its own order, cut where the fewest values cross
-    seams     what lies around each of these cuts
+    seams     the nodes around each of these cuts
     twins     nodes that compute the same, wherever they are: all that `eliminate_common_subexpression` looks at
     equals    equal initializers: all that `eliminate_duplicate_initializer` looks at
 
@@ -85,7 +85,7 @@ class GraphPieces:
         self._outputs = {info.name for info in graph.output}
 
     def run(self, names: Sequence[str]) -> GraphPieces | None:
-        """What passes make of the model, one after the other in each piece; None when that is the same model."""
+        """Run passes one after the other on each piece; returns the new graph, or None when they change nothing."""
         now = self
         for cut in (_windows, _seams):
             pieces = now._pieces(cut, live=DEAD_END in names, borrows=EXTRACT not in names)
@@ -258,7 +258,7 @@ class GraphPieces:
 
 @dataclass(slots=True)
 class _Piece:
-    """`places` are those of its nodes in the graph, `names` those of all values that it has."""
+    """One piece: `places` are those of its nodes in the graph, `names` those of all its values."""
 
     source: bytes
     places: tuple[int, ...]
@@ -268,7 +268,7 @@ class _Piece:
     _idle: set[tuple[str, ...]] = field(default_factory=set)
 
     def run(self, names: Sequence[str], optimize: Optimize) -> bytes | None:
-        """What passes make of it; None when that is the same."""
+        """Run passes on the piece; None when they change nothing."""
         key = tuple(names)
         if key in self._idle:
             return None

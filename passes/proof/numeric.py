@@ -116,7 +116,7 @@ class NumericProver:
         who needs a number first waits for it, and is told if it does not run. The fault is planted in all kept weights
         at once and read at each one's own pins.
         """
-        tiers = [tier for one in instances for tier in (one.pins, one.loose_pins, one.wide_pins)]
+        tiers = [tier for one in instances for tier in (one.pins, one.relaxed_pins, one.wide_pins)]
         self._measured.clear()
         if not self._references and self._plan is None:
             return

@@ -135,11 +135,11 @@ class _LoadedPass:
 
 
 def _load_pass(reference: str, options: Mapping[str, Any]) -> _LoadedPass:
-    found = load(reference)
-    owner, left = found, dict(options)
-    if inspect.isclass(found) or _is_factory(found):
-        _refuse_options(found, (), options, reference)
-        owner, left = call_user_code(lambda: found(**options), f"the pass {reference} cannot be made:"), {}
+    target = load(reference)
+    owner, left = target, dict(options)
+    if inspect.isclass(target) or _is_factory(target):
+        _refuse_options(target, (), options, reference)
+        owner, left = call_user_code(lambda: target(**options), f"the pass {reference} cannot be made:"), {}
     apply = getattr(owner, "apply", owner)
     if not callable(apply):
         raise PolicyError(

@@ -53,15 +53,15 @@ class FoldConstants(Step):
             read = _read_by_others(model.proto, nodes)
             parts = [_part(model, group, read) for group in groups]
             sources = [(portable(part, bench.spill), wanted) for part, wanted in parts]
-            made = bench.worker.call(compute, parts=sources, folder=str(bench.folder))
+            computed = bench.worker.call(compute, parts=sources, folder=str(bench.folder))
             too_large = {
                 one.name
-                for group, results in zip(groups, made, strict=True)
+                for group, results in zip(groups, computed, strict=True)
                 for one in results
                 if one.nbytes > max(self.grow_limit, _bytes_read(group, sizes))
             }
             if not too_large:
-                return _replace_nodes(model, nodes, [one for results in made for one in results])
+                return _replace_nodes(model, nodes, [one for results in computed for one in results])
             excluded |= {node.output[0] for node in nodes if too_large & set(node.output)}
 
 
@@ -177,7 +177,7 @@ def _bytes_read(group: Sequence[NodeProto], sizes: Mapping[str, int]) -> int:
     return sum(sizes.get(name, 0) for name in {name for node in group for name in node.input})
 
 
-def _replace_nodes(model: DetachedModel, nodes: Sequence[NodeProto], made: Sequence[FoldedValue]) -> DetachedModel:
+def _replace_nodes(model: DetachedModel, nodes: Sequence[NodeProto], folded: Sequence[FoldedValue]) -> DetachedModel:
     gone = {node.output[0] for node in nodes}
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -185,15 +185,15 @@ def _replace_nodes(model: DetachedModel, nodes: Sequence[NodeProto], made: Seque
     del proto.graph.node[:]
     proto.graph.node.extend(stays)
     weights, transposed = dict(model.weights), _transposed_digests(model, nodes)
-    for one in made:
-        if one.array is not None:
-            proto.graph.initializer.append(onnx.numpy_helper.from_array(one.array, one.name))
-        if one.stored is None:
+    for value in folded:
+        if value.array is not None:
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(value.array, value.name))
+        if value.stored is None:
             continue
-        weight = one.stored.weight(one.digest)
-        if one.name in transposed:
-            weight = replace(weight, digest=transposed[one.name], unread=True)
-        tensor, key = initializer_of(one.name, weight)
+        weight = value.stored.weight(value.digest)
+        if value.name in transposed:
+            weight = replace(weight, digest=transposed[value.name], unread=True)
+        tensor, key = initializer_of(value.name, weight)
         proto.graph.initializer.append(tensor)
         if key is not None:
             weights.setdefault(key, weight)
@@ -210,13 +210,13 @@ def _replace_nodes(model: DetachedModel, nodes: Sequence[NodeProto], made: Seque
 def _transposed_digests(model: DetachedModel, nodes: Sequence[NodeProto]) -> dict[str, str]:
     """The digests of unread weights that are only transposed, by which the kept ones among them are known again."""
     stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
-    found = {}
+    digests = {}
     for node in nodes:
         tensor = stored.get(node.input[0]) if node.op_type == "Transpose" else None
         if tensor is not None and model.is_unread(tensor):
             axes = next((tuple(one.ints) for one in node.attribute if one.name == "perm"), None)
-            found[node.output[0]] = model.turned_digest(tensor, axes or tuple(reversed(range(len(tensor.dims)))))
-    return found
+            digests[node.output[0]] = model.turned_digest(tensor, axes or tuple(reversed(range(len(tensor.dims)))))
+    return digests
 
 
 def _declare_input(tensor: TensorProto) -> ValueInfoProto:

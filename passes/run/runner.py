@@ -166,15 +166,15 @@ class _PassLoop:
         self.accepted = self.accepted[:place]
         self.subject = self.accepted[-1].subject if self.accepted else self.base
         self.changed(guilty.row, self.rows[guilty.row], self.subject, guilty.subject)
-        for one in later:
-            attempt = self._trial().try_step(one.step)
+        for accepted in later:
+            attempt = self._trial().try_step(accepted.step)
             status = attempt.status if attempt.why else Status.RAN
-            row = self._row(one.step, status, attempt.why or _without(one.step), attempt)
-            was = self.rows[one.row]
-            self.rows[one.row] = replace(row, name=was.name, seconds=was.seconds, turn=was.turn)
-            self._report_change(one.row, attempt)
+            row = self._row(accepted.step, status, attempt.why or _without(accepted.step), attempt)
+            was = self.rows[accepted.row]
+            self.rows[accepted.row] = replace(row, name=was.name, seconds=was.seconds, turn=was.turn)
+            self._report_change(accepted.row, attempt)
             if attempt.changed and not attempt.why:
-                self._accept(one.row, one.step, attempt)
+                self._accept(accepted.row, accepted.step, attempt)
 
     def verdicts(self) -> tuple[StructureVerdict, ...]:
         lost = self.watched.find_lost(self.model)

@@ -41,7 +41,7 @@ class TrackedStructures:
         holds the names of all such values."""
         return [_first(tiers, made) for one in self._kept_instances() for tiers in _tiers(one)]
 
-    def loose_pins(self, made: Set[str]) -> list[ValueInfoProto]:
+    def relaxed_pins(self, made: Set[str]) -> list[ValueInfoProto]:
         """The pins to try second: empty where they would not give a pass more room than the first ones.
 
         A boundary has second pins only for where its first ones are gone.
@@ -84,7 +84,7 @@ class TrackedStructures:
 
 def _tiers(instance: Instance) -> Iterator[tuple[ValueInfoProto, ...]]:
     """For each kept value its pins: the first, the second, and the one for a step that leaves something out."""
-    loose = instance.loose_pins or instance.pins
+    loose = instance.relaxed_pins or instance.pins
     return zip(instance.pins, loose, instance.wide_pins or loose, strict=True)
 
 
@@ -102,8 +102,8 @@ def _provable(instance: Instance, name: str) -> Instance:
     if instance.core is None and instance.boundary is None:
         return replace(instance, name=name)
     ends = [pin for pin in instance.pins if instance.core and instance.weights and pin.name == instance.core.value]
-    compared = (*instance.pins, *instance.loose_pins, *instance.wide_pins)
-    return replace(instance, name=name, pins=tuple(ends), loose_pins=compared, wide_pins=())
+    compared = (*instance.pins, *instance.relaxed_pins, *instance.wide_pins)
+    return replace(instance, name=name, pins=tuple(ends), relaxed_pins=compared, wide_pins=())
 
 
 def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) -> TrackedStructures:

@@ -101,12 +101,12 @@ class Trial:
     @cached_property
     def relaxed_pins(self) -> list[ValueInfoProto]:
         """The relaxed pins; empty where there are none."""
-        return self.watched.loose_pins(self.subject.made)
+        return self.watched.relaxed_pins(self.subject.made)
 
     def _relax_pins(self, subject: AnalyzedModel) -> DetachedModel | None:
         if subject is self.subject:
             return self.with_relaxed_pins
-        pins = self.watched.loose_pins(subject.made)
+        pins = self.watched.relaxed_pins(subject.made)
         return pin(subject.model, pins) if pins else None
 
     @cached_property
@@ -116,7 +116,7 @@ class Trial:
 
     def _build_pin_probe(self, subject: AnalyzedModel) -> DetachedModel | None:
         """The probe of `subject`; equal probes are one object, by which steps recognize them."""
-        probe = build_pin_probe(subject.model, self.watched.pins(subject.made), self.watched.loose_pins(subject.made))
+        probe = build_pin_probe(subject.model, self.watched.pins(subject.made), self.watched.relaxed_pins(subject.made))
         if probe is None:
             return None
         known: dict[str, DetachedModel] = self.bench.cache.setdefault("pin_probe", {})
@@ -130,10 +130,10 @@ class Trial:
         if probe is None:
             return False
         try:
-            made = apply_step(step, probe, self.bench)
+            after = apply_step(step, probe, self.bench)
         except StepFailed:
             return False
-        return made is probe or canonical_digest(made) == canonical_digest(probe)
+        return after is probe or canonical_digest(after) == canonical_digest(probe)
 
     def try_step(self, step: Step) -> Attempt:
         """`attempt`, with a step that fails as an attempt too."""
@@ -179,10 +179,10 @@ class Trial:
     def _try_again(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt | None:
         """Run the step once more; None for an attempt that is not sound."""
         try:
-            made = self._judge(step, source, pinned)
+            attempt = self._judge(step, source, pinned)
         except StepFailed:
             return None
-        return None if made.why else made
+        return None if attempt.why else attempt
 
     def _judge(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt:
         """Run `step` on `pinned`, a pinned copy of `source`, and judge the result against the current model."""
@@ -244,25 +244,25 @@ class Trial:
 
         kinds = {kind for kind, _ in attempt.lost}
         suspects = [name for name, destroyed in DESTROYS.items() if kinds & set(destroyed)]
-        found = minimal_culprits(step.inner(self.bench), suspects or step.suspects, is_good)
-        if found is None:
+        culprits = minimal_culprits(step.inner(self.bench), suspects or step.suspects, is_good)
+        if culprits is None:
             return NarrowedStep(step, attempt, (), dict.fromkeys(attempt.lost, step.name))
         author = primary_culprit(
-            found, lambda others: canonical_digest(without(others).model) == canonical_digest(attempt.model)
+            culprits, lambda others: canonical_digest(without(others).model) == canonical_digest(attempt.model)
         )
         authors = dict.fromkeys(attempt.lost, f"{step.name}/{author}")
-        if len(found) > 1:
-            alone = {name: without(tuple(other for other in found if other != name)).lost for name in found}
+        if len(culprits) > 1:
+            alone = {name: without(tuple(other for other in culprits if other != name)).lost for name in culprits}
             for key in attempt.lost:
-                doers = [name for name in found if key in alone[name]]
+                doers = [name for name in culprits if key in alone[name]]
                 if doers and author not in doers:
                     authors[key] = f"{step.name}/{doers[0]}"
         if not attempt.why:
             return NarrowedStep(step, attempt, (), authors)
-        sound = without(found)
+        sound = without(culprits)
         # What is only observed may still be lost; it is named, and stays lost.
-        observed = self.narrow(step.without(found), sound).authors if sound.lost else {}
-        return NarrowedStep(step.without(found), sound, found, {**authors, **observed})
+        observed = self.narrow(step.without(culprits), sound).authors if sound.lost else {}
+        return NarrowedStep(step.without(culprits), sound, culprits, {**authors, **observed})
 
 
 def _several(verb: str, items: Sequence[str]) -> str:
