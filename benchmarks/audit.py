@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.measure import machine, run_child, versions_line
-from passes.advisories import Table, tables_in
+from passes.advisories import AuditTable, tables_in
 
 __all__: list[str] = []
 
@@ -59,7 +59,7 @@ def _audit(source: str, out: Path, jobs: int) -> float:
     return run_child(["-m", "pipeline.cli", *words], memory=False).seconds
 
 
-def _markdown(seconds: dict[str, float], tables: dict[str, Sequence[Table]], jobs: int) -> str:
+def _markdown(seconds: dict[str, float], tables: dict[str, Sequence[AuditTable]], jobs: int) -> str:
     node = tables["node"]
     lines = [
         f"`python -m benchmarks.audit --jobs {jobs}`, {time.strftime('%Y-%m-%d')}",
@@ -76,7 +76,7 @@ def _markdown(seconds: dict[str, float], tables: dict[str, Sequence[Table]], job
     return "\n".join(lines) + "\n"
 
 
-def _found(one: Known, tables: Sequence[Table]) -> int:
+def _found(one: Known, tables: Sequence[AuditTable]) -> int:
     entries = [entry for table in tables if table.distribution == one.distribution for entry in table.entries]
     return sum(entry.count for entry in entries if entry.kind == one.kind and entry.name.startswith(one.name))
 

@@ -139,13 +139,13 @@ def _onnxline(path: Path, recipe: tuple[str, ...] = ("default",)) -> dict[str, A
     import passes
     from passes.context import open_context
     from passes.recipe.recipe import steps_of
-    from passes.step import flat
+    from passes.step import flatten
 
     feeds = [_draw(path)]
     with open_context() as bench:
         for worker in (bench.worker, bench.proofs):
             worker.call("os:getpid")
-        for step in flat(steps_of(recipe)):
+        for step in flatten(steps_of(recipe)):
             step.inner(bench)  # the worker imports its library
         bench.worker.call("passes.external.onnxscript:option_names")  # this one too
         begun = time.perf_counter()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from kimi_k25_text_local import KimiK25TextForCausalLM, KimiTextConfig, shrunk
-from passes.run.gc_pause import collector_paused
+from passes.run.gc_pause import pause_collector
 from pipeline.errors import OnnxlineError, UsageError
 from pipeline.export.static_cache import CacheSizes
 
@@ -55,7 +55,7 @@ def _extract(given: argparse.Namespace) -> None:
         config = replace(config, num_hidden_layers=given.layers)
     start = time.perf_counter()
     files = GraphFiles(given.output_dir, given.compress)
-    with collector_paused():  # 70,000 modules and two large graphs, all of which stay
+    with pause_collector():  # 70,000 modules and two large graphs, all of which stay
         files.write(KimiK25TextForCausalLM(config), _sizes(given, CacheSizes()))
     _say(f"{config.num_hidden_layers} layers in {time.perf_counter() - start:.1f} s:")
     for path in (files.prefill, files.decode, files.mapping):

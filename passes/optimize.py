@@ -24,7 +24,7 @@ from passes.recipe.recipe import RecipeItem, steps_of
 from passes.run.apply_policy import check_names, without_weight_readers
 from passes.run.result import PassRun
 from passes.run.runner import ChangeObserver, Observer, run_passes
-from passes.step import flat
+from passes.step import flatten
 from passes.weights.detached import DetachedModel, read_model
 from passes.weights.sharing import detached_copy
 from passes.weights.weight_stacks import collapse, expand
@@ -79,10 +79,10 @@ def optimize(
     with nullcontext(bench) if bench else open_context(timeout_s, memory_gib) as bench:
         bench.start()
         steps, policy = steps_of(recipe), Policy(tuple(skip), tuple(keep), watch)
-        check_names(flat(steps), policy, bench)
-        stored = _read(model, bench, proof)
+        check_names(flatten(steps), policy, bench)
+        stored = _read_source(model, bench, proof)
         limits = nullcontext() if prover or proof == STRUCTURE else limit_runs(bench, stored)
-        prover = prover or _prover_of(stored, bench, proof, feeds, sizes)
+        prover = prover or _choose_prover(stored, bench, proof, feeds, sizes)
         source, stacks = collapse(stored)
         steps = without_weight_readers(steps) if source.unread() else steps
         with limits:
@@ -90,7 +90,7 @@ def optimize(
         return replace(run, model=expand(run.model, stacks, stored))
 
 
-def _read(model: onnx.ModelProto | str | Path | DetachedModel, bench: PassContext, proof: str) -> DetachedModel:
+def _read_source(model: onnx.ModelProto | str | Path | DetachedModel, bench: PassContext, proof: str) -> DetachedModel:
     if isinstance(model, DetachedModel):
         return model
     if isinstance(model, onnx.ModelProto):
@@ -98,7 +98,7 @@ def _read(model: onnx.ModelProto | str | Path | DetachedModel, bench: PassContex
     return read_model(Path(model), unread=True if proof == STRUCTURE else None)
 
 
-def _prover_of(
+def _choose_prover(
     model: DetachedModel,
     bench: PassContext,
     proof: str,
@@ -115,7 +115,7 @@ def _prover_of(
 
 def open_dims(model: onnx.ModelProto) -> tuple[str, ...]:
     """The names of dims of inputs without a fixed size; all that have no name count as one, which is empty."""
-    dims = [dim for info in _given(model) for dim in info.type.tensor_type.shape.dim]
+    dims = [dim for info in _inputs_to_feed(model) for dim in info.type.tensor_type.shape.dim]
     return tuple(dict.fromkeys(dim.dim_param for dim in dims if not dim.HasField("dim_value")))
 
 
@@ -144,10 +144,10 @@ def plan_draws(
     Raises:
         ModelError: an input is no tensor.
     """
-    infos = _given(inputs or model.proto)
+    infos = _inputs_to_feed(inputs or model.proto)
     names = open_dims(inputs or model.proto)
     plan = DrawPlan(
-        tuple(map(_drawn, infos)),
+        tuple(map(_input_to_draw, infos)),
         (dict.fromkeys(names, FIRST_SIZE),),
         second_sizes(names),
         tuple(dict.fromkeys(sizes)),
@@ -163,10 +163,10 @@ def draw_feeds(model: DetachedModel, seed: int, *, sizes: Mapping[str, int] | No
         ModelError: an input is no tensor, or too large to be drawn.
     """
     draw = Draw(seed, {**dict.fromkeys(open_dims(model.proto), FIRST_SIZE), **(sizes or {})})
-    return DrawPlan(tuple(map(_drawn, _given(model.proto))), ()).feeds(draw)
+    return DrawPlan(tuple(map(_input_to_draw, _inputs_to_feed(model.proto))), ()).feeds(draw)
 
 
-def _drawn(info: onnx.ValueInfoProto) -> DrawnInput:
+def _input_to_draw(info: onnx.ValueInfoProto) -> DrawnInput:
     if info.type.WhichOneof("value") != "tensor_type":
         raise ModelError(
             f"input {info.name!r} is a {format_type(info)}, and inputs are drawn for tensors only; give `feeds`"
@@ -184,6 +184,6 @@ def drawn_shape(info: onnx.ValueInfoProto, sizes: Mapping[str, int]) -> list[int
     return [dim.dim_value if dim.HasField("dim_value") else sizes.get(dim.dim_param, FIRST_SIZE) for dim in dims]
 
 
-def _given(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+def _inputs_to_feed(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     stored = {tensor.name for tensor in model.graph.initializer}
     return [info for info in model.graph.input if info.name not in stored]

@@ -1,6 +1,6 @@
 """Operators that common quantizers and compilers do not take, found in a model, with the reason and what to do.
 
-The table is what it says: families of operators that QDQ quantizers, TensorRT-like compilers and NPU toolchains refuse
+The table lists families of operators that QDQ quantizers, TensorRT-like compilers and NPU toolchains refuse
 or leave in full precision. It names no tool, since each has a list of its own.
 """
 
@@ -112,6 +112,6 @@ OBSTACLES: Final = (
     ),
     STRINGS,
 )
-"""Families of ONNX's own operators. A local function and another domain are told by their domains."""
+"""Families of ONNX's own operators. Local functions and custom operators are recognized by their domains."""
 
 BY_OPERATOR: Final = {name: obstacle for obstacle in OBSTACLES for name in obstacle.operators}

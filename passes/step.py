@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Self
 from passes.context import PassContext
 from passes.weights.detached import DetachedModel
 
-__all__ = ["MAX_TURNS", "CompositeStep", "Repeat", "Step", "flat"]
+__all__ = ["MAX_TURNS", "CompositeStep", "Repeat", "Step", "flatten"]
 
 MAX_TURNS: Final = 20
 """Turns after which a fixed point is given up."""
@@ -98,6 +98,6 @@ class Repeat:
     limit: int = MAX_TURNS
 
 
-def flat(recipe: Sequence[Step | Repeat]) -> list[Step]:
+def flatten(recipe: Sequence[Step | Repeat]) -> list[Step]:
     """The steps of a recipe, those of a fixed point once."""
     return [step for item in recipe for step in (item.steps if isinstance(item, Repeat) else (item,))]

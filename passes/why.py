@@ -42,7 +42,7 @@ class Origin:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     within: tuple[str, ...]
-    """The nodes that it lies inside of, outermost first: If, Loop and Scan; for a local function, its name."""
+    """The nodes that contain it, outermost first: If, Loop and Scan; for a local function, its name."""
     module: str | None
     """Path of the torch module; empty for the model itself, None where the model holds no torch metadata of it."""
     classes: tuple[str, ...]
@@ -52,7 +52,7 @@ class Origin:
     made_by: str
     """The pass that made it; empty if it comes from the export."""
     replaced: tuple[str, ...]
-    """The source's nodes that it stands for, at most 8 of them; empty too if the pass only put it between others."""
+    """The source's nodes that it replaces, at most 8 of them; empty too if the pass only inserted it."""
     replaced_count: int
     changed_by: tuple[str, ...]
     """The passes that gave it other attributes or other constants since."""
@@ -124,7 +124,7 @@ def _proto_of(model: onnx.ModelProto | DetachedModel | str | Path) -> onnx.Model
 
 
 class _Nodes:
-    """All nodes of a model, inner ones behind the node that holds them, each with what it lies inside of."""
+    """All nodes of a model, inner ones behind the node that holds them, each with the nodes that contain it."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self._proto = proto
@@ -149,13 +149,15 @@ class _Nodes:
         if name in {tensor.name for tensor in self.stored}:
             return f"{name!r} is an initializer and no node makes it; `why_weights` says where it comes from"
         if name in {info.name for info in graph.input}:
-            which = _listed(readers)
+            which = _join_names(readers)
             return f"{name!r} is an input of the model and no node makes it; ask for a node that reads it: {which}"
         entries = (*(one for one, _ in self._all), *self.stored)
         made = [(known_as(one) if isinstance(one, NodeProto) else one.name, annotations_of(one)) for one in entries]
         heirs = [(marks.author, heir) for heir, marks in made if name in marks.replaced]
         if heirs:
-            return f"{name!r} is gone: {heirs[0][0]} made {_listed((heir for _, heir in heirs), 'and')} in its place"
+            return (
+                f"{name!r} is gone: {heirs[0][0]} made {_join_names((heir for _, heir in heirs), 'and')} in its place"
+            )
         kind, _, wanted = name.partition(":")
         if kind == "op":
             what, known = f"no {wanted} in this model", {one.op_type for one, _ in self._all}
@@ -168,7 +170,9 @@ class _Nodes:
             known = {handle for one, _ in self._all for handle in _handles(one)}
             known |= {tensor.name for tensor in self.stored}
         close = difflib.get_close_matches(wanted, sorted(known), n=NEAREST, cutoff=0.5)
-        return what + (f"; did you mean {_listed(map(repr, close))}?" if close else f" among {len(self._all)} nodes")
+        return what + (
+            f"; did you mean {_join_names(map(repr, close))}?" if close else f" among {len(self._all)} nodes"
+        )
 
     def origin(self, node: NodeProto, within: tuple[str, ...]) -> Origin:
         place, marks = module_path_of(node), annotations_of(node)
@@ -226,7 +230,7 @@ def _handles(node: NodeProto) -> tuple[str, ...]:
 
 
 def _paths(node: NodeProto) -> tuple[str, ...]:
-    """The torch modules that a node lies in; without the model itself, which holds them all."""
+    """The torch modules that contain a node, except the model itself, which contains all."""
     place = module_path_of(node)
     return tuple(path for path in place.paths if path) if place is not None else ()
 
@@ -242,6 +246,6 @@ def _code(frames: Iterable[str]) -> str:
     )
 
 
-def _listed(names: Iterable[str], word: str = "or") -> str:
+def _join_names(names: Iterable[str], word: str = "or") -> str:
     *first, last = list(names) or ["none"]
     return f"{', '.join(first)} {word} {last}" if first else last

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from passes.advisories.known import quarantines
+from passes.advisories.known import quarantined_by_entry
 from passes.context import open_context
 from passes.recipe.recipe import names_of
 from passes.recipe.user_passes import code_digest
@@ -178,7 +178,7 @@ class _Run:
             return made
 
         with self.stage("passes") as note:
-            self._depends_on(wishes, code_digest(names_of(wishes.recipe)), quarantines(wishes.skip))
+            self._depends_on(wishes, code_digest(names_of(wishes.recipe)), quarantined_by_entry(wishes.skip))
             found = self._load_or_make(note, OptimizeReport, make)
             self._tell(Optimized(found.passes, found.structures))
             note.detail = f"{len(found.passes)} steps, {found.nodes} nodes left"

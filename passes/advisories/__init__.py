@@ -1,16 +1,16 @@
 """What audits of the libraries have found: data, kept as text that a person can review. `passes.audit` finds it."""
 
 from passes.advisories.known import known_table, own_tables, tables_in, unsafe_names
-from passes.advisories.table import KINDS, ROUND_TRIP, UNSAFE, Entry, Finding, Table, table_of
+from passes.advisories.table import KINDS, ROUND_TRIP, UNSAFE, AuditEntry, AuditFinding, AuditTable, table_of
 from passes.advisories.text import parse, table_text
 
 __all__ = [
     "KINDS",
     "ROUND_TRIP",
     "UNSAFE",
-    "Entry",
-    "Finding",
-    "Table",
+    "AuditEntry",
+    "AuditFinding",
+    "AuditTable",
     "known_table",
     "own_tables",
     "parse",

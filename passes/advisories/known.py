@@ -1,4 +1,4 @@
-"""The tables that are accepted, of this release of onnxline and of a folder of the user's, and what goes by them."""
+"""The accepted tables, of this release of onnxline and of a user's folder; what is news, and what `unsafe` skips."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
-from passes.advisories.table import UNSAFE, Entry, Table, is_round_trip, mark_of, round_trips
+from passes.advisories.table import UNSAFE, AuditEntry, AuditTable, is_round_trip, mark_of, round_trips
 from passes.advisories.text import TITLE, parse
 from passes.errors import ModelError, PolicyError
 from passes.external.installed import library_versions
@@ -20,12 +20,12 @@ __all__ = [
     "News",
     "check_quarantine",
     "file_name",
+    "find_news",
     "is_quarantine",
     "known_table",
-    "news",
     "own_tables",
-    "quarantined",
-    "quarantines",
+    "quarantined_by_entry",
+    "quarantined_passes",
     "tables_in",
     "unsafe_names",
 ]
@@ -40,12 +40,12 @@ def file_name(library: str, version: str) -> str:
 
 
 @cache
-def own_tables() -> tuple[Table, ...]:
+def own_tables() -> tuple[AuditTable, ...]:
     """The tables that come with onnxline."""
     return tables_in(SHIPPED)
 
 
-def tables_in(folder: Path) -> tuple[Table, ...]:
+def tables_in(folder: Path) -> tuple[AuditTable, ...]:
     """Every table in `folder`, by file name: a text file whose first line says that it is one.
 
     Raises:
@@ -70,18 +70,18 @@ def _text(content: bytes, file: Path) -> str:
         raise ModelError(f"{file}, line {line}: not UTF-8; take tables as `onnxline audit` writes them") from error
 
 
-def known_table(tables: Iterable[Table], library: str, version: str) -> Table | None:
-    """The table of this very release, or else that of the latest one before it, or else the first after it."""
-    found = sorted((one for one in tables if one.distribution == library), key=lambda one: _order(one.version))
-    before = [one for one in found if _order(one.version) <= _order(version)]
-    return (before[-1:] or found[:1] or [None])[0]
+def known_table(tables: Iterable[AuditTable], library: str, version: str) -> AuditTable | None:
+    """The table of this release; else of the latest release before it; else of the first one after it."""
+    of_library = sorted((one for one in tables if one.distribution == library), key=lambda one: _order(one.version))
+    before = [one for one in of_library if _order(one.version) <= _order(version)]
+    return (before[-1:] or of_library[:1] or [None])[0]
 
 
 def _order(version: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in version.split("."))
 
 
-def unsafe_names(tables: Sequence[Table], versions: Mapping[str, str]) -> frozenset[str]:
+def unsafe_names(tables: Sequence[AuditTable], versions: Mapping[str, str]) -> frozenset[str]:
     """The passes with a finding that is unsafe, by the tables of the versions that are installed.
 
     What the library does to every model is no pass's fault, and no skip list can leave it out.
@@ -93,28 +93,28 @@ def unsafe_names(tables: Sequence[Table], versions: Mapping[str, str]) -> frozen
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Cases in which a pass does what is not accepted; one that the table has only the mark of is called `#MARK`."""
+    """Cases in which a pass does what is not accepted; a case of which only the mark is known is called `#MARK`."""
 
-    entry: Entry
+    entry: AuditEntry
     cases: tuple[str, ...]
     accepted: str
-    """The table that was compared with, `onnxoptimizer 0.4.2`; empty where none speaks of the library."""
+    """The table that was compared with, `onnxoptimizer 0.4.2`; empty where no table covers the library."""
 
 
-def news(tables: Iterable[Table], accepted: Sequence[Table]) -> tuple[News, ...]:
+def find_news(tables: Iterable[AuditTable], accepted: Sequence[AuditTable]) -> tuple[News, ...]:
     """Compare each table with the accepted one of its release, or of the one before: that is what an upgrade changes.
 
-    Reasons are not compared, since libraries reword what they say. Less than what is accepted is no news.
+    Reasons are not compared, since libraries reword their messages. Fewer cases than accepted are no news.
     """
     return tuple(
-        found for table in tables for found in _of(table, known_table(accepted, table.distribution, table.version))
+        found for table in tables for found in _news_of(table, known_table(accepted, table.distribution, table.version))
     )
 
 
-def _of(table: Table, accepted: Table | None) -> Iterator[News]:
+def _news_of(table: AuditTable, accepted: AuditTable | None) -> Iterator[News]:
     named = f"{accepted.distribution} {accepted.version}" if accepted else ""
     for entry in table.entries:
-        alike = [one for one in accepted.entries if _speaks_of(one, entry)] if accepted else []
+        alike = [one for one in accepted.entries if _covers(one, entry)] if accepted else []
         known = {mark for one in alike for mark in one.marks}
         cases = [(mark_of(case), case) for case in entry.cases] or [(mark, f"#{mark}") for mark in entry.marks]
         new = tuple(case for mark, case in cases if mark not in known)
@@ -122,31 +122,31 @@ def _of(table: Table, accepted: Table | None) -> Iterator[News]:
             yield News(entry, new, named)
 
 
-def _speaks_of(accepted: Entry, entry: Entry) -> bool:
-    """An entry of the pass itself, or of the library's round trip, whose cases are told of no other pass."""
+def _covers(accepted: AuditEntry, entry: AuditEntry) -> bool:
+    """Whether `accepted` is an entry of the same pass, or of the library's round trip, which is listed once for all."""
     return accepted.kind == entry.kind and accepted.name in (entry.name, *round_trips(entry.name))
 
 
 QUARANTINE: Final = "unsafe"
-"""The entry of a skip list; `unsafe:FOLDER` goes by the tables in a folder, and by ours for what these do not say."""
+"""The entry of a skip list; `unsafe:FOLDER` uses the tables in a folder, and ours for passes that they do not cover."""
 
 
 def is_quarantine(entry: str) -> bool:
     return entry == QUARANTINE or entry.startswith(f"{QUARANTINE}:")
 
 
-def quarantined(entry: str) -> frozenset[str]:
+def quarantined_passes(entry: str) -> frozenset[str]:
     """The full names of the passes that `entry` leaves out of this installation; empty for another entry.
 
     Raises:
         PolicyError, ModelError: there is no table in the folder, or one that cannot be read.
     """
-    return _quarantined(entry, _stamps(_folder(entry))) if is_quarantine(entry) else frozenset()
+    return _find_quarantined(entry, _stamps(_folder(entry))) if is_quarantine(entry) else frozenset()
 
 
-def quarantines(skip: Iterable[str]) -> dict[str, list[str]]:
-    """Entry of a skip list → the passes that it leaves out: what a result depends on, beside what the entry says."""
-    return {entry: sorted(quarantined(entry)) for entry in skip if is_quarantine(entry)}
+def quarantined_by_entry(skip: Iterable[str]) -> dict[str, list[str]]:
+    """Entry of a skip list → the passes that it leaves out. A result depends on them, and not only on the entry."""
+    return {entry: sorted(quarantined_passes(entry)) for entry in skip if is_quarantine(entry)}
 
 
 def check_quarantine(entry: str, used: Iterable[str], installed: Mapping[str, str] | None = None) -> None:
@@ -157,13 +157,13 @@ def check_quarantine(entry: str, used: Iterable[str], installed: Mapping[str, st
         installed: library → version; by default what is installed here.
 
     Raises:
-        PolicyError: no table of the installed release speaks of a pass, with the releases of which some do.
+        PolicyError: no table of the installed release covers a pass; names the releases whose tables do.
     """
     tables, installed = _tables(entry), library_versions() if installed is None else installed
     for name in used:
-        speaking = [one for one in tables if one.speaks_of(name) and one.distribution in installed]
-        if speaking and all(installed[one.distribution] != one.version for one in speaking):
-            library, known = speaking[0].distribution, ", ".join(one.version for one in speaking)
+        covering = [one for one in tables if one.covers(name) and one.distribution in installed]
+        if covering and all(installed[one.distribution] != one.version for one in covering):
+            library, known = covering[0].distribution, ", ".join(one.version for one in covering)
             raise PolicyError(
                 f"skip: {entry} goes by audits, and of {name} there is none for {library} {installed[library]}, only "
                 f"for {known}; run `onnxline audit --only {library} --out DIR`, review its table, and write "
@@ -172,12 +172,12 @@ def check_quarantine(entry: str, used: Iterable[str], installed: Mapping[str, st
 
 
 @lru_cache(maxsize=16)
-def _quarantined(entry: str, _: tuple[object, ...]) -> frozenset[str]:
+def _find_quarantined(entry: str, _: tuple[object, ...]) -> frozenset[str]:
     return unsafe_names(_tables(entry), library_versions())
 
 
 def _stamps(folder: str) -> tuple[object, ...]:
-    """What changes when a table in the folder is replaced; a skip list is asked of each pass anew."""
+    """The names, sizes and times of the folder's tables: the cache key, since each pass looks the skip list up."""
     files = sorted(Path(folder).glob("*.txt")) if folder else ()
     return tuple((file.name, file.lstat().st_size, file.lstat().st_ctime_ns) for file in files)
 
@@ -186,19 +186,19 @@ def _folder(entry: str) -> str:
     return entry.partition(":")[2]
 
 
-def _tables(entry: str) -> Sequence[Table]:
-    """Those of the folder that `entry` names, and what ours say beyond them."""
+def _tables(entry: str) -> Sequence[AuditTable]:
+    """The tables of the folder that `entry` names, and ours for the passes that those do not cover."""
     folder = _folder(entry)
     if not folder:
         return own_tables()
-    found = tables_in(Path(folder))
-    if not found:
+    listed = tables_in(Path(folder))
+    if not listed:
         raise PolicyError(f"{entry}: no table of an audit in {folder!r}; `onnxline audit --out DIR` writes them")
-    return (*found, *(_beyond(found, one) for one in own_tables()))
+    return (*listed, *(_without_passes_of(listed, one) for one in own_tables()))
 
 
-def _beyond(told: Sequence[Table], own: Table) -> Table:
-    """Our table, without the passes of which those of the same release speak."""
-    alike = [one for one in told if (one.distribution, one.version) == (own.distribution, own.version)]
-    names = tuple(name for name in own.names if not any(one.speaks_of(name) for one in alike))
+def _without_passes_of(listed: Sequence[AuditTable], own: AuditTable) -> AuditTable:
+    """Our table, without the passes that `listed` tables of the same release cover."""
+    alike = [one for one in listed if (one.distribution, one.version) == (own.distribution, own.version)]
+    names = tuple(name for name in own.names if not any(one.covers(name) for one in alike))
     return replace(own, names=names, entries=tuple(entry for entry in own.entries if entry.name in names))

@@ -1,4 +1,4 @@
-"""What an audit found of one release of a library, grouped: what a person reviews."""
+"""What an audit found in one release of a library, grouped so that a person can review it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = [
     "KINDS",
     "ROUND_TRIP",
     "UNSAFE",
-    "Entry",
-    "Finding",
-    "Table",
+    "AuditEntry",
+    "AuditFinding",
+    "AuditTable",
     "entry_of",
     "is_round_trip",
     "mark_of",
@@ -26,11 +26,11 @@ ROUND_TRIP: Final = "nop"
 """The pass that does nothing: what it does is what the library does to every model that it reads and writes."""
 
 DIGITS: Final = 5
-"""Of a mark: of 2,000 cases, two in a thousand new ones would be taken for one of them."""
+"""Hex digits of a mark: with 2,000 cases, two in a thousand new ones would be taken for one of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AuditEntry:
     """The cases in which a pass does one thing for one reason: a mark for each, sorted, and their names.
 
     A table that was read has no names for an entry of very many cases.
@@ -48,9 +48,12 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """`names` are the passes that were tried, `cases` the models by source; `judges` the versions that judged,
-    `unjudged` the cases of which no numbers could be, and `unread` the models that could not be read."""
+class AuditTable:
+    """The result of an audit of one release.
+
+    `names` are the passes that were tried and `cases` the number of models from each source. `judges` are the versions
+    of the tools that judged; they could compare no numbers on the `unjudged` cases, nor read the `unread` ones.
+    """
 
     distribution: str
     version: str
@@ -59,7 +62,7 @@ class Table:
     judges: Mapping[str, str] = field(default_factory=dict)
     unjudged: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[AuditEntry, ...] = ()
 
     def counts(self) -> dict[str, Counter[str]]:
         """Pass → kind → number of cases, for passes with any."""
@@ -68,7 +71,7 @@ class Table:
             found.setdefault(entry.name, Counter())[entry.kind] += entry.count
         return found
 
-    def speaks_of(self, name: str) -> bool:
+    def covers(self, name: str) -> bool:
         """Whether the pass was tried, alone or in its step."""
         return name in self.names or name.partition("/")[0] in self.names
 
@@ -77,27 +80,28 @@ def table_of(
     library: str,
     version: str,
     names: Iterable[str],
-    findings: Iterable[Finding],
+    findings: Iterable[AuditFinding],
     cases: Mapping[str, int],
     judges: Mapping[str, str],
     unjudged: Iterable[str] = (),
     unread: Iterable[str] = (),
-) -> Table:
-    """Group those of `findings` that speak of `names`, or of a pass inside of one.
+) -> AuditTable:
+    """Group the `findings` on `names`, or on a pass inside of one.
 
-    What `nop` does on a case too is the library's round trip, and told once, under `nop`.
+    What `nop` does on a case too is the library's round trip, and is listed once, under `nop`.
     """
     tried = set(names)
     mine = {one for one in findings if one.name in tried or one.name.partition("/")[0] in tried}
-    told = {(one.name, one.kind, one.case) for one in mine if is_round_trip(one.name)}
+    by_round_trip = {(one.name, one.kind, one.case) for one in mine if is_round_trip(one.name)}
     grouped: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for one in sorted(mine):
-        if is_round_trip(one.name) or told.isdisjoint((name, one.kind, one.case) for name in round_trips(one.name)):
+        same = ((name, one.kind, one.case) for name in round_trips(one.name))
+        if is_round_trip(one.name) or by_round_trip.isdisjoint(same):
             grouped[one.name, one.kind, one.why].append(one.case)
     entries = tuple(entry_of(*key, cases=found) for key, found in sorted(grouped.items()))
     facts = dict(sorted(cases.items())), dict(sorted(judges.items()))
     left = tuple(sorted(set(unjudged))), tuple(sorted(set(unread)))
-    return Table(library, version, tuple(sorted(tried | {one.name for one in mine})), *facts, *left, entries)
+    return AuditTable(library, version, tuple(sorted(tried | {one.name for one in mine})), *facts, *left, entries)
 
 
 def is_round_trip(name: str) -> bool:
@@ -105,21 +109,21 @@ def is_round_trip(name: str) -> bool:
 
 
 def round_trips(name: str) -> tuple[str, ...]:
-    """What stands for the round trip of a pass: `nop`, and `STEP/nop` for a step and the passes in it."""
+    """The names under which the round trip of a pass is listed: `nop`, and `STEP/nop` for a step and its passes."""
     return ROUND_TRIP, f"{name.partition('/')[0]}/{ROUND_TRIP}"
 
 
-def entry_of(name: str, kind: str, why: str, cases: Sequence[str]) -> Entry:
-    return Entry(name, kind, why, tuple(sorted(map(mark_of, cases))), tuple(cases))
+def entry_of(name: str, kind: str, why: str, cases: Sequence[str]) -> AuditEntry:
+    return AuditEntry(name, kind, why, tuple(sorted(map(mark_of, cases))), tuple(cases))
 
 
 def mark_of(case: str) -> str:
-    """5 hex digits that stand for a case where there are too many to name."""
+    """The 5 hex digits that identify a case in an entry with too many cases to name."""
     return hashlib.sha256(case.encode(errors="surrogatepass")).hexdigest()[:DIGITS]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Finding:
+class AuditFinding:
     """The pass `name` on the model `case`. `why` says more, in words that are the same on every machine.
 
     Args:

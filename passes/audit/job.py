@@ -17,8 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from passes.advisories import Finding, Table, table_of
-from passes.advisories.text import quoted
+from passes.advisories import AuditFinding, AuditTable, table_of
+from passes.advisories.text import to_one_line
 from passes.audit.cases import load_case
 from passes.audit.target import AuditTarget
 from passes.audit.trial import Trial
@@ -105,7 +105,7 @@ class AuditPlan:
         for start in range(0, len(self.cases), CHUNK):
             cases = list(self.cases[start : start + CHUNK])
             yield (
-                f"{quoted(cases[0])} … {quoted(cases[-1])}, {passes}",
+                f"{to_one_line(cases[0])} … {to_one_line(cases[-1])}, {passes}",
                 {
                     "cases": cases,
                     "subjects": names,
@@ -115,10 +115,10 @@ class AuditPlan:
                 },
             )
 
-    def tables(self, values: Iterable[Mapping[str, Any]]) -> tuple[Table, ...]:
+    def tables(self, values: Iterable[Mapping[str, Any]]) -> tuple[AuditTable, ...]:
         """A table for each library, of what the jobs returned."""
         done = list(values)
-        findings = [Finding(*one) for value in done for one in value["findings"]]
+        findings = [AuditFinding(*one) for value in done for one in value["findings"]]
         unjudged = {case for value in done for case in value["unjudged"]}
         unread = unread_of(done)
         tried = Counter(name.partition("/")[0] for name in self.cases if name not in unread)

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from passes.advisories import UNSAFE, Table
-from passes.advisories.text import quoted
+from passes.advisories import UNSAFE, AuditTable
+from passes.advisories.text import to_one_line
 from passes.audit.cases import Case, load_case
 from passes.audit.job import open_trial
 from passes.audit.target import AuditTarget
@@ -33,7 +33,7 @@ BUDGET_S: Final = 30.0
 """Seconds for making one model smaller."""
 
 
-def reproductions_of(tables: Iterable[Table], subjects: Iterable[AuditTarget]) -> Iterator[dict[str, Any]]:
+def reproductions_of(tables: Iterable[AuditTable], subjects: Iterable[AuditTarget]) -> Iterator[dict[str, Any]]:
     """Arguments of `reproduce`: one for each pass and kind of finding that deserves it.
 
     Node tests go before whole models, since they are small already.
@@ -83,7 +83,7 @@ def reproduce(
         small = _alone(DetachedModel(model, {}), given) if model is not given.model else given
         why = _shows(trial, small, tried, kind) or ["the whole model, with the inputs of its test"]
     file = _file(name, kind)
-    text = f"{name}: {kind}; {why[0]}\nfound on {quoted(case)}\n\n{_call(tried, file)}\n\n{graph_text(model)}\n"
+    text = f"{name}: {kind}; {why[0]}\nfound on {to_one_line(case)}\n\n{_call(tried, file)}\n\n{graph_text(model)}\n"
     return {"name": file, "model": base64.b64encode(model.SerializeToString()).decode(), "text": text}
 
 

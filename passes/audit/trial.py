@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from passes.advisories import UNSAFE, Finding
+from passes.advisories import UNSAFE, AuditFinding
 from passes.advisories.table import round_trips
 from passes.audit.attempts import LARGEST, PassAttempt
 from passes.audit.cases import Case
@@ -15,7 +15,7 @@ from passes.audit.judge import READY, Result, larger
 from passes.audit.metadata_probe import add_marks
 from passes.audit.target import AuditTarget
 from passes.errors import StepCrashed, StepTimedOut
-from passes.run.narrow import culprits
+from passes.run.narrow import minimal_culprits
 from passes.worker.client import Worker
 
 __all__ = ["CaseOutcome", "Trial", "attribute_to_inner"]
@@ -29,7 +29,7 @@ JUDGE: Final = "passes.audit.judge:judge"
 class CaseOutcome:
     """What came of one case. `unjudged` says why its numbers cannot be looked at; empty where they can."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     unjudged: str = ""
 
 
@@ -48,16 +48,16 @@ class Trial:
         return CaseOutcome(findings, outcome.unjudged)
 
     def _tried(self, case: Case, subjects: Sequence[AuditTarget]) -> CaseOutcome:
-        findings: list[Finding] = []
+        findings: list[AuditFinding] = []
         results: dict[Result, list[str]] = {}
         for attempt, failure in self._attempts(case, subjects):
             name = subjects[attempt.place].name
-            findings += [Finding(name, kind, case.name, why) for kind, why in _found(attempt, failure, case)]
+            findings += [AuditFinding(name, kind, case.name, why) for kind, why in _found(attempt, failure, case)]
             if attempt.model and not failure:
                 results.setdefault(Result(attempt.model, attempt.changed), []).append(name)
         unjudged, verdicts = self._judged(case, list(results))
         for names, verdict in zip(results.values(), verdicts, strict=True):
-            findings += [Finding(name, kind, case.name, why) for name in names for kind, why in verdict.items()]
+            findings += [AuditFinding(name, kind, case.name, why) for name in names for kind, why in verdict.items()]
         return CaseOutcome(tuple(dict.fromkeys(findings)), unjudged)
 
     def _attempts(self, case: Case, subjects: Sequence[AuditTarget]) -> Iterator[tuple[PassAttempt, str]]:
@@ -135,8 +135,10 @@ MOST: Final = 3
 
 
 def attribute_to_inner(
-    findings: Sequence[Finding], subjects: Sequence[AuditTarget], tried: Callable[[AuditTarget], Sequence[Finding]]
-) -> tuple[Finding, ...]:
+    findings: Sequence[AuditFinding],
+    subjects: Sequence[AuditTarget],
+    tried: Callable[[AuditTarget], Sequence[AuditFinding]],
+) -> tuple[AuditFinding, ...]:
     """The findings on one case, where a bad one of a step is that of the smallest set of passes without which the step
     does nothing bad. It stays the step's own where there is no such set.
 
@@ -154,16 +156,16 @@ def attribute_to_inner(
     return tuple(told for one in findings for told in _told(one, at_fault.get(one.name, ())))
 
 
-def _culprits(subject: AuditTarget, tried: Callable[[AuditTarget], Sequence[Finding]]) -> tuple[str, ...]:
+def _culprits(subject: AuditTarget, tried: Callable[[AuditTarget], Sequence[AuditFinding]]) -> tuple[str, ...]:
     def is_good(left_out: tuple[str, ...]) -> bool:
         found = tried(replace(subject, left_out=left_out))
         return not any(one.kind in NARROWED for one in found)
 
-    found = culprits(subject.inner, (), is_good) or ()
+    found = minimal_culprits(subject.inner, (), is_good) or ()
     return found if len(found) <= MOST else ()
 
 
-def _told(one: Finding, at_fault: Sequence[str]) -> Iterator[Finding]:
+def _told(one: AuditFinding, at_fault: Sequence[str]) -> Iterator[AuditFinding]:
     if one.kind in NARROWED and at_fault:
         yield from (replace(one, name=f"{one.name}/{bare}") for bare in at_fault)
     else:

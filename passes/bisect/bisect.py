@@ -91,7 +91,7 @@ def _culprit(guilty: Guilty, inner: Inner, fault: Fault, repeats: bool) -> Culpr
     return Culprit(
         step=guilty.step.name,
         source=guilty.step.source,
-        inner=inner.doer,
+        inner=inner.primary_culprit,
         others=inner.others,
         place=guilty.place + 1,
         turn=guilty.turn,

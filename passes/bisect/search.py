@@ -11,7 +11,7 @@ from passes.bisect.replay import Made, Runs, Stretch, route
 from passes.errors import StepTimedOut
 from passes.model.canonical import canonical_digest
 from passes.policy.known_passes import DESTROYS
-from passes.run.narrow import culprits, doer
+from passes.run.narrow import minimal_culprits, primary_culprit
 from passes.step import Repeat, Step
 from passes.weights.detached import DetachedModel
 
@@ -122,9 +122,9 @@ def _observe(fault: Fault, before: DetachedModel, made: Made) -> Sighting | None
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """`doer` has done it; `others` would, were it left out. Empty if the step cannot be narrowed."""
+    """`primary_culprit` has done it; `others` would, were it left out. Empty if the step cannot be narrowed."""
 
-    doer: str = ""
+    primary_culprit: str = ""
     others: tuple[str, ...] = ()
 
 
@@ -154,8 +154,8 @@ def find_inner(guilty: Guilty, fault: Fault, runs: Runs) -> Inner:
         return canonical_digest(made.model) == canonical_digest(guilty.made.model)
 
     suspects = [name for name, destroyed in DESTROYS.items() if set(fault.kinds) & set(destroyed)]
-    found = culprits(step.inner(runs.bench), suspects or step.suspects, is_good)
+    found = minimal_culprits(step.inner(runs.bench), suspects or step.suspects, is_good)
     if found is None:
         return Inner()
-    one = doer(found, does_the_same)
+    one = primary_culprit(found, does_the_same)
     return Inner(one, tuple(name for name in found if name != one))

@@ -100,9 +100,11 @@ class _Search:
 
 def _focus(step: Step, inner: Inner, runs: Runs) -> Step | None:
     """The step with no other passes inside than the one at fault, beside its fixed stages; None if it has none."""
-    if not step.is_composite or not inner.doer:
+    if not step.is_composite or not inner.primary_culprit:
         return None
-    return step.without([name for name in step.inner(runs.bench) if name not in (inner.doer, *step.suspects)])
+    return step.without(
+        [name for name in step.inner(runs.bench) if name not in (inner.primary_culprit, *step.suspects)]
+    )
 
 
 def _as_named(source: DetachedModel, made: DetachedModel) -> DetachedModel:

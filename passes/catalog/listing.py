@@ -13,7 +13,7 @@ from passes.external import onnxoptimizer
 from passes.policy.known_passes import DESTROYS, groups_of
 from passes.recipe.defaults import TORCH_RECIPE
 from passes.recipe.recipe import OWN_STEPS
-from passes.recipe.user_passes import installed
+from passes.recipe.user_passes import installed_passes
 from passes.step import Step
 
 __all__ = ["Entry", "Runs", "catalog", "pass_names", "rows_of"]
@@ -106,7 +106,7 @@ def _announced() -> list[Entry]:
             "values",
             groups_of(name),
         )
-        for name, point in installed().items()
+        for name, point in installed_passes().items()
     ]
 
 

@@ -10,7 +10,7 @@ from onnx import GraphProto, ModelProto, NodeProto
 
 from passes.graph.traversal import every_graph
 
-__all__ = ["ShortNames", "name_again", "number", "quote_own_names"]
+__all__ = ["ShortNames", "number_nodes", "quote_own_names", "restore_names"]
 
 
 class ShortNames:
@@ -28,13 +28,13 @@ class ShortNames:
     def restore(self, graph: GraphProto) -> None:
         """Give the values of `graph`, which was made of the first one, their names back. New values keep the names that
         they have, unless another has it."""
-        _rename(graph, self._restored)
+        _rename(graph, self._restore_name)
 
     def quote_own_names(self, message: str) -> str:
         """What a library says about the graph, with the names that its values have outside."""
         return re.sub(r"\bv\d+\b", lambda short: self._full.get(short[0], short[0]), message)
 
-    def _restored(self, short: str) -> str:
+    def _restore_name(self, short: str) -> str:
         if short not in self._full:
             free = short
             while free in self._short:
@@ -44,26 +44,26 @@ class ShortNames:
         return self._full[short]
 
 
-def _rename(graph: GraphProto, renamed: Callable[[str], str]) -> None:
+def _rename(graph: GraphProto, rename: Callable[[str], str]) -> None:
     for one in every_graph(graph):
         for node in one.node:
             for names in (node.input, node.output):
-                names[:] = [renamed(name) if name else "" for name in names]
+                names[:] = [rename(name) if name else "" for name in names]
         for named in (one.input, one.output, one.value_info, one.initializer):
             for entry in named:
-                entry.name = renamed(entry.name)
+                entry.name = rename(entry.name)
         for sparse in one.sparse_initializer:
-            sparse.values.name = renamed(sparse.values.name)
+            sparse.values.name = rename(sparse.values.name)
         for annotation in one.quantization_annotation:
-            annotation.tensor_name = renamed(annotation.tensor_name)
+            annotation.tensor_name = rename(annotation.tensor_name)
             for parameter in annotation.quant_parameter_tensor_names:
-                parameter.value = renamed(parameter.value)
+                parameter.value = rename(parameter.value)
 
 
 NUMBERED: Final = "onnxline.node/"
 
 
-def number(model: ModelProto) -> list[str]:
+def number_nodes(model: ModelProto) -> list[str]:
     """Name each node by its place, in place; returns the names that they had.
 
     What is carried across a pass anyway goes, since it takes longer to read than many a pass to run.
@@ -78,7 +78,7 @@ def number(model: ModelProto) -> list[str]:
     return names
 
 
-def name_again(made: ModelProto, names: Sequence[str], source: Sequence[NodeProto]) -> None:
+def restore_names(made: ModelProto, names: Sequence[str], source: Sequence[NodeProto]) -> None:
     """Give the nodes of `made` their `names`, where those are numbers the names of the `source` nodes."""
     for node, name in zip(made.graph.node, names, strict=True):
         place = name.removeprefix(NUMBERED)
@@ -88,9 +88,9 @@ def name_again(made: ModelProto, names: Sequence[str], source: Sequence[NodeProt
 def quote_own_names(message: str, source: Sequence[NodeProto]) -> str:
     """What a library says of a numbered model, with the names that its nodes have in `source`."""
 
-    def find_name(number: re.Match[str]) -> str:
-        place = int(number[1])
+    def find_name(number_nodes: re.Match[str]) -> str:
+        place = int(number_nodes[1])
         node = source[place] if place < len(source) else NodeProto()
-        return next((name for name in (node.name, *node.output) if name), number[0])
+        return next((name for name in (node.name, *node.output) if name), number_nodes[0])
 
     return re.sub(rf"{re.escape(NUMBERED)}(\d+)", find_name, message)

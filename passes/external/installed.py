@@ -1,4 +1,4 @@
-"""What the installed releases of the libraries have, and clear words about what they do not have."""
+"""Passes and options of the installed releases of the libraries, and clear errors for those that they do not have."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def ask(bench: PassContext, function: Function, step: str, **arguments: Any) -> Any:
-    """What `function`, run in the worker, says that the installed release has.
+    """Ask the worker for what the installed release has; `function` runs there and returns it.
 
     Raises:
-        PolicyError: the library cannot be asked; without its names it cannot be told what to leave out.
+        PolicyError: the library cannot be asked; its passes cannot be left out without their names.
     """
     try:
         return bench.worker.ask(function, within_s=LISTING_S, **arguments)
     except StepFailed as failure:
         raise PolicyError(
-            f"{step} cannot be asked for its passes, so it cannot be told what to skip: {failure}"
+            f"{step} cannot be asked for its passes, so none of them can be skipped: {failure}"
         ) from failure
 
 
@@ -107,7 +107,7 @@ def find_wrong_value(hints: Callable[[], Mapping[str, Any]], options: Mapping[st
 
 
 def texts(options: Mapping[str, Any], key: str, step: str) -> list[str]:
-    """The option `key` of a step as a list of names; empty when it is not given.
+    """The option `key` of a step as a list of names; empty where the option is absent.
 
     Raises:
         PolicyError: it is something else.

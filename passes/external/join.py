@@ -1,4 +1,4 @@
-"""Put what passes have made of pieces of a graph in the place of these pieces."""
+"""Put optimized pieces back into the graph from which they were cut."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from passes.graph.traversal import sort_nodes
 
-__all__ = ["Joined", "borrow", "let_in", "let_out"]
+__all__ = ["ModelAssembler", "borrow", "let_in", "let_out"]
 
 DOMAIN: Final = "onnxline"
 ENTERS: Final = "Enters"
@@ -28,7 +28,7 @@ def let_in(piece: ModelProto, name: str) -> None:
 
 
 def borrow(piece: ModelProto, constant: NodeProto) -> None:
-    """Show a piece a Constant that lies outside of it."""
+    """Add a copy of a Constant from outside to a piece."""
     copy = piece.graph.node.add()
     copy.CopyFrom(constant)
     copy.name = f"{BORROWED}{constant.output[0]}"
@@ -41,14 +41,14 @@ def let_out(piece: ModelProto, name: str) -> None:
     piece.graph.node.add(domain=DOMAIN, op_type=LEAVES, name=name, input=[name], output=[outside])
 
 
-class Joined:
-    """A model in the making: `source`, with nodes and initializers replaced."""
+class ModelAssembler:
+    """Builds a model from `source` by replacing nodes and initializers."""
 
     def __init__(self, source: ModelProto) -> None:
         self._source = source
         graph = source.graph
         self._nodes: list[list[NodeProto]] = [[node] for node in graph.node]
-        """By place in the source, the nodes that now stand there."""
+        """By place in the source, the nodes that are there now."""
         self._stored = {tensor.name: tensor for tensor in graph.initializer}
         self._dropped: set[str] = set()
         self._infos: dict[str, ValueInfoProto] = {info.name: info for info in graph.value_info}

@@ -11,12 +11,20 @@ import onnx
 
 from passes.context import PassContext
 from passes.errors import StepFailed
-from passes.external.call_names import ShortNames, name_again, number, quote_own_names
-from passes.external.pieces import Pieces, can_be_cut
+from passes.external.call_names import ShortNames, number_nodes, quote_own_names, restore_names
+from passes.external.pieces import GraphPieces, can_be_cut
 from passes.step import Step
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Changed", "OnnxOptimizerPass", "OnnxOptimizerPasses", "available", "default_set", "optimize", "passes_of"]
+__all__ = [
+    "OnnxOptimizerPass",
+    "OnnxOptimizerPasses",
+    "PassOutput",
+    "available",
+    "default_set",
+    "optimize",
+    "passes_of",
+]
 
 NAME: Final = "onnxoptimizer"
 
@@ -73,18 +81,19 @@ def _apply(names: Sequence[str], model: DetachedModel, bench: PassContext) -> De
     """A new model, or the very same object when the passes change nothing."""
     nodes = model.proto.graph.node
     try:
-        changed: Changed | None = bench.worker.call(optimize, model=_numbered(model.proto, bench), names=list(names))
+        source = _serialize_numbered(model.proto, bench)
+        output: PassOutput | None = bench.worker.call(optimize, model=source, names=list(names))
     except StepFailed as failure:
         failure.args = (quote_own_names(str(failure), nodes),)
         raise
-    if changed is None:
+    if output is None:
         return model
-    made = onnx.load_from_string(changed.model)
-    name_again(made, changed.names, nodes)
+    made = onnx.load_from_string(output.model)
+    restore_names(made, output.names, nodes)
     return model.with_proto(made)
 
 
-def _numbered(proto: onnx.ModelProto, bench: PassContext) -> bytes:
+def _serialize_numbered(proto: onnx.ModelProto, bench: PassContext) -> bytes:
     """The model with numbered nodes, serialized; a model is known again by identity."""
     remembered: list[tuple[onnx.ModelProto, bytes]] = bench.cache.setdefault(NAME, [])
     for known, content in remembered:
@@ -92,48 +101,48 @@ def _numbered(proto: onnx.ModelProto, bench: PassContext) -> bytes:
             return content
     numbered = onnx.ModelProto()
     numbered.CopyFrom(proto)
-    number(numbered)
+    number_nodes(numbered)
     remembered[:] = [*remembered, (proto, numbered.SerializeToString())][-REMEMBERED:]
     return remembered[-1][1]
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class PassOutput:
     """What passes made: a serialized model with numbered nodes, and the names that these had."""
 
     model: bytes
     names: Sequence[str]
 
 
-def optimize(desk: dict[str, Any], model: bytes, names: Sequence[str]) -> Changed | None:
+def optimize(desk: dict[str, Any], model: bytes, names: Sequence[str]) -> PassOutput | None:
     """In the worker: what `names` make of a serialized `model` with numbered nodes, in one call; None for no change."""
-    remembered: dict[bytes, _Prepared] = desk.setdefault(NAME, {})
-    prepared = remembered.pop(model, None) or _Prepared.read(model)
+    remembered: dict[bytes, _PreparedModel] = desk.setdefault(NAME, {})
+    prepared = remembered.pop(model, None) or _PreparedModel.read(model)
     remembered[model] = prepared
     made = prepared.run(names)
     found = None
     if made is not None:
-        following, its_names = prepared.restored(made)
+        following, its_names = prepared.prepare_next(made)
         remembered[following.source] = following  # most are sound, so the next pass is given this one
-        found = Changed(following.source, its_names)
+        found = PassOutput(following.source, its_names)
     for forgotten in list(remembered)[:-REMEMBERED]:
         del remembered[forgotten]
     return found
 
 
-class _Prepared:
+class _PreparedModel:
     """A model as the library is given it: with short names, in bytes."""
 
     def __init__(self, source: bytes, short: ShortNames, proto: onnx.ModelProto, *, is_written: bool) -> None:
         self.source = source
         self._short = short
         self._bytes = proto.SerializeToString()
-        self._pieces = Pieces(proto, self._optimize) if can_be_cut(proto) else None
+        self._pieces = GraphPieces(proto, self._optimize) if can_be_cut(proto) else None
         self._is_written = is_written
         """Whether it is in the form in which the library writes a model."""
 
     @classmethod
-    def read(cls, source: bytes) -> _Prepared:
+    def read(cls, source: bytes) -> _PreparedModel:
         proto = onnx.load_from_string(source)
         return cls(source, ShortNames(proto.graph), proto, is_written=False)
 
@@ -162,12 +171,12 @@ class _Prepared:
             error.args = (self._short.quote_own_names(str(error)),)
             raise
 
-    def restored(self, made: bytes) -> tuple[_Prepared, Sequence[str]]:
+    def prepare_next(self, made: bytes) -> tuple[_PreparedModel, Sequence[str]]:
         """What passes have made, ready for the next one, with the names that values have outside; and the names that
         its nodes had."""
         proto = onnx.load_from_string(made)
-        names = number(proto)
+        names = number_nodes(proto)
         full = onnx.ModelProto()
         full.CopyFrom(proto)
         self._short.restore(full.graph)
-        return _Prepared(full.SerializeToString(), self._short, proto, is_written=True), names
+        return _PreparedModel(full.SerializeToString(), self._short, proto, is_written=True), names

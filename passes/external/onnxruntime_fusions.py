@@ -130,12 +130,12 @@ def facts() -> dict[str, dict[str, Any]]:
     found = {}
     for family in MODEL_TYPES:
         flags = vars(fusion_options.FusionOptions(family))
-        named = {name: list(_named(name)) for name in ENUMS if name in flags}
+        named = {name: list(_values_by_name(name)) for name in ENUMS if name in flags}
         found[family] = {**flags, **named}
     return found
 
 
-def _named(flag: str) -> dict[str, Any]:
+def _values_by_name(flag: str) -> dict[str, Any]:
     """The values of a flag by name."""
     from onnxruntime.transformers import fusion_options
 
@@ -150,7 +150,7 @@ def fuse(source: str, target: str, options: dict[str, Any]) -> None:
     flags = options.pop("flags")
     chosen = FusionOptions(options["model_type"])
     for name, value in flags.items():
-        setattr(chosen, name, _named(name)[value] if name in ENUMS else value)
+        setattr(chosen, name, _values_by_name(name)[value] if name in ENUMS else value)
     fused = optimize_model(source, optimization_options=chosen, use_gpu=False, **options).model
     declared = {entry.domain for entry in fused.opset_import}
     if CONTRIB not in declared and any(node.domain == CONTRIB for node in fused.graph.node):

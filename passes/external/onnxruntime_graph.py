@@ -45,11 +45,11 @@ class OnnxRuntimeGraph(CompositeStep):
     source: str = field(default="onnxruntime", init=False)
 
     def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
-        options = {"level": self.level, "disabled": [*self._disabled(), *self.left_out]}
+        options = {"level": self.level, "disabled": [*self._disabled_names(), *self.left_out]}
         return through_files(model, bench, optimize, options)
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
-        disabled = {*self._disabled(), *self.left_out}
+        disabled = {*self._disabled_names(), *self.left_out}
         return tuple(name for name in self._names(bench) if name not in disabled)
 
     def check(self, bench: PassContext) -> None:
@@ -59,10 +59,10 @@ class OnnxRuntimeGraph(CompositeStep):
             PolicyError: an unknown level or optimizer, with the nearest.
         """
         refuse_unknown([self.level], LEVELS, "onnxruntime has no optimization level")
-        if self._disabled():
-            refuse_unknown(self._disabled(), self._names(bench), f"onnxruntime at level {self.level} has no")
+        if self._disabled_names():
+            refuse_unknown(self._disabled_names(), self._names(bench), f"onnxruntime at level {self.level} has no")
 
-    def _disabled(self) -> list[str]:
+    def _disabled_names(self) -> list[str]:
         return texts({"disabled_optimizers": self.disabled_optimizers}, "disabled_optimizers", self.name)
 
     def _names(self, bench: PassContext) -> list[str]:
@@ -77,10 +77,10 @@ def facts(level: str) -> dict[str, list[str]]:
     Transformers are read from the log of a session. Some of what the log names cannot be left out (the insertion of
     Casts and copies): what still runs when all are disabled. Rules do not appear in the log and come from `RULES`.
     """
-    logged = _logged(level, ())
+    logged = _find_logged_transformers(level, ())
     if not logged:
         raise RuntimeError("its log names no graph transformer")
-    fixed = set(_logged(level, logged))
+    fixed = set(_find_logged_transformers(level, logged))
     transformers = [name for name in logged if name not in fixed]
     rules = [rule for group in RULES if group in transformers for rule in RULES[group]]
     groups = [name for name in transformers if name in RULES]
@@ -123,7 +123,7 @@ def _settings(level: str) -> Any:
     return settings
 
 
-def _logged(level: str, disabled: Sequence[str]) -> list[str]:
+def _find_logged_transformers(level: str, disabled: Sequence[str]) -> list[str]:
     """The graph transformers that a session at `level` names in its log, each once."""
     import onnxruntime
 
@@ -132,7 +132,7 @@ def _logged(level: str, disabled: Sequence[str]) -> list[str]:
     )
     settings = _settings(level)
     settings.log_severity_level = INFO
-    with _stderr() as log:
+    with _capture_stderr() as log:
         onnxruntime.InferenceSession(
             model.SerializeToString(),
             settings,
@@ -143,7 +143,7 @@ def _logged(level: str, disabled: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def _stderr() -> Iterator[list[str]]:
+def _capture_stderr() -> Iterator[list[str]]:
     """What native code writes to standard error inside the block, as the one item of the list."""
     written: list[str] = []
     sys.stderr.flush()

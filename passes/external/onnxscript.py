@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from passes.context import PassContext
 from passes.external.installed import ask, refuse_unknown, refuse_wrong_values, texts
-from passes.external.onnxscript_rules import matching_in_linear_time, rebound
+from passes.external.onnxscript_rules import matching_in_linear_time, rebind
 from passes.external.through_ir import through_ir
 from passes.step import CompositeStep
 from passes.weights.detached import DetachedModel
@@ -90,7 +90,7 @@ def optimize(model: ir.Model, options: Mapping[str, Any]) -> None:
     import onnx_ir
     import onnxscript.optimizer
 
-    class Nothing(onnx_ir.passes.InPlacePass):
+    class DoNothingPass(onnx_ir.passes.InPlacePass):
         """Takes the place of a pass that is left out."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
@@ -105,7 +105,7 @@ def optimize(model: ir.Model, options: Mapping[str, Any]) -> None:
         given["onnx_shape_inference"] = False
     stages = [STAGES[name] for name in left_out if name in STAGES]
     with (
-        rebound((importlib.import_module(module), kind, Nothing) for module, kind in stages),
+        rebind((importlib.import_module(module), kind, DoNothingPass) for module, kind in stages),
         matching_in_linear_time(),
     ):
         onnxscript.optimizer.optimize(model, **given)
@@ -130,7 +130,7 @@ class OnnxScriptRewrites(CompositeStep):
         return through_ir(model, bench, rewrite, options)
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
-        known = self._known(bench)
+        known = self._known_rules(bench)
         names = [name for entry in self.rules for name in known[entry]]
         return tuple(name for name in dict.fromkeys(names) if name not in self.left_out)
 
@@ -141,9 +141,9 @@ class OnnxScriptRewrites(CompositeStep):
             PolicyError: naming the nearest.
         """
         if self.rules != type(self)().rules:
-            self._known(bench)
+            self._known_rules(bench)
 
-    def _known(self, bench: PassContext) -> dict[str, list[str]]:
+    def _known_rules(self, bench: PassContext) -> dict[str, list[str]]:
         texts({"rules": self.rules}, "rules", self.name)
         known = ask(bench, facts, self.name)
         refuse_unknown(self.rules, known, f"{self.name} has no rule or set")

@@ -14,7 +14,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
-__all__ = ["fusion_sets", "fusions_without", "matching_in_linear_time", "rebound", "rule_sets"]
+__all__ = ["fusion_sets", "fusions_without", "matching_in_linear_time", "rebind", "rule_sets"]
 
 FUSIONS: Final[Mapping[str, tuple[str, str]]] = {
     "ort_fusions": ("onnxscript.rewriter.ort_fusions", "optimize_for_ort"),
@@ -77,7 +77,7 @@ def fusions_without(entry: str, left_out: frozenset[str]) -> Iterator[Callable[[
     if hasattr(module, PATTERNS):
         rules = enumerate(getattr(module, PATTERNS))
         names.append((module, PATTERNS, [rule for at, rule in rules if _own_name(rule, at) not in left_out]))
-    with rebound(names):
+    with rebind(names):
         yield getattr(importlib.import_module(FUSIONS[entry][0]), FUSIONS[entry][1])
 
 
@@ -98,7 +98,7 @@ def matching_in_linear_time() -> Iterator[None]:
                 return module._basics.MatchResult().fail("The node is of another operator.")
         return match(self, model, graph, node, **options)
 
-    with rebound([(matcher, "match", match_where_possible)]):
+    with rebind([(matcher, "match", match_where_possible)]):
         yield
 
 
@@ -139,7 +139,7 @@ def _own_name(rule: Any, at: int) -> str:
 
 
 @contextmanager
-def rebound(names: Iterable[tuple[ModuleType | type, str, Any]]) -> Iterator[None]:
+def rebind(names: Iterable[tuple[ModuleType | type, str, Any]]) -> Iterator[None]:
     """Inside the block, each (module or class, name) is bound to another value. Not for more than one thread."""
     before: list[tuple[ModuleType | type, str, Any]] = []
     try:

@@ -86,7 +86,11 @@ class OnnxSim(CompositeStep):
 
     def inner(self, bench: PassContext) -> tuple[str, ...]:
         known = _facts(bench)
-        names = (*known["passes"], *self._named("extra_optimizers", (*known["passes"], *known["extra"])), *STAGES)
+        names = (
+            *known["passes"],
+            *self._check_pass_names("extra_optimizers", (*known["passes"], *known["extra"])),
+            *STAGES,
+        )
         return tuple(name for name in names if name not in self.left_out)
 
     def extras(self, bench: PassContext) -> tuple[str, ...]:
@@ -110,11 +114,11 @@ class OnnxSim(CompositeStep):
         for name in self.options:
             if name not in known["options"]:
                 raise PolicyError(f"onnxsim.simplify has no option {name!r}{nearest(name, known['options'])}")
-        self._named("skipped_optimizers", known["passes"])
-        self._named("extra_optimizers", (*known["passes"], *known["extra"]))
+        self._check_pass_names("skipped_optimizers", known["passes"])
+        self._check_pass_names("extra_optimizers", (*known["passes"], *known["extra"]))
         refuse_wrong_values(bench, hints, self.name, self.options)
 
-    def _named(self, option: str, known: Sequence[str]) -> Sequence[str]:
+    def _check_pass_names(self, option: str, known: Sequence[str]) -> Sequence[str]:
         """The passes that `option` names, all of them known. Raises PolicyError as `check` does."""
         names = self.options.get(option, [])
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
@@ -146,13 +150,15 @@ def every_pass() -> list[str]:
     native = sys.modules[NATIVE]
     arguments = dict.fromkeys(NATIVE_ARGUMENTS)
     try:  # the first call registers some of them
-        native.simplify(native.ModelExecutor(), _nothing(), None, False, False, tensor_size_threshold=0, **arguments)
+        native.simplify(
+            native.ModelExecutor(), _trivial_model(), None, False, False, tensor_size_threshold=0, **arguments
+        )
     except TypeError:  # a release whose extension module takes other arguments
         return [*facts()["passes"], *facts()["extra"]]
     return [*native._list_optimizers(), *native._list_other_optimizers()]
 
 
-def _nothing() -> bytes:
+def _trivial_model() -> bytes:
     """A model in which there is nothing to simplify."""
     text = '<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg(x)}'
     return onnx.parser.parse_model(text).SerializeToString()
@@ -168,7 +174,7 @@ def facts() -> dict[str, list[str]]:
     onnxsim = import_onnxsim()
     native = importlib.import_module(NATIVE)
 
-    onnxsim.simplify(onnx.load_from_string(_nothing()))
+    onnxsim.simplify(onnx.load_from_string(_trivial_model()))
     options = [name for name in inspect.signature(onnxsim.simplify).parameters if name not in OWN_ARGUMENTS]
     others = native._list_other_optimizers()
     known = [*native._list_optimizers(), *(name for name in others if name in RUN_UNLISTED)]

@@ -77,14 +77,14 @@ def simplify_detached(
     folds = not options.get("skip_constant_folding", False)
     before = canonical_digest(model)
     for _ in range(ROUNDS):
-        whole = _read_for_themselves(model, attention="fuse_attention" not in skipped)
+        with_data = _weights_to_send(model, attention="fuse_attention" not in skipped)
         result = bench.worker.call(
             simplify_references,
-            model=_with_references(model, whole).SerializeToString(),
+            model=_with_references(model, with_data).SerializeToString(),
             folder=str(bench.folder),
             options=own,
         )
-        model = _resolved(onnx.load_from_string(result), model)
+        model = _resolve_references(onnx.load_from_string(result), model)
         for name in COMPARING:
             if name not in skipped:
                 model = OnnxOptimizerPass(name).apply(model, bench)
@@ -119,8 +119,8 @@ def import_onnxsim() -> ModuleType:
     return onnxsim
 
 
-def _with_references(model: DetachedModel, whole: Collection[str]) -> onnx.ModelProto:
-    """A copy of `model` with its large weights as references, but for those in `whole`, which hold their data."""
+def _with_references(model: DetachedModel, with_data: Collection[str]) -> onnx.ModelProto:
+    """A copy of `model` with its large weights as references, but for those in `with_data`, which hold their data."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     for node in proto.graph.node:
@@ -129,7 +129,7 @@ def _with_references(model: DetachedModel, whole: Collection[str]) -> onnx.Model
         weight = model.weight(tensor)
         if weight is None:
             continue
-        if (weight.data.nbytes < LARGE and not weight.unread) or tensor.name in whole:
+        if (weight.data.nbytes < LARGE and not weight.unread) or tensor.name in with_data:
             inline(tensor, weight.data)
             continue
         numbers = getattr(tensor, TYPED_FIELDS[tensor.data_type])
@@ -141,7 +141,7 @@ def _with_references(model: DetachedModel, whole: Collection[str]) -> onnx.Model
     return proto
 
 
-def _resolved(proto: onnx.ModelProto, model: DetachedModel) -> DetachedModel:
+def _resolve_references(proto: onnx.ModelProto, model: DetachedModel) -> DetachedModel:
     """`proto` with stand-ins in place of references; their shape may have been changed, their bytes are the same."""
     known = dict(model.weights)
     by_numbers = {(data_type, numbers): weight for (_, data_type, numbers), weight in known.items()}
@@ -173,14 +173,14 @@ def _leave_unread_again(proto: onnx.ModelProto, model: DetachedModel) -> None:
             tensor.CopyFrom(before)
 
 
-def _read_for_themselves(model: DetachedModel, *, attention: bool) -> frozenset[str]:
+def _weights_to_send(model: DetachedModel, *, attention: bool) -> frozenset[str]:
     """Initializers whose values a pass of onnxsim may read; with `attention`, those that fuse_attention would join.
 
     Raises:
         StepFailed: they are to stay unread, and too large to send.
     """
     graph, unread = model.proto.graph, frozenset(model.unread())
-    names = _read_in(graph, attention=attention, sparing=bool(unread))
+    names = _names_to_send(graph, attention=attention, skips_concat=bool(unread))
     weights = [model.weight(tensor) for tensor in graph.initializer if tensor.name in names & unread]
     total = sum(weight.data.nbytes for weight in weights if weight is not None)
     if total > PROTOBUF_LIMIT:
@@ -191,8 +191,8 @@ def _read_for_themselves(model: DetachedModel, *, attention: bool) -> frozenset[
     return names
 
 
-def _read_in(graph: GraphProto, *, attention: bool, sparing: bool) -> frozenset[str]:
-    """`sparing`: a Concat of weights reads none of them, since nothing will be computed from what it makes."""
+def _names_to_send(graph: GraphProto, *, attention: bool, skips_concat: bool) -> frozenset[str]:
+    """`skips_concat`: a Concat of weights reads none of them, since nothing will be computed from what it makes."""
     layout = {node.output[0]: node.input[0] for node in graph.node if node.op_type in LAYOUT}
     products: dict[str, list[NodeProto]] = defaultdict(list)
     read: set[str] = set()
@@ -203,17 +203,17 @@ def _read_in(graph: GraphProto, *, attention: bool, sparing: bool) -> frozenset[
             for index, name in enumerate(reads_of(node))
             if node.op_type not in LAYOUT
             and (node.op_type, index) not in UNREAD
-            and not (sparing and node.op_type == "Concat")
+            and not (skips_concat and node.op_type == "Concat")
         )
     if attention:
-        free = _unpinned(graph)
+        free = _unpinned_values(graph)
         for value, siblings in products.items():
             joined = [node.input[1] for node in siblings if value and node.output[0] in free]
             read.update(joined if len(joined) >= 3 else ())
     return frozenset(_source(name, layout) for name in read)
 
 
-def _unpinned(graph: GraphProto) -> frozenset[str]:
+def _unpinned_values(graph: GraphProto) -> frozenset[str]:
     """Values of which neither themselves nor a sum with a bias is an output of the graph."""
     outputs = {output.name for output in graph.output}
     held = {

@@ -1,10 +1,10 @@
-"""Run passes of onnxoptimizer on pieces of a large graph, since a call costs by the square of its nodes.
+"""Run passes of onnxoptimizer on pieces of a large graph, since the time of a call grows with the square of its nodes.
 
-The library compares the name of each value that it reads with all others. Its passes look at a node and at what lies
-around it, so they find the same in a piece with some neighbourhood as in the whole:
+The library compares the name of each value that it reads with all others. Its passes look at a node and its
+neighbours, so they find the same in a piece with some neighbourhood as in the whole:
 
     windows   the graph in its own order, cut where the fewest values cross
-    seams     what lies around each of these cuts
+    seams     the nodes around each of these cuts
     twins     nodes that compute the same, wherever they are: all that `eliminate_common_subexpression` looks at
     equals    equal initializers: all that `eliminate_duplicate_initializer` looks at
 
@@ -24,10 +24,10 @@ from typing import Final, TypeVar
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from passes.external.join import Joined, borrow, let_in, let_out
+from passes.external.join import ModelAssembler, borrow, let_in, let_out
 from passes.graph.traversal import bodies_of
 
-__all__ = ["Pieces", "can_be_cut"]
+__all__ = ["GraphPieces", "can_be_cut"]
 
 Content = TypeVar("Content")
 
@@ -59,7 +59,7 @@ def can_be_cut(model: ModelProto) -> bool:
     return not any(bodies_of(attribute) for node in graph.node for attribute in node.attribute)
 
 
-class Pieces:
+class GraphPieces:
     """A graph with the pieces that it is cut into.
 
     Args:
@@ -84,27 +84,27 @@ class Pieces:
         self._inputs = {info.name: info for info in graph.input}
         self._outputs = {info.name for info in graph.output}
 
-    def run(self, names: Sequence[str]) -> Pieces | None:
-        """What passes make of the model, one after the other in each piece; None when that is the same model."""
+    def run(self, names: Sequence[str]) -> GraphPieces | None:
+        """Run passes one after the other on each piece; returns the new graph, or None when they change nothing."""
         now = self
         for cut in (_windows, _seams):
             pieces = now._pieces(cut, live=DEAD_END in names, borrows=EXTRACT not in names)
-            now = now._with(pieces, [piece.run(names, self._optimize) for piece in pieces])
+            now = now._replace_pieces(pieces, [piece.run(names, self._optimize) for piece in pieces])
         if TWINS in names:
-            pieces = [now._piece(group, now._nodes_alive(False)) for group in now._twins()]
-            now = now._with(pieces, [piece.run([TWINS], self._optimize) for piece in pieces])
+            pieces = [now._piece(group, now._nodes_alive(False)) for group in now._group_twins()]
+            now = now._replace_pieces(pieces, [piece.run([TWINS], self._optimize) for piece in pieces])
         if EQUALS in names:
-            now = now._without_equals()
+            now = now._merge_equal_initializers()
         return None if now is self else now
 
-    def _with(self, pieces: Sequence[_Piece], made: Sequence[bytes | None]) -> Pieces:
+    def _replace_pieces(self, pieces: Sequence[_Piece], made: Sequence[bytes | None]) -> GraphPieces:
         if not any(made):
             return self
-        joined = Joined(self.model)
+        assembler = ModelAssembler(self.model)
         for piece, result in zip(pieces, made, strict=True):
             if result is not None:
-                joined.replace(piece.places, piece.names, onnx.load_from_string(result))
-        return Pieces(joined.model(), self._optimize, [joined.place_of(cut) for cut in self._cuts])
+                assembler.replace(piece.places, piece.names, onnx.load_from_string(result))
+        return GraphPieces(assembler.model(), self._optimize, [assembler.place_of(cut) for cut in self._cuts])
 
     def _pieces(self, cut: Cut, *, live: bool, borrows: bool) -> list[_Piece]:
         key = (cut, live, borrows)
@@ -213,7 +213,7 @@ class Pieces:
         if name in self._infos:
             proto.graph.value_info.append(self._infos[name])
 
-    def _twins(self) -> list[list[int]]:
+    def _group_twins(self) -> list[list[int]]:
         """Nodes that compute the same as others, each group with those that it is computed from among them."""
         numbers: dict[object, int] = {}
         meaning: dict[str, int] = {}
@@ -234,9 +234,9 @@ class Pieces:
         for place in twins:
             makers = (self._makers.get(name, -1) for name in self._nodes[place].input)
             groups.link([place, *(maker for maker in makers if maker in twins)])
-        return groups.packed(WINDOW)
+        return groups.pack(WINDOW)
 
-    def _without_equals(self) -> Pieces:
+    def _merge_equal_initializers(self) -> GraphPieces:
         """Ask the library which of equal initializers stays: each is read by a node of its own."""
         groups: dict[bytes, list[TensorProto]] = defaultdict(list)
         for name, tensor in self._stored.items():
@@ -251,14 +251,14 @@ class Pieces:
                     stays[node.name] = node.input[0]
         if not stays:
             return self
-        joined = Joined(self.model)
-        joined.read_instead(stays)
-        return Pieces(joined.model(), self._optimize, self._cuts)
+        assembler = ModelAssembler(self.model)
+        assembler.read_instead(stays)
+        return GraphPieces(assembler.model(), self._optimize, self._cuts)
 
 
 @dataclass(slots=True)
 class _Piece:
-    """`places` are those of its nodes in the graph, `names` those of all values that it has."""
+    """One piece: `places` are those of its nodes in the graph, `names` those of all its values."""
 
     source: bytes
     places: tuple[int, ...]
@@ -268,7 +268,7 @@ class _Piece:
     _idle: set[tuple[str, ...]] = field(default_factory=set)
 
     def run(self, names: Sequence[str], optimize: Optimize) -> bytes | None:
-        """What passes make of it; None when that is the same."""
+        """Run passes on the piece; None when they change nothing."""
         key = tuple(names)
         if key in self._idle:
             return None
@@ -293,7 +293,7 @@ class _Groups:
             self._parent[self._root(other)] = self._root(first)
         self._parent.setdefault(first, first)
 
-    def packed(self, size: int) -> list[list[int]]:
+    def pack(self, size: int) -> list[list[int]]:
         """The groups, small ones together up to `size` nodes."""
         groups: dict[int, list[int]] = defaultdict(list)
         for place in sorted(self._parent):

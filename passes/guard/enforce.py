@@ -18,7 +18,7 @@ from passes.provenance import carry
 from passes.run.pins import unpin
 from passes.run.result import PassRun, Status
 from passes.run.runner import run_passes
-from passes.run.tracked import Watched, find_structures
+from passes.run.tracked import TrackedStructures, find_structures
 from passes.weights.detached import DetachedModel
 
 __all__ = ["GuardOutcome", "RefusedByOptimizer", "Unguarded", "enforce"]
@@ -80,7 +80,7 @@ class _Judge:
     call: InterceptedCall
     demands: CombinedPolicy
     bench: PassContext
-    watched: Watched
+    watched: TrackedStructures
     prover: NumericProver
     notes: list[str]
 
@@ -120,7 +120,7 @@ class _Judge:
             return Unguarded(None, (), _line(f"{'raised' if refused else failure.status}: {failure}"), refused)
         lost = [
             f"{kind} {name}: {why}"
-            for (kind, name), why in self.watched.lost(model).items()
+            for (kind, name), why in self.watched.find_lost(model).items()
             if kind in self.watched.enforced
         ]
         return Unguarded(model, tuple(lost), self._fault(model))
@@ -165,7 +165,7 @@ class _Judge:
         return {kind: len(self.watched.instances.get(kind, ())) for kind in sorted(self.watched.enforced)}
 
     def _lost(self, model: DetachedModel) -> bool:
-        return any(kind in self.watched.enforced for kind, _ in self.watched.lost(model))
+        return any(kind in self.watched.enforced for kind, _ in self.watched.find_lost(model))
 
 
 def _line(text: str) -> str:

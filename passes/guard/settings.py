@@ -51,8 +51,8 @@ class Settings:
     def kinds(self) -> tuple[str, ...]:
         """What this guard holds: the kept kinds, and those that a skip watches."""
         suspects = [name for each in DESTROYS for name in (each, f"onnxsim/{each}", f"onnxslim/{each}")]
-        watched = Policy(self.skip, (), self.watch).watched(suspects)
-        return tuple(dict.fromkeys((*Policy((), self.keep).kept(), *watched)))
+        watched = Policy(self.skip, (), self.watch).watched_kinds(suspects)
+        return tuple(dict.fromkeys((*Policy((), self.keep).kept_kinds(), *watched)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class CombinedPolicy:
 
     def keep(self) -> tuple[str, ...]:
         """The kinds that were asked for by name."""
-        return tuple(dict.fromkeys(kind for one in self.guards for kind in Policy((), one.keep).kept()))
+        return tuple(dict.fromkeys(kind for one in self.guards for kind in Policy((), one.keep).kept_kinds()))
 
     @property
     def compare(self) -> bool:

@@ -10,19 +10,19 @@ from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Final
 
-from passes.advisories.known import QUARANTINE, quarantined
+from passes.advisories.known import QUARANTINE, quarantined_passes
 
 __all__ = ["ALL_GROUPS", "DESTROYS", "GROUPS", "OF_EQUALS", "groups_of", "in_group", "merging"]
 
 
 def in_group(group: str, pass_name: str) -> bool:
-    """Whether the pass called `pass_name` (`fuse_qkv` or `onnxsim/fuse_qkv`) belongs to `group`; no to a name that is
-    no group.
+    """Whether the pass called `pass_name` (`fuse_qkv` or `onnxsim/fuse_qkv`) belongs to `group`; False where there
+    is no such group.
 
-    A glob with a `/` speaks of the passes inside one step; one without, of the pass of that name anywhere. Case does
+    A glob with a `/` matches the passes inside one step; one without matches the pass of that name anywhere. Case does
     not count, since some libraries write `FusionConvBN`. `unsafe` holds whole names, as the catalogue has them.
     """
-    if pass_name in quarantined(group):
+    if pass_name in quarantined_passes(group):
         return True
     name = pass_name.lower()
     bare = name.rpartition("/")[2]
@@ -234,4 +234,4 @@ OF_EQUALS: Final = frozenset(
         *("CommonSubexpressionElimination", "common_subexpression_elimination"),
     }
 )
-"""Those that destroy a structure only where it has two equal parts, and are much missed everywhere else."""
+"""Passes that destroy a structure only where it has two equal parts, and are useful everywhere else."""

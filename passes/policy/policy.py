@@ -67,11 +67,11 @@ class Policy:
                 return Skip(f"skip: {entry}" if entry in (name, bare) else f"skip: {entry} names {name}")
         return None
 
-    def kept(self) -> dict[str, bool]:
+    def kept_kinds(self) -> dict[str, bool]:
         """Kinds to keep → whether at least one instance is required."""
         return {entry.removesuffix("?"): not entry.endswith("?") for entry in self.keep}
 
-    def watched(self, names: Sequence[str]) -> tuple[str, ...]:
+    def watched_kinds(self, names: Sequence[str]) -> tuple[str, ...]:
         """Kinds that are watched because a pass among `names` that destroys them is skipped."""
         if not self.watch:
             return ()
@@ -100,7 +100,7 @@ class Policy:
                 f"skip: no pass named {entry!r}{nearest(entry, known)} "
                 "(`onnxline passes` lists what this installation has)"
             )
-        for kind in self.kept():
+        for kind in self.kept_kinds():
             if structure_of(kind) is None:
                 raise PolicyError(f"keep: {unknown_structure(kind)}")
 

@@ -116,7 +116,7 @@ class NumericProver:
         the first call that needs a number blocks until it finishes, and gets its error. The fault is planted in all
         kept weights at once and observed at each instance's own pins.
         """
-        tiers = [tier for one in instances for tier in (one.pins, one.loose_pins, one.wide_pins)]
+        tiers = [tier for one in instances for tier in (one.pins, one.relaxed_pins, one.wide_pins)]
         self._measured.clear()
         if not self._references and self._plan is None:
             return

@@ -16,7 +16,7 @@ from passes.external.onnxscript import OnnxScriptOptimizer, OnnxScriptRewrites
 from passes.external.onnxsim import OnnxSim
 from passes.external.onnxslim import OnnxSlim
 from passes.recipe.defaults import DEFAULT_RECIPE
-from passes.recipe.user_passes import installed, is_reference, user_step
+from passes.recipe.user_passes import installed_passes, is_reference, user_step
 from passes.rewrites.fold_constants import FoldConstants
 from passes.step import Repeat, Step
 from passes.suggest import nearest
@@ -100,7 +100,7 @@ def _step(name: str, options: Mapping[str, Any]) -> Step:
     if name in available:
         _refuse_options(name, options)
         return OnnxOptimizerPass(name)
-    others = installed()
+    others = installed_passes()
     if is_reference(name) or name in others:
         return user_step(name, options)
     raise PolicyError(
@@ -117,12 +117,12 @@ def _own_step(name: str, options: Mapping[str, Any]) -> Step:
             raise PolicyError(f"pass {name!r} does not take these options: no option {option!r}{hint}")
     types = get_type_hints(OWN_STEPS[name])
     for option, value in options.items():
-        if types[option] in EXPECTED and not _is_of(value, types[option]):
+        if types[option] in EXPECTED and not _has_type(value, types[option]):
             raise PolicyError(f"pass {name!r}: {option} is {value!r}; expected {EXPECTED[types[option]]}")
     return OWN_STEPS[name](**options)
 
 
-def _is_of(value: object, expected: Any) -> bool:
+def _has_type(value: object, expected: Any) -> bool:
     """`isinstance`, for which true is no whole number."""
     return isinstance(value, expected) and (not isinstance(value, bool) or expected is bool)
 

@@ -34,9 +34,9 @@ __all__ = [
     "GROUP",
     "AdoptedStep",
     "UserPass",
+    "call_user_code",
     "code_digest",
-    "guarded",
-    "installed",
+    "installed_passes",
     "is_reference",
     "load",
     "run_on_file",
@@ -97,13 +97,13 @@ def user_step(reference: str, options: Mapping[str, Any]) -> Step:
         PolicyError: there is nothing there (naming the nearest), loading it raises, it is no pass, or it does not
             take these options.
     """
-    made = _made(reference, options)
-    if made.takes_bench:
-        return made.owner if isinstance(made.owner, Step) else AdoptedStep(made.owner)
-    entry = None if is_reference(reference) else installed()[reference]
-    name = made.name if entry is None else reference
+    loaded = _load_pass(reference, options)
+    if loaded.takes_bench:
+        return loaded.owner if isinstance(loaded.owner, Step) else AdoptedStep(loaded.owner)
+    entry = None if is_reference(reference) else installed_passes()[reference]
+    name = loaded.name if entry is None else reference
     source = entry.dist.name if entry is not None and entry.dist is not None else "user"
-    return UserPass(reference, name, made.reads, dict(options), source)
+    return UserPass(reference, name, loaded.reads, dict(options), source)
 
 
 def run_on_file(source: str, target: str, options: dict[str, Any]) -> None:
@@ -117,15 +117,15 @@ def run_on_structure(model: bytes, reference: str, options: dict[str, Any]) -> b
 
 
 def _run(reference: str, options: dict[str, Any], model: onnx.ModelProto) -> onnx.ModelProto:
-    result = _made(reference, options).function(model)
+    result = _load_pass(reference, options).function(model)
     if not isinstance(result, onnx.ModelProto):
         raise TypeError(f"the pass {reference} returned {type(result).__name__}; expected an onnx.ModelProto")
     return result
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A pass that is ready to run: `owner` is the object, or the function itself."""
+class _LoadedPass:
+    """A pass that is ready to run; `owner` is its object, or the function itself."""
 
     owner: Any
     function: Callable[[onnx.ModelProto], Any]
@@ -134,12 +134,12 @@ class _Made:
     takes_bench: bool
 
 
-def _made(reference: str, options: Mapping[str, Any]) -> _Made:
-    found = load(reference)
-    owner, left = found, dict(options)
-    if inspect.isclass(found) or _is_factory(found):
-        _refuse_options(found, (), options, reference)
-        owner, left = guarded(lambda: found(**options), f"the pass {reference} cannot be made:"), {}
+def _load_pass(reference: str, options: Mapping[str, Any]) -> _LoadedPass:
+    target = load(reference)
+    owner, left = target, dict(options)
+    if inspect.isclass(target) or _is_factory(target):
+        _refuse_options(target, (), options, reference)
+        owner, left = call_user_code(lambda: target(**options), f"the pass {reference} cannot be made:"), {}
     apply = getattr(owner, "apply", owner)
     if not callable(apply):
         raise PolicyError(
@@ -156,7 +156,7 @@ def _made(reference: str, options: Mapping[str, Any]) -> _Made:
         raise PolicyError(f"{reference} is a step, as its apply takes a bench; expected a class with name and source")
     name = getattr(owner, "name", None)
     name = name if isinstance(name, str) and name else reference.rpartition(":")[2]
-    return _Made(owner, lambda model: apply(model, **left), name, reads, takes_bench)
+    return _LoadedPass(owner, lambda model: apply(model, **left), name, reads, takes_bench)
 
 
 def _is_factory(found: Any) -> bool:
@@ -186,7 +186,7 @@ def _refuse_options(function: Any, given: tuple[Any, ...], options: Mapping[str,
 GROUP: Final = "onnxline.passes"
 """The entry points that packages announce their passes by."""
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 def is_reference(name: str) -> bool:
@@ -194,22 +194,22 @@ def is_reference(name: str) -> bool:
     return ":" in name
 
 
-def installed() -> Mapping[str, metadata.EntryPoint]:
+def installed_passes() -> Mapping[str, metadata.EntryPoint]:
     """The passes that installed packages bring, by name; nothing is loaded."""
     return {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
 
 
 def load(reference: str) -> Any:
-    """What `path/to/file.py:Name`, `package.module:Name` or the name of an entry point stands for.
+    """The object that `path/to/file.py:Name`, `package.module:Name` or the name of an entry point refers to.
 
-    A file is run anew each time, as a module of its own; its folder is importable meanwhile, as for a script.
+    A file is run again each time, as a module of its own; its folder is importable meanwhile, as for a script.
 
     Raises:
         PolicyError: there is no such file, module, name or entry point, with the nearest; or loading it raises.
     """
     if not is_reference(reference):
-        entry = installed()[reference]
-        return guarded(entry.load, f"loading the pass {reference!r} raises")
+        entry = installed_passes()[reference]
+        return call_user_code(entry.load, f"loading the pass {reference!r} raises")
     place, _, name = reference.rpartition(":")
     module = _module(place, reference)
     if not hasattr(module, name):
@@ -227,7 +227,7 @@ def code_digest(names: Iterable[str]) -> str:
         PolicyError: as for `load`.
     """
     digest = hashlib.blake2b(digest_size=16)
-    entries = installed()
+    entries = installed_passes()
     for name in names:
         entry = None if is_reference(name) else entries.get(name)
         if entry is not None and entry.dist is not None:
@@ -240,8 +240,8 @@ def code_digest(names: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def guarded(make: Callable[[], Made], title: str) -> Made:
-    """What `make` returns; whatever the user's code raises becomes a PolicyError with its place.
+def call_user_code(make: Callable[[], Result], title: str) -> Result:
+    """Call `make`, which runs the user's code; any error becomes a PolicyError with its place.
 
     Raises:
         PolicyError: `title`, the error, and the line that raised it.
@@ -259,7 +259,7 @@ def guarded(make: Callable[[], Made], title: str) -> Made:
 
 def _module(place: str, reference: str) -> ModuleType:
     if not place.endswith(".py"):
-        return guarded(lambda: importlib.import_module(place), f"the pass {reference}: importing {place} raises")
+        return call_user_code(lambda: importlib.import_module(place), f"the pass {reference}: importing {place} raises")
     path = Path(place)
     if not path.is_file():
         beside = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
@@ -267,7 +267,7 @@ def _module(place: str, reference: str) -> ModuleType:
             f"the pass {reference}: no file {place!r}{nearest(path.name, beside)}; in a configuration, relative paths "
             "are relative to its folder"
         )
-    return guarded(lambda: _run_file(path.resolve()), f"the pass {reference}: loading its file raises")
+    return call_user_code(lambda: _run_file(path.resolve()), f"the pass {reference}: loading its file raises")
 
 
 def _run_file(path: Path) -> ModuleType:

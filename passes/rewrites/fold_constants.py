@@ -22,7 +22,7 @@ from passes.weights.detached import DetachedModel
 from passes.weights.sharing import MappedModel, WeightFile, WeightRef, portable
 from passes.weights.stand_ins import DETACH_FROM_BYTES, Weight, digest_of, initializer_of
 
-__all__ = ["FoldConstants", "Made", "compute"]
+__all__ = ["FoldConstants", "FoldedValue", "compute"]
 
 KEEP_OPS: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 """Folding a dequantization would undo the quantization."""
@@ -43,7 +43,7 @@ class FoldConstants(Step):
     source: str = field(default="onnxline", init=False)
 
     def apply(self, model: DetachedModel, bench: PassContext) -> DetachedModel:
-        excluded, unread = set[str](), _left_alone(model, self.unread_limit)
+        excluded, unread = set[str](), _unread_to_skip(model, self.unread_limit)
         while True:
             nodes = _foldable(model.proto, excluded, unread)
             if not nodes:
@@ -53,20 +53,20 @@ class FoldConstants(Step):
             read = _read_by_others(model.proto, nodes)
             parts = [_part(model, group, read) for group in groups]
             sources = [(portable(part, bench.spill), wanted) for part, wanted in parts]
-            made = bench.worker.call(compute, parts=sources, folder=str(bench.folder))
+            computed = bench.worker.call(compute, parts=sources, folder=str(bench.folder))
             too_large = {
                 one.name
-                for group, results in zip(groups, made, strict=True)
+                for group, results in zip(groups, computed, strict=True)
                 for one in results
                 if one.nbytes > max(self.grow_limit, _bytes_read(group, sizes))
             }
             if not too_large:
-                return _replaced(model, nodes, [one for results in made for one in results])
+                return _replace_nodes(model, nodes, [one for results in computed for one in results])
             excluded |= {node.output[0] for node in nodes if too_large & set(node.output)}
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class FoldedValue:
     """One computed value: an array when it is small, else a weight in a file."""
 
     name: str
@@ -76,35 +76,35 @@ class Made:
     digest: str = ""
 
 
-def compute(parts: Sequence[tuple[MappedModel, Sequence[str]]], folder: str) -> list[list[Made]]:
+def compute(parts: Sequence[tuple[MappedModel, Sequence[str]]], folder: str) -> list[list[FoldedValue]]:
     """In the worker: run each part and keep the wanted outputs; large ones go to a file in `folder`."""
     spill = WeightFile(Path(folder), "folded.data")
-    return [_computed(part, wanted, spill) for part, wanted in parts]
+    return [_compute_part(part, wanted, spill) for part, wanted in parts]
 
 
-def _computed(part: MappedModel, wanted: Sequence[str], spill: WeightFile) -> list[Made]:
+def _compute_part(part: MappedModel, wanted: Sequence[str], spill: WeightFile) -> list[FoldedValue]:
     try:
         results = part.session(wanted).run({}) if wanted else {}
     except StepFailed as failure:
         if "bfloat16" not in str(failure):
             raise
         # onnxruntime cannot hand such a value to numpy, so the group stays computed, as if it were too large.
-        return [Made(name, sys.maxsize, None) for name in wanted]
-    return [_made(name, results.pop(name), spill) for name in wanted]
+        return [FoldedValue(name, sys.maxsize, None) for name in wanted]
+    return [_store_value(name, results.pop(name), spill) for name in wanted]
 
 
-def _made(name: str, array: np.ndarray, spill: WeightFile) -> Made:
+def _store_value(name: str, array: np.ndarray, spill: WeightFile) -> FoldedValue:
     if array.nbytes < DETACH_FROM_BYTES or array.dtype.kind in "OUS":
-        return Made(name, array.nbytes, array)
+        return FoldedValue(name, array.nbytes, array)
     data = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
     data_type = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     weight = Weight(array.shape, data_type, data, digest_of(array))
     path, offset = spill.place(weight)
     stored = WeightRef(name, weight.dims, data_type, path, offset, array.nbytes)
-    return Made(name, array.nbytes, None, stored, weight.digest)
+    return FoldedValue(name, array.nbytes, None, stored, weight.digest)
 
 
-def _left_alone(model: DetachedModel, unread_limit: int | None) -> frozenset[str]:
+def _unread_to_skip(model: DetachedModel, unread_limit: int | None) -> frozenset[str]:
     """The unread weights that nothing is computed from; joined ones have no bytes to compute with."""
     limit = math.inf if unread_limit is None else unread_limit
     weights = ((tensor.name, model.weight(tensor)) for tensor in model.proto.graph.initializer)
@@ -177,23 +177,23 @@ def _bytes_read(group: Sequence[NodeProto], sizes: Mapping[str, int]) -> int:
     return sum(sizes.get(name, 0) for name in {name for node in group for name in node.input})
 
 
-def _replaced(model: DetachedModel, nodes: Sequence[NodeProto], made: Sequence[Made]) -> DetachedModel:
+def _replace_nodes(model: DetachedModel, nodes: Sequence[NodeProto], folded: Sequence[FoldedValue]) -> DetachedModel:
     gone = {node.output[0] for node in nodes}
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     stays = [node for node in proto.graph.node if node.output[0] not in gone]
     del proto.graph.node[:]
     proto.graph.node.extend(stays)
-    weights, turned = dict(model.weights), _turned(model, nodes)
-    for one in made:
-        if one.array is not None:
-            proto.graph.initializer.append(onnx.numpy_helper.from_array(one.array, one.name))
-        if one.stored is None:
+    weights, transposed = dict(model.weights), _transposed_digests(model, nodes)
+    for value in folded:
+        if value.array is not None:
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(value.array, value.name))
+        if value.stored is None:
             continue
-        weight = one.stored.weight(one.digest)
-        if one.name in turned:
-            weight = replace(weight, digest=turned[one.name], unread=True)
-        tensor, key = initializer_of(one.name, weight)
+        weight = value.stored.weight(value.digest)
+        if value.name in transposed:
+            weight = replace(weight, digest=transposed[value.name], unread=True)
+        tensor, key = initializer_of(value.name, weight)
         proto.graph.initializer.append(tensor)
         if key is not None:
             weights.setdefault(key, weight)
@@ -203,23 +203,23 @@ def _replaced(model: DetachedModel, nodes: Sequence[NodeProto], made: Sequence[M
     proto.graph.initializer.extend(used)
     if proto.ir_version < FREE_INITIALIZERS:
         declared = {info.name for info in proto.graph.input}
-        proto.graph.input.extend(_declared(tensor) for tensor in used if tensor.name not in declared)
+        proto.graph.input.extend(_declare_input(tensor) for tensor in used if tensor.name not in declared)
     return DetachedModel(proto, weights)
 
 
-def _turned(model: DetachedModel, nodes: Sequence[NodeProto]) -> dict[str, str]:
+def _transposed_digests(model: DetachedModel, nodes: Sequence[NodeProto]) -> dict[str, str]:
     """The digests of unread weights that are only transposed, by which the kept ones among them are known again."""
     stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
-    found = {}
+    digests = {}
     for node in nodes:
         tensor = stored.get(node.input[0]) if node.op_type == "Transpose" else None
         if tensor is not None and model.is_unread(tensor):
             axes = next((tuple(one.ints) for one in node.attribute if one.name == "perm"), None)
-            found[node.output[0]] = model.turned_digest(tensor, axes or tuple(reversed(range(len(tensor.dims)))))
-    return found
+            digests[node.output[0]] = model.turned_digest(tensor, axes or tuple(reversed(range(len(tensor.dims)))))
+    return digests
 
 
-def _declared(tensor: TensorProto) -> ValueInfoProto:
+def _declare_input(tensor: TensorProto) -> ValueInfoProto:
     return onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
 
 

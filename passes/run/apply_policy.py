@@ -1,4 +1,4 @@
-"""What the steps of a recipe leave out, for a policy or for unread weights; and whether their names are known."""
+"""Leave inner passes out of steps, for a policy or for unread weights; check that all names are known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["check_names", "with_skips", "without_weight_readers"]
 
 
 def check_names(steps: Sequence[Step], policy: Policy, bench: PassContext) -> None:
-    """Refuse every name and option that nothing here has, before a model is opened.
+    """Refuse every unknown name and option, before a model is opened.
 
     A library is asked only for what onnxline does not know itself, since its import takes a second.
 
@@ -34,7 +34,7 @@ def check_names(steps: Sequence[Step], policy: Policy, bench: PassContext) -> No
 
 
 def with_skips(step: Step, policy: Policy, bench: PassContext) -> Step:
-    """The step with the policy's skips told to it, if it runs other passes than its own.
+    """The step without the inner passes that the policy skips.
 
     Raises:
         PolicyError: options that the installed release does not take.

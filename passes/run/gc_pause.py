@@ -6,11 +6,11 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-__all__ = ["collector_paused"]
+__all__ = ["pause_collector"]
 
 
 @contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
+def pause_collector() -> Iterator[None]:
     """While a large model or graph is made or looked through, it would look through all of it again and again."""
     was_on = gc.isenabled()
     gc.disable()

@@ -1,16 +1,16 @@
-"""Which inner passes of a composite step are at fault? Ask by rerunning it without some of them."""
+"""Find the inner passes of a composite step that are at fault, by rerunning it without some of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["culprits", "doer"]
+__all__ = ["minimal_culprits", "primary_culprit"]
 
 IsGood = Callable[[tuple[str, ...]], bool]
 """Whether the step leaves the model sound when these inner passes are left out."""
 
 
-def culprits(names: Sequence[str], suspects: Sequence[str], is_good: IsGood) -> tuple[str, ...] | None:
+def minimal_culprits(names: Sequence[str], suspects: Sequence[str], is_good: IsGood) -> tuple[str, ...] | None:
     """A smallest set of inner passes without which the step is sound; None when even leaving all out does not help.
 
     Suspects are tried one by one first, which is the common case; then the set is found by divide and conquer
@@ -26,8 +26,8 @@ def culprits(names: Sequence[str], suspects: Sequence[str], is_good: IsGood) -> 
     return None
 
 
-def doer(found: Sequence[str], does_the_same: IsGood) -> str:
-    """Of several culprits the one that did it: when all others are left out, the very same comes out."""
+def primary_culprit(found: Sequence[str], does_the_same: IsGood) -> str:
+    """The one of several culprits that made the change: without all the others the result is the same."""
     for name in found:
         others = tuple(other for other in found if other != name)
         if others and does_the_same(others):

@@ -11,7 +11,7 @@ from passes.graph.traversal import live_nodes, reads_of
 from passes.model.extraction import lead_in
 from passes.weights.detached import DetachedModel
 
-__all__ = ["corner_of", "pin", "unpin"]
+__all__ = ["build_pin_probe", "pin", "unpin"]
 
 
 def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
@@ -28,7 +28,7 @@ def pin(model: DetachedModel, pins: Iterable[ValueInfoProto]) -> DetachedModel:
         if info.name in made and info.name not in taken:
             taken.add(info.name)
             graph.output.append(info)
-    # A value is either; with both a model comes out of a pass other than it went in.
+    # A value is a graph output or in value_info; a pass would change a model in which it is both.
     doubled = [place for place, info in enumerate(graph.value_info) if info.name in taken]
     for place in reversed(doubled):
         del graph.value_info[place]
@@ -48,16 +48,16 @@ def unpin(model: DetachedModel, outputs: Iterable[str]) -> DetachedModel:
     stays = [output for output in graph.output if output.name in own]
     del graph.output[:]
     graph.output.extend(stays)
-    let_go = _let_go(graph, {output.name for output in pinned})
-    for place in sorted(let_go, reverse=True):
+    freed = _nodes_only_for(graph, {output.name for output in pinned})
+    for place in sorted(freed, reverse=True):
         del graph.node[place]
-    made = {name for node in graph.node for name in node.output} if let_go else set()
+    made = {name for node in graph.node for name in node.output} if freed else set()
     known = {info.name for info in graph.value_info}
-    graph.value_info.extend(info for info in pinned if info.name not in known and (not let_go or info.name in made))
+    graph.value_info.extend(info for info in pinned if info.name not in known and (not freed or info.name in made))
     return model
 
 
-def _let_go(graph: onnx.GraphProto, pinned: set[str]) -> list[int]:
+def _nodes_only_for(graph: onnx.GraphProto, pinned: set[str]) -> list[int]:
     """The places of the nodes that lived for `pinned` alone, which are no outputs any more."""
     live = live_nodes(graph)
     known = {id(node) for node in live}
@@ -70,13 +70,13 @@ def _let_go(graph: onnx.GraphProto, pinned: set[str]) -> list[int]:
     return found
 
 
-def corner_of(
+def build_pin_probe(
     model: DetachedModel, first: Sequence[ValueInfoProto], second: Sequence[ValueInfoProto]
 ) -> DetachedModel | None:
-    """The nodes that make `first` and `second` pins, and those that lay out a weight for them; pinned at the second.
+    """A model of the nodes that make `first` and `second` pins, and lay out their weights; pinned at the second.
 
-    A step that leaves this as it is does no more to the model with the second pins than with the first. None when a
-    value that is read from outside has no known type; then only trying tells.
+    A step that does not change it does no more to the whole model with the second pins than with the first. None when
+    a value that is read from outside has no known type; then the step has to be tried.
     """
     graph = model.proto.graph
     made_by = {name: node for node in graph.node for name in node.output}

@@ -1,4 +1,4 @@
-"""Run a step and receive what it returns: a model that can be read, and that loads where the one before did."""
+"""Run a step and check its result: a model that can be read, and that loads where the one before did."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["apply_step", "keep_ir_version"]
 
 
 def apply_step(step: Step, model: DetachedModel, bench: PassContext) -> DetachedModel:
-    """What `step` makes of `model`, or the very same object.
+    """Run `step` on `model`; returns the same object for no change.
 
     Raises:
         StepFailed: the step failed, or what it returned is no model or cannot be read.
@@ -63,7 +63,7 @@ def _texts(graph: GraphProto) -> Iterator[str | bytes]:
 def keep_ir_version(before: DetachedModel, after: DetachedModel) -> None:
     """Give `after` the IR version of `before`, which changes it, unless its operators came with a later one.
 
-    A tool that builds the model anew stamps the version of the installed onnx on it. The content needs none of that,
+    A tool that rebuilds the model writes the IR version of the installed onnx into it. The content does not need that,
     and an onnxruntime that is older than onnx refuses to load the file.
     """
     proto, needed = after.proto, before.proto.ir_version

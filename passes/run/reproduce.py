@@ -1,4 +1,4 @@
-"""The smallest model on which a step still crashes or runs past its time, saved so that its authors can be told."""
+"""Save the smallest model on which a step still crashes or runs past its time, for a report to its authors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from passes.step import Step
 from passes.weights.detached import DetachedModel
 from passes.weights.files import save
 
-__all__ = ["is_same_failure", "save_reproducer", "shortened", "smallest"]
+__all__ = ["bypass_nodes", "is_same_failure", "save_reproducer", "smallest"]
 
 BUDGET_S: Final = 60.0
 """Seconds for making a model smaller; each try may cost a worker."""
@@ -31,8 +31,8 @@ BREAKDOWNS: Final = frozenset({"crashed", "timed_out"})
 def save_reproducer(step: Step, model: DetachedModel, bench: PassContext, folder: Path, status: str) -> str:
     """Write the smallest part of `model` on which `step` still ends as it did to `folder`, and return its name.
 
-    `status` is that of the failure. When a crash does not come again, the whole model is written; when an error does
-    not, it was none of the step's own, and nothing is.
+    `status` is that of the failure. A crash that does not happen again leaves the whole model; an error that does not
+    was not the step's own, and nothing is written.
     """
     deadline = time.monotonic() + BUDGET_S
 
@@ -56,7 +56,7 @@ def save_reproducer(step: Step, model: DetachedModel, bench: PassContext, folder
 
 
 def is_same_failure(status: str, other: str) -> bool:
-    """Whether a step ended alike twice: what crashes once may run past its time on another model."""
+    """Whether two failures are the same: a step that crashes on one model may time out on a smaller one."""
     return status == other or {status, other} <= BREAKDOWNS
 
 
@@ -67,7 +67,7 @@ def smallest(
     *,
     shorten: bool = False,
 ) -> DetachedModel:
-    """A part of `model` on which `fails` still holds, and of which no further piece can be taken away.
+    """A part of `model` on which `fails` still holds, and from which no further piece can be removed.
 
     Delta debugging over runs of neighbouring nodes (Zeller and Hildebrandt 2002, ddmin). What a part reads and does not
     make becomes an input, what it makes and does not read an output.
@@ -83,16 +83,16 @@ def smallest(
 
     part = _sweep(model, still, deadline)
     while shorten:
-        shorter = _shorter(part, still)
+        shorter = _bypass_repeatedly(part, still)
         if shorter is part:
             break
         part = _sweep(shorter, still, deadline)
     return part
 
 
-def _shorter(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> DetachedModel:
+def _bypass_repeatedly(model: DetachedModel, fails: Callable[[DetachedModel], bool]) -> DetachedModel:
     """`model` without nodes in the middle of it; the very same object when none can go."""
-    while (shorter := next((one for one in shortened(model) if fails(one)), None)) is not None:
+    while (shorter := next((one for one in bypass_nodes(model) if fails(one)), None)) is not None:
         model = shorter
     return model
 
@@ -115,11 +115,11 @@ def _sweep(model: DetachedModel, fails: Callable[[DetachedModel], bool], deadlin
     return extract_nodes(model, nodes, types) or model
 
 
-def shortened(model: DetachedModel) -> Iterator[DetachedModel]:
-    """Valid models that lack one node of `model`, or two in a row (a Reshape and a Transpose, say): in place of what
-    the second one makes stands one of the values that the first one read.
+def bypass_nodes(model: DetachedModel) -> Iterator[DetachedModel]:
+    """Valid models that lack one node of `model`, or two in a row such as a Reshape and a Transpose: the consumers of
+    the last one read an input of the first one.
 
-    The types of outputs are inferred anew, and what nobody reads any more goes too.
+    The types of outputs are inferred again, and values that nothing reads any more are removed.
     """
     graph = model.proto.graph
     makers = {name: node for node in graph.node for name in node.output}

@@ -1,4 +1,4 @@
-"""What a pass run leaves behind."""
+"""The result of a pass run: the final model, a row for each step, and a verdict for each structure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import NodeProto
 from passes.proof.coverage import Coverage
 from passes.proof.numbers import Errors
 from passes.proof.types import Sensitivity
-from passes.run.tracked import Watched
+from passes.run.tracked import TrackedStructures
 from passes.weights.detached import DetachedModel, attach
 from passes.weights.files import save
 
@@ -62,7 +62,8 @@ class PassRow:
 
 @dataclass(frozen=True, slots=True)
 class StructureVerdict:
-    """`kept` speaks of the final model; `broken_by` names the first step that broke it, even if that was reverted."""
+    """Whether the final model has a structure, in `kept`; `broken_by` names the first step that broke it, even if that
+    step was reverted."""
 
     kind: str
     name: str
@@ -78,7 +79,7 @@ class PassRun:
     structures: tuple[StructureVerdict, ...]
     power: Sensitivity
     versions: Mapping[str, str]
-    watched: Watched
+    watched: TrackedStructures
     """The structures that were looked at, as they are in the source."""
     coverage: Coverage = field(default_factory=Coverage)
     """What the draws have shown, and what a wrong pass could have changed unseen."""

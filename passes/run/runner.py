@@ -1,4 +1,4 @@
-"""The loop: try a step, keep what it made or go on with the model from before, and write down why."""
+"""The loop: try a step, accept its model or go on with the one from before, and record why."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from passes.policy.policy import Policy
 from passes.proof.prover import Prover
 from passes.provenance import Carrier, name_weights
 from passes.run.apply_policy import with_skips
-from passes.run.gc_pause import collector_paused
+from passes.run.gc_pause import pause_collector
 from passes.run.reproduce import save_reproducer
 from passes.run.result import PassRow, PassRun, Status, StructureVerdict, op_changes
-from passes.run.tracked import Watched, find_structures
+from passes.run.tracked import TrackedStructures, find_structures
 from passes.run.trial import Attempt, Trial
-from passes.step import Repeat, Step, flat
+from passes.step import Repeat, Step, flatten
 from passes.weights.detached import DetachedModel
 
 __all__ = ["ChangeObserver", "Observer", "run_passes"]
@@ -48,45 +48,45 @@ def run_passes(
 
     Args:
         reproducers: the folder in which to save the smallest model that still brings a step down; none by default.
-        changed: is shown each change of the model, also one that is not taken. Where a row is judged anew in the end it
-            is shown again, with `changed` false if its step does nothing any more.
+        changed: is shown each change of the model, also one that is rejected. A row that is judged again in the end is
+            shown again, with `changed` false if its step does nothing any more.
 
     Raises:
         PolicyError: an unknown name, or a `keep` that matches nothing in the model.
     """
     blocks = [item if isinstance(item, Repeat) else Repeat((item,), limit=1) for item in recipe]
-    steps = flat(recipe)
+    steps = flatten(recipe)
     names = pass_names(steps, bench)
     policy.check(names, [step.name for step in steps])
     watched = find_structures(model, policy, names)
     subject = AnalyzedModel(model)
     prover.watch(model, watched.must_hold(), subject.reading)
-    run = _Run(subject, subject, watched, prover, bench, reproducers, changed)
-    told = [with_skips(step, policy, bench) for step in steps]
+    loop = _PassLoop(subject, subject, watched, prover, bench, reproducers, changed)
+    runnable = [with_skips(step, policy, bench) for step in steps]
     begun = 0
     for block in blocks:
         ended = begun + len(block.steps)
         for turn in range(1, block.limit + 1):
-            before = run.model
+            before = loop.model
             for index in range(begun, ended):
-                observer(told[index].name, index, len(steps), None)
-                for row in run.step(told[index], policy, turn):
-                    observer(told[index].name, index, len(steps), row)
-            if run.model is before:
+                observer(runnable[index].name, index, len(steps), None)
+                for row in loop.step(runnable[index], policy, turn):
+                    observer(runnable[index].name, index, len(steps), row)
+            if loop.model is before:
                 break
         else:
             if block.limit > 1:
-                run.add_reason(f"not stable after {block.limit} turns")
+                loop.add_reason(f"not stable after {block.limit} turns")
         begun = ended
-    run.conclude()
-    power, coverage = prover.power(), prover.coverage(run.model, run.subject.reading)
-    final = name_weights(model, run.model)  # last: what was proven goes by the names from before
-    return PassRun(final, tuple(run.rows), run.verdicts(), power, library_versions(), watched, coverage)
+    loop.conclude()
+    power, coverage = prover.power(), prover.coverage(loop.model, loop.subject.reading)
+    final = name_weights(model, loop.model)  # last: what was proven goes by the names from before
+    return PassRun(final, tuple(loop.rows), loop.verdicts(), power, library_versions(), watched, coverage)
 
 
 @dataclass(frozen=True, slots=True)
 class _Accepted:
-    """A step that was taken, by its row, with the model that it made."""
+    """An accepted step, with the place of its row and the model that it made."""
 
     row: int
     step: Step
@@ -94,13 +94,13 @@ class _Accepted:
 
 
 @dataclass(slots=True)
-class _Run:
-    """The state of the loop: the model as it stands, and what has been written down."""
+class _PassLoop:
+    """The state of the loop: the current model, and what has been recorded."""
 
     base: AnalyzedModel
     """The last model that was run as a whole."""
     subject: AnalyzedModel
-    watched: Watched
+    watched: TrackedStructures
     prover: Prover
     bench: PassContext
     reproducers: Path | None
@@ -115,7 +115,7 @@ class _Run:
 
     @property
     def model(self) -> DetachedModel:
-        """The model as it stands."""
+        """The current model."""
         return self.subject.model
 
     def step(self, step: Step, policy: Policy, turn: int) -> list[PassRow]:
@@ -125,7 +125,7 @@ class _Run:
         if skip is not None:
             self._record(step, Status.SKIPPED, skip.reason)
         else:
-            with collector_paused():
+            with pause_collector():
                 self._try(step)
         self.rows[-1] = replace(self.rows[-1], seconds=time.perf_counter() - begun)
         self.rows[first:] = [replace(row, turn=turn) for row in self.rows[first:]]
@@ -147,7 +147,7 @@ class _Run:
             while wrong - right > 1:
                 middle = (wrong + right) // 2
                 wrong, right = (middle, right) if self._fault_of(self.accepted[middle].subject) else (wrong, middle)
-            self._without_accepted(wrong)
+            self._revert_accepted(wrong)
 
     def _fault_of(self, subject: AnalyzedModel) -> str:
         """What a run of the whole model finds wrong; empty for nothing."""
@@ -156,7 +156,7 @@ class _Run:
         except StepFailed as failure:
             return str(failure)
 
-    def _without_accepted(self, place: int) -> None:
+    def _revert_accepted(self, place: int) -> None:
         """Revert one of the accepted steps, and try those after it again."""
         guilty, later = self.accepted[place], self.accepted[place + 1 :]
         why = self._fault_of(guilty.subject)
@@ -166,18 +166,18 @@ class _Run:
         self.accepted = self.accepted[:place]
         self.subject = self.accepted[-1].subject if self.accepted else self.base
         self.changed(guilty.row, self.rows[guilty.row], self.subject, guilty.subject)
-        for one in later:
-            attempt = self._trial().try_step(one.step)
+        for accepted in later:
+            attempt = self._trial().try_step(accepted.step)
             status = attempt.status if attempt.why else Status.RAN
-            row = self._row(one.step, status, attempt.why or _without(one.step), attempt)
-            was = self.rows[one.row]
-            self.rows[one.row] = replace(row, name=was.name, seconds=was.seconds, turn=was.turn)
-            self._show(one.row, attempt)
+            row = self._row(accepted.step, status, attempt.why or _without(accepted.step), attempt)
+            was = self.rows[accepted.row]
+            self.rows[accepted.row] = replace(row, name=was.name, seconds=was.seconds, turn=was.turn)
+            self._report_change(accepted.row, attempt)
             if attempt.changed and not attempt.why:
-                self._accept(one.row, one.step, attempt)
+                self._accept(accepted.row, accepted.step, attempt)
 
     def verdicts(self) -> tuple[StructureVerdict, ...]:
-        lost = self.watched.lost(self.model)
+        lost = self.watched.find_lost(self.model)
         return tuple(
             StructureVerdict(
                 kind, one.name, one.module, (kind, one.name) not in lost, self.broken_by.get((kind, one.name))
@@ -190,18 +190,18 @@ class _Run:
         trial = self._trial()
         attempt = trial.try_step(step)
         if attempt.lost or attempt.why:
-            narrowed = trial.narrowed(step, attempt)
+            narrowed = trial.narrow(step, attempt)
             for key, author in narrowed.authors.items():
                 self.broken_by.setdefault(key, author)
             for name in narrowed.taken_out:
                 self._record(step, attempt.status, attempt.why, attempt, name=f"{step.name}/{name}")
             if narrowed.taken_out and attempt.broke_down:
-                self.rows[-1] = replace(self.rows[-1], reproducer=self._reproduced(step, attempt))
+                self.rows[-1] = replace(self.rows[-1], reproducer=self._save_reproducer(step, attempt))
             step, attempt = narrowed.step, narrowed.attempt
         if attempt.why:
             # A composite step that raises is narrowed; to make its model smaller too would take minutes.
             raised = attempt.status is Status.FAILED and not step.is_composite
-            saved = self._reproduced(step, attempt) if attempt.broke_down or raised else ""
+            saved = self._save_reproducer(step, attempt) if attempt.broke_down or raised else ""
             self._record(step, attempt.status, attempt.why, attempt)
             self.rows[-1] = replace(self.rows[-1], reproducer=saved)
             return
@@ -221,7 +221,7 @@ class _Run:
         if self.prover.has_run(self.model):
             self.base, self.accepted = self.subject, []
 
-    def _reproduced(self, step: Step, attempt: Attempt) -> str:
+    def _save_reproducer(self, step: Step, attempt: Attempt) -> str:
         """The file with the smallest model on which `step` still breaks down; empty when none is asked for."""
         if self.reproducers is None or self.trial is None:
             return ""
@@ -230,12 +230,12 @@ class _Run:
     def _record(
         self, step: Step, status: Status, reason: str, attempt: Attempt | None = None, *, name: str = ""
     ) -> None:
-        """Add a row about what `step` made."""
+        """Add a row for `step`."""
         self.rows.append(replace(self._row(step, status, reason, attempt), name=name or step.name))
         if attempt is not None and attempt.changed:
-            self._show(len(self.rows) - 1, attempt)
+            self._report_change(len(self.rows) - 1, attempt)
 
-    def _show(self, place: int, attempt: Attempt) -> None:
+    def _report_change(self, place: int, attempt: Attempt) -> None:
         self.changed(place, self.rows[place], self.subject, attempt.subject)
 
     def _row(self, step: Step, status: Status, reason: str, attempt: Attempt | None) -> PassRow:

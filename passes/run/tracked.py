@@ -1,4 +1,4 @@
-"""Which structures a run looks at: those that may not be broken, and those that are only observed."""
+"""The structures that a run tracks: those that no step may break, and those that are only observed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from passes.structures.core_check import lost_cores
 from passes.structures.view import GraphView
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Lost", "Watched", "find_structures"]
+__all__ = ["Lost", "TrackedStructures", "find_structures"]
 
 Lost = Mapping[tuple[str, str], str]
-"""(kind, instance) → why it is no more in the model."""
+"""(kind, instance) → why the model no longer has it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class TrackedStructures:
     """The structures of the exported model, by kind.
 
     Kinds in `enforced` may not be broken by any step; those in `pinned` (the kept ones) are also held visible across
@@ -34,34 +34,34 @@ class Watched:
     enforced: frozenset[str]
     pinned: frozenset[str]
     partly: Mapping[str, str] = field(default_factory=dict)
-    """Of a kept kind that not every place has: what was found, and what is there instead of more."""
+    """Kept kind that was found in some places only → what the other places have instead."""
 
     def pins(self, made: Set[str]) -> list[ValueInfoProto]:
-        """What to hold visible: of each kept value the first of its pins that is still computed and read, which is all
-        that is `made`."""
-        return [_first(tiers, made) for one in self._kept() for tiers in _tiers(one)]
+        """The values to hold visible: for each kept value the first of its pins that is still computed and read. `made`
+        holds the names of all such values."""
+        return [_first(tiers, made) for one in self._kept_instances() for tiers in _tiers(one)]
 
-    def loose_pins(self, made: Set[str]) -> list[ValueInfoProto]:
+    def relaxed_pins(self, made: Set[str]) -> list[ValueInfoProto]:
         """The pins to try second: empty where they would not give a pass more room than the first ones.
 
         A boundary has second pins only for where its first ones are gone.
         """
-        return self._further(made, 1)
+        return self._further_pins(made, 1)
 
     def wide_pins(self, made: Set[str]) -> list[ValueInfoProto]:
         """The pins for a step without the inner passes that are known to break what is kept; empty where they would
         not give it more room than the second ones."""
-        return self._further(made, 2)
+        return self._further_pins(made, 2)
 
-    def _further(self, made: Set[str], at: int) -> list[ValueInfoProto]:
-        loosened = [tiers for one in self._kept() if one.boundary is None for tiers in _tiers(one)]
+    def _further_pins(self, made: Set[str], at: int) -> list[ValueInfoProto]:
+        loosened = [tiers for one in self._kept_instances() if one.boundary is None for tiers in _tiers(one)]
         if not any(_gives_room(tiers, at, made) for tiers in loosened):
             return []
-        firm = [tiers for one in self._kept() if one.boundary is not None for tiers in _tiers(one)]
+        firm = [tiers for one in self._kept_instances() if one.boundary is not None for tiers in _tiers(one)]
         further = [(*tiers[at:], *reversed(tiers[:at])) for tiers in loosened]
         return [_first(tiers, made) for tiers in (*further, *firm)]
 
-    def _kept(self) -> list[Instance]:
+    def _kept_instances(self) -> list[Instance]:
         return [instance for kind in sorted(self.pinned) for instance in self.instances[kind]]
 
     def must_hold(self) -> list[Instance]:
@@ -70,8 +70,8 @@ class Watched:
         names = Counter(one.name for one in held)
         return [_provable(one, one.name if names[one.name] == 1 else f"{one.kind} {one.name}") for one in held]
 
-    def lost(self, model: DetachedModel) -> Lost:
-        """What `model` has no more, judged by each structure's own checker."""
+    def find_lost(self, model: DetachedModel) -> Lost:
+        """The structures that `model` no longer has, judged by each structure's own checker."""
         lost: dict[tuple[str, str], str] = {}
         for kind, instances in self.instances.items():
             structure = structure_of(kind)
@@ -84,7 +84,7 @@ class Watched:
 
 def _tiers(instance: Instance) -> Iterator[tuple[ValueInfoProto, ...]]:
     """For each kept value its pins: the first, the second, and the one for a step that leaves something out."""
-    loose = instance.loose_pins or instance.pins
+    loose = instance.relaxed_pins or instance.pins
     return zip(instance.pins, loose, instance.wide_pins or loose, strict=True)
 
 
@@ -98,23 +98,23 @@ def _gives_room(tiers: Sequence[ValueInfoProto], at: int, made: Set[str]) -> boo
 
 
 def _provable(instance: Instance, name: str) -> Instance:
-    """With weights, a fault in them has to show where the structure ends. Other values are compared and no more."""
+    """The instance for the prover. A fault in its weights has to show where it ends; other values are only compared."""
     if instance.core is None and instance.boundary is None:
         return replace(instance, name=name)
     ends = [pin for pin in instance.pins if instance.core and instance.weights and pin.name == instance.core.value]
-    compared = (*instance.pins, *instance.loose_pins, *instance.wide_pins)
-    return replace(instance, name=name, pins=tuple(ends), loose_pins=compared, wide_pins=())
+    compared = (*instance.pins, *instance.relaxed_pins, *instance.wide_pins)
+    return replace(instance, name=name, pins=tuple(ends), relaxed_pins=compared, wide_pins=())
 
 
-def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) -> Watched:
+def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) -> TrackedStructures:
     """Find what is kept or watched in the exported model, and what is observed; `names` are all passes that the
     policy's skips may mean.
 
     Raises:
         PolicyError: a `keep` that matches nothing, with what is there instead.
     """
-    kept = policy.kept()
-    enforced = dict.fromkeys((*kept, *policy.watched(names)))
+    kept = policy.kept_kinds()
+    enforced = dict.fromkeys((*kept, *policy.watched_kinds(names)))
     view = GraphView(model)
     found = {kind: _find(kind, view) for kind in dict.fromkeys((*OBSERVED, *enforced))}
     for kind, required in kept.items():
@@ -125,7 +125,7 @@ def find_structures(model: DetachedModel, policy: Policy, names: Sequence[str]) 
             )
     instances = {kind: one.instances for kind, one in found.items()}
     partly = {kind: found[kind].instead for kind in kept if found[kind].instances and found[kind].instead}
-    return Watched(instances, frozenset(enforced), frozenset(kept), partly)
+    return TrackedStructures(instances, frozenset(enforced), frozenset(kept), partly)
 
 
 def _find(kind: str, view: GraphView) -> Found:
@@ -136,4 +136,4 @@ def _find(kind: str, view: GraphView) -> Found:
 
 
 OBSERVED: Final = ("qkv",)
-"""Kinds that are looked at even if nobody asked: the report says who merged Q, K and V."""
+"""Kinds that are always observed: the report names the pass that merged Q, K and V."""

@@ -1,4 +1,4 @@
-"""Try a step on a model: pin, run, unpin, look at what came out. Nothing here decides what becomes of it."""
+"""Try a step on a model: pin, run, unpin, judge the result. The runner decides whether to accept it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from passes.proof.numbers import Errors
 from passes.proof.prover import Prover
 from passes.proof.types import Measurement
 from passes.provenance import Carrier
-from passes.run.narrow import culprits, doer
-from passes.run.pins import corner_of, pin, unpin
+from passes.run.narrow import minimal_culprits, primary_culprit
+from passes.run.pins import build_pin_probe, pin, unpin
 from passes.run.receive import apply_step, keep_ir_version
 from passes.run.result import Status
-from passes.run.tracked import Lost, Watched
+from passes.run.tracked import Lost, TrackedStructures
 from passes.step import Step
 from passes.weights.detached import DetachedModel
 
-__all__ = ["Attempt", "Narrowed", "Trial"]
+__all__ = ["Attempt", "NarrowedStep", "Trial"]
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What a step made. `why` says what is wrong with it and is empty for a sound result; `lost` holds every structure
-    that went, also those that were only observed."""
+    """The result of trying a step. `why` says what is wrong with it and is empty for a sound result; `lost` holds every
+    structure that the step broke, also those that are only observed."""
 
     subject: AnalyzedModel
     changed: bool
@@ -40,7 +40,7 @@ class Attempt:
     measurement: Measurement | None
     why: str
     status: Status = Status.REVERTED
-    """What a step is called of which this attempt has to be thrown away."""
+    """Status to report if this attempt is rejected."""
 
     @property
     def model(self) -> DetachedModel:
@@ -61,8 +61,8 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowed:
-    """A composite step without the inner passes at fault, and what it makes then.
+class NarrowedStep:
+    """A composite step without the inner passes at fault, and its attempt.
 
     `authors` maps each structure that was lost on the way to the step, or inner pass, that broke it.
     """
@@ -79,7 +79,7 @@ class Trial:
 
     subject: AnalyzedModel
     gone: Lost
-    watched: Watched
+    watched: TrackedStructures
     prover: Prover
     bench: PassContext
     carrier: Carrier
@@ -94,46 +94,46 @@ class Trial:
         return pin(self.model, self.watched.pins(self.subject.made))
 
     @cached_property
-    def loosely(self) -> DetachedModel:
-        """The model with the pins to try second."""
-        return pin(self.model, self.second)
+    def with_relaxed_pins(self) -> DetachedModel:
+        """The model with relaxed pins: further on, where a pass has more room."""
+        return pin(self.model, self.relaxed_pins)
 
     @cached_property
-    def second(self) -> list[ValueInfoProto]:
-        """Those pins; empty where there are none."""
-        return self.watched.loose_pins(self.subject.made)
+    def relaxed_pins(self) -> list[ValueInfoProto]:
+        """The relaxed pins; empty where there are none."""
+        return self.watched.relaxed_pins(self.subject.made)
 
-    def _loosely(self, subject: AnalyzedModel) -> DetachedModel | None:
+    def _relax_pins(self, subject: AnalyzedModel) -> DetachedModel | None:
         if subject is self.subject:
-            return self.loosely
-        pins = self.watched.loose_pins(subject.made)
+            return self.with_relaxed_pins
+        pins = self.watched.relaxed_pins(subject.made)
         return pin(subject.model, pins) if pins else None
 
     @cached_property
-    def corner(self) -> DetachedModel | None:
-        """What the second pins set free."""
-        return self._corner_of(self.subject)
+    def pin_probe(self) -> DetachedModel | None:
+        """The nodes between the first and the relaxed pins, as a model; None where only trying can tell."""
+        return self._build_pin_probe(self.subject)
 
-    def _corner_of(self, subject: AnalyzedModel) -> DetachedModel | None:
-        """One object for all models in which it is the same."""
-        corner = corner_of(subject.model, self.watched.pins(subject.made), self.watched.loose_pins(subject.made))
-        if corner is None:
+    def _build_pin_probe(self, subject: AnalyzedModel) -> DetachedModel | None:
+        """The probe of `subject`; equal probes are one object, by which steps recognize them."""
+        probe = build_pin_probe(subject.model, self.watched.pins(subject.made), self.watched.relaxed_pins(subject.made))
+        if probe is None:
             return None
-        known: dict[str, DetachedModel] = self.bench.cache.setdefault("corner", {})
-        return known.setdefault(canonical_digest(corner), corner)
+        known: dict[str, DetachedModel] = self.bench.cache.setdefault("pin_probe", {})
+        return known.setdefault(canonical_digest(probe), probe)
 
     def _gains_nothing(self, step: Step, subject: AnalyzedModel) -> bool:
-        """Whether `step` is known to do nothing more to `subject` with the second pins."""
-        # A composite step may do much there that it does with the first pins as well: so what it has made is asked.
-        # To ask of each model that onnxoptimizer makes would cost more than it saves.
-        corner = self._corner_of(subject) if step.is_composite else self.corner
-        if corner is None:
+        """Whether `step` is known to do nothing more to `subject` with relaxed pins."""
+        # A composite step may change the probe in ways that it does with the first pins as well, so the probe is that
+        # of its result. For each result of onnxoptimizer, that would cost more than it saves.
+        probe = self._build_pin_probe(subject) if step.is_composite else self.pin_probe
+        if probe is None:
             return False
         try:
-            made = apply_step(step, corner, self.bench)
+            after = apply_step(step, probe, self.bench)
         except StepFailed:
             return False
-        return made is corner or canonical_digest(made) == canonical_digest(corner)
+        return after is probe or canonical_digest(after) == canonical_digest(probe)
 
     def try_step(self, step: Step) -> Attempt:
         """`attempt`, with a step that fails as an attempt too."""
@@ -147,72 +147,72 @@ class Trial:
     def attempt(self, step: Step) -> Attempt:
         """Run `step` with the kept structures pinned, and judge the result by structure and by numbers.
 
-        A pin costs what a pass could have done across it. So where pins further on exist, and the step does something
-        there, it runs once more with those on what it made, and that counts if it is sound and smaller.
+        No pass can fuse across a pin. So where relaxed pins exist, and the step does something with them, it runs once
+        more on its own result with these, and that attempt counts if it is sound and smaller.
 
         Raises:
             StepFailed: the step raised, crashed, timed out, or changed the model's inputs or outputs.
         """
-        first = self._judged(step, self.subject, self.pinned)
-        if first.why or not self.second or self._gains_nothing(step, first.subject):
+        first = self._judge(step, self.subject, self.pinned)
+        if first.why or not self.relaxed_pins or self._gains_nothing(step, first.subject):
             return first
         for freer, pinned in self._with_more_room(step, first.subject):
-            again = self._again(freer, first.subject, pinned)
+            again = self._try_again(freer, first.subject, pinned)
             if again is not None and len(again.subject.live) < len(first.subject.live):
                 return again
         return first
 
     def _with_more_room(self, step: Step, subject: AnalyzedModel) -> Iterator[tuple[Step, DetachedModel]]:
-        """What to try on the model that the step has made with the first pins.
+        """The (step, pinned model) pairs to try next, on the model that the step has made with the first pins.
 
-        With wide pins a merging pass finds what it looks for, and what the others make of the model is lost with it. It
-        has had its turn; so the ones that are known are left out.
+        With wide pins a merging pass would find its pattern, and its attempt would be rejected with all that the other
+        passes do. It has had its turn, so known merging passes are left out.
         """
         wide = self.watched.wide_pins(subject.made) if step.is_composite else []
         if wide:
             known = merging(self.watched.enforced)
             yield step.without([name for name in step.inner(self.bench) if name in known]), pin(subject.model, wide)
-        loose = self._loosely(subject)
+        loose = self._relax_pins(subject)
         if loose is not None:
             yield step, loose
 
-    def _again(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt | None:
-        """The attempt, if it is sound."""
+    def _try_again(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt | None:
+        """Run the step once more; None for an attempt that is not sound."""
         try:
-            made = self._judged(step, source, pinned)
+            attempt = self._judge(step, source, pinned)
         except StepFailed:
             return None
-        return None if made.why else made
+        return None if attempt.why else attempt
 
-    def _judged(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt:
-        """Run `step` on `source`, which is `pinned`, and judge against the model that stands."""
-        after = self._changed(step, source, pinned)
+    def _judge(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> Attempt:
+        """Run `step` on `pinned`, a pinned copy of `source`, and judge the result against the current model."""
+        after = self._run_step(step, source, pinned)
         if after is None:
             return Attempt(self.subject, False, {}, None, "")
-        lost = {key: why for key, why in self.watched.lost(after.model).items() if key not in self.gone}
+        lost = {key: why for key, why in self.watched.find_lost(after.model).items() if key not in self.gone}
         broken = [f"{kind} {name}: {why}" for (kind, name), why in lost.items() if kind in self.watched.enforced]
         if broken:
             return Attempt(after, True, lost, None, _several("breaks", broken))
         measurement = self.prover.measure(after.model, after.reading)
         return Attempt(after, True, lost, measurement, measurement.why and f"differs: {measurement.why}")
 
-    def _changed(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> AnalyzedModel | None:
-        """What `step` makes of `pinned`, unpinned, with all that was known of its nodes; None if that is no change."""
+    def _run_step(self, step: Step, source: AnalyzedModel, pinned: DetachedModel) -> AnalyzedModel | None:
+        """Run `step` on `pinned`, unpin the result and carry provenance over to it; None for no change."""
         made = apply_step(step, pinned, self.bench)
         if made is pinned:
             return None
-        after = AnalyzedModel(self.unpinned(made, narrows=step.narrows))
+        after = AnalyzedModel(self.remove_pins(made, narrows=step.narrows))
         if after.invalid and not self.subject.invalid:  # sources are; then no step is blamed for it
             raise InvalidResult(f"makes a model that is not valid ONNX: {after.invalid}")
         is_same = after.size == self.subject.size and after.reading.canonical == self.subject.reading.canonical
         if is_same and not step.annotates:
             return None
         self.carrier.carry(source, after, step.name)
-        says_the_same = is_same and annotations_of(after.model.proto) == annotations_of(pinned.proto)
-        return None if says_the_same else after
+        has_same_annotations = is_same and annotations_of(after.model.proto) == annotations_of(pinned.proto)
+        return None if has_same_annotations else after
 
-    def unpinned(self, made: DetachedModel, *, narrows: bool = False) -> DetachedModel:
-        """What a step has made, changed in place to have the outputs and the signature that the model has.
+    def remove_pins(self, made: DetachedModel, *, narrows: bool = False) -> DetachedModel:
+        """Unpin the result of a step, in place, and give it the outputs and the signature of the model.
 
         Raises:
             StepFailed: see `keep_signature`.
@@ -222,14 +222,14 @@ class Trial:
         keep_ir_version(self.model, made)
         return made
 
-    def narrowed(self, step: Step, attempt: Attempt) -> Narrowed:
+    def narrow(self, step: Step, attempt: Attempt) -> NarrowedStep:
         """Find the inner passes that are at fault for `attempt`.
 
         Those that broke what must hold are taken out; those that only broke what is observed are named.
         """
         # To wait for many more time limits would cost more than the name is worth.
         if not step.is_composite or attempt.status is Status.TIMED_OUT:
-            return Narrowed(step, attempt, (), dict.fromkeys(attempt.lost, step.name))
+            return NarrowedStep(step, attempt, (), dict.fromkeys(attempt.lost, step.name))
         tried: dict[tuple[str, ...], Attempt] = {(): attempt}
 
         def without(names: tuple[str, ...]) -> Attempt:
@@ -244,23 +244,25 @@ class Trial:
 
         kinds = {kind for kind, _ in attempt.lost}
         suspects = [name for name, destroyed in DESTROYS.items() if kinds & set(destroyed)]
-        found = culprits(step.inner(self.bench), suspects or step.suspects, is_good)
-        if found is None:
-            return Narrowed(step, attempt, (), dict.fromkeys(attempt.lost, step.name))
-        author = doer(found, lambda others: canonical_digest(without(others).model) == canonical_digest(attempt.model))
+        culprits = minimal_culprits(step.inner(self.bench), suspects or step.suspects, is_good)
+        if culprits is None:
+            return NarrowedStep(step, attempt, (), dict.fromkeys(attempt.lost, step.name))
+        author = primary_culprit(
+            culprits, lambda others: canonical_digest(without(others).model) == canonical_digest(attempt.model)
+        )
         authors = dict.fromkeys(attempt.lost, f"{step.name}/{author}")
-        if len(found) > 1:
-            alone = {name: without(tuple(other for other in found if other != name)).lost for name in found}
+        if len(culprits) > 1:
+            alone = {name: without(tuple(other for other in culprits if other != name)).lost for name in culprits}
             for key in attempt.lost:
-                doers = [name for name in found if key in alone[name]]
+                doers = [name for name in culprits if key in alone[name]]
                 if doers and author not in doers:
                     authors[key] = f"{step.name}/{doers[0]}"
         if not attempt.why:
-            return Narrowed(step, attempt, (), authors)
-        sound = without(found)
+            return NarrowedStep(step, attempt, (), authors)
+        sound = without(culprits)
         # What is only observed may still be lost; it is named, and stays lost.
-        observed = self.narrowed(step.without(found), sound).authors if sound.lost else {}
-        return Narrowed(step.without(found), sound, found, {**authors, **observed})
+        observed = self.narrow(step.without(culprits), sound).authors if sound.lost else {}
+        return NarrowedStep(step.without(culprits), sound, culprits, {**authors, **observed})
 
 
 def _several(verb: str, items: Sequence[str]) -> str:

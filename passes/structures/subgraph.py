@@ -28,7 +28,7 @@ def extent_of(instance: Instance, view: GraphView) -> list[NodeProto]:
     """
     if instance.boundary is not None:
         return _sort(_inside(instance.boundary, view), view)
-    pinned = [one.name for one in (*instance.pins, *instance.loose_pins, *instance.wide_pins)]
+    pinned = [one.name for one in (*instance.pins, *instance.relaxed_pins, *instance.wide_pins)]
     seeds = [view.producers[name] for name in pinned if name in view.producers]
     if instance.core is not None:
         seeds += _core(instance.core.last, view.producers.get(instance.core.value), view)

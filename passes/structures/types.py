@@ -112,7 +112,7 @@ class Instance:
     weights: tuple[KeptWeight, ...]
     pins: tuple[onnx.ValueInfoProto, ...]
     """The values to hold visible across a pass, with the types that graph outputs need."""
-    loose_pins: tuple[onnx.ValueInfoProto, ...] = ()
+    relaxed_pins: tuple[onnx.ValueInfoProto, ...] = ()
     """Values a little further on, behind which a pass may do more; it may also do too much, so they come second."""
     wide_pins: tuple[onnx.ValueInfoProto, ...] = ()
     """Values further on still, for a step that can leave out what is known to break this kind of structure."""

@@ -16,7 +16,7 @@ from onnx import TensorProto
 from passes.weights.detached import UNREAD, DetachedModel, inner_tensors
 from passes.weights.mapped import ExternalFiles, find_file_range
 from passes.weights.stand_ins import inline, point_to
-from passes.worker.platforms import lock, opened_folder
+from passes.worker.platforms import lock, open_folder
 
 __all__ = ["EXTERNAL_FROM_BYTES", "replace_when_done", "save"]
 
@@ -96,7 +96,7 @@ def _point_to_shared(model: DetachedModel, path: Path, shared: Mapping[str, _Dat
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Lock `folder` against other threads and processes that save: the last would remove the others' data files."""
-    with opened_folder(folder) as handle:
+    with open_folder(folder) as handle:
         lock(handle)
         yield
 

@@ -25,12 +25,12 @@ from passes.worker.platforms import kill, run_on, start_process, was_killed
 __all__ = ["STOP", "Function", "Worker", "address_of", "ask_again"]
 
 STOP: Final = None
-"""What is sent in place of a call when nobody waits any more for the one that is under way."""
+"""Sent in place of a call to end the one that is under way, whose result nobody needs."""
 
 Answer = TypeVar("Answer")
 
 Function = Callable[..., Any] | str
-"""What the process is to call. A text, `module:name`, is for jobs, which are data."""
+"""A function for the process to call; jobs, which are data, name it as `module:name`."""
 
 WORKER: Final = f"{__package__}.server"
 """What the process runs: under the name that this package has here, since objects of its classes come and go."""
@@ -48,9 +48,10 @@ def address_of(function: Function) -> str:
 
 
 def ask_again(ask: Callable[[], Answer]) -> Answer:
-    """What `ask` returns; it is tried anew, `TRIES` times in all, where its process was killed from outside.
+    """Call `ask`, and again where its process was killed from outside, `TRIES` times in all; return its result.
 
-    The system kills a process for want of memory, say. That must not cost the run; a crash by itself would come again.
+    The system kills a process when memory is short, for example. That must not cost the run. Any other crash would
+    happen again.
     """
     for _ in range(TRIES - 1):
         try:
@@ -88,7 +89,7 @@ class Worker:
         """Held open for as long as we live; the process ends when it closes, whatever native code it is in."""
         self._stderr: IO[bytes] | None = None
         self.generation = 0
-        """How many processes there have been; what one of them was told, the next does not know."""
+        """Number of processes started so far; a new one has nothing of what an earlier one was sent."""
         self.was_killed = False
         """Whether the last process that ended was killed from outside, and not by us."""
         self._posted = 0
@@ -130,7 +131,7 @@ class Worker:
             StepCrashed: the process died.
         """
         self._end()
-        pipe = self._started()
+        pipe = self._ensure_started()
         try:
             pipe.send((address_of(function), arguments))
         except OSError as error:
@@ -190,7 +191,7 @@ class Worker:
 
     def start(self) -> None:
         """Start the process now, so that it is ready when it is called."""
-        self._started()
+        self._ensure_started()
 
     def close(self) -> None:
         """End the process, if it runs."""
@@ -206,7 +207,7 @@ class Worker:
             while self._waits_since is not None:  # a worker that waits to send does not receive the next call
                 self.collect(self._posted)
 
-    def _started(self) -> Connection:
+    def _ensure_started(self) -> Connection:
         if self._pipe is not None and self._process is not None and self._process.poll() is None:
             return self._pipe
         self._stop()

@@ -2,7 +2,7 @@
 
 Only the standard library is used, since this file is also loaded by path, before anything else of ours:
 
-- as a program, `python own_names.py MODULE …` runs a module of ours, whatever lies in the working directory;
+- as a program, `python own_names.py MODULE …` runs a module of ours, whatever the working directory holds;
 - `claim_names()` is for a process that is ours: `passes` and `pipeline` are then our packages;
 - `add_private_names()` is for a process that is a script's: `_onnxline.passes` is our package there, and `passes` is
   whatever the script would get without us;
@@ -45,7 +45,7 @@ PACKAGES = ("passes", "pipeline")
 
 FILE = os.path.realpath(__file__)
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(FILE)))  # noqa: PTH120 - pathlib is slow to load
-"""The folder that our packages lie in."""
+"""The folder that holds our packages."""
 
 
 class OwnNames:
@@ -81,7 +81,7 @@ class OwnNames:
                 return found
         if not is_ours:
             return None
-        return importlib.util.spec_from_loader(name, _SameModule(name))  # type: ignore[arg-type]  # no load_module
+        return importlib.util.spec_from_loader(name, _AliasLoader(name))  # type: ignore[arg-type]  # no load_module
 
     def _ask_others(self, name: str) -> importlib.machinery.ModuleSpec | None:
         """What the process would import without this finder."""
@@ -103,8 +103,8 @@ class _PrivateLoader(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
 
 
-class _SameModule:
-    """Makes a public name stand for the module that has the private one."""
+class _AliasLoader:
+    """A loader that makes a public module name an alias of the private one."""
 
     def __init__(self, name: str) -> None:
         self._private = f"{PREFIX}.{name}"
@@ -186,7 +186,7 @@ def _private_spec(name: str, path: Sequence[str] | None) -> importlib.machinery.
 def _is_at_root(spec: importlib.machinery.ModuleSpec | None) -> bool:
     if spec is None or spec.origin is None:
         return False
-    if isinstance(spec.loader, _SameModule):
+    if isinstance(spec.loader, _AliasLoader):
         return True
     return os.path.realpath(spec.origin) == os.path.join(ROOT, spec.name, "__init__.py")  # noqa: PTH118
 

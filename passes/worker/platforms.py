@@ -35,7 +35,7 @@ __all__ = [
     "lock",
     "memory_limit",
     "missing_here",
-    "opened_folder",
+    "open_folder",
     "run_on",
     "start_process",
     "was_killed",
@@ -63,7 +63,7 @@ def lock(handle: int | None, *, shared: bool = False, wait: bool = True) -> None
 
 
 @contextlib.contextmanager
-def opened_folder(folder: Path) -> Iterator[int | None]:
+def open_folder(folder: Path) -> Iterator[int | None]:
     """A handle to lock; None where folders have none."""
     if fcntl is None:
         yield None

@@ -45,7 +45,7 @@ def serve(pipe: Connection) -> None:
             given = {"desk": desk} if "desk" in inspect.signature(function).parameters else {}
             result: Any = function(**given, **arguments)
             if isinstance(result, Generator):
-                result = _streamed(result, pipe)
+                result = _stream(result, pipe)
         except MemoryError as error:
             traceback.print_exc()
             pipe.send(("no memory", f"{type(error).__name__}: {error}"))
@@ -58,7 +58,7 @@ def serve(pipe: Connection) -> None:
             pipe.send(("done", result))
 
 
-def _streamed(items: Generator[Any, None, Any], pipe: Connection) -> Any:
+def _stream(items: Generator[Any, None, Any], pipe: Connection) -> Any:
     """Send the items, until the other side sends anything; returns what the generator returns."""
     while not pipe.poll():
         try:

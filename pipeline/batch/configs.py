@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from passes.advisories.known import quarantines
+from passes.advisories.known import quarantined_by_entry
 from passes.errors import PassError
 from passes.recipe.recipe import names_of
 from passes.recipe.user_passes import code_digest
@@ -102,7 +102,7 @@ def job_of(planned: PlannedRun, out: Path) -> Job:
         "folder": str((out / planned.name).resolve()),
         "files": {file: stamp(locate(file)) for file in _model_files(planned.config) if _is_there(file)},
         "passes": code_digest(names_of(wishes.recipe)),
-        "unsafe": quarantines(wishes.skip),
+        "unsafe": quarantined_by_entry(wishes.skip),
     }
     return Job(planned.name, RUN_ONE, arguments)
 

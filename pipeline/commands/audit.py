@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from passes.advisories import KINDS, UNSAFE, Table, own_tables, table_text, tables_in
-from passes.advisories.known import News, file_name, news
-from passes.advisories.text import quoted
+from passes.advisories import KINDS, UNSAFE, AuditTable, own_tables, table_text, tables_in
+from passes.advisories.known import News, file_name, find_news
+from passes.advisories.text import to_one_line
 from passes.audit.cases import case_names
 from passes.audit.job import CALL, AuditPlan, chosen_targets, unread_of
 from passes.audit.reproducers import CALL as REPRODUCE
@@ -78,7 +78,7 @@ def audit(
     for value in _done(_reproductions(plan, tables), out, spread, stamps):
         write_reproducer(value, out / "reproducers")
     remove_stale(out / "reproducers", tables)
-    unknown = news(tables, against)
+    unknown = find_news(tables, against)
     if as_json:
         typer.echo(json.dumps(audit_as_data(tables, unread, unknown, out), indent=2, ensure_ascii=False))
     else:
@@ -91,7 +91,7 @@ def audit(
         raise typer.Exit(NEW)
 
 
-def _accepted(folder: Path | None) -> Sequence[Table]:
+def _accepted(folder: Path | None) -> Sequence[AuditTable]:
     if folder is None:
         return own_tables()
     tables = tables_in(folder)
@@ -100,7 +100,7 @@ def _accepted(folder: Path | None) -> Sequence[Table]:
     return tables
 
 
-def _reproductions(plan: AuditPlan, tables: Sequence[Table]) -> list[Job]:
+def _reproductions(plan: AuditPlan, tables: Sequence[AuditTable]) -> list[Job]:
     models = str(plan.models.resolve()) if plan.models else None
     settings = {"models": models, "timeout_s": plan.timeout_s, "memory_gib": plan.memory_gib}
     return [
@@ -133,7 +133,7 @@ def _done(jobs: Sequence[Job], out: Path, spread: Spread, stamps: Mapping[str, s
     return [outcome.value for outcome in outcomes]
 
 
-def write_table(table: Table, folder: Path) -> None:
+def write_table(table: AuditTable, folder: Path) -> None:
     _write(folder / file_name(table.distribution, table.version), table_text(table).encode())
 
 
@@ -143,13 +143,13 @@ def write_reproducer(value: Mapping[str, str], folder: Path) -> None:
     _write(folder / f"{value['name']}.txt", value["text"].encode())
 
 
-def remove_stale(folder: Path, tables: Sequence[Table]) -> None:
+def remove_stale(folder: Path, tables: Sequence[AuditTable]) -> None:
     """Remove what earlier runs wrote of findings that are gone; of passes that were tried, so that it is known."""
     found = {(entry.name, entry.kind) for table in tables for entry in table.entries}
     for file in sorted(folder.glob("*.txt")):
         with disk_errors(file):
             told = told_by(file.stem, file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
-            if told and told not in found and any(table.speaks_of(told[0]) for table in tables):
+            if told and told not in found and any(table.covers(told[0]) for table in tables):
                 file.with_suffix(".onnx").unlink(missing_ok=True)
                 file.unlink()
 
@@ -172,7 +172,7 @@ MOST: Final = 40
 
 
 def audit_as_data(
-    tables: Sequence[Table], unread: Mapping[str, str], found: Sequence[News], out: Path
+    tables: Sequence[AuditTable], unread: Mapping[str, str], found: Sequence[News], out: Path
 ) -> dict[str, Any]:
     """Everything that the text says, uncut."""
     return {
@@ -201,7 +201,7 @@ def audit_as_data(
     }
 
 
-def summary_text(tables: Sequence[Table]) -> str:
+def summary_text(tables: Sequence[AuditTable]) -> str:
     """A line for each library, and one for each of its passes with an unsafe finding."""
     lines = []
     for table in tables:
@@ -216,7 +216,7 @@ def summary_text(tables: Sequence[Table]) -> str:
 
 def unread_text(unread: Mapping[str, str]) -> str:
     """A line for each model that cannot be read, with the reason."""
-    return "".join(f"not read: {quoted(case)}: {quoted(unread[case])}\n" for case in sorted(unread))
+    return "".join(f"not read: {to_one_line(case)}: {to_one_line(unread[case])}\n" for case in sorted(unread))
 
 
 def news_text(found: Sequence[News], out: Path) -> str:
@@ -234,7 +234,7 @@ def news_text(found: Sequence[News], out: Path) -> str:
 
 def _line(one: News) -> str:
     more = f" and {len(one.cases) - SHOWN} more" if len(one.cases) > SHOWN else ""
-    where = ", ".join(map(quoted, one.cases[:SHOWN])) + more
+    where = ", ".join(map(to_one_line, one.cases[:SHOWN])) + more
     against = f"not in {one.accepted}" if one.accepted else "no table of this library is accepted"
     said = (where, one.entry.why, against)
     return f"  {one.entry.name} {one.entry.kind}: " + "; ".join(part for part in said if part)

@@ -106,10 +106,10 @@ def check_output(path: Path, source: Path | None = None) -> None:
 def describe_settings(config: RunConfig, steps: Sequence[Step | Repeat], folder: Path) -> str:
     """What a run of `config` would do: its source, its steps, its policy and its files."""
     from passes.policy.policy import Policy
-    from passes.step import flat
+    from passes.step import flatten
 
     policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
-    names = [step.name for step in flat(steps)]
+    names = [step.name for step in flatten(steps)]
     model = config.model
     source = model.factory or model.onnx or (model.transformers.class_name if model.transformers else "")
     facts = {

@@ -10,7 +10,7 @@ from passes.external.installed import library_versions
 from passes.policy.policy import Policy
 from passes.recipe.recipe import steps_of
 from passes.run.apply_policy import check_names
-from passes.step import Repeat, Step, flat
+from passes.step import Repeat, Step, flatten
 from pipeline.config import ExportConfig, RunConfig, locate, split_factory
 from pipeline.errors import ConfigError
 from pipeline.workspace import Workspace, key_of
@@ -39,7 +39,7 @@ def check_settings(config: RunConfig, workspace: Workspace) -> tuple[Step | Repe
     if not workspace.load(STAGE, _key(config), bool):
         policy = Policy(config.passes.skip, config.passes.keep, config.passes.watch)
         with open_context() as bench:
-            check_names(flat(steps), policy, bench)
+            check_names(flatten(steps), policy, bench)
     return steps
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from passes.run.gc_pause import collector_paused
+from passes.run.gc_pause import pause_collector
 from pipeline.errors import UsageError
 from pipeline.ir import Graph
 from pipeline.torch_ir.document import files, writing
@@ -50,11 +50,11 @@ class GraphSource:
             SerializationError: the data is no IR.
         """
         if not isinstance(self.found, Graph):
-            with collector_paused(), report_unexpected(self.what):
+            with pause_collector(), report_unexpected(self.what):
                 self.found = read_graph(self.found, constants, whole="signature" in self.found)
         return self.found
 
-    @collector_paused()
+    @pause_collector()
     def apply_view(self, view: Parts, name: str, constants: Tensors, whole: bool) -> GraphSource:
         """This source if `view` is unchanged; else the source of a new Graph, called `name`, with the edits of `view`.
 
@@ -165,7 +165,7 @@ class IR:
         """
         return cls._of_written(data, {})
 
-    @collector_paused()
+    @pause_collector()
     def save(self, path: str | Path, *, threshold: int = THRESHOLD) -> None:
         """Write the IR as JSON, at once; `m.json.zst` is packed. Constants over `threshold` bytes lie in a file beside.
 
@@ -180,7 +180,7 @@ class IR:
             files.save(path, self._sections(), self.constants, threshold)
 
     @classmethod
-    @collector_paused()
+    @pause_collector()
     def load(cls, path: str | Path) -> IR:
         """The IR of a file of `save`, or of pytorch-ir.
 
@@ -215,7 +215,7 @@ class IR:
             self._make_view()
             return vars(self)[name]
 
-    @collector_paused()
+    @pause_collector()
     def _make_view(self) -> None:
         made = parts_of(self._source.graph(self.constants))
         if "nodes" not in vars(self):

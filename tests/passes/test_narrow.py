@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from passes.run.narrow import culprits
+from passes.run.narrow import minimal_culprits
 
 NAMES = [f"p{i}" for i in range(40)]
 
@@ -18,21 +18,21 @@ def test_finds_exactly_the_guilty(guilty: set[str], suspects: set[str]) -> None:
         runs.append(names)
         return guilty <= set(names)
 
-    assert set(culprits(NAMES, sorted(suspects), is_good) or ()) == guilty
+    assert set(minimal_culprits(NAMES, sorted(suspects), is_good) or ()) == guilty
     assert len(runs) <= 2 * len(suspects) * 3 + 4 + 4 * len(guilty) * 7
 
 
 def test_a_suspect_that_is_guilty_costs_one_run() -> None:
     runs = []
-    assert culprits(NAMES, ["p3"], lambda names: runs.append(names) or "p3" in names) == ("p3",)
+    assert minimal_culprits(NAMES, ["p3"], lambda names: runs.append(names) or "p3" in names) == ("p3",)
     assert runs == [("p3",)]
 
 
 def test_a_step_that_is_wrong_by_itself_has_no_guilty_part() -> None:
-    assert culprits(NAMES, ["p1"], lambda names: False) is None
+    assert minimal_culprits(NAMES, ["p1"], lambda names: False) is None
 
 
 def test_a_suspect_that_this_release_lacks_is_not_asked() -> None:
     asked: list[tuple[str, ...]] = []
-    assert culprits(["a", "b"], ["gone"], lambda names: asked.append(names) or "b" in names) == ("b",)
+    assert minimal_culprits(["a", "b"], ["gone"], lambda names: asked.append(names) or "b" in names) == ("b",)
     assert ("gone",) not in asked

@@ -12,7 +12,7 @@ NAMES = ("fuse_qkv", "fuse_bn_into_conv", "nop", "onnxsim", "onnxsim/fuse_gelu",
 
 def test_a_question_mark_makes_an_entry_optional() -> None:
     policy = Policy(keep=("qkv", "gelu?", "op:Softmax", "module:encoder.*?"))
-    assert policy.kept() == {"qkv": True, "gelu": False, "op:Softmax": True, "module:encoder.*": False}
+    assert policy.kept_kinds() == {"qkv": True, "gelu": False, "op:Softmax": True, "module:encoder.*": False}
     policy.check(NAMES, NAMES)
 
 
@@ -26,8 +26,8 @@ def test_a_question_mark_makes_an_entry_optional() -> None:
     ],
 )
 def test_the_skip_of_a_pass_watches_what_it_destroys(skip: list[str], kinds: tuple[str, ...]) -> None:
-    assert Policy(tuple(skip)).watched(NAMES) == kinds
-    assert Policy(tuple(skip), watch=False).watched(NAMES) == ()
+    assert Policy(tuple(skip)).watched_kinds(NAMES) == kinds
+    assert Policy(tuple(skip), watch=False).watched_kinds(NAMES) == ()
 
 
 @pytest.mark.parametrize(

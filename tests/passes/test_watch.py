@@ -37,7 +37,7 @@ def test_kept_values_are_pinned() -> None:
     model = detached(drawn(NORMS))
     watched = find_structures(model, Policy(keep=("layernorm", "residual", "op:MatMul")), [])
     assert sorted(pin.name for pin in watched.pins(AnalyzedModel(model).made)) == ["f", "f", "n", "n", "y"]
-    assert watched.loose_pins(AnalyzedModel(model).made) == []
+    assert watched.relaxed_pins(AnalyzedModel(model).made) == []
 
 
 def test_pins_lie_further_and_further_on() -> None:
@@ -45,21 +45,21 @@ def test_pins_lie_further_and_further_on() -> None:
     model = detached(biased_attention())
     watched = find_structures(model, Policy(keep=("qkv",)), [])
     assert [pin.name for pin in watched.pins(AnalyzedModel(model).made)] == ["q0", "k0", "v0"]
-    assert [pin.name for pin in watched.loose_pins(AnalyzedModel(model).made)] == ["q", "k", "v"]
+    assert [pin.name for pin in watched.relaxed_pins(AnalyzedModel(model).made)] == ["q", "k", "v"]
     assert [pin.name for pin in watched.wide_pins(AnalyzedModel(model).made)] == ["qh", "kh", "vh"]
 
     later = detached(
         drawn("g (float[2] x) => (float[2] y) { qh = Neg (x) k = Abs (x) vh = Exp (x) y = Sum (qh, k, vh) }")
     )
     assert [pin.name for pin in watched.pins(AnalyzedModel(later).made)] == ["qh", "k", "vh"]
-    assert watched.loose_pins(AnalyzedModel(later).made) == watched.wide_pins(AnalyzedModel(later).made) == []
+    assert watched.relaxed_pins(AnalyzedModel(later).made) == watched.wide_pins(AnalyzedModel(later).made) == []
 
 
 def test_what_is_lost_is_told_by_kind_and_name() -> None:
     watched = find_structures(detached(drawn(NORMS)), Policy(keep=("layernorm", "residual", "op:MatMul")), [])
     changed = detached(drawn(NORMS.replace("y = Add (f, x)", "y = Add (f, w)")))
-    assert list(watched.lost(detached(drawn(NORMS)))) == []
-    assert list(watched.lost(changed)) == [("residual", "residual")]
+    assert list(watched.find_lost(detached(drawn(NORMS)))) == []
+    assert list(watched.find_lost(changed)) == [("residual", "residual")]
 
 
 def test_instances_go_to_the_prover_under_one_name_each() -> None:
@@ -69,7 +69,7 @@ def test_instances_go_to_the_prover_under_one_name_each() -> None:
     assert set(held) == {"layernorm", "residual", "y"}
     assert [pin.name for pin in held["layernorm"].pins] == ["n"]
     assert held["residual"].pins == ()
-    assert [pin.name for pin in held["residual"].loose_pins] == ["f", "y"]
+    assert [pin.name for pin in held["residual"].relaxed_pins] == ["f", "y"]
 
 
 def test_two_of_one_name_are_told_apart() -> None:

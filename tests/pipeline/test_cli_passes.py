@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from passes.advisories import Finding, table_of, table_text
+from passes.advisories import AuditFinding, table_of, table_text
 from passes.catalog.example_model import GALLERY
 from passes.errors import PolicyError
 from passes.external.installed import library_versions
@@ -70,7 +70,7 @@ def test_a_composite_step_says_what_is_destroyed_inside_of_it() -> None:
 
 
 def test_a_quarantine_is_a_group_too(tmp_path: Path) -> None:
-    findings = [Finding("eliminate_identity", "wrong", "models/mine")]
+    findings = [AuditFinding("eliminate_identity", "wrong", "models/mine")]
     table = table_of("onnxoptimizer", library_versions()["onnxoptimizer"], ["eliminate_identity"], findings, {}, {})
     (tmp_path / "mine.txt").write_text(table_text(table), encoding="utf-8")
     ours = {row["name"] for row in passes_of("--source", "onnxoptimizer", "--group", "unsafe")}

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.export import ExportedProgram
 
-from passes.run.gc_pause import collector_paused
+from passes.run.gc_pause import pause_collector
 from pipeline.errors import UsageError
 from pipeline.export.inputs import InputSpec
 from pipeline.export.source import TorchSource
@@ -52,7 +52,7 @@ def extract_ir(
     if model_name is not None and not isinstance(model_name, str):
         raise mistaken("model_name", model_name, "a str", ExportError)
     name = model_name or type(model).__name__
-    with collector_paused():
+    with pause_collector():
         known = {"tied": tied_names(model), "constants": recompute_buffers(model)}
         if stamp and dynamic_shapes is not None:
             warn(f"{name} is traced whole: layers are stamped where every size is a number.")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import passes
-from passes.advisories import Finding, table_of, table_text
-from passes.advisories.known import check_quarantine, quarantined, quarantines
+from passes.advisories import AuditFinding, table_of, table_text
+from passes.advisories.known import check_quarantine, quarantined_by_entry, quarantined_passes
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external.installed import library_versions
@@ -24,7 +24,7 @@ NAMES = ("eliminate_shape_op", "eliminate_identity", "onnxslim", "onnxsim", "onn
 TRIED = ("nop", "eliminate_identity")
 
 
-def write_table(folder: Path, version: str, *findings: Finding, tried: Sequence[str] = TRIED) -> Path:
+def write_table(folder: Path, version: str, *findings: AuditFinding, tried: Sequence[str] = TRIED) -> Path:
     table = table_of("onnxoptimizer", version, tried, findings, {"node": 1}, {})
     folder.mkdir(exist_ok=True)
     (folder / f"onnxoptimizer-{version}.txt").write_text(table_text(table), encoding="utf-8")
@@ -32,11 +32,11 @@ def write_table(folder: Path, version: str, *findings: Finding, tried: Sequence[
 
 
 def test_what_our_tables_say() -> None:
-    unsafe = quarantined("unsafe")
+    unsafe = quarantined_passes("unsafe")
     assert {"eliminate_shape_op", "eliminate_if_with_const_cond", "eliminate_consecutive_idempotent_ops"} <= unsafe
     assert unsafe.isdisjoint({"nop", "eliminate_identity", "onnxsim", "onnxsim/eliminate_shape_op"})
     assert "unsafe" in groups_of("eliminate_shape_op")
-    assert quarantined("fusions") == frozenset()
+    assert quarantined_passes("fusions") == frozenset()
 
 
 def test_a_run_without_the_unsafe_ones(bench: PassContext) -> None:
@@ -51,7 +51,7 @@ def test_a_run_without_the_unsafe_ones(bench: PassContext) -> None:
 
 def test_a_folder_of_ones_own_comes_before_ours(tmp_path: Path) -> None:
     version = library_versions()["onnxoptimizer"]
-    folder = write_table(tmp_path / "tables", version, Finding("eliminate_identity", "wrong", "models/mine"))
+    folder = write_table(tmp_path / "tables", version, AuditFinding("eliminate_identity", "wrong", "models/mine"))
     policy = Policy((f"unsafe:{folder}",))
     policy.check(NAMES, NAMES)
     assert {name for name in NAMES if policy.skips(name)} == {"eliminate_shape_op", "eliminate_identity", "onnxslim"}
@@ -60,15 +60,15 @@ def test_a_folder_of_ones_own_comes_before_ours(tmp_path: Path) -> None:
 def test_of_passes_that_a_table_does_not_speak_of_ours_says_more(tmp_path: Path) -> None:
     tried = (*TRIED, "eliminate_shape_op")
     folder = write_table(tmp_path, library_versions()["onnxoptimizer"], tried=tried)
-    assert quarantined(f"unsafe:{folder}") == quarantined("unsafe") - {"eliminate_shape_op"}
+    assert quarantined_passes(f"unsafe:{folder}") == quarantined_passes("unsafe") - {"eliminate_shape_op"}
 
 
 def test_a_table_that_is_replaced_counts_at_once(tmp_path: Path) -> None:
     version = library_versions()["onnxoptimizer"]
     entry = f"unsafe:{write_table(tmp_path, version)}"
-    before = quarantines([entry, "fuse_qkv"])
-    write_table(tmp_path, version, Finding("eliminate_identity", "wrong", "models/mine"))
-    assert set(quarantines([entry])[entry]) == {*before[entry], "eliminate_identity"}
+    before = quarantined_by_entry([entry, "fuse_qkv"])
+    write_table(tmp_path, version, AuditFinding("eliminate_identity", "wrong", "models/mine"))
+    assert set(quarantined_by_entry([entry])[entry]) == {*before[entry], "eliminate_identity"}
 
 
 def test_a_release_that_nobody_has_audited_is_refused() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from passes.advisories import (
-    Finding,
-    Table,
+    AuditFinding,
+    AuditTable,
     known_table,
     own_tables,
     parse,
@@ -20,18 +20,18 @@ from passes.advisories import (
     tables_in,
     unsafe_names,
 )
-from passes.advisories.known import SHIPPED, news
+from passes.advisories.known import SHIPPED, find_news
 from passes.advisories.table import mark_of
 from passes.advisories.text import LISTED
 from passes.errors import ModelError
 
 INDENTS = ("initial_indent", "subsequent_indent")
-MANY = [Finding("b", "grew-nodes", f"node/{number}") for number in range(LISTED + 1)]
+MANY = [AuditFinding("b", "grew-nodes", f"node/{number}") for number in range(LISTED + 1)]
 FINDINGS = [
-    Finding("nop", "invalid", "node/sequence", "a type is missing"),
-    Finding("b", "invalid", "node/sequence", "a type is missing"),
-    Finding("b", "invalid", "node/other", "# worse"),
-    Finding("a", "crashed", "node/shape", "SIGSEGV"),
+    AuditFinding("nop", "invalid", "node/sequence", "a type is missing"),
+    AuditFinding("b", "invalid", "node/sequence", "a type is missing"),
+    AuditFinding("b", "invalid", "node/other", "# worse"),
+    AuditFinding("a", "crashed", "node/shape", "SIGSEGV"),
     *MANY,
 ]
 TEXT = """\
@@ -72,7 +72,7 @@ MARKS = textwrap.fill(" ".join(sorted(mark_of(one.case) for one in MANY)), 118, 
 TEXT = TEXT.replace("MARKS", MARKS)
 
 
-def table(findings: list[Finding], version: str = "1.2") -> Table:
+def table(findings: list[AuditFinding], version: str = "1.2") -> AuditTable:
     judges = {"onnx": "1.23", "numpy": "2.0"}
     cases = {"planted": 3, "node": 70}
     return table_of("lib", version, ["nop", "b", "a", "clean"], findings, cases, judges, ["node/random"])
@@ -121,7 +121,9 @@ def test_a_table_that_was_cut_off_anywhere() -> None:
 
 def test_any_name_of_a_file_can_be_read_back() -> None:
     names = ["models/two\nlines", 'models/"', "models/\u2028", "models/\udcff", "models/plain \\n"]
-    odd = table_of("lib", "1", ["a"], [Finding("a", "wrong", name) for name in sorted(names)], {}, {}, names, names)
+    odd = table_of(
+        "lib", "1", ["a"], [AuditFinding("a", "wrong", name) for name in sorted(names)], {}, {}, names, names
+    )
     assert parse(table_text(odd).encode().decode()) == odd
 
 
@@ -141,13 +143,13 @@ def test_only_a_file_that_says_so_is_a_table(tmp_path: Path) -> None:
 def test_what_is_accepted_is_no_news_whatever_the_words() -> None:
     accepted = table(FINDINGS)
     reworded = [replace(one, why="in other words") for one in FINDINGS]
-    assert news([table(reworded, "1.3")], [accepted]) == ()
-    assert news([table([])], [accepted]) == ()
+    assert find_news([table(reworded, "1.3")], [accepted]) == ()
+    assert find_news([table([])], [accepted]) == ()
 
 
 def test_news() -> None:
     accepted = table(FINDINGS)
-    found = news([table([*FINDINGS, Finding("a", "crashed", "node/abs", "SIGABRT")], "1.3")], [accepted])
+    found = find_news([table([*FINDINGS, AuditFinding("a", "crashed", "node/abs", "SIGABRT")], "1.3")], [accepted])
     assert [(one.entry.name, one.entry.kind, one.cases, one.accepted) for one in found] == [
         ("a", "crashed", ("node/abs",), "lib 1.2")
     ]
@@ -155,30 +157,32 @@ def test_news() -> None:
 
 def test_one_more_of_many_is_news_and_one_less_is_none() -> None:
     accepted = parse(TEXT)
-    more = table([*MANY[1:], Finding("b", "grew-nodes", "node/one_more")])
-    assert [one.cases for one in news([more], [accepted])] == [("node/one_more",)]
-    assert [one.cases for one in news([parse(table_text(more))], [accepted])] == [(f"#{mark_of('node/one_more')}",)]
-    assert news([table(MANY[1:])], [accepted]) == ()
+    more = table([*MANY[1:], AuditFinding("b", "grew-nodes", "node/one_more")])
+    assert [one.cases for one in find_news([more], [accepted])] == [("node/one_more",)]
+    assert [one.cases for one in find_news([parse(table_text(more))], [accepted])] == [
+        (f"#{mark_of('node/one_more')}",)
+    ]
+    assert find_news([table(MANY[1:])], [accepted]) == ()
 
 
 def test_many_cases_of_one_pass_accept_none_of_another() -> None:
     """But what the round trip does to the very same model."""
-    accepted = table([Finding("nop", "grew-nodes", one.case) for one in MANY])
+    accepted = table([AuditFinding("nop", "grew-nodes", one.case) for one in MANY])
     other = table_of(
-        "lib", "1.3", ["new"], [Finding("new", "grew-nodes", f"node/{name}") for name in ("0", "x")], {}, {}
+        "lib", "1.3", ["new"], [AuditFinding("new", "grew-nodes", f"node/{name}") for name in ("0", "x")], {}, {}
     )
-    assert [one.cases for one in news([other], [parse(table_text(accepted))])] == [("node/x",)]
-    assert len(news([other], [table(MANY)])[0].cases) == 2
+    assert [one.cases for one in find_news([other], [parse(table_text(accepted))])] == [("node/x",)]
+    assert len(find_news([other], [table(MANY)])[0].cases) == 2
 
 
 def test_what_the_round_trip_does_is_accepted_of_each_pass() -> None:
     """A run of a single pass knows nothing of nop."""
     alone = table_of("lib", "1.2", ["b"], [FINDINGS[1]], {}, {})
-    assert alone.entries and news([alone], [table(FINDINGS)]) == ()
+    assert alone.entries and find_news([alone], [table(FINDINGS)]) == ()
 
 
 def test_without_a_table_everything_is_news() -> None:
-    assert {one.accepted for one in news([table(FINDINGS)], [])} == {""}
+    assert {one.accepted for one in find_news([table(FINDINGS)], [])} == {""}
 
 
 def test_the_table_of_the_release_before_is_compared_with() -> None:

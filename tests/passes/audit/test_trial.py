@@ -8,7 +8,7 @@ from importlib import metadata
 import onnx
 import pytest
 
-from passes.advisories import Finding
+from passes.advisories import AuditFinding
 from passes.audit.cases import case_names, load_case
 from passes.audit.job import open_trial, run_job
 from passes.audit.reproducers import reproduce
@@ -103,9 +103,9 @@ def test_a_job_is_plain_data() -> None:
         [one.data() for one in optimizer("rename_input_output")],
         models="/nowhere",
     )
-    findings = [Finding(*one) for one in value["findings"]]
+    findings = [AuditFinding(*one) for one in value["findings"]]
     assert [one for one in findings if one.kind == "signature"] == [
-        Finding("rename_input_output", "signature", "planted/named_dims", "other inputs")
+        AuditFinding("rename_input_output", "signature", "planted/named_dims", "other inputs")
     ]
     assert list(value["unread"]) == ["models/absent"]
     assert "no ONNX file at" in value["unread"]["models/absent"]

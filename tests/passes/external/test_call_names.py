@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from passes.external.call_names import ShortNames, number, quote_own_names
+from passes.external.call_names import ShortNames, number_nodes, quote_own_names
 from passes.external.onnxoptimizer import optimize
 from tests.passes.models import attention, model_of
 
@@ -82,7 +82,7 @@ def test_what_is_new_keeps_its_name_from_one_pass_to_the_next() -> None:
 
 def test_a_message_quotes_the_names_of_the_model() -> None:
     model = model_of("g (float[2] x) => (float[2] y) { y = Add (x, a_missing_value) }")
-    number(model)
+    number_nodes(model)
     with pytest.raises(IndexError, match="Input a_missing_value is undefined"):
         optimize({}, model.SerializeToString(), ["nop"])
 
@@ -90,6 +90,6 @@ def test_a_message_quotes_the_names_of_the_model() -> None:
 def test_a_message_quotes_the_names_of_nodes() -> None:
     model = model_of("g (float[2] x) => (float[2] y) { [first] a = Neg (x) y = Abs (a) }")
     source = copy_of(model)
-    number(model)
+    number_nodes(model)
     message = f"{model.graph.node[0].name} and {model.graph.node[1].name} of v0"
     assert quote_own_names(message, source.graph.node) == "first and y of v0"

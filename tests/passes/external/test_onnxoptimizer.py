@@ -10,8 +10,8 @@ import onnxoptimizer
 import pytest
 
 from passes.catalog.example_model import example_of, read_example
-from passes.external.call_names import number
-from passes.external.onnxoptimizer import Changed, optimize
+from passes.external.call_names import number_nodes
+from passes.external.onnxoptimizer import PassOutput, optimize
 from tests.passes.models import attention, model_of
 
 DEFAULT = onnxoptimizer.get_fuse_and_elimination_passes()
@@ -51,11 +51,11 @@ def pictures() -> Iterator[onnx.ModelProto]:
 def numbered(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    number(copy)
+    number_nodes(copy)
     return copy
 
 
-def changes(model: onnx.ModelProto, names: Sequence[str]) -> dict[int, Changed]:
+def changes(model: onnx.ModelProto, names: Sequence[str]) -> dict[int, PassOutput]:
     """By place in `names`, what the passes that change something make, each of what the one before has made."""
     desk: dict = {}
     stands, found = numbered(model).SerializeToString(), {}

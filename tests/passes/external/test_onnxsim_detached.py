@@ -14,7 +14,7 @@ from onnx import TensorProto
 from passes.context import PassContext, open_context
 from passes.errors import StepTimedOut
 from passes.external.onnxsim import OnnxSim
-from passes.external.onnxsim_detached import _read_in, _with_references
+from passes.external.onnxsim_detached import _names_to_send, _with_references
 from passes.external.through_files import through_files
 from passes.model.canonical import meanings_of
 from passes.run.pins import pin
@@ -142,7 +142,7 @@ def test_weights_that_are_only_multiplied_stay_behind() -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("a table")])
 def test_a_table_that_is_only_looked_up_stays_behind(name: str) -> None:
-    assert not _read_in(detached(MODELS[name]()).proto.graph, attention=True, sparing=False) & {"a"}
+    assert not _names_to_send(detached(MODELS[name]()).proto.graph, attention=True, skips_concat=False) & {"a"}
 
 
 def test_a_folder_relative_to_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

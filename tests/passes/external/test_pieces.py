@@ -11,7 +11,7 @@ import pytest
 from onnxoptimizer import onnx_opt_cpp2py_export as library  # type: ignore[attr-defined]
 
 from passes.external import pieces
-from passes.external.pieces import Pieces, can_be_cut
+from passes.external.pieces import GraphPieces, can_be_cut
 from passes.model.canonical import canonical_digest
 from tests.passes.models import detached, matrix, model_of
 
@@ -64,7 +64,7 @@ def test_pass_by_pass_the_same_comes_out_as_of_the_whole(
     for name in DEFAULT:
         assert can_be_cut(whole)
         expected = onnx.load_from_string(library.optimize(whole.SerializeToString(), [name]))
-        found = Pieces(whole, Library()).run([name])
+        found = GraphPieces(whole, Library()).run([name])
         made = whole if found is None else found.model
         onnx.checker.check_model(made)
         assert canonical_digest(detached(made)) == canonical_digest(detached(expected)), name
@@ -80,7 +80,7 @@ def test_the_work_grows_with_the_nodes() -> None:
     for count in (100, 400):
         counting = Library()
         for name in ("nop", "eliminate_identity", "eliminate_nop_cast"):
-            Pieces(layers(count), counting).run([name])
+            GraphPieces(layers(count), counting).run([name])
         work.append(counting.work)
     assert work[1] < 5 * work[0]
 

@@ -12,7 +12,7 @@ from passes.optimize import draw_feeds
 from passes.proof.numbers import DRAWN, Tolerance, compare
 from passes.proof.numeric import NumericProver
 from passes.proof.precision import computed_types
-from passes.run.tracked import Watched
+from passes.run.tracked import TrackedStructures
 from passes.structures import Instance, structure_of
 from passes.weights.detached import DetachedModel
 from passes.weights.sharing import detached_copy
@@ -252,5 +252,5 @@ def test_values_at_kept_structures(bench: PassContext) -> None:
 def structure(kind: str, model: DetachedModel) -> tuple[Instance, ...]:
     found = structure_of(kind)
     assert found is not None
-    kept = Watched({kind: found.find(model).instances}, frozenset({kind}), frozenset({kind}))
+    kept = TrackedStructures({kind: found.find(model).instances}, frozenset({kind}), frozenset({kind}))
     return tuple(kept.must_hold())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from passes.advisories import Finding, table_of, table_text
+from passes.advisories import AuditFinding, table_of, table_text
 from passes.external.installed import library_versions
 from pipeline.batch import Row, read_configs, run_batch
 from pipeline.jobs import Job, Outcome
@@ -53,7 +53,7 @@ def test_only_what_is_not_done_is_run(batch, small_config, tmp_path: Path) -> No
     assert states(batch(again=True)) == ["a done", "b done", "c done"]
 
 
-def unsafe_table(folder: Path, *findings: Finding) -> None:
+def unsafe_table(folder: Path, *findings: AuditFinding) -> None:
     table = table_of("onnxoptimizer", library_versions()["onnxoptimizer"], ["eliminate_identity"], findings, {}, {})
     folder.mkdir(exist_ok=True)
     (folder / "mine.txt").write_text(table_text(table), encoding="utf-8")
@@ -64,7 +64,7 @@ def test_a_table_of_an_audit_that_was_replaced(batch, small_config, tmp_path: Pa
     small_config("b.yaml", passes={"recipe": ["eliminate_identity"], "skip": ["unsafe:tables"]})
     unsafe_table(tmp_path / "tables")
     assert [(row.state, row.found["nodes_after"]) for row in batch("b.yaml")] == [("done", 2)]
-    unsafe_table(tmp_path / "tables", Finding("eliminate_identity", "wrong", "models/mine"))
+    unsafe_table(tmp_path / "tables", AuditFinding("eliminate_identity", "wrong", "models/mine"))
     assert [(row.state, row.found["nodes_after"]) for row in batch("b.yaml")] == [("done", 3)]
 
 
