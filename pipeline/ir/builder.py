@@ -60,15 +60,15 @@ class Builder:
 
     def param(self, name: str, spec: TensorSpec, payload: Payload | None = None) -> int:
         """Declare a trainable weight. Returns its vid."""
-        return self._stored(name, spec, Role.PARAM, payload)
+        return self._add_stored(name, spec, Role.PARAM, payload)
 
     def state(self, name: str, spec: TensorSpec, payload: Payload | None = None) -> int:
         """Declare a value that lives across runs (optimizer moments, running statistics). Returns its vid."""
-        return self._stored(name, spec, Role.STATE, payload)
+        return self._add_stored(name, spec, Role.STATE, payload)
 
     def const(self, name: str, spec: TensorSpec, payload: Payload | None = None) -> int:
         """Declare a constant. Returns its vid."""
-        return self._stored(name, spec, Role.CONST, payload)
+        return self._add_stored(name, spec, Role.CONST, payload)
 
     def emit(
         self,
@@ -106,7 +106,7 @@ class Builder:
         """Freeze what was added. A computed value that leaves the graph gets the role `output`."""
         return assemble(self.name, self._values, self._ops, self._inputs, outputs, self._payloads)
 
-    def _stored(self, name: str, spec: TensorSpec, role: Role, payload: Payload | None) -> int:
+    def _add_stored(self, name: str, spec: TensorSpec, role: Role, payload: Payload | None) -> int:
         vid = self._add(name, spec, role)
         if payload is not None:
             self._payloads[name] = payload

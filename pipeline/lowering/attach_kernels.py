@@ -26,17 +26,17 @@ def with_kernels(graph: Graph, emitters: Mapping[str, Emitter] = EMITTERS) -> Gr
     if all(op.kernel is not None or emitter_of(op.kind, emitters) is None for op in graph.ops):
         return graph
 
-    def fixed(op: Op) -> Op:
+    def attach(op: Op) -> Op:
         emitter = emitter_of(op.kind, emitters)
         if op.kernel is not None or emitter is None:
             return op
         if _reads_storage(graph, op):
-            raise Unsupported(_unseen(graph, op))
+            raise Unsupported(_storage_message(graph, op))
         inputs = [graph.values[vid].spec for vid in op.inputs]
         outputs = [graph.values[vid].spec for vid in op.outputs]
         return replace(op, kernel=emitter(op.attrs, inputs, outputs))
 
-    return replace(graph, ops=tuple(fixed(op) for op in graph.ops))
+    return replace(graph, ops=tuple(attach(op) for op in graph.ops))
 
 
 def _reads_storage(graph: Graph, op: Op) -> bool:
@@ -55,7 +55,7 @@ def _reads_storage(graph: Graph, op: Op) -> bool:
             return True
 
 
-def _unseen(graph: Graph, op: Op) -> str:
+def _storage_message(graph: Graph, op: Op) -> str:
     source = graph.values[op.inputs[0]]
     lay = "began within another tensor" if source.strides is None else f"had the strides {list(source.strides)}"
     return (

@@ -53,7 +53,7 @@ Count = int | tuple[int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class CallSignature:
     """How many values a call has, and what has to hold of it."""
 
     checks: tuple[Check, ...]
@@ -61,8 +61,8 @@ class Signature:
     outputs: Count
 
 
-def signature(*checks: Check, inputs: Count = 1, outputs: Count = 1) -> Signature:
-    return Signature(checks, inputs, outputs)
+def signature(*checks: Check, inputs: Count = 1, outputs: Count = 1) -> CallSignature:
+    return CallSignature(checks, inputs, outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class KernelKind:
 
     kind: Kind
     schema: str
-    signature: Signature
+    signature: CallSignature
     inplace: tuple[int, ...]
     """Inputs whose storage output 0 may take when they die. The planner asks for the same shape and dtype, so a
     broadcast input and a comparison's operands drop out by themselves."""
@@ -102,7 +102,7 @@ class KernelKind:
 
 def kind(
     number: Kind,
-    taken: Signature,
+    taken: CallSignature,
     layout: str = "",
     *,
     inplace: tuple[int, ...] = (),

@@ -52,22 +52,22 @@ class Layout:
             reach += stride * (size - 1)
         return True
 
-    def permuted(self, perm: Sequence[int]) -> Layout:
+    def permute(self, perm: Sequence[int]) -> Layout:
         """Axis `at` of the result is axis `perm[at]`."""
         return replace(
             self, sizes=tuple(self.sizes[axis] for axis in perm), strides=tuple(self.strides[axis] for axis in perm)
         )
 
-    def sliced(self, axis: int, start: int, count: int, step: int = 1) -> Layout:
+    def slice_axis(self, axis: int, start: int, count: int, step: int = 1) -> Layout:
         """`count` positions of an axis, from `start` on, every `step`-th; `step` is positive, all are in range."""
         stride = self.strides[axis]
         return self._with_axis(axis, count, stride * step, self.offset + start * stride)
 
-    def selected(self, axis: int, index: int) -> Layout:
+    def select(self, axis: int, index: int) -> Layout:
         """One position of an axis, which goes away."""
-        return self.sliced(axis, index, 1).squeezed(axis)
+        return self.slice_axis(axis, index, 1).squeeze(axis)
 
-    def unsqueezed(self, axis: int) -> Layout:
+    def unsqueeze(self, axis: int) -> Layout:
         """A new axis of size 1 before axis `axis` (or after the last)."""
         inner = self.sizes[axis] * self.strides[axis] if axis < len(self.sizes) else 1
         return replace(
@@ -76,12 +76,12 @@ class Layout:
             strides=(*self.strides[:axis], inner, *self.strides[axis:]),
         )
 
-    def squeezed(self, *axes: int) -> Layout:
+    def squeeze(self, *axes: int) -> Layout:
         """Without these axes, each of size 1."""
         kept = [axis for axis in range(len(self.sizes)) if axis not in axes]
-        return self.permuted(kept)
+        return self.permute(kept)
 
-    def expanded(self, sizes: Sequence[int]) -> Layout:
+    def expand(self, sizes: Sequence[int]) -> Layout:
         """Broadcast to `sizes`: new axes in front, and axes of size 1 repeated by a stride of 0."""
         new = len(sizes) - len(self.sizes)
         old = zip(self.sizes, self.strides, sizes[new:], strict=True)
@@ -97,16 +97,16 @@ class Layout:
         count = max(min(self.sizes[first] - down, self.sizes[second] - right), 0)
         step = self.strides[first] + self.strides[second]
         offset = self.offset + (down * self.strides[first] + right * self.strides[second] if count else 0)
-        rest = self.squeezed(first, second)
+        rest = self.squeeze(first, second)
         return Layout((*rest.sizes, count), (*rest.strides, step), offset)
 
-    def unfolded(self, axis: int, size: int, step: int) -> Layout:
+    def unfold(self, axis: int, size: int, step: int) -> Layout:
         """Windows of `size` positions of an axis, every `step`; the positions in a window are a new last axis."""
         stride = self.strides[axis]
         windows = self._with_axis(axis, (self.sizes[axis] - size) // step + 1, stride * step, self.offset)
         return replace(windows, sizes=(*windows.sizes, size), strides=(*windows.strides, stride))
 
-    def reshaped(self, sizes: Sequence[int]) -> Layout | None:
+    def reshape(self, sizes: Sequence[int]) -> Layout | None:
         """The same elements in the same order under other sizes; None where no strides can say that.
 
         Axes of the value that lie in each other (the outer stride is the inner stride times the inner size) are one

@@ -12,7 +12,7 @@ from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.aten import in_traced_order
 from pipeline.planning import ExecutionPlan, FeedSignature, check_plan, make_plan
 from pipeline.runtime.executor import Executor
-from pipeline.runtime.fold import folded
+from pipeline.runtime.fold import fold_constants
 from pipeline.runtime.run_errors import place_of
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.weights import Weights, with_weights
@@ -80,7 +80,7 @@ def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgr
         InternalError: the graph breaks a rule of the IR, or the plan did not pass its checker.
     """
     check(graph, read_payloads=False)  # bytes that do not fit are named where they are bound
-    graph = with_kernels(in_traced_order(folded(with_weights(graph, weights or {}))))
+    graph = with_kernels(in_traced_order(fold_constants(with_weights(graph, weights or {}))))
     plan = make_plan(graph, lower(graph))
     check_plan(plan)
     return CompiledProgram(plan, _executor(plan, graph))

@@ -54,7 +54,7 @@ def run_eager(
     if dim_names(graph):
         named = {graph.values[vid].name for vid in graph.inputs}
         graph = bind_dims(graph, dims_of(graph, {name: tensors[name].shape for name in tensors.keys() & named}))
-    slots = dict(_given(graph, tensors, check=check))
+    slots = dict(_bind_inputs(graph, tensors, check=check))
     with torch.no_grad():
         results, after = _run(graph, slots, own or {}, observe)
     names = [value.name for value in graph.values]
@@ -64,7 +64,7 @@ def run_eager(
     )
 
 
-def _given(graph: Graph, tensors: Tensors, *, check: bool) -> dict[int, torch.Tensor]:
+def _bind_inputs(graph: Graph, tensors: Tensors, *, check: bool) -> dict[int, torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     wrong = []
     for value in graph.values:
@@ -115,7 +115,7 @@ def _run(
     """Outputs, and the new values of what is updated. `slots` is emptied as values die."""
     kept = {*graph.outputs, *graph.updates.values()}
     for op in graph.ops:
-        results = _applied(graph, op, [slots[vid] for vid in op.inputs], own)
+        results = _apply(graph, op, [slots[vid] for vid in op.inputs], own)
         if observe is not None:
             observe(op, results)
         slots.update(zip(op.outputs, results, strict=True))
@@ -125,7 +125,7 @@ def _run(
     return [slots[vid] for vid in graph.outputs], [slots[vid] for vid in graph.updates.values()]
 
 
-def _applied(graph: Graph, op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
+def _apply(graph: Graph, op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
     """`apply`, whose errors about the caller's data say so. What the caller's own functions raise is left as it is."""
     try:
         return apply(op, ins, own)

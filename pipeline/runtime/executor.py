@@ -26,7 +26,7 @@ LAUNCH_ERRORS = (RuntimeError, IndexError, ValueError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LaunchStep:
     """One call that has something to do: its kernel with decoded attributes. Bound to slots it becomes a launch."""
 
     index: int
@@ -82,17 +82,17 @@ class Executor:
         self._large = find_rebinding(plan, calls, large_outputs(plan), self._inputs.steps)
         self._weights = find_rebinding(plan, calls, weights, {*self._inputs.steps, *self._large.steps})
         self._in_arena = {vid: self._slots[vid] for vid in self._large.vids}
-        self._at: list[int] = []
+        self._weight_addresses: list[int] = []
         """Addresses of the weights of the last feed."""
         later = {*self._inputs.steps, *self._weights.steps, *self._large.steps}
         self._bind(
             [view for view in views_of(plan) if view.root not in inputs | weights],
             [at for at in range(len(self._steps)) if at not in later],
         )
-        self._at_home = False
+        self._large_in_arena = False
         """Whether what makes and reads large outputs is bound, to the arena."""
-        self._proved = False
-        self._alone = RLock()
+        self._shapes_checked = False
+        self._lock = RLock()
         self._reached = 0
         """Steps of the last run that began, and so may have written."""
 
@@ -127,10 +127,10 @@ class Executor:
         return [found[self.plan.slots[vid].name] for vid in self.plan.outputs]
 
     def _run(self, feed: Feed, wanted: Sequence[int], *, copy: bool) -> dict[str, torch.Tensor]:
-        with self._alone:
-            return self._run_alone(feed, wanted, copy=copy)
+        with self._lock:
+            return self._run_locked(feed, wanted, copy=copy)
 
-    def _run_alone(self, feed: Feed, wanted: Sequence[int], *, copy: bool) -> dict[str, torch.Tensor]:
+    def _run_locked(self, feed: Feed, wanted: Sequence[int], *, copy: bool) -> dict[str, torch.Tensor]:
         states = {name: tensor for name, tensor in feed.items() if name in self.states.names}
         rest = {name: tensor for name, tensor in feed.items() if name not in states}
         given = dict(zip(self._signature, bind_feed(self.plan.feed_signature, rest), strict=True))
@@ -144,7 +144,7 @@ class Executor:
                 self._bind_large(new=copy)
                 self._bind(self._inputs.views, self._inputs.steps)
                 self._launch()
-                self._prove_shapes()
+                self._check_shapes()
                 outputs = {self.plan.slots[vid].name: self._leaving(vid, copy=copy) for vid in wanted}
                 self.states.advance(self._slots)
                 return outputs
@@ -152,7 +152,7 @@ class Executor:
             self.states.lose(self._written_states())
             raise
         finally:
-            self._let_go()
+            self._release()
 
     def _leaving(self, vid: int, *, copy: bool) -> torch.Tensor:
         """An output that shows an old state is a copy in any case, and one that was made for the caller never is."""
@@ -194,31 +194,31 @@ class Executor:
     def _bind_weights(self, given: Mapping[int, torch.Tensor]) -> None:
         """Only if they lie elsewhere than last time. The slots keep the last ones, so an address says who it is."""
         addresses = [tensor.data_ptr() for tensor in given.values()]
-        if not given or addresses == self._at:
+        if not given or addresses == self._weight_addresses:
             return
-        self._at, self._at_home = [], False
+        self._weight_addresses, self._large_in_arena = [], False
         self._fill(given)
         self._bind(self._weights.views, self._weights.steps)
-        self._at = addresses
+        self._weight_addresses = addresses
 
     def _bind_large(self, *, new: bool) -> None:
         """Large outputs are made where the caller will have them, in tensors of their own; not `new`: in the arena."""
-        if not new and self._at_home:
+        if not new and self._large_in_arena:
             return
         slots = self.plan.slots
-        self._at_home = not new
+        self._large_in_arena = not new
         self._fill({vid: _empty(slots[vid].spec) for vid in self._in_arena} if new else self._in_arena)
         self._bind(self._large.views, self._large.steps)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Of the caller's inputs and large outputs, and of all that was bound to them."""
-        for gone in (self._inputs,) if self._at_home else (self._inputs, self._large):
+        for gone in (self._inputs,) if self._large_in_arena else (self._inputs, self._large):
             self._fill(dict.fromkeys((*gone.vids, *(view.vid for view in gone.views)), torch.empty(0)))
             for at in gone.steps:
                 self._launches[at] = _unbound
 
-    def _failure(self, step: Step, error: Exception) -> OnnxlineError:
-        described = self._described(step.index)
+    def _failure(self, step: LaunchStep, error: Exception) -> OnnxlineError:
+        described = self._describe(step.index)
         place = self._places[step.index] if self._places else described
         if isinstance(error, ResultMismatch):
             return SourceError(f"{place}: {error}")
@@ -233,18 +233,20 @@ class Executor:
             return data_error(place, [(slot.name, slot.spec) for slot in slots], error)
         return InternalError(f"{described} failed: {error}")
 
-    def _prove_shapes(self) -> None:
+    def _check_shapes(self) -> None:
         """Torch resizes an out= tensor that does not fit. Shapes do not depend on data, so the first run tells."""
-        if self._proved:
+        if self._shapes_checked:
             return
         for step in self._steps:
             for vid in step.call.out_vids:
                 out = self._slots[vid]
                 if tuple(out.shape) != self.plan.slots[vid].spec.sizes:
-                    raise InternalError(f"{self._described(step.index)} made {list(out.shape)} for {self._named(vid)}")
-        self._proved = True
+                    raise InternalError(
+                        f"{self._describe(step.index)} made {list(out.shape)} for {self._describe_value(vid)}"
+                    )
+        self._shapes_checked = True
 
-    def _step(self, index: int) -> Step:
+    def _step(self, index: int) -> LaunchStep:
         call = self.plan.calls[index]
         kind = Kind(call.kind_id) if call.kind_id in Kind.__members__.values() else None
         if kind is None or kind not in KERNELS:
@@ -252,18 +254,18 @@ class Executor:
         attrs = unpack(call.attr_schema, call.attr_blob)
         unread = [at for at, vid in enumerate(call.out_vids) if vid not in self._read]
         attrs |= {"functional": self._functional, "bodies": self._bodies.get(index, ()), "unread": unread}
-        return Step(index, bind_attrs(kind, attrs), call, attrs)
+        return LaunchStep(index, bind_attrs(kind, attrs), call, attrs)
 
     def _fill(self, bound: Mapping[int, torch.Tensor]) -> None:
         for vid, tensor in bound.items():
             self._slots[vid] = tensor
 
-    def _described(self, index: int) -> str:
+    def _describe(self, index: int) -> str:
         call = self.plan.calls[index]
-        ins, outs = (", ".join(map(self._named, vids)) for vids in (call.in_vids, call.out_vids))
+        ins, outs = (", ".join(map(self._describe_value, vids)) for vids in (call.in_vids, call.out_vids))
         return f"call {index} {Kind(call.kind_id).name}({ins}) → {outs}"
 
-    def _named(self, vid: int) -> str:
+    def _describe_value(self, vid: int) -> str:
         slot = self.plan.slots[vid]
         return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}"
 

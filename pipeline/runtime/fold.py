@@ -16,13 +16,13 @@ from pipeline.runtime.eager import apply
 from pipeline.runtime.kernels.aten.call import pure_operator
 from pipeline.runtime.weights import stored_tensor
 
-__all__ = ["folded"]
+__all__ = ["fold_constants"]
 
 LARGEST = 2**24
 """Bytes of one folded result; a larger one costs more memory than it saves time."""
 
 
-def folded(graph: Graph) -> Graph:
+def fold_constants(graph: Graph) -> Graph:
     """`graph` without torch's operators that depend on constants only; their results are constants now, vids stay.
 
     Random numbers are drawn at each run, and weights are not folded: results of theirs would double their memory.
@@ -38,7 +38,7 @@ def folded(graph: Graph) -> Graph:
         if operator is None or not _is_constant(graph, op, operator, known):
             ops.append(replace(op, oid=len(ops)))
             continue
-        ins = [known[vid] if vid in known else _stored(graph, vid) for vid in op.inputs]
+        ins = [known[vid] if vid in known else _read_stored(graph, vid) for vid in op.inputs]
         with torch.no_grad():
             known.update(zip(op.outputs, apply(op, ins, {}), strict=True))
     return _with_constants(graph, ops, known) if known else graph
@@ -60,7 +60,7 @@ def _is_stored(graph: Graph, vid: int) -> bool:
     return value.role is Role.CONST and vid in graph.payloads and dense
 
 
-def _stored(graph: Graph, vid: int) -> torch.Tensor:
+def _read_stored(graph: Graph, vid: int) -> torch.Tensor:
     return stored_tensor(graph.payloads[vid], traced_strides(graph.values[vid]))
 
 

@@ -36,7 +36,8 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
         tensor = stored_tensor(payloads[slot.vid], plan.strides(slot.vid))
         if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (slot.spec.sizes, slot.spec.dtype):
             raise SourceError(
-                f"{slot.role} {slot.name!r} holds {_shown(tensor)}, but the graph declares {_wanted(slot)}; "
+                f"{slot.role} {slot.name!r} holds {_describe_tensor(tensor)}, "
+                f"but the graph declares {_describe_slot(slot)}; "
                 "the model file and its weights do not belong together"
             )
         bound[slot.vid] = tensor
@@ -51,7 +52,7 @@ def bind_arena(plan: ExecutionPlan, arena: torch.Tensor) -> dict[int, torch.Tens
     """
     raw = arena.numpy()
     return {
-        vid: _typed(torch.from_numpy(raw[offset : offset + plan.slots[vid].spec.nbytes]), plan.slots[vid])
+        vid: _view_typed(torch.from_numpy(raw[offset : offset + plan.slots[vid].spec.nbytes]), plan.slots[vid])
         for vid, offset in plan.offsets.items()
     }
 
@@ -96,21 +97,22 @@ def _bind_one(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tenso
     found = (tuple(tensor.shape), dtype_name(tensor.dtype), tensor.device.type)
     if found != (spec.sizes, spec.dtype, torch.device(spec.device).type):
         raise UsageError(
-            f"input {entry.name!r} is {_shown(tensor)}; expected {spec.dtype}{list(spec.shape)} on {spec.device}: "
+            f"input {entry.name!r} is {_describe_tensor(tensor)}; "
+            f"expected {spec.dtype}{list(spec.shape)} on {spec.device}: "
             "convert it, or compile the graph for this signature"
         )
     return with_strides(tensor, entry.strides)
 
 
-def _typed(raw: torch.Tensor, slot: Slot) -> torch.Tensor:
+def _view_typed(raw: torch.Tensor, slot: Slot) -> torch.Tensor:
     if not raw.numel():
         return torch.empty(slot.spec.sizes, dtype=torch_dtype(slot.spec.dtype))
     return raw.view(torch_dtype(slot.spec.dtype)).view(slot.spec.sizes)
 
 
-def _shown(tensor: torch.Tensor) -> str:
+def _describe_tensor(tensor: torch.Tensor) -> str:
     return f"{dtype_name(tensor.dtype)}{list(tensor.shape)} on {tensor.device.type}"
 
 
-def _wanted(slot: Slot) -> str:
+def _describe_slot(slot: Slot) -> str:
     return f"{slot.spec.dtype}{list(slot.spec.shape)}"

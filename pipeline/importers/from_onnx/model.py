@@ -9,7 +9,7 @@ import onnx
 
 from pipeline.errors import InternalError, SourceError, Unsupported
 from pipeline.importers.from_onnx import contrib, conv, elementwise, index, linear, random, reduce, shape
-from pipeline.importers.from_onnx.node import Importer, Node, Scope
+from pipeline.importers.from_onnx.node import Importer, NameScope, Node
 from pipeline.importers.from_onnx.resolve import Resolved, resolve
 from pipeline.importers.from_onnx.source import read_source
 from pipeline.importers.from_onnx.specs import Sizes
@@ -52,7 +52,7 @@ def from_onnx(
     resolved = resolve(source, stored, Sizes(graph, dims or {}, shapes or {}), table)
 
     builder = Builder(graph.name or "graph", emitters)
-    scope = Scope(builder, resolved, output_labels(graph, resolved), value_names(graph, resolved))
+    scope = NameScope(builder, resolved, output_labels(graph, resolved), value_names(graph, resolved))
     for value in graph.input:
         if value.name not in stored:
             scope.input(value.name)
@@ -86,9 +86,9 @@ def output_labels(graph: onnx.GraphProto, resolved: Resolved) -> dict[str, str]:
     return labels
 
 
-def leave(scope: Scope, name: str) -> int:
+def leave(scope: NameScope, name: str) -> int:
     """The vid of a graph output. What would leave under a name that is not its own leaves through an Identity."""
-    if name in scope.resolved.pieces:
+    if name in scope.resolved.sequences:
         raise Unsupported(
             f"the output {name!r} is a sequence of tensors, expected tensors; make each of them an output by SequenceAt"
         )

@@ -20,8 +20,8 @@ from pipeline.ir.graph import Attr, TensorSpec
 
 __all__ = [
     "Importer",
+    "NameScope",
     "Node",
-    "Scope",
     "direct",
     "read_axis",
     "read_flag",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-class Scope:
+class NameScope:
     """Names → vids, over one Builder."""
 
     def __init__(self, builder: Builder, resolved: Resolved, labels: Mapping[str, str], taken: set[str]) -> None:
@@ -70,7 +70,7 @@ class Scope:
     def knows(self, name: str) -> bool:
         """Whether `name` means something by now."""
         name = self.resolved.root(name)
-        if not name or name in self.resolved.pieces:
+        if not name or name in self.resolved.sequences:
             return True
         return name in self._vids or name in self.resolved.stored or name in self.resolved.constants
 
@@ -130,13 +130,13 @@ class Node:
     names that some node or the graph reads.
     """
 
-    def __init__(self, proto: onnx.NodeProto, scope: Scope, opset: int, read: Collection[str]) -> None:
+    def __init__(self, proto: onnx.NodeProto, scope: NameScope, opset: int, read: Collection[str]) -> None:
         self.kind = op_key(proto.domain, proto.op_type)
         self.name = proto.name
         self.opset = opset
         self.attributes = Attributes(proto)
-        self.input_names = given(proto.input)
-        self.output_names = given(proto.output)
+        self.input_names = drop_trailing_empty(proto.input)
+        self.output_names = drop_trailing_empty(proto.output)
         self.scope = scope
         self._read = read
         self._taken: set[int] = set()
@@ -322,6 +322,6 @@ def read_text(name: str, default: str = "") -> Reader:
     return lambda node: node.attributes.text(name, default)
 
 
-def given(names: Sequence[str]) -> tuple[str, ...]:
+def drop_trailing_empty(names: Sequence[str]) -> tuple[str, ...]:
     end = next((index for index in range(len(names), 0, -1) if names[index - 1]), 0)
     return tuple(names[:end])

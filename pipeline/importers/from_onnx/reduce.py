@@ -19,7 +19,7 @@ def reduction(node: Node) -> None:
     if node.attributes.flag("noop_with_empty_axes") and not axes:
         node.alias(node.operand(0))
         return
-    node.emit(node.kind, node.operands(0), reduced(node, axes))
+    node.emit(node.kind, node.operands(0), reduction_attrs(node, axes))
 
 
 def sum_of(kind: str, after: str = "") -> Importer:
@@ -30,7 +30,7 @@ def sum_of(kind: str, after: str = "") -> Importer:
         vid = node.operand(0)
         if kind:
             vid = node.step(kind, [vid, vid] if kind == "Mul" else [vid], node.spec(0))
-        attrs = reduced(node, axes)
+        attrs = reduction_attrs(node, axes)
         if after:
             node.emit(after, [node.step("ReduceSum", [vid], node.output(), attrs)])
         else:
@@ -40,7 +40,7 @@ def sum_of(kind: str, after: str = "") -> Importer:
 
 
 def over_axes(node: Node) -> None:
-    node.emit(node.kind, node.operands(0), reduced(node, all_axes(node)))
+    node.emit(node.kind, node.operands(0), reduction_attrs(node, all_axes(node)))
 
 
 def log_sum_exp(node: Node) -> None:
@@ -57,7 +57,7 @@ def all_axes(node: Node) -> tuple[int, ...] | None:
     return axes
 
 
-def reduced(node: Node, axes: tuple[int, ...] | None) -> dict[str, Attr]:
+def reduction_attrs(node: Node, axes: tuple[int, ...] | None) -> dict[str, Attr]:
     rank = node.spec(0).rank
     every = tuple(sorted(axis % rank for axis in axes)) if axes else tuple(range(rank))
     return {"axes": every, "keepdims": node.attributes.flag("keepdims", True)}
@@ -128,11 +128,11 @@ def lp_norm(node: Node) -> None:
     if order not in (1, 2):
         raise node.refusal(f"found p {order}, expected 1 or 2")
     one = TensorSpec(tuple(1 if at == axis else size for at, size in enumerate(spec.sizes)), spec.dtype)
-    reduced: dict[str, Attr] = {"axes": (axis,), "keepdims": True}
+    along: dict[str, Attr] = {"axes": (axis,), "keepdims": True}
     if order == 1:
-        length = node.step("ReduceSum", [node.step("Abs", node.operands(0), spec)], one, reduced)
+        length = node.step("ReduceSum", [node.step("Abs", node.operands(0), spec)], one, along)
     else:
-        length = node.step("ReduceL2", node.operands(0), one, reduced)
+        length = node.step("ReduceL2", node.operands(0), one, along)
     zero, unit = (node.constant_operand(np.array(number, spec.dtype)) for number in (0, 1))
     is_zero = node.step("Equal", [length, zero], TensorSpec(one.shape, "bool"))
     node.emit("Div", [node.operand(0), node.step("Where", [is_zero, unit, length], one)])

@@ -18,8 +18,15 @@ from onnx import helper
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
-from pipeline.importers.from_onnx.source import Source
-from pipeline.importers.from_onnx.specs import CONTRIB_SHAPES, Pieces, Sizes, declared, infer, split_pieces
+from pipeline.importers.from_onnx.source import OnnxSource
+from pipeline.importers.from_onnx.specs import (
+    CONTRIB_SHAPES,
+    Sizes,
+    TensorSequence,
+    declared_spec,
+    infer,
+    split_sequence,
+)
 from pipeline.importers.from_onnx.stored import Stored
 from pipeline.ir.graph import DTYPE_BITS, TensorSpec
 
@@ -37,7 +44,7 @@ class Resolved:
     """Numbers of Constant nodes and of folded nodes."""
     roots: dict[str, str] = field(default_factory=dict)
     """The output of an Identity → what it is another name of."""
-    pieces: dict[str, Pieces] = field(default_factory=dict)
+    sequences: dict[str, TensorSequence] = field(default_factory=dict)
     """A sequence that SplitToSequence makes → its tensors."""
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     """In order; in the place of an If stands the branch that it takes."""
@@ -58,7 +65,7 @@ class Resolved:
         return self.constant(name)
 
 
-def resolve(source: Source, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> Resolved:
+def resolve(source: OnnxSource, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> Resolved:
     """Specs and constants of every value of `source`; `known` are the op types that can be imported.
 
     Raises:
@@ -72,7 +79,7 @@ def resolve(source: Source, stored: Mapping[str, Stored], sizes: Sizes, known: C
 class Resolver:
     """The walk, and what it has found so far."""
 
-    def __init__(self, source: Source, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> None:
+    def __init__(self, source: OnnxSource, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> None:
         self._graph = source.model.graph
         self._opset = source.opset
         self._sizes = sizes
@@ -95,13 +102,13 @@ class Resolver:
         while waiting:
             node = waiting.popleft()
             self._need_order(node)
-            if (taken := self._taken(node)) is not None:
+            if (taken := self._choose_branch(node)) is not None:
                 branch = branch_nodes(node, taken, self._fresh)
                 self._made.update(name for one in branch for name in one.output)
                 waiting.extendleft(reversed(branch))
                 continue
             self._found.nodes.append(node)
-            if not self._known_numbers(node):
+            if not self._fold_node(node):
                 self._shapes(node)
         if self._strange:
             refuse_all(self._strange, self._graph.name)
@@ -109,7 +116,7 @@ class Resolver:
             refuse_open(self._open, self._sizes)
         return self._found
 
-    def _taken(self, node: onnx.NodeProto) -> bool | None:
+    def _choose_branch(self, node: onnx.NodeProto) -> bool | None:
         """Which branch of an If is taken; None for every other node, and where only the run will tell."""
         if op_key(node.domain, node.op_type) != "If":
             return None
@@ -121,7 +128,7 @@ class Resolver:
             name = f"{name}.branch"
         return name
 
-    def _known_numbers(self, node: onnx.NodeProto) -> bool:
+    def _fold_node(self, node: onnx.NodeProto) -> bool:
         """Whether `node` is no op at run time: another name, a constant, or a small computation on constants."""
         found = self._found
         key = op_key(node.domain, node.op_type)
@@ -196,13 +203,15 @@ class Resolver:
                 f"node {node.name!r} (SplitToSequence) splits by {node.input[1]!r}, expected constant sizes; "
                 "rewrite it as a Split"
             )
-        self._found.pieces[node.output[0]] = split_pieces(Attributes(node), self._found.specs[node.input[0]], sizes)
+        self._found.sequences[node.output[0]] = split_sequence(
+            Attributes(node), self._found.specs[node.input[0]], sizes
+        )
 
     def _pick(self, node: onnx.NodeProto) -> None:
         if node.input[0] in self._open:
             self._note(node.output[0], None)
             return
-        pieces, index = self._found.pieces.get(node.input[0]), self._found.constant(node.input[1])
+        pieces, index = self._found.sequences.get(node.input[0]), self._found.constant(node.input[1])
         if pieces is None or index is None:
             raise Unsupported(
                 f"node {node.name!r} (SequenceAt) reads place {node.input[1]!r} of {node.input[0]!r}; expected a "
@@ -214,7 +223,7 @@ class Resolver:
         for name in filter(None, node.output):
             spec = inferred.get(name)
             if (spec is None or not spec.is_static) and name in self._notes:
-                spec = declared(self._notes[name], self._sizes.dims) or spec
+                spec = declared_spec(self._notes[name], self._sizes.dims) or spec
             self._note(name, spec)
 
     def _note(self, name: str, spec: TensorSpec | None) -> None:
@@ -235,7 +244,7 @@ class Resolver:
                 )
 
     def _exists(self, name: str) -> bool:
-        return name in self._found.specs or name in self._open or name in self._found.pieces
+        return name in self._found.specs or name in self._open or name in self._found.sequences
 
 
 def branch_nodes(node: onnx.NodeProto, taken: bool, fresh: Callable[[str], str]) -> list[onnx.NodeProto]:
@@ -252,7 +261,7 @@ def branch_nodes(node: onnx.NodeProto, taken: bool, fresh: Callable[[str], str])
         helper.make_node("Constant", [], [names[tensor.name]], name=tensor.name, value=tensor)
         for tensor in branch.initializer
     ]
-    nodes += [_renamed(one, names) for one in branch.node]
+    nodes += [_with_renamed_values(one, names) for one in branch.node]
     nodes += [
         helper.make_node("Identity", [names.get(inner.name, inner.name)], [outer], name=node.name)
         for inner, outer in zip(branch.output, node.output, strict=True)
@@ -261,7 +270,7 @@ def branch_nodes(node: onnx.NodeProto, taken: bool, fresh: Callable[[str], str])
     return nodes
 
 
-def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+def _with_renamed_values(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
     """A copy under new names, inside of its own branches too; what those make shadows nothing, so says ONNX."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)

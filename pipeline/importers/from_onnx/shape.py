@@ -108,16 +108,16 @@ def depth_to_space(node: Node) -> None:
     by_column = read.text("mode", "DCR") == "CRD"
     apart = (batch, inner, size, size, height, width) if by_column else (batch, size, size, inner, height, width)
     perm = (0, 1, 4, 2, 5, 3) if by_column else (0, 3, 4, 1, 5, 2)
-    reshaped(node, apart, perm)
+    reshape_and_transpose(node, apart, perm)
 
 
 def space_to_depth(node: Node) -> None:
     batch, channels, height, width = node.spec(0).sizes
     size = node.attributes.integer("blocksize")
-    reshaped(node, (batch, channels, height // size, size, width // size, size), (0, 3, 5, 1, 2, 4))
+    reshape_and_transpose(node, (batch, channels, height // size, size, width // size, size), (0, 3, 5, 1, 2, 4))
 
 
-def reshaped(node: Node, apart: tuple[int, ...], perm: tuple[int, ...]) -> None:
+def reshape_and_transpose(node: Node, apart: tuple[int, ...], perm: tuple[int, ...]) -> None:
     """Input 0 with the axes `apart`, in the order `perm`, as the output has them together."""
     dtype = node.spec(0).dtype
     vid = node.step("Reshape", node.operands(0), TensorSpec(apart, dtype), {"shape": apart})
@@ -150,7 +150,7 @@ def split_to_sequence(node: Node) -> None:
     sequence = node.output_names[0]
     node.attributes.settle("axis", "keepdims")  # in the pieces
     node.settle_inputs(1)
-    pieces = node.scope.resolved.pieces[sequence]
+    pieces = node.scope.resolved.sequences[sequence]
     names = [pieces.names.get(place) or node.fresh(f"{sequence}.{place}") for place in range(len(pieces.sizes))]
     squeezed = pieces.parts != pieces.items
     outputs = [(node.fresh(name) if squeezed else name, part) for name, part in zip(names, pieces.parts, strict=True)]
@@ -162,7 +162,7 @@ def split_to_sequence(node: Node) -> None:
 
 
 def sequence_at(node: Node) -> None:
-    pieces = node.scope.resolved.pieces[node.input_names[0]]
+    pieces = node.scope.resolved.sequences[node.input_names[0]]
     node.settle_inputs(0)
     index = range(len(pieces.items))[int(node.need_constant(1, "the place").item())]
     first = pieces.names[index]

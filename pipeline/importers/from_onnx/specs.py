@@ -18,14 +18,14 @@ from pipeline.ir.graph import Dim, TensorSpec
 
 __all__ = [
     "CONTRIB_SHAPES",
-    "Pieces",
     "Sizes",
-    "declared",
+    "TensorSequence",
+    "declared_spec",
     "element_type",
     "infer",
     "ir_dtype",
     "qkv_sizes",
-    "split_pieces",
+    "split_sequence",
 ]
 
 
@@ -48,7 +48,7 @@ def element_type(dtype: str) -> int:
     return ELEMENTS[dtype]
 
 
-def declared(value: onnx.ValueInfoProto, dims: Mapping[str, int]) -> TensorSpec | None:
+def declared_spec(value: onnx.ValueInfoProto, dims: Mapping[str, int]) -> TensorSpec | None:
     """What a ValueInfoProto says of a tensor, named sizes bound by `dims`; None where it says too little.
 
     A size without a number or a name is the name "?".
@@ -81,7 +81,7 @@ class Sizes:
 
     def of(self, value: onnx.ValueInfoProto) -> TensorSpec | None:
         """The spec of an input; None where the model says too little."""
-        spec = declared(value, self.dims)
+        spec = declared_spec(value, self.dims)
         if spec is None or value.name not in self._shapes:
             return spec
         return TensorSpec(self._shapes[value.name], spec.dtype)
@@ -153,7 +153,7 @@ def infer(
             f"node {node.name!r} ({node.op_type}) cannot read ({inputs}): {error}; "
             "check the model with onnx.checker.check_model(…, full_check=True), and the sizes given as dims"
         ) from error
-    found = {value.name: declared(value, {}) for value in inferred.graph.output}
+    found = {value.name: declared_spec(value, {}) for value in inferred.graph.output}
     return {name: spec for name, spec in found.items() if spec is not None}
 
 
@@ -168,7 +168,7 @@ def attention_shapes(node: onnx.NodeProto, specs: Mapping[str, TensorSpec]) -> d
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class TensorSequence:
     """The tensors of a sequence: what Split makes of them, and what is read at each place."""
 
     axis: int
@@ -189,7 +189,7 @@ class Pieces:
         return self.items[place]
 
 
-def split_pieces(attributes: Attributes, spec: TensorSpec, split: np.ndarray | None) -> Pieces:
+def split_sequence(attributes: Attributes, spec: TensorSpec, split: np.ndarray | None) -> TensorSequence:
     """What SplitToSequence makes of a tensor of `spec`; `split` is its second input: one size, all sizes, or None."""
     axis = attributes.integer("axis")
     if not -spec.rank <= axis < spec.rank:
@@ -200,7 +200,7 @@ def split_pieces(attributes: Attributes, spec: TensorSpec, split: np.ndarray | N
     items = parts
     if split is None and not attributes.flag("keepdims", True):
         items = tuple(TensorSpec((*spec.shape[:axis], *spec.shape[axis + 1 :]), spec.dtype) for _ in sizes)
-    return Pieces(axis, sizes, parts, items)
+    return TensorSequence(axis, sizes, parts, items)
 
 
 def _sizes(total: int, split: np.ndarray | None) -> tuple[int, ...]:

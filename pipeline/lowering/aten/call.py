@@ -18,7 +18,7 @@ from typing import Final
 from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import Attr, InputRef, KernelSpec, Op, parts
 from pipeline.ir.json import write_attr
-from pipeline.lowering.aten.order import ORDERS, turned
+from pipeline.lowering.aten.order import ORDERS, has_permuted_results
 from pipeline.lowering.aten.views import as_view
 from pipeline.lowering.emitter_factory import Specs, kind, signature
 from pipeline.lowering.kinds import Kind
@@ -56,7 +56,7 @@ def _emit(kind: str, attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> Kern
 
 def inplace_of(op: Op) -> tuple[int, ...]:
     """The inputs whose storage the first result of an operator of torch may take."""
-    if turned(op):  # of square sizes an operand looks like the result, and lies otherwise
+    if has_permuted_results(op):  # of square sizes an operand looks like the result, and lies otherwise
         return ()
     if op.kind in POINTWISE:
         return tuple(range(len(op.inputs)))

@@ -18,7 +18,7 @@ from pipeline.ir.builder import GraphFacts, ValueDecl, assemble
 from pipeline.ir.graph import Attr, Graph, Op, Role, TensorSpec, Value
 from pipeline.lowering.aten.views import as_view
 
-__all__ = ["AS_STRIDED", "ORDERS", "in_traced_order", "memory_order", "turned"]
+__all__ = ["AS_STRIDED", "ORDERS", "has_permuted_results", "in_traced_order", "memory_order"]
 
 AS_STRIDED = "aten.as_strided.default"
 
@@ -31,13 +31,15 @@ def in_traced_order(graph: Graph) -> Graph:
     stubs = [ValueDecl(value.name, value.spec, value.role, value.strides) for value in graph.values]
     ops: list[Op] = []
     for op in graph.ops:
-        op = _of_memory(graph, replace(op, bodies=tuple(map(in_traced_order, op.bodies))), stubs, ops)
+        op = _read_in_memory_order(graph, replace(op, bodies=tuple(map(in_traced_order, op.bodies))), stubs, ops)
         outs = [graph.values[vid] for vid in op.outputs]
         orders = [memory_order(out) for out in outs] if _is_computed(stubs, op, outs) else []
         if not any(orders):
             ops.append(replace(op, oid=len(ops)))
             continue
-        stored = [_stored(stubs, vid, order) if order else vid for vid, order in zip(op.outputs, orders, strict=True)]
+        stored = [
+            _declare_stored(stubs, vid, order) if order else vid for vid, order in zip(op.outputs, orders, strict=True)
+        ]
         back = tuple(() if order is None else _inverse(order) for order in orders)
         attrs: dict[str, Attr] = {**op.attrs, ORDERS: back}
         ops.append(replace(op, oid=len(ops), outputs=tuple(stored), attrs=attrs))
@@ -49,13 +51,13 @@ def in_traced_order(graph: Graph) -> Graph:
     return assemble(graph.name, stubs, ops, graph.inputs, graph.outputs, payloads, facts=facts)
 
 
-def turned(op: Op) -> bool:
+def has_permuted_results(op: Op) -> bool:
     """Whether a result of `op` is stored with its axes in another order."""
     orders = op.attrs.get(ORDERS, ())
     return isinstance(orders, tuple) and any(orders)
 
 
-def _of_memory(graph: Graph, op: Op, stubs: list[ValueDecl], ops: list[Op]) -> Op:
+def _read_in_memory_order(graph: Graph, op: Op, stubs: list[ValueDecl], ops: list[Op]) -> Op:
     """`op`; an `as_strided` of a given value that lay in another order counts through a Transpose of it."""
     given = graph.values[op.inputs[0]] if op.inputs else None
     if op.kind != AS_STRIDED or given is None or given.producer is not None:
@@ -63,7 +65,7 @@ def _of_memory(graph: Graph, op: Op, stubs: list[ValueDecl], ops: list[Op]) -> O
     order = memory_order(given)
     if order is None:
         return op
-    rows = _stored(stubs, given.vid, order)
+    rows = _declare_stored(stubs, given.vid, order)
     ops.append(Op(len(ops), "Transpose", (given.vid,), (rows,), {"perm": order}, name=op.name, origin=op.origin))
     return replace(op, inputs=(rows, *op.inputs[1:]))
 
@@ -93,7 +95,7 @@ def memory_order(value: Value) -> tuple[int, ...] | None:
     return None if order == list(range(len(sizes))) else tuple(order)
 
 
-def _stored(stubs: list[ValueDecl], vid: int, order: Sequence[int]) -> int:
+def _declare_stored(stubs: list[ValueDecl], vid: int, order: Sequence[int]) -> int:
     stub = stubs[vid]
     spec = TensorSpec(tuple(stub.spec.shape[axis] for axis in order), stub.spec.dtype, stub.spec.device)
     stubs.append(ValueDecl(f"{stub.name} as stored", spec, Role.TMP))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.planning.check.shadow_memory import apart, roots_of, rows, span
+from pipeline.planning.check.shadow_memory import contiguous_strides, has_distinct_elements, roots_of, span
 from pipeline.planning.plan import ExecutionPlan, Slot
 
 __all__ = ["GIVEN", "outside", "wrong_tables"]
@@ -42,7 +42,7 @@ def wrong_tables(plan: ExecutionPlan) -> list[str]:
             found.append(f"{plan.slots[vid].name!r} (vid {vid}) at byte {offset} is not on a 64-byte boundary")
         if offset < 0 or end > plan.arena_bytes:
             found.append(f"{plan.slots[vid].name!r} (vid {vid}) ends at {end}, outside 0..{plan.arena_bytes}")
-    return found + _feed(plan) + (_alias_cycles(plan) or [*_layouts(plan), *_given(plan)])
+    return found + _feed(plan) + (_alias_cycles(plan) or [*_layouts(plan), *_given_layouts(plan)])
 
 
 def _feed(plan: ExecutionPlan) -> list[str]:
@@ -60,23 +60,27 @@ def _feed(plan: ExecutionPlan) -> list[str]:
     return found
 
 
-def _given(plan: ExecutionPlan) -> list[str]:
+def _given_layouts(plan: ExecutionPlan) -> list[str]:
     """What is given lies as it lay in the trace; where several elements lay on one place, row after row."""
     found = []
     for slot in plan.slots:
         if slot.role not in GIVEN:
             continue
         sizes, layout = slot.spec.sizes, plan.layouts.get(slot.vid)
-        wanted = slot.strides if slot.strides is not None and apart(sizes, slot.strides) else rows(sizes)
-        strides, offset = (rows(sizes), 0) if layout is None else (layout.strides, layout.offset)
-        if offset or not _alike(slot, strides, wanted):
+        wanted = (
+            slot.strides
+            if slot.strides is not None and has_distinct_elements(sizes, slot.strides)
+            else contiguous_strides(sizes)
+        )
+        strides, offset = (contiguous_strides(sizes), 0) if layout is None else (layout.strides, layout.offset)
+        if offset or not _same_strides(slot, strides, wanted):
             found.append(
                 f"{slot.role} {slot.name!r} lies with strides {strides} from {offset} on; expected {wanted} from 0 on"
             )
     return found
 
 
-def _alike(slot: Slot, strides: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+def _same_strides(slot: Slot, strides: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     """Axes of size 1 never move anything."""
     sizes = slot.spec.sizes
     pairs = zip(sizes, strides, wanted, strict=True)

@@ -11,7 +11,15 @@ import json
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
 from pipeline.lowering import KernelCall, Kind, unpack
-from pipeline.planning.check.shadow_memory import ARENA, Intact, Place, place, roots_of, rows, strides_of
+from pipeline.planning.check.shadow_memory import (
+    ARENA,
+    ByteRange,
+    IntactValues,
+    contiguous_strides,
+    place,
+    roots_of,
+    strides_of,
+)
 from pipeline.planning.check.tables import GIVEN, outside, wrong_tables
 from pipeline.planning.check.view_semantics import shows_its_operand
 from pipeline.planning.plan import ExecutionPlan
@@ -64,7 +72,7 @@ class _Memory:
         self.plan = plan
         self.found = outside(plan)
         self._roots = roots_of(plan)
-        self._intact = Intact()
+        self._intact = IntactValues()
         for slot in plan.slots:
             if slot.role in GIVEN:
                 self._intact.add(slot.vid, self._place(slot.vid))
@@ -125,7 +133,7 @@ class _Memory:
             self.found.append(f"{where} writes over its operand {self._name(vid)} while it reads it")
         self._struck[vid] = index
 
-    def _place(self, vid: int) -> Place:
+    def _place(self, vid: int) -> ByteRange:
         return place(self.plan, vid, self._roots[vid])
 
     def _is_changed(self, vid: int) -> bool:
@@ -154,7 +162,7 @@ class _Memory:
         sizes = self.plan.slots[vid].spec.sizes
         strides, _ = strides_of(self.plan, vid)
         return 0 in sizes or all(
-            size == 1 or own == row for size, own, row in zip(sizes, strides, rows(sizes), strict=True)
+            size == 1 or own == row for size, own, row in zip(sizes, strides, contiguous_strides(sizes), strict=True)
         )
 
     def _name(self, vid: int) -> str:

@@ -26,7 +26,7 @@ AVERAGE_POOL: dict[int, Any] = {1: functional.avg_pool1d, 2: functional.avg_pool
 def conv(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     x, (begins, ends) = ins[0], _sides(attrs["pads"])
     if begins != ends:
-        x, begins = _padded(x, begins, ends, 0), [0] * len(begins)
+        x, begins = _pad(x, begins, ends, 0), [0] * len(begins)
     bias = ins[2] if len(ins) == 3 else None
     zeros = [0] * len(begins)
     result = torch.convolution(
@@ -57,7 +57,7 @@ def max_pool(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     if begins == ends and all(2 * begin <= size for begin, size in zip(begins, kernel, strict=True)):
         pads = begins
     else:
-        x = _padded(x, begins, ends, lowest)
+        x = _pad(x, begins, ends, lowest)
     out.copy_(MAX_POOL[len(kernel)](x, kernel, strides, pads, dilations))
 
 
@@ -69,13 +69,13 @@ def average_pool(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     begins, ends = _window_pads(x, outs[0], attrs["pads"], kernel, strides, [1] * len(kernel))
     declared = _sides(attrs["pads"])[1] if attrs["count_include_pad"] else none
     overhang = [end - own for end, own in zip(ends, declared, strict=True)]
-    average = pool(_padded(x, begins, ends, 0), kernel, strides)
+    average = pool(_pad(x, begins, ends, 0), kernel, strides)
     if max(overhang) <= 0 and (attrs["count_include_pad"] or not any(begins)):
         outs[0].copy_(average)
         return
     counted = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype)
-    counted = _padded(counted, begins, declared, 1 if attrs["count_include_pad"] else 0)
-    share = pool(_padded(counted, none, overhang, 0), kernel, strides)
+    counted = _pad(counted, begins, declared, 1 if attrs["count_include_pad"] else 0)
+    share = pool(_pad(counted, none, overhang, 0), kernel, strides)
     # Both are averages over whole windows, so the size of the window cancels.
     torch.div(average, share, out=outs[0])
 
@@ -126,7 +126,7 @@ def _sides(pads: Sequence[int]) -> tuple[list[int], list[int]]:
     return list(pads[:half]), list(pads[half:])
 
 
-def _padded(x: torch.Tensor, begins: Sequence[int], ends: Sequence[int], value: float) -> torch.Tensor:
+def _pad(x: torch.Tensor, begins: Sequence[int], ends: Sequence[int], value: float) -> torch.Tensor:
     """`x` with its spatial dims padded; a negative pad crops. Torch wants pairs, the last dimension first."""
     pairs = [pad for begin, end in zip(reversed(begins), reversed(ends), strict=True) for pad in (begin, end)]
     return functional.pad(x, pairs, value=value) if any(pairs) else x

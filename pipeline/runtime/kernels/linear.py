@@ -50,10 +50,10 @@ def gemm(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     if len(ins) == 3:
         return partial(torch.addmm, ins[2], a, b, alpha=alpha, beta=beta, out=outs[0])
     product = partial(torch.mm, a, b, out=outs[0])
-    return product if alpha == 1 else partial(_scaled, product, outs[0], alpha)
+    return product if alpha == 1 else partial(_scale_after, product, outs[0], alpha)
 
 
-def _scaled(product: Launch, out: torch.Tensor, factor: float) -> None:
+def _scale_after(product: Launch, out: torch.Tensor, factor: float) -> None:
     product()
     out.mul_(factor)
 

@@ -41,7 +41,7 @@ def cond(given: Given) -> Tensors:
 def while_loop(given: Given) -> Tensors:
     carried, more = list(given["carried_inputs"]), given["additional_inputs"]
     while given["cond_fn"]([*carried, *more])[0]:
-        carried = _kept(given["body_fn"]([*carried, *more]))
+        carried = _clone_results(given["body_fn"]([*carried, *more]))
     return carried
 
 
@@ -49,15 +49,17 @@ def scan(given: Given) -> Tensors:
     """The first results of the body are carried on; the others are stacked."""
     carried, rows = list(given["init"]), []
     for at in range(len(given["xs"][0])):
-        results = _kept(given["combine_fn"]([*carried, *(x[at] for x in given["xs"]), *given["additional_inputs"]]))
+        results = _clone_results(
+            given["combine_fn"]([*carried, *(x[at] for x in given["xs"]), *given["additional_inputs"]])
+        )
         carried, row = results[: len(carried)], results[len(carried) :]
         rows.append(row)
     return [*carried, *map(torch.stack, zip(*rows, strict=True))]
 
 
-def mapped(given: Given) -> Tensors:
+def map_rows(given: Given) -> Tensors:
     xs, more = given["xs"], given["pos_args"]
-    rows = [_kept(given["f"]([*(x[at] for x in xs), *more])) for at in range(len(xs[0]))]
+    rows = [_clone_results(given["f"]([*(x[at] for x in xs), *more])) for at in range(len(xs[0]))]
     return [*map(torch.stack, zip(*rows, strict=True))]
 
 
@@ -87,7 +89,7 @@ def _operands(given: Given) -> Tensors:
     return [tensor for name, tensor in given.items() if name.startswith("operand_")]
 
 
-def _kept(results: Tensors) -> list[torch.Tensor]:
+def _clone_results(results: Tensors) -> list[torch.Tensor]:
     """A body's results lie in its arena, where its next run writes."""
     return [tensor.clone() for tensor in results]
 
@@ -96,7 +98,7 @@ REGIONS: dict[str, Callable[[Given], Tensors]] = {
     "cond": cond,
     "while_loop": while_loop,
     "scan": scan,
-    "map_impl": mapped,
+    "map_impl": map_rows,
     "wrap_with_set_grad_enabled": in_grad_mode,
     "wrap_with_autocast": in_autocast,
     **{name: partial(writing_into_copies, name) for name in ("auto_functionalized", "auto_functionalized_v2")},
