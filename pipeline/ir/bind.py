@@ -1,4 +1,4 @@
-"""Named dims become numbers: a Graph for any batch → the Graph for a batch of 4."""
+"""Replace named dims by numbers: a Graph for any batch → the Graph for a batch of 4."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Dims = Mapping[str, int]
 
 
 def bind_dims(graph: Graph, dims: Dims) -> Graph:
-    """`graph` with concrete shapes, strides and attributes, its bodies too; without its ranges and guards.
+    """`graph` and its bodies with concrete shapes, strides and attributes, without ranges and guards.
 
     Raises:
-        UsageError: a name is missing or unknown, or a range or guard does not hold; every violation is named.
+        UsageError: a name is missing or unknown, or a range or guard does not hold; the message names every violation.
     """
     if problems := [*_wrong_names(graph, dims), *_wrong_sizes(graph, dims)]:
         lines = "\n".join(f"  - {problem}" for problem in problems)
@@ -31,12 +31,13 @@ def bind_dims(graph: Graph, dims: Dims) -> Graph:
 
 
 def dims_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """The named dims by the shapes of inputs, {input name: shape}.
+    """The sizes of the named dims that follow from the shapes of inputs, {input name: shape}.
 
-    A size that is an expression of one name counts as linear in it (`2*batch`); what it gives is compared in the end.
+    A size that is an expression of one name is solved as if it were linear (`2*batch`); the solution is checked
+    against every shape in the end.
 
     Raises:
-        UsageError: shapes that no sizes of the dims give; every input that does not fit is named.
+        UsageError: no sizes of the dims give these shapes; the message names every input that does not fit.
     """
     declared = {graph.values[vid].name: graph.values[vid].spec.shape for vid in graph.inputs}
     pairs = [
@@ -63,7 +64,7 @@ def dims_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]
 
 
 def dim_names(graph: Graph) -> frozenset[str]:
-    """Every named dim that a shape of the graph speaks of."""
+    """Every named dim in a shape of the graph."""
     return frozenset(name for value in graph.values for dim in _symbolic_sizes(value) for name in names_in(dim))
 
 

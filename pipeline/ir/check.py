@@ -1,6 +1,6 @@
-"""Judge a finished Graph from outside: every fact that it states is derived again and compared.
+"""Check a finished Graph from outside: every fact that it states is derived again and compared.
 
-Shares no code with `Builder`: the order of ops, producers, users and roles are worked out here from the ops alone.
+This module shares no code with `Builder`: it derives order, producers, users and roles from the ops alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["check", "violations"]
 
 
 def check(graph: Graph, *, read_payloads: bool = True) -> None:
-    """Hold `graph` against every rule of the IR; without `read_payloads` no stored bytes are looked at.
+    """Check `graph` against every rule of the IR; without `read_payloads` no stored bytes are read.
 
     Raises:
         InternalError: at least one rule is broken; the message lists every violation.
@@ -26,7 +26,7 @@ def check(graph: Graph, *, read_payloads: bool = True) -> None:
     lines = "\n".join(f"  - {violation}" for violation in broken)
     raise InternalError(
         f"graph {graph.name!r} breaks {len(broken)} rule(s) of the IR:\n{lines}\n"
-        "Expected a graph as Builder makes it; report this, with the model, as a bug of whoever made the graph."
+        "Expected a graph as Builder makes it; report this, with the model, as a bug of the code that made the graph."
     )
 
 
@@ -66,7 +66,7 @@ def specs(graph: Graph) -> Iterator[str]:
 
 
 def op_order(graph: Graph) -> Iterator[str]:
-    """Oids equal the index; every op reads what exists by then, and makes what nobody has made."""
+    """Oids equal the index; every op reads values that exist by then, and makes new ones."""
     made = {value.vid for value in graph.values if value.producer is None}
     for index, op in enumerate(graph.ops):
         if op.oid != index:
@@ -87,7 +87,7 @@ def op_order(graph: Graph) -> Iterator[str]:
 
 
 def links(graph: Graph) -> Iterator[str]:
-    """`producer` and `users` say what the ops say."""
+    """`producer` and `users` agree with the ops."""
     producers = {vid: index for index, op in enumerate(graph.ops) for vid in op.outputs}
     users: dict[int, list[int]] = {}
     for index, op in enumerate(graph.ops):
@@ -101,7 +101,7 @@ def links(graph: Graph) -> Iterator[str]:
 
 
 def roles(graph: Graph) -> Iterator[str]:
-    """A computed value is `output` when it leaves the graph, else `tmp`; everything else begins somewhere."""
+    """A computed value is `output` when it leaves the graph, else `tmp`; every other value is an input or stored."""
     computed = {vid for op in graph.ops for vid in op.outputs}
     for side, vids in (("inputs", graph.inputs), ("outputs", graph.outputs)):
         yield from (f"graph {side} name %{vid}, which does not exist" for vid in vids if not exists(graph, vid))
@@ -153,7 +153,7 @@ def attributes(graph: Graph) -> Iterator[str]:
 
 
 def calls(graph: Graph) -> Iterator[str]:
-    """An op that spells its call uses each of its inputs and bodies, in order, once."""
+    """An op that holds its whole call refers to each of its inputs and bodies once, in order."""
     for op in graph.ops:
         items = [part for item in op.attrs.values() for part in parts(item)]
         for what, kind, present in (("inputs", InputRef, op.inputs), ("bodies", BodyRef, op.bodies)):
@@ -163,7 +163,7 @@ def calls(graph: Graph) -> Iterator[str]:
 
 
 def updates(graph: Graph) -> Iterator[str]:
-    """A state or an input gets a value like itself."""
+    """The new value of a state or an input has the same spec."""
     for vid, after in graph.updates.items():
         if not (exists(graph, vid) and exists(graph, after)):
             yield f"an update of %{vid} by %{after} names a value that does not exist"

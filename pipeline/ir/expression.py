@@ -17,10 +17,10 @@ Number = int | float
 
 
 def names_in(expression: str) -> frozenset[str]:
-    """The dims that `expression` speaks of.
+    """The names of the dims in `expression`.
 
     Raises:
-        SourceError: it is no expression, or one with another operator.
+        SourceError: the text is no expression, or has an operator that is not supported.
     """
     tree = _parse(expression)
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
@@ -28,10 +28,10 @@ def names_in(expression: str) -> frozenset[str]:
 
 
 def evaluate(expression: str, dims: Mapping[str, int]) -> Number:
-    """The value of `expression`; a condition is True or False. Nothing but the operators of the tables below is run.
+    """The value of `expression`; a condition is True or False. Only the operators of the tables below are ever run.
 
     Raises:
-        SourceError: it is no expression, or one with another operator.
+        SourceError: the text is no expression, or has an operator that is not supported.
         KeyError: a dim that is not in `dims`.
     """
     return _value(_parse(expression), dims)
@@ -49,7 +49,7 @@ def _parse(expression: str) -> ast.expr:
 
 
 def _is_supported(node: ast.expr) -> bool:
-    """Whether it is made of the operators of the tables below."""
+    """Whether `node` uses only operators of the tables below."""
     match node:
         case ast.Constant(value=int() | float()) | ast.Name():
             return True
@@ -67,7 +67,7 @@ def _is_supported(node: ast.expr) -> bool:
 
 
 def _value(node: ast.AST, dims: Mapping[str, int]) -> Any:
-    """Of a node that is known."""
+    """The value of a node that `_is_supported`."""
     match node:
         case ast.Constant(value=number):
             return number

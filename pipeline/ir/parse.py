@@ -1,4 +1,4 @@
-"""Read the text form of `text.to_text` back into a Graph; a complaint names the line, the column and what was there.
+"""Read the text form of `text.to_text` back into a Graph; an error names the line, the column and the token found.
 
 graph     = "graph" STRING "(" [declare {"," declare}] ")" "{" {stored | op | fact} "return" [vids] "}"
 stored    = ("param" | "state" | "const") declare ["from" STRING {"," STRING}]
@@ -60,8 +60,8 @@ def from_text(
 ) -> Graph:
     """The Graph that `text` describes.
 
-    `payloads` gives the bytes of stored values by name; names that the graph does not store are passed over. With
-    `emitters` the kernels are made anew, else they are read from the text.
+    `payloads` gives the bytes of stored values by name; other names are ignored. With `emitters` the kernels are
+    emitted again, else they are read from the text.
 
     Raises:
         IRSyntaxError: the text is not a graph, or uses a value before it is declared.
@@ -71,7 +71,7 @@ def from_text(
 
 @dataclass(slots=True)
 class PartialGraph:
-    """What was read of one graph so far; a body inside of it has a scope of its own."""
+    """What was parsed of one graph so far; each body has a PartialGraph of its own."""
 
     declared: dict[int, ValueDecl] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
@@ -114,8 +114,8 @@ class Parser:
             self._fail(f"a declaration of %{min(missing)} before the end: vids are 0, 1, 2, … without a gap")
         self._take("}")
         scope, self._partial = self._partial, outer
-        stubs = [declared[vid] for vid in range(len(declared))]
-        return assemble(name, stubs, scope.ops, inputs, outputs, payloads, emitters, scope.facts())
+        decls = [declared[vid] for vid in range(len(declared))]
+        return assemble(name, decls, scope.ops, inputs, outputs, payloads, emitters, scope.facts())
 
     def _statement(self) -> None:
         if self._next.text in ("param", "state", "const"):
@@ -145,14 +145,14 @@ class Parser:
             self._partial.dims[name] = DimRange(least, self._natural() if self._next.kind == "number" else None)
 
     def _op(self) -> None:
-        stubs = (
+        decls = (
             self._read_list("(", ")", self._declaration)
             if self._next.text == "("
             else self._read_items(self._declaration)
         )
         self._take("=")
         kind, inputs = self._word("the kind of an op"), self._read_list("(", ")", self._use)
-        made = [self._add(token, replace(stub, role=Role.TMP)) for token, stub in stubs]
+        made = [self._add(token, replace(decl, role=Role.TMP)) for token, decl in decls]
         attrs: dict[str, Attr] = {}
         constraints: dict[str, Any] = {}
         name = origin = line = ""
@@ -180,8 +180,8 @@ class Parser:
         ops.append(Op(len(ops), kind, tuple(inputs), tuple(made), *details))
 
     def _declare(self, role: Role) -> int:
-        token, stub = self._declaration()
-        return self._add(token, replace(stub, role=role))
+        token, decl = self._declaration()
+        return self._add(token, replace(decl, role=role))
 
     def _declaration(self) -> tuple[Token, ValueDecl]:
         if self._next.kind != "vid":
@@ -200,11 +200,11 @@ class Parser:
             strides = self._sizes()
         return token, ValueDecl(name, spec, Role.TMP, strides)
 
-    def _add(self, token: Token, stub: ValueDecl) -> int:
+    def _add(self, token: Token, decl: ValueDecl) -> int:
         vid = int(token.text[1:])
         if vid in self._partial.declared:
             self._fail("a vid that was not declared before", token)
-        self._partial.declared[vid] = stub
+        self._partial.declared[vid] = decl
         return vid
 
     def _use(self) -> int:
@@ -341,7 +341,7 @@ class Token:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """The tokens of `text`, then `end` tokens as often as asked for. Blanks and comments are passed over."""
+    """The tokens of `text`, then `end` tokens without end. Blanks and comments are skipped."""
     line, start = 1, 0
     for match in TOKEN.finditer(text):
         kind = match.lastgroup or "bad"

@@ -9,12 +9,12 @@
       return %3
     }
 
-A value shows its vid, name and spec where it begins, and its vid afterwards. Stored values come first, in the order of
-their vids; `on "cuda:0"` follows a spec that is not on the CPU, `strides [1, 4]` one that was not contiguous in the
-source, `from "name", …` a stored value that has names in a checkpoint. An op shows, each only where there is something
-to show, `{attributes}`, `@"origin"`, `node "its name in the source"`, `line "file:line"`, `where {constraints}`,
+A value is written with its vid, name and spec where it is declared, and as its vid afterwards. Stored values come
+first, in the order of their vids; `on "cuda:0"` follows a spec that is not on the CPU, `strides [1, 4]` one that was
+not contiguous in the source, `from "name", …` a stored value that has names in a checkpoint. An op has, where they
+are not empty, `{attributes}`, `@"origin"`, `node "its name in the source"`, `line "file:line"`, `where {constraints}`,
 `kernel kind_id "attr_schema" 0xattr_blob` and `with [graph …, graph …]`, its bodies, whose vids are their own. Before
-`return` stand `update %state = %value`, `dim name: 1 .. 64` and `guard "condition"`. Beside plain data an attribute is
+`return` come `update %state = %value`, `dim name: 1 .. 64` and `guard "condition"`. Beside plain data an attribute is
 `none`, `$0` (the op's first input), `body(0)`, `size("2*batch")`, `complex(0.0, 1.0)` or a constant of torch by kind
 and name: `word("dtype", "bfloat16")`. Strings are escaped like JSON; line breaks mean nothing; `#` starts a comment.
 Payloads are not written.
@@ -113,7 +113,7 @@ def table(attrs: Mapping[str, Attr]) -> str:
 
 
 def literal(item: Attr) -> str:
-    """One attribute. A float keeps its point, its exponent or its name (inf, nan), so it never reads back as an int."""
+    """One attribute as text. A float keeps its point, exponent or name (inf, nan), so it never becomes an int."""
     match item:
         case tuple():
             return f"[{join(literal(part) for part in item)}]"
@@ -142,7 +142,7 @@ def kernel(spec: KernelSpec) -> str:
 
 
 def word(text: str) -> str:
-    """`text` bare where it reads as one word, else quoted."""
+    """`text` unquoted where it is one word, else quoted."""
     return text if WORD.fullmatch(text) else quote(text)
 
 

@@ -28,7 +28,7 @@ def dtype_of_base(call: OpCall) -> str | None:
 
 
 def where_operands(call: OpCall) -> str | None:
-    """Where: a bool condition, then two values alike."""
+    """Where: a bool condition, then two values of one dtype."""
     if call.ins[0].dtype != "bool":
         return f"condition dtype {call.ins[0].dtype}; expected bool"
     return same_dtype(replace(call, ins=call.ins[1:]))
@@ -40,7 +40,7 @@ def to_target(call: OpCall) -> str | None:
 
 
 def to_float8(call: OpCall) -> str | None:
-    """Other types have no cast that saturates, and so none that does not."""
+    """CastUnsaturated is for float8 only: no other cast saturates."""
     dtype = call.outs[0].dtype
     return None if dtype.startswith("float8") else f"output dtype {dtype}; expected a float8 type"
 

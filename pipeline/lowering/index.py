@@ -21,7 +21,7 @@ def integer_indices(call: OpCall) -> str | None:
 
 
 def top_k_outputs(call: OpCall) -> str | None:
-    """TopK: the values like the input, then int64 positions."""
+    """TopK: values of the input's dtype, then int64 positions."""
     if call.outs[1].dtype != "int64":
         return f"positions of dtype {call.outs[1].dtype}; expected int64"
     return same_dtype(replace(call, outs=call.outs[:1]))

@@ -1,4 +1,4 @@
-"""Kinds that draw numbers. Each has its seed as an attribute, so that every run draws the same."""
+"""Kinds that draw numbers. Each has its seed as an attribute, so that every run draws the same numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds that move elements and compute nothing. Sizes in attrs are concrete: the importer resolved -1 and 0."""
+"""Kinds that move elements and compute nothing. Sizes in attrs are concrete: the importer resolves -1 and 0."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def unfold(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout]:
 
 
 def contiguous(_attrs: Attrs, source: Layout, _outs: Outs) -> tuple[Layout] | None:
-    """Contiguous copies what does not lie row after row, so that what reads it is fast."""
+    """Contiguous copies a value that is not row-major, so that its readers are fast."""
     return (source,) if source.is_contiguous else None
 
 

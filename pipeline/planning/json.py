@@ -61,7 +61,7 @@ def _value(plan: ExecutionPlan, slot: Slot) -> dict[str, Any]:
 
 
 def _layout(layout: Layout | None) -> dict[str, Any] | None:
-    """In elements of the storage that the aliases lead to; None: row after row from its first element on."""
+    """Strides and offset in elements of the root's storage; None for row-major from its first element."""
     return None if layout is None else {"strides": list(layout.strides), "offset": layout.offset}
 
 

@@ -1,4 +1,4 @@
-"""The slot table: which tensor every vid is bound to.
+"""Bind tensors to slots: weights, the arena, and the feed.
 
 Weights are bound once, over the model's own bytes. Arena values are bound once, as typed views of one buffer. Inputs,
 and views of inputs, are bound at every run.
@@ -24,7 +24,7 @@ Feed = Mapping[str, torch.Tensor | np.ndarray]
 
 
 def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[int, torch.Tensor]:
-    """vid → tensor for params, states and consts that have a payload; bytes are copied only into another order.
+    """vid → tensor for params, states and consts that have a payload; bytes are copied only where the strides differ.
 
     Raises:
         SourceError: a payload's shape or dtype is not that of its slot.
@@ -47,8 +47,8 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
 def bind_arena(plan: ExecutionPlan, arena: torch.Tensor) -> dict[int, torch.Tensor]:
     """vid → part of `arena` (uint8, `plan.arena_bytes` long) for every value that owns storage there.
 
-    Each is a storage of its own that cannot grow: an operator that resizes its result fails, where it would otherwise
-    write over what stands beside it.
+    Each is a storage of its own that cannot grow: an operator that resizes its result fails instead of writing over
+    the values beside it.
     """
     raw = arena.numpy()
     return {
@@ -58,7 +58,7 @@ def bind_arena(plan: ExecutionPlan, arena: torch.Tensor) -> dict[int, torch.Tens
 
 
 def bind_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
-    """The caller's tensors in the order of the signature, checked; no copy, unless one lies in another order.
+    """The caller's tensors in the order of the signature, checked; copied only where the strides differ.
 
     Raises:
         UsageError: a name, shape, dtype or device is not that of the signature.
@@ -76,7 +76,7 @@ def bind_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
 
 
 def refuse_foreign_devices(slots: Sequence[Slot]) -> None:
-    """Kernels run on the CPU.
+    """Refuse slots on other devices, since kernels run on the CPU.
 
     Raises:
         Unsupported: a slot asks for another device.

@@ -14,12 +14,12 @@ __all__ = ["IMPORTERS"]
 
 
 def passthrough(node: Node) -> None:
-    """Another name of input 0."""
+    """The output is another name of input 0."""
     node.alias(node.operand(0))
 
 
 def chain_binary(kind: str) -> Importer:
-    """An op on any number of inputs becomes a chain of ops on two."""
+    """An importer that turns an op on any number of inputs into a chain of ops on two."""
 
     def importer(node: Node) -> None:
         first, *rest = node.operands()
@@ -58,7 +58,7 @@ def cast_like(node: Node) -> None:
 
 
 def cast_to(node: Node, to: str) -> None:
-    """`saturate` and `round_mode` say something of float8 types alone."""
+    """`saturate` and `round_mode` matter for float8 types only."""
     saturates = node.attributes.flag("saturate", True) or not to.startswith("float8")
     node.emit("Cast" if saturates else "CastUnsaturated", node.operands(0), {"to": to})
 
@@ -79,7 +79,7 @@ def clip(node: Node) -> None:
 
 
 def read_bound(node: Node, index: int, name: str, default: float) -> float | int:
-    """An exact number: an int for integers, and for float32 the double that it is, not a shorter decimal beside it."""
+    """A bound of Clip as an exact number: an int, or for float32 the equal double, not a shorter decimal near it."""
     array = node.constant(index)
     if array is not None:
         return array.item() if array.dtype.kind in "iu" else float(array.item())

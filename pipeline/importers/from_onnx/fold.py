@@ -37,7 +37,7 @@ def foldable(size: int, dtype: str) -> bool:
 
 
 def fold(kind: str, inputs: Inputs, attributes: Attributes) -> np.ndarray | None:
-    """The output of a node whose inputs are small and known (None: an optional input left out).
+    """The output of a node whose inputs are small and known (None: an optional input that is left out).
 
     Returns None where the kind is not folded, or the output would be large.
 
@@ -50,7 +50,7 @@ def fold(kind: str, inputs: Inputs, attributes: Attributes) -> np.ndarray | None
     with np.errstate(all="ignore"):
         try:
             result = folder(inputs, attributes)
-        except (TypeError, OverflowError) as error:  # of numpy, as where a list is one number: the model says so
+        except (TypeError, OverflowError) as error:  # numpy's, where the model has a scalar for a list
             raise ValueError(str(error)) from error
     # A Range has no kind in the IR, so it folds at every length.
     if kind != "Range" and not foldable(result.size, result.dtype.name):
@@ -61,7 +61,7 @@ def fold(kind: str, inputs: Inputs, attributes: Attributes) -> np.ndarray | None
 def elementwise(function: Callable[..., np.ndarray]) -> Folder:
     def folder(inputs: Inputs, _: Attributes) -> np.ndarray:
         shape = np.broadcast_shapes(*(require(array).shape for array in inputs))
-        if math.prod(shape) > INTEGER_LIMIT:  # small ones may make a huge one; its size alone says that it stays
+        if math.prod(shape) > INTEGER_LIMIT:  # small inputs may broadcast to a huge result, which is not folded
             return np.broadcast_to(np.zeros((), require(inputs[0]).dtype), shape)
         return np.asarray(function(*inputs))
 
@@ -206,6 +206,11 @@ def nonzero(inputs: Inputs, _: Attributes) -> np.ndarray:
 
 
 def require(array: np.ndarray | None) -> np.ndarray:
+    """A required input.
+
+    Raises:
+        ValueError: it was left out.
+    """
     if array is None:
         raise ValueError("a required input was left out")
     return array

@@ -23,7 +23,7 @@ def reduction(node: Node) -> None:
 
 
 def sum_of(kind: str, after: str = "") -> Importer:
-    """A sum of what `kind` makes of each element, and `after` of that; "Mul" is by itself, "" nothing."""
+    """An importer for `after`(ReduceSum(`kind`(x))): "Mul" multiplies x by itself, "" is no op."""
 
     def importer(node: Node) -> None:
         axes = all_axes(node)
@@ -50,7 +50,7 @@ def log_sum_exp(node: Node) -> None:
 
 
 def all_axes(node: Node) -> tuple[int, ...] | None:
-    """The axes; none are all of them. Where none are none, opsets differ in what is left to do."""
+    """The axes, None for all. Refuses `noop_with_empty_axes` without axes, of which opsets mean different things."""
     axes = node.integers(1, "axes")
     if node.attributes.flag("noop_with_empty_axes") and not axes:
         raise node.refusal("it has no axes and noop_with_empty_axes, expected axes")
@@ -91,7 +91,7 @@ def batch_norm(node: Node) -> None:
 
 
 def group_norm(node: Node) -> None:
-    """Before opset 21 scale and bias are given for each group; they are spread over its channels."""
+    """Before opset 21 scale and bias are given for each group; they are expanded to its channels."""
     x, *weights = node.operands()
     groups = node.attributes.integer("num_groups", 1)
     if node.opset < 21:
@@ -123,7 +123,7 @@ def softmax(node: Node) -> None:
 
 
 def lp_norm(node: Node) -> None:
-    """Everything by its norm along one axis; where that is 0, what it is of is 0 and stays so."""
+    """Divide by the norm along one axis; where the norm is 0, the elements are 0 and stay 0."""
     order, axis, spec = node.attributes.integer("p", 2), node.axis(-1), node.spec(0)
     if order not in (1, 2):
         raise node.refusal(f"found p {order}, expected 1 or 2")

@@ -40,7 +40,7 @@ def split(node: Node) -> None:
 
 
 def slices(node: Node) -> None:
-    """Bounds are clamped, and keep ONNX's meaning: one that is negative counts from the back, and is clamped again."""
+    """Bounds are clamped. They keep ONNX's meaning: a negative one counts from the back."""
     starts, ends = node.integers(1, "starts") or (), node.integers(2, "ends") or ()
     axes = node.integers(3, "axes") or tuple(range(len(starts)))
     steps = node.integers(4, "steps") or (1,) * len(starts)
@@ -65,7 +65,7 @@ def bounds(size: int, start: int, end: int, step: int) -> tuple[int, int]:
     start, end, _ = slice(start, end, step).indices(size)
     if step > 0:
         return start, max(start, end)
-    start = max(start, 0)  # unlike numpy, ONNX takes element 0 when the start lies before it
+    start = max(start, 0)  # unlike numpy, ONNX takes element 0 when the start is before it
     end = min(start, end)
     return start, end if end >= 0 else -size - 1
 
@@ -118,7 +118,7 @@ def space_to_depth(node: Node) -> None:
 
 
 def reshape_and_transpose(node: Node, apart: tuple[int, ...], perm: tuple[int, ...]) -> None:
-    """Input 0 with the axes `apart`, in the order `perm`, as the output has them together."""
+    """Reshape input 0 to `apart`, transpose it by `perm`, and reshape it to the output."""
     dtype = node.spec(0).dtype
     vid = node.step("Reshape", node.operands(0), TensorSpec(apart, dtype), {"shape": apart})
     turned = TensorSpec(tuple(apart[axis] for axis in perm), dtype)
@@ -136,7 +136,7 @@ def triangle(node: Node) -> None:
 
 
 def constant_of_shape(node: Node) -> None:
-    """A small one was folded; a large one is one element, expanded, so that it takes no memory in the model."""
+    """An expanded element, which takes no memory in the model; small tensors were folded before."""
     node.settle_inputs(0)
     node.emit("Expand", [node.constant_operand(fill(node.attributes))], {"shape": node.output().sizes})
 
@@ -148,7 +148,7 @@ def fill(attributes: Attributes) -> np.ndarray:
 
 def split_to_sequence(node: Node) -> None:
     sequence = node.output_names[0]
-    node.attributes.settle("axis", "keepdims")  # in the pieces
+    node.attributes.settle("axis", "keepdims")  # resolved in `pieces`
     node.settle_inputs(1)
     pieces = node.scope.resolved.sequences[sequence]
     names = [pieces.names.get(place) or node.fresh(f"{sequence}.{place}") for place in range(len(pieces.sizes))]

@@ -1,6 +1,6 @@
-"""Specs of tensors: ONNX's element types, what a model declares, the sizes that the caller fixes, shape inference.
+"""Specs of tensors: ONNX's element types, declared shapes, sizes that the caller fixes, shape inference, sequences.
 
-A sequence whose tensors have constant places is data too: the pieces that SplitToSequence makes.
+A sequence of tensors is supported where SplitToSequence makes it and all places are constant.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def element_type(dtype: str) -> int:
 
 
 def declared_spec(value: onnx.ValueInfoProto, dims: Mapping[str, int]) -> TensorSpec | None:
-    """What a ValueInfoProto says of a tensor, named sizes bound by `dims`; None where it says too little.
+    """The spec that a ValueInfoProto declares, named sizes bound by `dims`; None where it is incomplete.
 
     A size without a number or a name is the name "?".
     """
@@ -66,7 +66,7 @@ def declared_spec(value: onnx.ValueInfoProto, dims: Mapping[str, int]) -> Tensor
 
 
 class Sizes:
-    """`dims` as given, and what `shapes` says of the names that stand in the model.
+    """Sizes that the caller fixes: `dims`, and the named dims that follow from `shapes`.
 
     Raises:
         UsageError: a name that the model does not have, a size below 0, or a shape that does not fit.
@@ -80,7 +80,7 @@ class Sizes:
         self.dims = {**self._bound_by_shapes(), **dims}
 
     def of(self, value: onnx.ValueInfoProto) -> TensorSpec | None:
-        """The spec of an input; None where the model says too little."""
+        """The spec of an input; None where the model's is incomplete."""
         spec = declared_spec(value, self.dims)
         if spec is None or value.name not in self._shapes:
             return spec
@@ -100,7 +100,7 @@ class Sizes:
             for dim, size in zip(value.type.tensor_type.shape.dim, self._shapes.get(value.name, ()), strict=False):
                 if dim.dim_param:
                     found.setdefault(dim.dim_param, set()).add(size)
-        # Paddle calls every open dim "?": two sizes for one name mean that it is no name.
+        # Paddle calls every dynamic dim "?": a name with two sizes is ignored.
         return {name: sizes.pop() for name, sizes in found.items() if len(sizes) == 1}
 
     def _check_dims(self, dims: Mapping[str, int]) -> None:
@@ -134,7 +134,7 @@ def infer(
     model's data propagation gives up at Range, Slice or a bound dimension.
 
     Raises:
-        SourceError: ONNX finds that the node cannot be.
+        SourceError: ONNX's inference rejects the node.
     """
     types = {name: helper.make_tensor_type_proto(element_type(spec.dtype), spec.shape) for name, spec in specs.items()}
     graph = helper.make_graph(
@@ -169,7 +169,7 @@ def attention_shapes(node: onnx.NodeProto, specs: Mapping[str, TensorSpec]) -> d
 
 @dataclass(frozen=True, slots=True)
 class TensorSequence:
-    """The tensors of a sequence: what Split makes of them, and what is read at each place."""
+    """The tensors of a sequence as Split makes them, and as SequenceAt reads them."""
 
     axis: int
     sizes: tuple[int, ...]
@@ -181,7 +181,7 @@ class TensorSequence:
     """Place → the output of the first SequenceAt that reads it."""
 
     def pick(self, index: int, name: str) -> TensorSpec:
-        """Note that `name` is the tensor at `index`, and say what it is."""
+        """The spec of the tensor at `index`; records that it is called `name`."""
         if not -len(self.items) <= index < len(self.items):
             raise SourceError(f"{name!r} is read from place {index} of a sequence of {len(self.items)} tensors")
         place = range(len(self.items))[index]
@@ -190,7 +190,7 @@ class TensorSequence:
 
 
 def split_sequence(attributes: Attributes, spec: TensorSpec, split: np.ndarray | None) -> TensorSequence:
-    """What SplitToSequence makes of a tensor of `spec`; `split` is its second input: one size, all sizes, or None."""
+    """The result of SplitToSequence for a tensor of `spec`; `split` is its input 1: one size, all sizes, or None."""
     axis = attributes.integer("axis")
     if not -spec.rank <= axis < spec.rank:
         raise SourceError(f"SplitToSequence has the axis {axis}, and what it splits has {spec.rank} axes")

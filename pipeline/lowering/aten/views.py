@@ -1,6 +1,6 @@
 """Operators of torch that only move elements, as our own view kinds with concrete attributes.
 
-Sizes are read off the results, which the trace has worked out. Where torch copies for a reason (`contiguous` of a
+Sizes are taken from the results of the trace. Where torch copies for a reason (`contiguous` of a
 transposed tensor) the view rule of the kind copies too.
 """
 
@@ -35,9 +35,9 @@ def as_view(kind: str, attrs: Attrs, ins: Sequence[TensorSpec], outs: Outs) -> K
 
 
 def as_identity(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
-    """A copy that keeps the elements. One that asks for rows one after the other gets them.
+    """A copy that keeps the elements: Contiguous where the call asks for contiguous_format, else Identity.
 
-    One that asks for channels_last is a call, whose result lies as it lay in the trace: convolutions look at that.
+    A copy to channels_last stays a call and keeps its traced strides, since convolutions depend on them.
     """
     if outs[0].shape != source.shape or attrs.get("memory_format") in CHANNELS_LAST:
         return None
@@ -50,11 +50,12 @@ def as_contiguous(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
 
 
 def as_real(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
-    """What a complex number would be changed by."""
+    """Conjugation and the like, which change complex numbers only."""
     return None if source.dtype.startswith("complex") else as_identity(attrs, source, outs)
 
 
 def as_dropout(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
+    """Dropout that drops nothing."""
     return None if attrs.get("train", True) and attrs.get("p", 0.5) != 0 else as_identity({}, source, outs)
 
 
@@ -75,7 +76,7 @@ def as_permute(attrs: Attrs, source: TensorSpec, _: Outs) -> Row:
 
 
 def as_swap(first: str, second: str) -> Rule:
-    """Two axes change places; their numbers are the arguments of these names."""
+    """A rule that swaps two axes; their numbers are the arguments of these names."""
 
     def rule(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
         return exchange_axes(attrs[first], attrs[second], source, outs)
@@ -134,7 +135,7 @@ def as_select(attrs: Attrs, source: TensorSpec, _: Outs) -> Row:
 
 
 def as_split(attrs: Attrs, source: TensorSpec, outs: Outs) -> Row | None:
-    """`tensor_split` at any places may leave elements out, or give them twice."""
+    """`tensor_split` at arbitrary places may omit or repeat elements; it stays a call then."""
     axis = attrs.get("dim", 0) % source.rank
     sizes = tuple(out.sizes[axis] for out in outs)
     return ("Split", {"axis": axis, "sizes": sizes}) if sum(sizes) == source.sizes[axis] else None
@@ -206,4 +207,4 @@ OPERATORS: tuple[tuple[Rule, str], ...] = (
 RULES: dict[str, Rule] = {f"aten.{name}": rule for rule, names in OPERATORS for name in names.split()}
 
 MOVES = frozenset(RULES)
-"""Operators of which some calls, or all, only move elements."""
+"""Operators that move elements only, in some of their calls or in all."""

@@ -1,7 +1,6 @@
-"""Where a value lies, worked out from the tables of a plan, and which values have their bytes intact.
+"""The bytes of each value, derived from the tables of a plan, and the values whose bytes are intact.
 
-A place is a region and the bytes of it that the value can touch. Intact values are found by byte, so that a write finds
-those that it destroys.
+Intact values are indexed by byte, so that a write finds the values that it destroys.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ ARENA = -1
 class ByteRange:
     """Bytes [start, end) of a region: the arena, or the storage of one external value (region = its vid).
 
-    Of a strided value these are all bytes from its first to its last one, gaps included: a write between its elements
-    counts as one over them. No plan needs such writes.
+    A strided value has all bytes from its first to its last element, gaps included: a write into a gap counts as a
+    write over the value. No plan needs such writes.
     """
 
     region: int
@@ -45,7 +44,7 @@ class ByteRange:
 
 
 def roots_of(plan: ExecutionPlan) -> list[int]:
-    """By vid, where its aliases end. No chain of them is walked twice, since one may be as long as the plan."""
+    """The root of each vid's alias chain. No chain is walked twice, since one may be as long as the plan."""
     roots = [-1] * len(plan.slots)
     for start in range(len(roots)):
         way, vid = [start], start
@@ -59,7 +58,7 @@ def roots_of(plan: ExecutionPlan) -> list[int]:
 
 
 def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Strides of rows that lie one after the other."""
+    """Row-major strides."""
     strides = [1] * len(sizes)
     for axis in range(len(sizes) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * max(sizes[axis + 1], 1)
@@ -67,7 +66,7 @@ def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def has_distinct_elements(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether no two elements lie on one place: each axis steps over everything that the finer ones touch."""
+    """Whether no two elements share a place: each axis steps over everything that the finer ones touch."""
     touched = 1
     for stride, size in sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size > 1):
         if stride < touched:
@@ -83,7 +82,7 @@ def strides_of(plan: ExecutionPlan, vid: int) -> tuple[tuple[int, ...], int]:
 
 
 def address(plan: ExecutionPlan, vid: int, index: Sequence[int]) -> int:
-    """Which element of the root's storage the element at `index` is."""
+    """The position in the root's storage of the element at `index`."""
     strides, offset = strides_of(plan, vid)
     return offset + sum(at * stride for at, stride in zip(index, strides, strict=True))
 
@@ -96,7 +95,7 @@ def span(plan: ExecutionPlan, vid: int) -> tuple[int, int]:
 
 
 def place(plan: ExecutionPlan, vid: int, root: int) -> ByteRange:
-    """`root` is where the aliases of `vid` end."""
+    """The bytes of `vid`; `root` is the root of its alias chain."""
     spec = plan.slots[vid].spec
     item = spec.nbytes // max(spec.numel, 1)
     base = plan.offsets.get(root, 0)
@@ -105,10 +104,10 @@ def place(plan: ExecutionPlan, vid: int, root: int) -> ByteRange:
 
 
 class IntactValues:
-    """The values that are intact, and where they lie.
+    """The values that are intact, and their bytes.
 
-    Each region is cut where a value begins or ends; a cut knows the values that cover the bytes from it to the next.
-    So a write looks at the cuts inside of its own bytes, and not at every value of the plan.
+    Each region is cut where a value begins or ends; a cut has the values that cover the bytes from it to the next cut.
+    So a write visits the cuts within its own bytes, and not every value of the plan.
     """
 
     def __init__(self) -> None:
@@ -123,7 +122,7 @@ class IntactValues:
         return vid in self._places
 
     def add(self, vid: int, place: ByteRange) -> None:
-        """Make `vid` intact. If it is empty it covers nothing, and nothing can destroy it."""
+        """Make `vid` intact. An empty value covers nothing, so nothing can destroy it."""
         if vid in self._places:
             self._remove(vid)
         self._places[vid] = place
@@ -137,7 +136,7 @@ class IntactValues:
         found = set[int]().union(*(self._covering[place.region, cut] for cut in inside))
         for vid in found:
             self._remove(vid)
-        for cut in inside[1:]:  # nothing lies on either side of them now
+        for cut in inside[1:]:  # no intact value is on either side of them now
             del self._covering[place.region, cut]
         if inside:
             cuts = self._cuts[place.region]

@@ -1,8 +1,8 @@
-"""What a view has to show, by the definition of its kind: which element of the operand each of its elements is.
+"""The meaning of each kind of view: which element of the operand each of its elements is.
 
 The planner composes strides; here nothing is composed. Elements of the view are picked, the definition says which
 element of the operand each one is, and both have to have the same address. Addresses are linear in the index, so a few
-positions on every axis tell (the first, the last, and powers of two, at which cut-up axes of a Reshape carry over).
+positions on every axis suffice (the first, the last, and powers of two, at which split axes of a Reshape carry over).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ViewElement:
 
 
 def shows_its_operand(plan: ExecutionPlan, call: KernelCall, out: int, source: int) -> bool:
-    """Whether `out`, an output of `call`, lies on exactly those elements of `source` that its kind is about."""
+    """Whether `out`, an output of `call`, shows the elements of `source` that the definition of its kind says."""
     index_in_source = VIEW_INDEX.get(call.kind_id)
     sizes, source_sizes = plan.slots[out].spec.sizes, plan.slots[source].spec.sizes
     if index_in_source is None:
@@ -71,7 +71,7 @@ def identity(view: ViewElement) -> Index:
 
 
 def reshape(view: ViewElement) -> Index:
-    """The elements counted through, row after row."""
+    """Reshape keeps the row-major number of each element."""
     if math.prod(view.sizes) != math.prod(view.source_sizes):
         return ()
     count = sum(position * step for position, step in zip(view.index, contiguous_strides(view.sizes), strict=True))

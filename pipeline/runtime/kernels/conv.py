@@ -89,7 +89,7 @@ def global_max_pool(ins: Ins, outs: Outs, _: Attrs) -> None:
 
 
 def resize(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    """One axis after the other: nearest picks an element, linear mixes the two around a place."""
+    """One axis after the other: nearest picks an element, linear interpolates between two."""
     x, out = ins[0], outs[0]
     for axis, scale in enumerate(attrs["scales"]):
         size = x.shape[axis]
@@ -107,7 +107,7 @@ def resize(ins: Ins, outs: Outs, attrs: Attrs) -> None:
 
 
 def _places(size: int, new_size: int, scale: float, coordinates: str) -> torch.Tensor:
-    """Where each new element lies among the old ones, by the formulas of ONNX's Resize."""
+    """The position of each new element among the old ones, by the formulas of ONNX's Resize."""
     at = torch.arange(new_size, dtype=torch.float64)
     if coordinates == "asymmetric":
         return at / scale
@@ -149,7 +149,7 @@ def _window_pads(
     for axis, (begin, end) in enumerate(zip(begins, declared, strict=True)):
         size, windows = x.shape[axis + 2], out.shape[axis + 2]
         reach = (windows - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1
-        # Rows past the last window do not matter, so the declared pad stands where it makes no further window.
+        # Rows past the last window do not matter, so the declared pad is kept where it adds no window.
         fits = (size + begin + end - reach) // strides[axis] == 0 and size + begin + end >= reach
         ends.append(end if fits else reach - size - begin)
     return begins, ends

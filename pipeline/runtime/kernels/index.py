@@ -28,7 +28,7 @@ def gather_elements(ins: Ins, outs: Outs, attrs: Attrs) -> None:
 
 
 def gather_nd(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    """The indexed axes as one: rows of everything behind them are picked by their flat position."""
+    """The indexed axes are flattened into one, from which rows are selected by flat position."""
     x, indices, batch = ins[0], ins[1], attrs["batch_dims"]
     depth = indices.shape[-1]
     indexed, rest = x.shape[batch : batch + depth], x.shape[batch + depth :]

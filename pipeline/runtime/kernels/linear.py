@@ -29,7 +29,7 @@ def matmul(ins: Ins, outs: Outs, _: Attrs) -> Launch:
 
 
 def _one_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, batch: torch.Size) -> Launch | None:
-    """As a single mm or bmm over views, which torch.matmul finds anew at each call; None where strides need a copy."""
+    """As a single mm or bmm over views, which torch.matmul derives at each call; None where strides need a copy."""
     (rows, inner), columns = a.shape[-2:], b.shape[-1]
     count = math.prod(batch)
     try:

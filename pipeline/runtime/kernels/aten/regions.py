@@ -1,4 +1,4 @@
-"""Operators with bodies. `attrs["bodies"]` holds their bodies as functions: tensors in, tensors out, in order."""
+"""Operators with bodies. `attrs["bodies"]` has the bodies as functions from tensors to tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Given = Mapping[str, Any]
 
 
 def higher_order(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    """Run the operator on what the inputs hold then, and copy its results into `outs`."""
+    """At each launch, run the operator and copy its results into `outs`."""
     name = attrs["op"].partition(".")[2]
     run = REGIONS.get(name)
     if run is None:
@@ -75,9 +75,9 @@ def in_autocast(given: Given) -> Tensors:
 
 
 def writing_into_copies(version: str, given: Given) -> Tensors:
-    """An operator of the user's that writes: torch gives it copies, and gives those back after its own results.
+    """A user's operator that writes: torch runs it on copies, and returns these after its results.
 
-    Version 2 tells some parts by their place in memory, which is not that of the arena.
+    Version 2 addresses views by storage offset, which is not that of the arena, so each base is cloned.
     """
     rest = {name: item for name, item in given.items() if name != "_mutable_op"}
     if "_all_bases" in rest:
@@ -90,7 +90,7 @@ def _operands(given: Given) -> Tensors:
 
 
 def _clone_results(results: Tensors) -> list[torch.Tensor]:
-    """A body's results lie in its arena, where its next run writes."""
+    """Clones of a body's results, which are in its arena: its next run writes there."""
     return [tensor.clone() for tensor in results]
 
 
