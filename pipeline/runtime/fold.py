@@ -23,7 +23,7 @@ LARGEST = 2**24
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """`graph` without torch's operators that depend on constants only; their results become constants with the same vids.
+    """`graph` without torch's operators on constants only; their results become constants with the same vids.
 
     Random numbers are drawn at each run. Weights are not folded: the results would double their memory.
 

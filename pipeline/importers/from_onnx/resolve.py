@@ -18,7 +18,7 @@ from onnx import helper
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
-from pipeline.importers.from_onnx.source import ImportSource
+from pipeline.importers.from_onnx.source import ReadModel
 from pipeline.importers.from_onnx.specs import (
     CONTRIB_SHAPES,
     Sizes,
@@ -65,7 +65,7 @@ class Resolved:
         return self.constant(name)
 
 
-def resolve(source: ImportSource, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> Resolved:
+def resolve(source: ReadModel, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> Resolved:
     """Specs and constants of every value of `source`; `known` are the op types that can be imported.
 
     Raises:
@@ -79,9 +79,7 @@ def resolve(source: ImportSource, stored: Mapping[str, Stored], sizes: Sizes, kn
 class Resolver:
     """The walk, and its results so far."""
 
-    def __init__(
-        self, source: ImportSource, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]
-    ) -> None:
+    def __init__(self, source: ReadModel, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> None:
         self._graph = source.model.graph
         self._opset = source.opset
         self._sizes = sizes

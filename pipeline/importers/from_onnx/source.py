@@ -17,14 +17,14 @@ from passes.weights.stand_ins import inline
 from pipeline.errors import SourceError, Unsupported
 from pipeline.importers.from_onnx.attributes import op_key, schema_of
 
-__all__ = ["OLDEST_OPSET", "ImportSource", "read_source"]
+__all__ = ["OLDEST_OPSET", "ReadModel", "read_source"]
 
 OLDEST_OPSET = 7
 """The first opset with numpy's broadcasting; before it, Add and Mul mean something else."""
 
 
 @dataclass(frozen=True, slots=True)
-class ImportSource:
+class ReadModel:
     """A model without local functions, the opset of the default domain, and the folder of its external data."""
 
     model: onnx.ModelProto
@@ -34,7 +34,7 @@ class ImportSource:
 
 def read_source(
     model: onnx.ModelProto | str | Path, base_dir: str | Path | None, known: Collection[str] = ()
-) -> ImportSource:
+) -> ReadModel:
     """Read `model` if it is a path; external data stays on disk, in `base_dir` or else in the folder of the path.
 
     An operator that is not `known` is replaced by its function body, where ONNX defines one.
@@ -75,7 +75,7 @@ def read_source(
     model = _with_inner_data(model, folder)
     for name in sorted({node.op_type for node in model.graph.node if _is_function(node, opset, known)}):
         model = _without_function(model, name, opset)
-    return ImportSource(model, opset, folder)
+    return ReadModel(model, opset, folder)
 
 
 def _with_inner_data(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
