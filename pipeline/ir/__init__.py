@@ -1,4 +1,4 @@
-"""The static IR: a Graph of Values and Ops, the Builder that makes it, the check that judges it, its written forms."""
+"""The static IR: a Graph of Values and Ops, the Builder that makes it, the checker, and the text and JSON forms."""
 
 from pipeline.ir.bind import bind_dims, dims_of
 from pipeline.ir.builder import Builder, Emitter

@@ -1,4 +1,4 @@
-"""Named dims become numbers: a Graph for any batch → the Graph for a batch of 4."""
+"""Replace named dims by numbers: a Graph for any batch → the Graph for a batch of 4."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Dims = Mapping[str, int]
 
 
 def bind_dims(graph: Graph, dims: Dims) -> Graph:
-    """`graph` with concrete shapes, strides and attributes, its bodies too; without its ranges and guards.
+    """`graph` and its bodies with concrete shapes, strides and attributes, without ranges and guards.
 
     Raises:
-        UsageError: a name is missing or unknown, or a range or guard does not hold; every violation is named.
+        UsageError: a name is missing or unknown, or a range or guard does not hold; the message names every violation.
     """
     if problems := [*_wrong_names(graph, dims), *_wrong_sizes(graph, dims)]:
         lines = "\n".join(f"  - {problem}" for problem in problems)
@@ -27,16 +27,17 @@ def bind_dims(graph: Graph, dims: Dims) -> Graph:
         raise UsageError(
             f"graph {graph.name!r} does not hold for {given}:\n{lines}\nGive sizes that it was traced for."
         )
-    return _bound(graph, dims)
+    return _bind_graph(graph, dims)
 
 
 def dims_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """The named dims by the shapes of inputs, {input name: shape}.
+    """The sizes of the named dims that follow from the shapes of inputs, {input name: shape}.
 
-    A size that is an expression of one name counts as linear in it (`2*batch`); what it gives is compared in the end.
+    A size that is an expression of one name is solved as if it were linear (`2*batch`); the solution is checked
+    against every shape in the end.
 
     Raises:
-        UsageError: shapes that no sizes of the dims give; every input that does not fit is named.
+        UsageError: no sizes of the dims give these shapes; the message names every input that does not fit.
     """
     declared = {graph.values[vid].name: graph.values[vid].spec.shape for vid in graph.inputs}
     pairs = [
@@ -50,7 +51,7 @@ def dims_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]
         unknown = names_in(dim) - dims.keys()
         if len(unknown) == 1:
             (name,) = unknown
-            dims[name] = _solved(dim, size, name, dims)
+            dims[name] = _solve(dim, size, name, dims)
     wrong = [
         f"  - {name!r} is {list(shape)}; the graph has {list(declared[name])}"
         for name, shape in shapes.items()
@@ -63,11 +64,11 @@ def dims_of(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]
 
 
 def dim_names(graph: Graph) -> frozenset[str]:
-    """Every named dim that a shape of the graph speaks of."""
-    return frozenset(name for value in graph.values for dim in _named(value) for name in names_in(dim))
+    """Every named dim in a shape of the graph."""
+    return frozenset(name for value in graph.values for dim in _symbolic_sizes(value) for name in names_in(dim))
 
 
-def _named(value: Value) -> Iterator[str]:
+def _symbolic_sizes(value: Value) -> Iterator[str]:
     yield from (dim for dim in value.spec.shape if isinstance(dim, str))
 
 
@@ -103,7 +104,7 @@ def _within(size: int, span: DimRange) -> bool:
     return span.least <= size and (span.most is None or size <= span.most)
 
 
-def _solved(dim: str, size: int, name: str, dims: Dims) -> int:
+def _solve(dim: str, size: int, name: str, dims: Dims) -> int:
     if dim == name:
         return size
     at_one, at_two = (int(evaluate(dim, {**dims, name: number})) for number in (1, 2))
@@ -113,35 +114,37 @@ def _solved(dim: str, size: int, name: str, dims: Dims) -> int:
 def _fits(declared: Sequence[Dim], shape: Sequence[int], dims: Dims) -> bool:
     if len(declared) != len(shape) or not all(names_in(dim) <= dims.keys() for dim in declared if isinstance(dim, str)):
         return False
-    return all(_size(dim, dims) == size for dim, size in zip(declared, shape, strict=True))
+    return all(_evaluate_size(dim, dims) == size for dim, size in zip(declared, shape, strict=True))
 
 
-def _bound(graph: Graph, dims: Dims) -> Graph:
+def _bind_graph(graph: Graph, dims: Dims) -> Graph:
     if not dims:
         return graph
-    values = tuple(_value(value, dims) for value in graph.values)
-    return replace(graph, values=values, ops=tuple(_op(op, dims) for op in graph.ops), dims={}, guards=())
+    values = tuple(_bind_value(value, dims) for value in graph.values)
+    return replace(graph, values=values, ops=tuple(_bind_op(op, dims) for op in graph.ops), dims={}, guards=())
 
 
-def _value(value: Value, dims: Dims) -> Value:
-    strides = value.strides and tuple(_size(dim, dims) for dim in value.strides)
+def _bind_value(value: Value, dims: Dims) -> Value:
+    strides = value.strides and tuple(_evaluate_size(dim, dims) for dim in value.strides)
     if value.spec.is_static and strides == value.strides:
         return value
     return replace(
-        value, spec=replace(value.spec, shape=tuple(_size(dim, dims) for dim in value.spec.shape)), strides=strides
+        value,
+        spec=replace(value.spec, shape=tuple(_evaluate_size(dim, dims) for dim in value.spec.shape)),
+        strides=strides,
     )
 
 
-def _op(op: Op, dims: Dims) -> Op:
-    attrs = {name: _attr(item, dims) for name, item in op.attrs.items()}
-    return replace(op, attrs=attrs, bodies=tuple(_bound(body, dims) for body in op.bodies))
+def _bind_op(op: Op, dims: Dims) -> Op:
+    attrs = {name: _bind_attr(item, dims) for name, item in op.attrs.items()}
+    return replace(op, attrs=attrs, bodies=tuple(_bind_graph(body, dims) for body in op.bodies))
 
 
-def _attr(item: Attr, dims: Dims) -> Attr:
+def _bind_attr(item: Attr, dims: Dims) -> Attr:
     if isinstance(item, tuple):
-        return tuple(_attr(part, dims) for part in item)
+        return tuple(_bind_attr(part, dims) for part in item)
     return evaluate(item.expression, dims) if isinstance(item, SymExpr) else item
 
 
-def _size(dim: Dim, dims: Dims) -> int:
+def _evaluate_size(dim: Dim, dims: Dims) -> int:
     return int(evaluate(dim, dims)) if isinstance(dim, str) else dim

@@ -1,6 +1,6 @@
-"""Make a Graph: `Builder` adds values and ops in order, `assemble` links parts that are written down.
+"""Make a Graph: `Builder` adds values and ops in order, `assemble` links a finished list of them.
 
-Producers, users and the roles of computed values follow from the ops.
+Both derive producers, users and the roles of computed values from the ops.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Emitter = Callable[[Mapping[str, Attr], Sequence[TensorSpec], Sequence[TensorSpe
 
 @dataclass(frozen=True, slots=True)
 class ValueDecl:
-    """A Value before it is linked; its vid is its place in the list."""
+    """A Value before its producer and users are known; its vid is its index in the list."""
 
     name: str
     spec: TensorSpec
@@ -29,7 +29,7 @@ class ValueDecl:
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
-    """What a Graph says beside its values and ops; see the fields of Graph with these names."""
+    """The fields of Graph with these names: what it holds beside values and ops."""
 
     updates: Mapping[int, int] = field(default_factory=dict)
     sources: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
@@ -60,15 +60,15 @@ class Builder:
 
     def param(self, name: str, spec: TensorSpec, payload: Payload | None = None) -> int:
         """Declare a trainable weight. Returns its vid."""
-        return self._stored(name, spec, Role.PARAM, payload)
+        return self._add_stored(name, spec, Role.PARAM, payload)
 
     def state(self, name: str, spec: TensorSpec, payload: Payload | None = None) -> int:
         """Declare a value that lives across runs (optimizer moments, running statistics). Returns its vid."""
-        return self._stored(name, spec, Role.STATE, payload)
+        return self._add_stored(name, spec, Role.STATE, payload)
 
     def const(self, name: str, spec: TensorSpec, payload: Payload | None = None) -> int:
         """Declare a constant. Returns its vid."""
-        return self._stored(name, spec, Role.CONST, payload)
+        return self._add_stored(name, spec, Role.CONST, payload)
 
     def emit(
         self,
@@ -81,7 +81,7 @@ class Builder:
         name: str = "",
         origin: str = "",
     ) -> tuple[int, ...]:
-        """Add one op and the values that it makes. Returns the vids of `outputs`.
+        """Add one op and its outputs. Returns the vids of `outputs`.
 
         Raises:
             InternalError: an input vid that no earlier call returned.
@@ -106,7 +106,7 @@ class Builder:
         """Freeze what was added. A computed value that leaves the graph gets the role `output`."""
         return assemble(self.name, self._values, self._ops, self._inputs, outputs, self._payloads)
 
-    def _stored(self, name: str, spec: TensorSpec, role: Role, payload: Payload | None) -> int:
+    def _add_stored(self, name: str, spec: TensorSpec, role: Role, payload: Payload | None) -> int:
         vid = self._add(name, spec, role)
         if payload is not None:
             self._payloads[name] = payload
@@ -119,7 +119,7 @@ class Builder:
 
 def assemble(
     name: str,
-    stubs: Sequence[ValueDecl],
+    decls: Sequence[ValueDecl],
     ops: Sequence[Op],
     inputs: Sequence[int],
     outputs: Sequence[int],
@@ -127,11 +127,11 @@ def assemble(
     emitters: Mapping[str, Emitter] | None = None,
     facts: GraphFacts | None = None,
 ) -> Graph:
-    """A Graph of `stubs`, linked by `ops`. The role of a stub that an op makes is worked out here.
+    """A Graph of `decls`, linked by `ops`. The role of each computed value is derived from the ops.
 
-    `payloads` is by value name and may hold more than the graph needs. With `emitters` every kernel is made anew, and
-    an op whose kind none of them knows has no kernel; without, the kernels stay as they are. The caller has made sure
-    that every vid exists.
+    `payloads` is by value name and may hold more than the graph needs. With `emitters` every kernel is emitted again,
+    and an op whose kind has no emitter gets none; without, the kernels stay as they are. The caller has checked that
+    every vid exists.
     """
     facts = facts or GraphFacts()
     producers = {vid: op.oid for op in ops for vid in op.outputs}
@@ -141,12 +141,12 @@ def assemble(
             users.setdefault(vid, []).append(op.oid)
     leaving = set(outputs)
     values = []
-    for vid, stub in enumerate(stubs):
-        role = stub.role
+    for vid, decl in enumerate(decls):
+        role = decl.role
         if vid in producers:
             role = Role.OUTPUT if vid in leaving else Role.TMP
         values.append(
-            Value(vid, stub.name, stub.spec, role, producers.get(vid), tuple(users.get(vid, ())), stub.strides)
+            Value(vid, decl.name, decl.spec, role, producers.get(vid), tuple(users.get(vid, ())), decl.strides)
         )
     if emitters is not None:
         ops = [with_kernel(op, values, emitters) for op in ops]
@@ -168,6 +168,7 @@ def assemble(
 
 
 def with_kernel(op: Op, values: Sequence[Value], emitters: Mapping[str, Emitter]) -> Op:
+    """`op` with the kernel that its emitter gives; None where no emitter knows the kind."""
     emitter = emitters.get(op.kind)
     if emitter is None:
         return replace(op, kernel=None)

@@ -1,6 +1,6 @@
-"""Judge a finished Graph from outside: every fact that it states is derived again and compared.
+"""Check a finished Graph from outside: every fact that it states is derived again and compared.
 
-Shares no code with `Builder`: the order of ops, producers, users and roles are worked out here from the ops alone.
+This module shares no code with `Builder`: it derives order, producers, users and roles from the ops alone.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ __all__ = ["check", "violations"]
 
 
 def check(graph: Graph, *, read_payloads: bool = True) -> None:
-    """Hold `graph` against every rule of the IR; without `read_payloads` no stored bytes are looked at.
+    """Check `graph` against every rule of the IR; without `read_payloads` no stored bytes are read.
 
     Raises:
         InternalError: at least one rule is broken; the message lists every violation.
     """
-    found = violations(graph, read_payloads=read_payloads)
-    if not found:
+    broken = violations(graph, read_payloads=read_payloads)
+    if not broken:
         return
-    lines = "\n".join(f"  - {violation}" for violation in found)
+    lines = "\n".join(f"  - {violation}" for violation in broken)
     raise InternalError(
-        f"graph {graph.name!r} breaks {len(found)} rule(s) of the IR:\n{lines}\n"
-        "Expected a graph as Builder makes it; report this, with the model, as a bug of whoever made the graph."
+        f"graph {graph.name!r} breaks {len(broken)} rule(s) of the IR:\n{lines}\n"
+        "Expected a graph as Builder makes it; report this, with the model, as a bug of the code that made the graph."
     )
 
 
 def violations(graph: Graph, *, read_payloads: bool = True) -> list[str]:
     """Everything that is wrong with `graph` and its bodies; empty for a good one."""
     rules = (*RULES, payload_bytes) if read_payloads else RULES
-    found = [violation for rule in rules for violation in rule(graph)]
+    broken = [violation for rule in rules for violation in rule(graph)]
     for op in graph.ops:
         for body in op.bodies:
             inner = violations(body, read_payloads=read_payloads)
-            found += [f"in {show(op)}, body {body.name!r}: {violation}" for violation in inner]
-    return found
+            broken += [f"in {describe_op(op)}, body {body.name!r}: {violation}" for violation in inner]
+    return broken
 
 
 def value_table(graph: Graph) -> Iterator[str]:
@@ -66,7 +66,7 @@ def specs(graph: Graph) -> Iterator[str]:
 
 
 def op_order(graph: Graph) -> Iterator[str]:
-    """Oids equal the index; every op reads what exists by then, and makes what nobody has made."""
+    """Oids equal the index; every op reads values that exist by then, and makes new ones."""
     made = {value.vid for value in graph.values if value.producer is None}
     for index, op in enumerate(graph.ops):
         if op.oid != index:
@@ -74,20 +74,20 @@ def op_order(graph: Graph) -> Iterator[str]:
         if not op.kind:
             yield f"ops[{index}] has an empty kind"
         for vid in op.inputs:
-            if not known(graph, vid):
-                yield f"{show(op)} reads %{vid}, which does not exist"
+            if not exists(graph, vid):
+                yield f"{describe_op(op)} reads %{vid}, which does not exist"
             elif vid not in made:
-                yield f"{show(op)} reads {label(graph.values[vid])} before it is made"
+                yield f"{describe_op(op)} reads {label(graph.values[vid])} before it is made"
         for vid in op.outputs:
-            if not known(graph, vid):
-                yield f"{show(op)} makes %{vid}, which does not exist"
+            if not exists(graph, vid):
+                yield f"{describe_op(op)} makes %{vid}, which does not exist"
             elif vid in made:
-                yield f"{show(op)} makes {label(graph.values[vid])}, which exists already"
+                yield f"{describe_op(op)} makes {label(graph.values[vid])}, which exists already"
         made.update(op.outputs)
 
 
 def links(graph: Graph) -> Iterator[str]:
-    """`producer` and `users` say what the ops say."""
+    """`producer` and `users` agree with the ops."""
     producers = {vid: index for index, op in enumerate(graph.ops) for vid in op.outputs}
     users: dict[int, list[int]] = {}
     for index, op in enumerate(graph.ops):
@@ -101,10 +101,10 @@ def links(graph: Graph) -> Iterator[str]:
 
 
 def roles(graph: Graph) -> Iterator[str]:
-    """A computed value is `output` when it leaves the graph, else `tmp`; everything else begins somewhere."""
+    """A computed value is `output` when it leaves the graph, else `tmp`; every other value is an input or stored."""
     computed = {vid for op in graph.ops for vid in op.outputs}
     for side, vids in (("inputs", graph.inputs), ("outputs", graph.outputs)):
-        yield from (f"graph {side} name %{vid}, which does not exist" for vid in vids if not known(graph, vid))
+        yield from (f"graph {side} name %{vid}, which does not exist" for vid in vids if not exists(graph, vid))
     yield from (f"%{vid} is {n} times a graph input" for vid, n in Counter(graph.inputs).items() if n > 1)
     for index, value in enumerate(graph.values):
         if index in computed:
@@ -120,7 +120,7 @@ def roles(graph: Graph) -> Iterator[str]:
 def payloads(graph: Graph) -> Iterator[str]:
     """Only stored values have bytes."""
     for vid in graph.payloads:
-        if not known(graph, vid):
+        if not exists(graph, vid):
             yield f"there is a payload for %{vid}, which does not exist"
             continue
         value = graph.values[vid]
@@ -131,7 +131,7 @@ def payloads(graph: Graph) -> Iterator[str]:
 def payload_bytes(graph: Graph) -> Iterator[str]:
     """The bytes of stored values fit their specs. This reads them: a file is mapped, a tensor is copied to the CPU."""
     for vid, payload in graph.payloads.items():
-        if not known(graph, vid):
+        if not exists(graph, vid):
             continue
         value, array = graph.values[vid], payload.numpy()
         if array.shape != value.spec.shape or array.dtype.name != value.spec.dtype:
@@ -147,23 +147,25 @@ def attributes(graph: Graph) -> Iterator[str]:
         for where, table, allowed in (("attribute", op.attrs, SCALARS), ("constraint", op.constraints, SCALARS[:4])):
             for key, item in table.items():
                 if not all(type(part) in allowed for part in parts(item)):
-                    yield f"{show(op)} has the {where} {key!r} = {item!r}; expected what pipeline.ir.graph allows"
+                    yield (
+                        f"{describe_op(op)} has the {where} {key!r} = {item!r}; expected what pipeline.ir.graph allows"
+                    )
 
 
 def calls(graph: Graph) -> Iterator[str]:
-    """An op that spells its call uses each of its inputs and bodies, in order, once."""
+    """An op that holds its whole call refers to each of its inputs and bodies once, in order."""
     for op in graph.ops:
         items = [part for item in op.attrs.values() for part in parts(item)]
         for what, kind, present in (("inputs", InputRef, op.inputs), ("bodies", BodyRef, op.bodies)):
-            found = [item.index for item in items if isinstance(item, kind)]
-            if (found or kind is BodyRef) and found != list(range(len(present))):
-                yield f"{show(op)} has {len(present)} {what}, and its attributes use the places {found}"
+            places = [item.index for item in items if isinstance(item, kind)]
+            if (places or kind is BodyRef) and places != list(range(len(present))):
+                yield f"{describe_op(op)} has {len(present)} {what}, and its attributes use the places {places}"
 
 
 def updates(graph: Graph) -> Iterator[str]:
-    """A state or an input gets a value like itself."""
+    """The new value of a state or an input has the same spec."""
     for vid, after in graph.updates.items():
-        if not (known(graph, vid) and known(graph, after)):
+        if not (exists(graph, vid) and exists(graph, after)):
             yield f"an update of %{vid} by %{after} names a value that does not exist"
             continue
         target, value = graph.values[vid], graph.values[after]
@@ -177,14 +179,14 @@ def facts(graph: Graph) -> Iterator[str]:
     """Names in checkpoints belong to stored values; ranges of dims are not empty."""
     stored = (Role.PARAM, Role.STATE, Role.CONST)
     for vid in graph.sources:
-        if not known(graph, vid) or graph.values[vid].role not in stored:
+        if not exists(graph, vid) or graph.values[vid].role not in stored:
             yield f"there are checkpoint names for %{vid}, which is not stored"
     for name, span in graph.dims.items():
         if span.least < 0 or (span.most is not None and span.most < span.least):
             yield f"dim {name!r} has the range {span.least} .. {span.most}"
 
 
-def known(graph: Graph, vid: int) -> bool:
+def exists(graph: Graph, vid: int) -> bool:
     return 0 <= vid < len(graph.values)
 
 
@@ -192,7 +194,7 @@ def label(value: Value) -> str:
     return f"%{value.vid} {value.name!r}"
 
 
-def show(op: Op) -> str:
+def describe_op(op: Op) -> str:
     return f"op {op.oid} {op.kind}" + (f" {op.name!r}" if op.name else "")
 
 

@@ -17,57 +17,57 @@ Number = int | float
 
 
 def names_in(expression: str) -> frozenset[str]:
-    """The dims that `expression` speaks of.
+    """The names of the dims in `expression`.
 
     Raises:
-        SourceError: it is no expression, or one with another operator.
+        SourceError: the text is no expression, or has an operator that is not supported.
     """
-    tree = _parsed(expression)
+    tree = _parse(expression)
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - called
 
 
 def evaluate(expression: str, dims: Mapping[str, int]) -> Number:
-    """The value of `expression`; a condition is True or False. Nothing but the operators of the tables below is run.
+    """The value of `expression`; a condition is True or False. Only the operators of the tables below are ever run.
 
     Raises:
-        SourceError: it is no expression, or one with another operator.
+        SourceError: the text is no expression, or has an operator that is not supported.
         KeyError: a dim that is not in `dims`.
     """
-    return _value(_parsed(expression), dims)
+    return _value(_parse(expression), dims)
 
 
 @cache
-def _parsed(expression: str) -> ast.expr:
+def _parse(expression: str) -> ast.expr:
     try:
         tree = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError) as error:
         raise _no_expression(expression) from error
-    if not _is_known(tree):
+    if not _is_supported(tree):
         raise _no_expression(expression)
     return tree
 
 
-def _is_known(node: ast.expr) -> bool:
-    """Whether it is made of the operators of the tables below."""
+def _is_supported(node: ast.expr) -> bool:
+    """Whether `node` uses only operators of the tables below."""
     match node:
         case ast.Constant(value=int() | float()) | ast.Name():
             return True
         case ast.UnaryOp(op=sign, operand=item):
-            return type(sign) in SIGNS and _is_known(item)
+            return type(sign) in SIGNS and _is_supported(item)
         case ast.BinOp(left=left, op=sign, right=right):
-            return type(sign) in OPERATORS and _is_known(left) and _is_known(right)
+            return type(sign) in OPERATORS and _is_supported(left) and _is_supported(right)
         case ast.BoolOp(values=values):
-            return all(map(_is_known, values))
+            return all(map(_is_supported, values))
         case ast.Compare(left=left, ops=[sign], comparators=[right]):
-            return type(sign) in COMPARISONS and _is_known(left) and _is_known(right)
+            return type(sign) in COMPARISONS and _is_supported(left) and _is_supported(right)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
-            return name in FUNCTIONS and all(map(_is_known, args))
+            return name in FUNCTIONS and all(map(_is_supported, args))
     return False
 
 
 def _value(node: ast.AST, dims: Mapping[str, int]) -> Any:
-    """Of a node that is known."""
+    """The value of a node that `_is_supported`."""
     match node:
         case ast.Constant(value=number):
             return number

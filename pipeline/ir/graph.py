@@ -1,8 +1,8 @@
-"""The IR: Values, Ops and the Graph that holds them. Data only, and frozen; `Builder` makes it, `check` judges it.
+"""The IR: Values, Ops and the Graph that holds them. Data only, and frozen; `Builder` makes a Graph, `check` checks it.
 
 An Op of the ONNX importer has numbers, strings, and tuples of one type as attributes. An Op of the torch importer (kind
-`aten.linear.default`) holds its whole call: every argument that was given, by the name that the operator's schema has
-for it. Tensors stand there as `InputRef`, so None among tensors, tensor lists and keyword tensors keep their places.
+`aten.linear.default`) holds its whole call: every argument that was given, by its name in the operator's schema. An
+`InputRef` stands for each tensor, so None among tensors, tensor lists and keyword tensors keep their positions.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class BodyRef:
 
 @dataclass(frozen=True, slots=True)
 class TorchConst:
-    """A constant of torch by its kind and name: `Word("dtype", "bfloat16")`, `Word("memory_format", "channels_last")`.
+    """A constant of torch by its kind and name: `TorchConst("dtype", "bfloat16")`.
 
     Kinds: dtype, device, layout, memory_format; other kinds are carried along.
     """
@@ -144,7 +144,7 @@ class TorchConst:
 
 @dataclass(frozen=True, slots=True)
 class SymExpr:
-    """A number that follows from named dims, as an expression: `Size("2*batch + 1")`, `Size("ToFloat(batch)")`."""
+    """A number that follows from named dims, as an expression: `SymExpr("2*batch + 1")`."""
 
     expression: str
 
@@ -154,7 +154,7 @@ Attr: TypeAlias = Scalar | tuple["Attr", ...]
 
 
 def parts(item: Attr) -> Iterator[Scalar]:
-    """What `item` holds, tuples opened at every depth, in order."""
+    """The scalars in `item`, in order; tuples are flattened at every depth."""
     if isinstance(item, tuple):
         for part in item:
             yield from parts(part)
@@ -163,7 +163,7 @@ def parts(item: Attr) -> Iterator[Scalar]:
 
 
 class Role(StrEnum):
-    """Where a value begins (seed document 004: Builder.input / param / state / value)."""
+    """Where a value comes from (seed document 004: Builder.input / param / state / value)."""
 
     INPUT = "input"
     PARAM = "param"
@@ -192,8 +192,8 @@ class Value:
     users: tuple[int, ...] = ()
     """Indices in `Graph.ops` of the ops that read it, ascending, each once."""
     strides: tuple[Dim, ...] | None = None
-    """In elements, as the source had it; None where that was contiguous or not said. A plan keeps those of what it is
-    given, and is free to differ in what it makes."""
+    """In elements, as in the source; None where that was contiguous or unknown. A plan keeps the strides of inputs and
+    stored values, and may choose others for computed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +235,9 @@ class Op:
         object.__setattr__(self, "constraints", MappingProxyType(dict(self.constraints)))
 
     def __reduce__(self) -> tuple[type[Op], tuple[Any, ...]]:
-        """For pickle and copy, which do not take a view of a mapping."""
-        found = (getattr(self, one.name) for one in fields(self))
-        return Op, tuple(dict(item) if isinstance(item, MappingProxyType) else item for item in found)
+        """For pickle and copy, which cannot handle a MappingProxyType."""
+        items = (getattr(self, entry.name) for entry in fields(self))
+        return Op, tuple(dict(item) if isinstance(item, MappingProxyType) else item for item in items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class Graph:
     outputs: tuple[int, ...]
     payloads: Mapping[int, Payload] = field(default_factory=dict)
     updates: Mapping[int, int] = field(default_factory=dict)
-    """{vid of a state or input: vid of the value that it has after a run}. Nothing else ever changes what is stored."""
+    """{vid of a state or input: vid of the value that it has after a run}. Only these values change between runs."""
     sources: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """{vid of a param, state or const: its names in a checkpoint}; several where weights are tied, its own first."""
     dims: Mapping[str, DimRange] = field(default_factory=dict)
@@ -283,10 +283,10 @@ class Graph:
         raise KeyError(f"no value named {name!r} in graph {self.name!r}")
 
     def weight_names(self) -> dict[int, tuple[str, ...]]:
-        """{vid of a param, state or const: the names that a tensor for it may come by}, those in a checkpoint first.
+        """{vid of a param, state or const: the names under which its tensor may be given}, checkpoint names first.
 
-        The value's own name is the last of them, unless another value has that name in a checkpoint: beside a parameter
-        `p_add` the name `p_add` means that one, and never the placeholder of a parameter `add`.
+        The value's own name comes last, unless another value has that name in a checkpoint: where a parameter is called
+        `p_add`, that name never means the placeholder of a parameter `add`.
         """
         stored = self.with_role(Role.PARAM, Role.STATE, Role.CONST)
         owners = {key: vid for vid, keys in self.sources.items() for key in keys}

@@ -6,8 +6,8 @@
               "constraints": {"inplace": {"ints": [0]}}, "name": "node_1", "origin": "act",
               "kernel": {"kind_id": 12, "attr_schema": "leaky/1", "attr_blob": "0ad7233c"}}]}
 
-The index of a tensor is its vid. `kernel` is null where no emitter knew the kind. Written only where there is
-something to say: of the graph `updates` {state: value after a run}, `sources` {stored value: names in a checkpoint},
+The index of a tensor is its vid. `kernel` is null where no emitter knew the kind. Written only where they are
+not empty: of the graph `updates` {state: value after a run}, `sources` {stored value: names in a checkpoint},
 `dims` {name: [least, most or null]} and `guards`; of a tensor `strides`; of an op `line` and `bodies`, which are graphs
 like this one.
 
@@ -74,7 +74,7 @@ def from_json(
     payloads: Mapping[str, Payload] | None = None,
     emitters: Mapping[str, Emitter] | None = None,
 ) -> Graph:
-    """The Graph that `data` describes; `payloads` is by value name. With `emitters` the kernels are made anew.
+    """The Graph that `data` describes; `payloads` is by value name. With `emitters` the kernels are emitted again.
 
     Raises:
         SourceError: another format version, or data that is not a graph or breaks a rule of the IR.
@@ -97,11 +97,11 @@ def read_graph(
 ) -> Graph:
     where = "the top level"
     try:
-        stubs = []
+        decls = []
         for index, tensor in enumerate(data["tensors"]):
             where = f"tensors[{index}]"
-            stubs.append(read_tensor(tensor))
-        vids = {stub.name: vid for vid, stub in enumerate(stubs)}
+            decls.append(read_tensor(tensor))
+        vids = {decl.name: vid for vid, decl in enumerate(decls)}
         ops = []
         for index, op in enumerate(data["ops"]):
             where = f"ops[{index}]"
@@ -110,7 +110,7 @@ def read_graph(
         inputs, outputs = ([vids[name] for name in data[side]] for side in ("inputs", "outputs"))
         where = "updates, sources, dims or guards"
         facts = read_facts(data, vids)
-        return assemble(data["name"], stubs, ops, inputs, outputs, payloads, emitters, facts)
+        return assemble(data["name"], decls, ops, inputs, outputs, payloads, emitters, facts)
     except KeyError as error:
         raise SourceError(f"IR JSON: {where} needs {error}, which is not there; compare it with `to_json`") from error
     except (TypeError, ValueError, AttributeError) as error:

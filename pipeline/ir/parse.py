@@ -1,4 +1,4 @@
-"""Read the text form of `text.to_text` back into a Graph; a complaint names the line, the column and what was there.
+"""Read the text form of `text.to_text` back into a Graph; an error names the line, the column and the token found.
 
 graph     = "graph" STRING "(" [declare {"," declare}] ")" "{" {stored | op | fact} "return" [vids] "}"
 stored    = ("param" | "state" | "const") declare ["from" STRING {"," STRING}]
@@ -60,18 +60,18 @@ def from_text(
 ) -> Graph:
     """The Graph that `text` describes.
 
-    `payloads` gives the bytes of stored values by name; names that the graph does not store are passed over. With
-    `emitters` the kernels are made anew, else they are read from the text.
+    `payloads` gives the bytes of stored values by name; other names are ignored. With `emitters` the kernels are
+    emitted again, else they are read from the text.
 
     Raises:
         IRSyntaxError: the text is not a graph, or uses a value before it is declared.
     """
-    return Parser(text).whole(payloads, emitters)
+    return Parser(text).parse(payloads, emitters)
 
 
 @dataclass(slots=True)
-class Scope:
-    """What was read of one graph so far; a body inside of it has a scope of its own."""
+class PartialGraph:
+    """What was parsed of one graph so far; each body has a PartialGraph of its own."""
 
     declared: dict[int, ValueDecl] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
@@ -91,38 +91,38 @@ class Parser:
     def __init__(self, text: str) -> None:
         self._tokens = tokens(text)
         self._next = next(self._tokens)
-        self._scope = Scope()
+        self._partial = PartialGraph()
 
-    def whole(self, payloads: Mapping[str, Payload] | None, emitters: Mapping[str, Emitter] | None) -> Graph:
+    def parse(self, payloads: Mapping[str, Payload] | None, emitters: Mapping[str, Emitter] | None) -> Graph:
         graph = self._graph(payloads, emitters)
         if self._next.kind != "end":
             self._fail("the end of the text")
         return graph
 
     def _graph(self, payloads: Mapping[str, Payload] | None, emitters: Mapping[str, Emitter] | None) -> Graph:
-        outer, self._scope = self._scope, Scope()
+        outer, self._partial = self._partial, PartialGraph()
         self._take("graph")
         name = self._string("the graph's name")
-        inputs = self._listed("(", ")", lambda: self._declare(Role.INPUT))
+        inputs = self._read_list("(", ")", lambda: self._declare(Role.INPUT))
         self._take("{")
         while self._next.text != "return":
             self._statement()
         self._take("return")
-        outputs = [] if self._next.text == "}" else self._several(self._use)
-        declared = self._scope.declared
+        outputs = [] if self._next.text == "}" else self._read_items(self._use)
+        declared = self._partial.declared
         if missing := set(range(len(declared))) - set(declared):
             self._fail(f"a declaration of %{min(missing)} before the end: vids are 0, 1, 2, … without a gap")
         self._take("}")
-        scope, self._scope = self._scope, outer
-        stubs = [declared[vid] for vid in range(len(declared))]
-        return assemble(name, stubs, scope.ops, inputs, outputs, payloads, emitters, scope.facts())
+        scope, self._partial = self._partial, outer
+        decls = [declared[vid] for vid in range(len(declared))]
+        return assemble(name, decls, scope.ops, inputs, outputs, payloads, emitters, scope.facts())
 
     def _statement(self) -> None:
         if self._next.text in ("param", "state", "const"):
             vid = self._declare(Role(self._advance().text))
             if self._next.text == "from":
                 self._advance()
-                self._scope.sources[vid] = tuple(self._several(lambda: self._string("a name in a checkpoint")))
+                self._partial.sources[vid] = tuple(self._read_items(lambda: self._string("a name in a checkpoint")))
         elif self._next.kind == "vid" or self._next.text == "(":
             self._op()
         elif self._next.text in ("update", "dim", "guard"):
@@ -132,23 +132,27 @@ class Parser:
 
     def _fact(self, which: str) -> None:
         if which == "guard":
-            self._scope.guards.append(self._string("a condition"))
+            self._partial.guards.append(self._string("a condition"))
         elif which == "update":
             vid = self._use()
             self._take("=")
-            self._scope.updates[vid] = self._use()
+            self._partial.updates[vid] = self._use()
         else:
             name = self._word("the name of a dimension")
             self._take(":")
             least = self._natural()
             self._take("..")
-            self._scope.dims[name] = DimRange(least, self._natural() if self._next.kind == "number" else None)
+            self._partial.dims[name] = DimRange(least, self._natural() if self._next.kind == "number" else None)
 
     def _op(self) -> None:
-        stubs = self._listed("(", ")", self._stub) if self._next.text == "(" else self._several(self._stub)
+        decls = (
+            self._read_list("(", ")", self._declaration)
+            if self._next.text == "("
+            else self._read_items(self._declaration)
+        )
         self._take("=")
-        kind, inputs = self._word("the kind of an op"), self._listed("(", ")", self._use)
-        made = [self._add(token, replace(stub, role=Role.TMP)) for token, stub in stubs]
+        kind, inputs = self._word("the kind of an op"), self._read_list("(", ")", self._use)
+        made = [self._add(token, replace(decl, role=Role.TMP)) for token, decl in decls]
         attrs: dict[str, Attr] = {}
         constraints: dict[str, Any] = {}
         name = origin = line = ""
@@ -168,26 +172,26 @@ class Parser:
                 case "where":
                     constraints = self._table()
                 case "with":
-                    bodies = self._listed("[", "]", lambda: self._graph(None, None))
+                    bodies = self._read_list("[", "]", lambda: self._graph(None, None))
                 case _:
                     kernel = self._kernel()
-        ops = self._scope.ops
+        ops = self._partial.ops
         details = (attrs, kernel, constraints, name, origin, line, tuple(bodies))
         ops.append(Op(len(ops), kind, tuple(inputs), tuple(made), *details))
 
     def _declare(self, role: Role) -> int:
-        token, stub = self._stub()
-        return self._add(token, replace(stub, role=role))
+        token, decl = self._declaration()
+        return self._add(token, replace(decl, role=role))
 
-    def _stub(self) -> tuple[Token, ValueDecl]:
+    def _declaration(self) -> tuple[Token, ValueDecl]:
         if self._next.kind != "vid":
             self._fail("a value such as %3")
         token = self._advance()
         name_at = self._next
         name = self._string("the value's name")
-        if name in self._scope.names:
+        if name in self._partial.names:
             self._fail("a name that no other value has", name_at)
-        self._scope.names.add(name)
+        self._partial.names.add(name)
         self._take(":")
         spec = self._spec()
         strides = None
@@ -196,15 +200,15 @@ class Parser:
             strides = self._sizes()
         return token, ValueDecl(name, spec, Role.TMP, strides)
 
-    def _add(self, token: Token, stub: ValueDecl) -> int:
+    def _add(self, token: Token, decl: ValueDecl) -> int:
         vid = int(token.text[1:])
-        if vid in self._scope.declared:
+        if vid in self._partial.declared:
             self._fail("a vid that was not declared before", token)
-        self._scope.declared[vid] = stub
+        self._partial.declared[vid] = decl
         return vid
 
     def _use(self) -> int:
-        if self._next.kind != "vid" or int(self._next.text[1:]) not in self._scope.declared:
+        if self._next.kind != "vid" or int(self._next.text[1:]) not in self._partial.declared:
             self._fail("a value that was declared above, such as %3")
         return int(self._advance().text[1:])
 
@@ -222,7 +226,7 @@ class Parser:
             self._fail(f"a valid tensor ({error})", at)
 
     def _sizes(self) -> tuple[Dim, ...]:
-        return tuple(self._listed("[", "]", self._dim))
+        return tuple(self._read_list("[", "]", self._dim))
 
     def _natural(self) -> int:
         if self._next.kind != "number" or not self._next.text.isdigit():
@@ -254,11 +258,11 @@ class Parser:
             self._take(":")
             found[key] = self._item()
 
-        self._listed("{", "}", pair)
+        self._read_list("{", "}", pair)
         return found
 
     def _item(self) -> Attr:
-        return tuple(self._listed("[", "]", self._item)) if self._next.text == "[" else self._scalar()
+        return tuple(self._read_list("[", "]", self._item)) if self._next.text == "[" else self._scalar()
 
     def _scalar(self) -> Attr:
         token = self._next
@@ -278,7 +282,7 @@ class Parser:
 
     def _call(self, token: Token) -> Attr:
         make, types = CALLS[token.text]
-        given = self._listed("(", ")", self._scalar)
+        given = self._read_list("(", ")", self._scalar)
         if tuple(map(type, given)) != types:
             self._fail(f"{token.text}({', '.join(kind.__name__ for kind in types)})", token)
         return make(*given)
@@ -296,13 +300,13 @@ class Parser:
         self._advance()
         return text
 
-    def _listed(self, opening: str, closing: str, item: Callable[[], T]) -> list[T]:
+    def _read_list(self, opening: str, closing: str, item: Callable[[], T]) -> list[T]:
         self._take(opening)
-        items = [] if self._next.text == closing else self._several(item)
+        items = [] if self._next.text == closing else self._read_items(item)
         self._take(closing)
         return items
 
-    def _several(self, item: Callable[[], T]) -> list[T]:
+    def _read_items(self, item: Callable[[], T]) -> list[T]:
         items = [item()]
         while self._next.text == ",":
             self._advance()
@@ -337,7 +341,7 @@ class Token:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """The tokens of `text`, then `end` tokens as often as asked for. Blanks and comments are passed over."""
+    """The tokens of `text`, then `end` tokens without end. Blanks and comments are skipped."""
     line, start = 1, 0
     for match in TOKEN.finditer(text):
         kind = match.lastgroup or "bad"

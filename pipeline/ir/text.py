@@ -9,12 +9,12 @@
       return %3
     }
 
-A value shows its vid, name and spec where it begins, and its vid afterwards. Stored values come first, in the order of
-their vids; `on "cuda:0"` follows a spec that is not on the CPU, `strides [1, 4]` one that was not contiguous in the
-source, `from "name", …` a stored value that has names in a checkpoint. An op shows, each only where there is something
-to show, `{attributes}`, `@"origin"`, `node "its name in the source"`, `line "file:line"`, `where {constraints}`,
+A value is written with its vid, name and spec where it is declared, and as its vid afterwards. Stored values come
+first, in the order of their vids; `on "cuda:0"` follows a spec that is not on the CPU, `strides [1, 4]` one that was
+not contiguous in the source, `from "name", …` a stored value that has names in a checkpoint. An op has, where they
+are not empty, `{attributes}`, `@"origin"`, `node "its name in the source"`, `line "file:line"`, `where {constraints}`,
 `kernel kind_id "attr_schema" 0xattr_blob` and `with [graph …, graph …]`, its bodies, whose vids are their own. Before
-`return` stand `update %state = %value`, `dim name: 1 .. 64` and `guard "condition"`. Beside plain data an attribute is
+`return` come `update %state = %value`, `dim name: 1 .. 64` and `guard "condition"`. Beside plain data an attribute is
 `none`, `$0` (the op's first input), `body(0)`, `size("2*batch")`, `complex(0.0, 1.0)` or a constant of torch by kind
 and name: `word("dtype", "bfloat16")`. Strings are escaped like JSON; line breaks mean nothing; `#` starts a comment.
 Payloads are not written.
@@ -50,7 +50,7 @@ def to_text(graph: Graph) -> str:
 
 
 def lines(graph: Graph) -> Iterator[str]:
-    yield f"graph {quote(graph.name)} ({joined(declare(graph.values[vid]) for vid in graph.inputs)}) {{"
+    yield f"graph {quote(graph.name)} ({join(declare(graph.values[vid]) for vid in graph.inputs)}) {{"
     stored = graph.with_role(Role.PARAM, Role.STATE, Role.CONST)
     yield from (f"  {value.role} {declare(value)}{sources(graph, value)}" for value in stored)
     if stored:
@@ -61,13 +61,13 @@ def lines(graph: Graph) -> Iterator[str]:
     yield from (f"  update %{vid} = %{after}" for vid, after in graph.updates.items())
     yield from (f"  dim {word(name)}: {span.least} .. {span.most or ''}".rstrip() for name, span in graph.dims.items())
     yield from (f"  guard {quote(guard)}" for guard in graph.guards)
-    yield f"  return {joined(f'%{vid}' for vid in graph.outputs)}".rstrip()
+    yield f"  return {join(f'%{vid}' for vid in graph.outputs)}".rstrip()
     yield "}"
 
 
 def operation(graph: Graph, op: Op) -> str:
-    made = joined(declare(graph.values[vid]) for vid in op.outputs) or "()"
-    parts = [f"{made} = {word(op.kind)}({joined(f'%{vid}' for vid in op.inputs)})"]
+    results = join(declare(graph.values[vid]) for vid in op.outputs) or "()"
+    parts = [f"{results} = {word(op.kind)}({join(f'%{vid}' for vid in op.inputs)})"]
     if op.attrs:
         parts.append(table(op.attrs))
     if op.origin:
@@ -81,26 +81,26 @@ def operation(graph: Graph, op: Op) -> str:
     if op.kernel is not None:
         parts.append(kernel(op.kernel))
     if op.bodies:
-        parts.append(f"with [{joined(indented(to_text(body)) for body in op.bodies)}]")
+        parts.append(f"with [{join(indent(to_text(body)) for body in op.bodies)}]")
     return " ".join(parts)
 
 
-def indented(text: str) -> str:
+def indent(text: str) -> str:
     return text.rstrip().replace("\n", "\n    ")
 
 
 def sources(graph: Graph, value: Value) -> str:
     keys = graph.sources.get(value.vid, ())
-    return f" from {joined(map(quote, keys))}" if keys else ""
+    return f" from {join(map(quote, keys))}" if keys else ""
 
 
 def declare(value: Value) -> str:
     text = f"%{value.vid} {quote(value.name)}: {tensor(value.spec)}"
-    return text if value.strides is None else f"{text} strides [{joined(map(size, value.strides))}]"
+    return text if value.strides is None else f"{text} strides [{join(map(size, value.strides))}]"
 
 
 def tensor(spec: TensorSpec) -> str:
-    text = f"{spec.dtype}[{joined(map(size, spec.shape))}]"
+    text = f"{spec.dtype}[{join(map(size, spec.shape))}]"
     return text if spec.device == "cpu" else f"{text} on {quote(spec.device)}"
 
 
@@ -109,14 +109,14 @@ def size(dim: Dim) -> str:
 
 
 def table(attrs: Mapping[str, Attr]) -> str:
-    return "{" + joined(f"{word(key)}: {literal(item)}" for key, item in attrs.items()) + "}"
+    return "{" + join(f"{word(key)}: {literal(item)}" for key, item in attrs.items()) + "}"
 
 
 def literal(item: Attr) -> str:
-    """One attribute. A float keeps its point, its exponent or its name (inf, nan), so it never reads back as an int."""
+    """One attribute as text. A float keeps its point, exponent or name (inf, nan), so it never becomes an int."""
     match item:
         case tuple():
-            return f"[{joined(literal(part) for part in item)}]"
+            return f"[{join(literal(part) for part in item)}]"
         case bool():
             return "true" if item else "false"
         case str():
@@ -142,7 +142,7 @@ def kernel(spec: KernelSpec) -> str:
 
 
 def word(text: str) -> str:
-    """`text` bare where it reads as one word, else quoted."""
+    """`text` unquoted where it is one word, else quoted."""
     return text if WORD.fullmatch(text) else quote(text)
 
 
@@ -150,7 +150,7 @@ def quote(text: str) -> str:
     return json.dumps(text)
 
 
-def joined(parts: Iterable[str]) -> str:
+def join(parts: Iterable[str]) -> str:
     return ", ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Kinds of kernels by op family, the attribute codec, and Graph → kernel calls. Knows neither torch nor onnx."""
+"""Kinds of kernels by op family, the attribute codec, and Graph → kernel calls. It imports neither torch nor onnx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fix the kernel calls of a graph that was built without emitters: an importer need not know of them."""
+"""Attach kernels to a graph that was built without emitters, so that importers need not know them."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ __all__ = ["with_kernels"]
 
 
 def with_kernels(graph: Graph, emitters: Mapping[str, Emitter] = EMITTERS) -> Graph:
-    """A graph whose ops all have the kernel that their emitter gives; the same graph if nothing is missing.
+    """`graph` with a kernel for every op whose kind has an emitter; the same graph if none is missing.
 
-    Ops of a kind that no emitter knows stay without one, for `lower` to list.
+    Ops of other kinds stay without a kernel, for `lower` to list.
 
     Raises:
-        Unsupported: an op reads memory, and not only elements, where a plan lays it out otherwise than the trace.
+        Unsupported: an op reads memory, not only elements, and the plan's layout of it is not the traced one.
     """
     if all(op.kernel is not None or emitter_of(op.kind, emitters) is None for op in graph.ops):
         return graph
 
-    def fixed(op: Op) -> Op:
+    def attach(op: Op) -> Op:
         emitter = emitter_of(op.kind, emitters)
         if op.kernel is not None or emitter is None:
             return op
         if _reads_storage(graph, op):
-            raise Unsupported(_unseen(graph, op))
+            raise Unsupported(_storage_message(graph, op))
         inputs = [graph.values[vid].spec for vid in op.inputs]
         outputs = [graph.values[vid].spec for vid in op.outputs]
         return replace(op, kernel=emitter(op.attrs, inputs, outputs))
 
-    return replace(graph, ops=tuple(fixed(op) for op in graph.ops))
+    return replace(graph, ops=tuple(attach(op) for op in graph.ops))
 
 
 def _reads_storage(graph: Graph, op: Op) -> bool:
-    """An `as_strided` of a value that did not begin its storage, row after row: a plan lays it out otherwise."""
+    """Whether `op` is an `as_strided` of a value that was not at the start of its storage, or not contiguous.
+
+    A plan lays such a value out in another way."""
     if op.kind != AS_STRIDED:
         return False
     while True:
@@ -55,7 +57,7 @@ def _reads_storage(graph: Graph, op: Op) -> bool:
             return True
 
 
-def _unseen(graph: Graph, op: Op) -> str:
+def _storage_message(graph: Graph, op: Op) -> str:
     source = graph.values[op.inputs[0]]
     lay = "began within another tensor" if source.strides is None else f"had the strides {list(source.strides)}"
     return (
@@ -71,7 +73,7 @@ def _view(graph: Graph, op: Op) -> KernelSpec | None:
 
 
 COPIES = frozenset({"aten.clone.default", "aten._to_copy.default", "aten.lift_fresh_copy.default"})
-"""Views to a plan, and the beginning of a storage in torch."""
+"""Views to a plan, but copies with storage of their own in torch."""
 
 CUTS = frozenset({Kind.Slice, Kind.Select, Kind.Split, Kind.Unbind, Kind.Diagonal, Kind.Unfold})
-"""Views that may begin in the midst of a storage."""
+"""Views that may begin in the middle of a storage."""

@@ -108,7 +108,7 @@ def _write(code: str, value: object) -> bytes:
 
 
 def _exact(code: str, value: object) -> bool | int | float:
-    """`value` when its type is the code's own; a plain int also stands for the float that equals it."""
+    """`value` if its type fits the code; an int is accepted for the float that equals it."""
     if type(value) is int and code == "f" and int(float(value)) == value:
         return float(value)
     if TAGS.get(type(value)) != code or not isinstance(value, bool | int | float):

@@ -18,17 +18,17 @@ def to_bool(call: OpCall) -> str | None:
     return None if dtype == "bool" else f"output dtype {dtype}; expected bool"
 
 
-def alike_inputs(call: OpCall) -> str | None:
+def same_input_dtype(call: OpCall) -> str | None:
     return same_dtype(replace(call, outs=()))
 
 
-def like_the_base(call: OpCall) -> str | None:
+def dtype_of_base(call: OpCall) -> str | None:
     """Pow: the exponent may have a dtype of its own."""
     return same_dtype(replace(call, ins=call.ins[:1]))
 
 
-def choice(call: OpCall) -> str | None:
-    """Where: a bool condition, then two values alike."""
+def where_operands(call: OpCall) -> str | None:
+    """Where: a bool condition, then two values of one dtype."""
     if call.ins[0].dtype != "bool":
         return f"condition dtype {call.ins[0].dtype}; expected bool"
     return same_dtype(replace(call, ins=call.ins[1:]))
@@ -40,12 +40,12 @@ def to_target(call: OpCall) -> str | None:
 
 
 def to_float8(call: OpCall) -> str | None:
-    """Other types have no cast that saturates, and so none that does not."""
+    """CastUnsaturated is for float8 only: no other cast saturates."""
     dtype = call.outs[0].dtype
     return None if dtype.startswith("float8") else f"output dtype {dtype}; expected a float8 type"
 
 
-def unchanged(_attrs: Mapping[str, Any], source: Layout, _outs: object) -> tuple[Layout]:
+def keep_layout(_attrs: Mapping[str, Any], source: Layout, _outs: object) -> tuple[Layout]:
     return (source,)
 
 
@@ -53,7 +53,7 @@ UNARY = signature(same_dtype)
 FLOAT = signature(same_dtype, floating)
 BINARY = signature(same_dtype, inputs=2)
 LOGICAL = signature(same_dtype, to_bool, inputs=2)
-COMPARISON = signature(alike_inputs, to_bool, inputs=2)
+COMPARISON = signature(same_input_dtype, to_bool, inputs=2)
 FLOAT_TO_BOOL = signature(floating, to_bool)
 
 KINDS = (
@@ -61,7 +61,7 @@ KINDS = (
     kind(Kind.Sub, BINARY, inplace=(0, 1)),
     kind(Kind.Mul, BINARY, inplace=(0, 1)),
     kind(Kind.Div, BINARY, inplace=(0, 1)),
-    kind(Kind.Pow, signature(like_the_base, inputs=2), inplace=(0, 1)),
+    kind(Kind.Pow, signature(dtype_of_base, inputs=2), inplace=(0, 1)),
     kind(Kind.Min, BINARY, inplace=(0, 1)),
     kind(Kind.Max, BINARY, inplace=(0, 1)),
     kind(Kind.Mod, BINARY, "fmod=?", inplace=(0, 1)),
@@ -80,7 +80,7 @@ KINDS = (
     kind(Kind.Sign, UNARY, inplace=(0,)),
     kind(Kind.Relu, UNARY, inplace=(0,)),
     kind(Kind.Clip, UNARY, "min=n,max=n", inplace=(0,)),
-    kind(Kind.Identity, UNARY, view=unchanged),
+    kind(Kind.Identity, UNARY, view=keep_layout),
     kind(Kind.Sqrt, FLOAT, inplace=(0,)),
     kind(Kind.Reciprocal, FLOAT, inplace=(0,)),
     kind(Kind.Exp, FLOAT, inplace=(0,)),
@@ -107,7 +107,7 @@ KINDS = (
     kind(Kind.Softplus, FLOAT, inplace=(0,)),
     kind(Kind.IsNaN, FLOAT_TO_BOOL),
     kind(Kind.IsInf, FLOAT_TO_BOOL),
-    kind(Kind.Where, signature(choice, inputs=3), inplace=(1, 2)),
+    kind(Kind.Where, signature(where_operands, inputs=3), inplace=(1, 2)),
     kind(Kind.Cast, signature(to_target), "to=s"),
     kind(Kind.CastUnsaturated, signature(to_target, to_float8), "to=s"),
 )

@@ -1,10 +1,9 @@
-"""One row of a family's table: all that lowering knows of a kind of kernel.
+"""`kind(…)` makes one row of a family's table: all that lowering knows about a kind of kernel.
 
     kind(Kind.Gemm, signature(same_dtype, matrices, inputs=(2, 3)), "alpha=f,beta=f,trans_a=?,trans_b=?")
 
-The emitter of a row refuses a call that its kernel could not run, then packs the attributes. The refusals are ours to
-fix (an importer normalises what ONNX and torch leave open), so all of them are InternalErrors that name the kind and
-the attribute.
+The emitter of a row refuses a call that its kernel could not run, then packs the attributes. A refusal is a bug of an
+importer, which normalises what ONNX and torch leave open, so it is an InternalError that names kind and attribute.
 """
 
 from __future__ import annotations
@@ -46,23 +45,23 @@ class OpCall:
 
 
 Check = Callable[[OpCall], str | None]
-"""What is wrong with a call, or None. It may rely on the counts, and on the types of the attributes."""
+"""What is wrong with a call, or None. Counts of values and types of attributes are checked before it runs."""
 
 Count = int | tuple[int, int | None]
 """How many values: an exact number, or (least, most)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
-    """How many values a call has, and what has to hold of it."""
+class CallSignature:
+    """How many inputs and outputs a call has, and its checks."""
 
     checks: tuple[Check, ...]
     inputs: Count
     outputs: Count
 
 
-def signature(*checks: Check, inputs: Count = 1, outputs: Count = 1) -> Signature:
-    return Signature(checks, inputs, outputs)
+def signature(*checks: Check, inputs: Count = 1, outputs: Count = 1) -> CallSignature:
+    return CallSignature(checks, inputs, outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +70,12 @@ class KernelKind:
 
     kind: Kind
     schema: str
-    signature: Signature
+    signature: CallSignature
     inplace: tuple[int, ...]
     """Inputs whose storage output 0 may take when they die. The planner asks for the same shape and dtype, so a
     broadcast input and a comparison's operands drop out by themselves."""
     view: ViewRule | None
-    """Where the outputs lie if they are views of input 0; None for a kind that always computes."""
+    """The layouts of the outputs as views of input 0; None for a kind that always computes."""
 
     def emit(self, attrs: Attrs, ins: Specs, outs: Specs) -> KernelSpec:
         """The emitter of this kind.
@@ -86,13 +85,13 @@ class KernelKind:
                 what a check objects to.
         """
         blob = pack(self.schema, attrs)
-        objection = self._objection(OpCall(attrs, ins, outs))
+        objection = self._find_objection(OpCall(attrs, ins, outs))
         if objection:
             shown = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in ins)
             raise InternalError(f"{self.kind.name}({shown}) {dict(attrs)}: {objection}")
         return KernelSpec(int(self.kind), self.schema, blob)
 
-    def _objection(self, call: OpCall) -> str | None:
+    def _find_objection(self, call: OpCall) -> str | None:
         wanted = self.signature
         miscount = _miscount("inputs", len(call.ins), wanted.inputs) or _miscount(
             "outputs", len(call.outs), wanted.outputs
@@ -102,14 +101,14 @@ class KernelKind:
 
 def kind(
     number: Kind,
-    taken: Signature,
+    values: CallSignature,
     layout: str = "",
     *,
     inplace: tuple[int, ...] = (),
     view: ViewRule | None = None,
 ) -> KernelKind:
     """A row; `layout` is the field part of the attribute schema (`pipeline.lowering.attrs`)."""
-    return KernelKind(number, f"{number.name.lower()}/1:{layout}", taken, inplace, view)
+    return KernelKind(number, f"{number.name.lower()}/1:{layout}", values, inplace, view)
 
 
 def _miscount(what: str, found: int, wanted: Count) -> str | None:

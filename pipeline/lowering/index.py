@@ -12,7 +12,7 @@ __all__ = ["KINDS"]
 INDEX_DTYPES = ("int32", "int64")
 
 
-def indexed(call: OpCall) -> str | None:
+def integer_indices(call: OpCall) -> str | None:
     """Input 1 holds indices; everything else has the dtype of the data."""
     data, indices, *rest = call.ins
     if indices.dtype not in INDEX_DTYPES:
@@ -20,14 +20,14 @@ def indexed(call: OpCall) -> str | None:
     return same_dtype(replace(call, ins=(data, *rest)))
 
 
-def ranked(call: OpCall) -> str | None:
-    """TopK: the values like the input, then int64 positions."""
+def top_k_outputs(call: OpCall) -> str | None:
+    """TopK: values of the input's dtype, then int64 positions."""
     if call.outs[1].dtype != "int64":
         return f"positions of dtype {call.outs[1].dtype}; expected int64"
     return same_dtype(replace(call, outs=call.outs[:1]))
 
 
-ALONG_AXIS = signature(indexed, axis_in_range(), inputs=2)
+ALONG_AXIS = signature(integer_indices, axis_in_range(), inputs=2)
 REDUCTIONS = one_of("reduction", "none", "add", "mul", "min", "max")
 GRID_SAMPLE = signature(
     same_dtype,
@@ -41,14 +41,14 @@ GRID_SAMPLE = signature(
 KINDS = (
     kind(Kind.Gather, ALONG_AXIS, "axis=i"),
     kind(Kind.GatherElements, ALONG_AXIS, "axis=i"),
-    kind(Kind.GatherND, signature(indexed, inputs=2), "batch_dims=i"),
-    kind(Kind.ScatterND, signature(indexed, REDUCTIONS, inputs=3), "reduction=s", inplace=(0,)),
+    kind(Kind.GatherND, signature(integer_indices, inputs=2), "batch_dims=i"),
+    kind(Kind.ScatterND, signature(integer_indices, REDUCTIONS, inputs=3), "reduction=s", inplace=(0,)),
     kind(
         Kind.ScatterElements,
-        signature(indexed, axis_in_range(), REDUCTIONS, inputs=3),
+        signature(integer_indices, axis_in_range(), REDUCTIONS, inputs=3),
         "axis=i,reduction=s",
         inplace=(0,),
     ),
     kind(Kind.GridSample, GRID_SAMPLE, "mode=s,padding=s,align_corners=?"),
-    kind(Kind.TopK, signature(ranked, axis_in_range(), outputs=2), "axis=i,largest=?,k=i"),
+    kind(Kind.TopK, signature(top_k_outputs, axis_in_range(), outputs=2), "axis=i,largest=?,k=i"),
 )

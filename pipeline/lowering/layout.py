@@ -1,7 +1,7 @@
-"""Where the elements of a value lie in its storage: strides and an offset, and the rules by which views move them.
+"""The layout of a value in its storage, strides and an offset, and how views change it.
 
 Everything is counted in elements, from the first element of the storage. The rules are torch's, without torch: a view
-gets exactly the strides that torch would give it (tests compare them), so a kernel meets nothing new at run time.
+gets exactly the strides that torch would give it (tests compare them).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Layout:
 
     @classmethod
     def contiguous(cls, sizes: Sequence[int]) -> Layout:
-        """Row after row from the first element: how a value lies that owns its storage."""
+        """Row-major from the first element: the layout of a value that owns its storage."""
         return cls(tuple(sizes), _dense(sizes))
 
     @property
@@ -38,13 +38,13 @@ class Layout:
 
     @property
     def is_contiguous(self) -> bool:
-        """Row after row, from any offset on; strides of axes of size 1, and of an empty value, do not matter."""
+        """Whether it is row-major from any offset; strides of axes of size 1, and of an empty value, do not matter."""
         pairs = zip(self.sizes, self.strides, _dense(self.sizes), strict=True)
         return not self.numel or all(size == 1 or own == dense for size, own, dense in pairs)
 
     @property
     def is_distinct(self) -> bool:
-        """Whether each element has a place of its own: every stride leads past all that smaller ones reach."""
+        """Whether no two elements share a place: every stride is beyond the reach of all smaller ones."""
         reach = 0
         for stride, size in sorted(zip(self.strides, self.sizes, strict=True)):
             if size > 1 and stride <= reach:
@@ -52,22 +52,22 @@ class Layout:
             reach += stride * (size - 1)
         return True
 
-    def permuted(self, perm: Sequence[int]) -> Layout:
+    def permute(self, perm: Sequence[int]) -> Layout:
         """Axis `at` of the result is axis `perm[at]`."""
         return replace(
             self, sizes=tuple(self.sizes[axis] for axis in perm), strides=tuple(self.strides[axis] for axis in perm)
         )
 
-    def sliced(self, axis: int, start: int, count: int, step: int = 1) -> Layout:
+    def slice_axis(self, axis: int, start: int, count: int, step: int = 1) -> Layout:
         """`count` positions of an axis, from `start` on, every `step`-th; `step` is positive, all are in range."""
         stride = self.strides[axis]
         return self._with_axis(axis, count, stride * step, self.offset + start * stride)
 
-    def selected(self, axis: int, index: int) -> Layout:
+    def select(self, axis: int, index: int) -> Layout:
         """One position of an axis, which goes away."""
-        return self.sliced(axis, index, 1).squeezed(axis)
+        return self.slice_axis(axis, index, 1).squeeze(axis)
 
-    def unsqueezed(self, axis: int) -> Layout:
+    def unsqueeze(self, axis: int) -> Layout:
         """A new axis of size 1 before axis `axis` (or after the last)."""
         inner = self.sizes[axis] * self.strides[axis] if axis < len(self.sizes) else 1
         return replace(
@@ -76,12 +76,12 @@ class Layout:
             strides=(*self.strides[:axis], inner, *self.strides[axis:]),
         )
 
-    def squeezed(self, *axes: int) -> Layout:
+    def squeeze(self, *axes: int) -> Layout:
         """Without these axes, each of size 1."""
         kept = [axis for axis in range(len(self.sizes)) if axis not in axes]
-        return self.permuted(kept)
+        return self.permute(kept)
 
-    def expanded(self, sizes: Sequence[int]) -> Layout:
+    def expand(self, sizes: Sequence[int]) -> Layout:
         """Broadcast to `sizes`: new axes in front, and axes of size 1 repeated by a stride of 0."""
         new = len(sizes) - len(self.sizes)
         old = zip(self.sizes, self.strides, sizes[new:], strict=True)
@@ -97,20 +97,20 @@ class Layout:
         count = max(min(self.sizes[first] - down, self.sizes[second] - right), 0)
         step = self.strides[first] + self.strides[second]
         offset = self.offset + (down * self.strides[first] + right * self.strides[second] if count else 0)
-        rest = self.squeezed(first, second)
+        rest = self.squeeze(first, second)
         return Layout((*rest.sizes, count), (*rest.strides, step), offset)
 
-    def unfolded(self, axis: int, size: int, step: int) -> Layout:
+    def unfold(self, axis: int, size: int, step: int) -> Layout:
         """Windows of `size` positions of an axis, every `step`; the positions in a window are a new last axis."""
         stride = self.strides[axis]
         windows = self._with_axis(axis, (self.sizes[axis] - size) // step + 1, stride * step, self.offset)
         return replace(windows, sizes=(*windows.sizes, size), strides=(*windows.strides, stride))
 
-    def reshaped(self, sizes: Sequence[int]) -> Layout | None:
+    def reshape(self, sizes: Sequence[int]) -> Layout | None:
         """The same elements in the same order under other sizes; None where no strides can say that.
 
-        Axes of the value that lie in each other (the outer stride is the inner stride times the inner size) are one
-        run of elements. Each run has to be cut up by axes of the result of its own. From torch's computeStride.
+        Neighbouring axes whose outer stride is the inner stride times the inner size are one run of elements. The axes
+        of the result have to split each run exactly. From torch's computeStride.
         """
         if not self.numel or not self.sizes:
             return self if tuple(sizes) == self.sizes else replace(self, sizes=tuple(sizes), strides=_dense(sizes))
@@ -125,7 +125,7 @@ class Layout:
         return replace(self, sizes=tuple(sizes), strides=tuple(reversed(strides)))
 
     def _runs(self) -> list[tuple[int, int]]:
-        """(elements, stride) of each maximal run of axes that lie in each other, the last run first."""
+        """(elements, stride) of each maximal run of axes (see `reshape`), the last run first."""
         runs: list[tuple[int, int]] = []
         count, base = 1, self.strides[-1]
         for axis in reversed(range(len(self.sizes))):
@@ -151,11 +151,11 @@ None where strides cannot say it, and the kernel has to copy."""
 
 
 def first_layout(value: Value) -> Layout:
-    """Where the elements of `value` lie if it owns its storage.
+    """The layout of `value` if it owns its storage.
 
-    What a call makes lies row after row. What is given is brought to the strides that it had in the trace, since
-    operators choose by them (a convolution on channels_last, a `view`), unless several elements lay on one place there:
-    an expanded input may hold other numbers at each of them in a run, and every view of it is one of rows as well.
+    Computed values are contiguous. Inputs and stored values keep their traced strides, since operators depend on them
+    (a convolution on channels_last, a `view`), unless elements shared a place in the trace: an expanded input may hold
+    different numbers at each of them in a run, so it is contiguous.
     """
     sizes, strides = value.spec.sizes, traced_strides(value)
     traced = None if strides is None else Layout(sizes, strides)
@@ -163,7 +163,7 @@ def first_layout(value: Value) -> Layout:
 
 
 def traced_strides(value: Value) -> tuple[int, ...] | None:
-    """The strides of a given value, in elements; None where the trace had it contiguous, or does not say."""
+    """The traced strides of an input or stored value, in elements; None where it was contiguous or they are unknown."""
     if value.producer is not None or value.strides is None:
         return None
     strides = tuple(stride for stride in value.strides if isinstance(stride, int))
@@ -171,7 +171,7 @@ def traced_strides(value: Value) -> tuple[int, ...] | None:
 
 
 def _dense(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Strides of rows that lie one after the other; an axis of size 0 counts as 1, as in torch."""
+    """Row-major strides; an axis of size 0 counts as 1, as in torch."""
     strides: list[int] = []
     step = 1
     for size in reversed(sizes):

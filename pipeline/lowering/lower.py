@@ -1,7 +1,7 @@
-"""Graph → kernel calls: serialise what the emitters fixed, and add what the planner may do with each call.
+"""Graph → kernel calls: the kernels that the emitters made, and what the planner may do with each call.
 
-Nothing is chosen here (seed document 004, "emitter-first"). An op without a kernel stops the stage, once, with all
-such ops in one message.
+Nothing is chosen here (seed document 004, "emitter-first"). Ops without a kernel
+stop the stage with one message that lists all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class KernelCall:
     """One launch: `kind_id(ins, outs, attr_schema, attr_blob)`.
 
     `constraints` are facts for the planner: `inplace` (inputs whose storage output 0 may take when they die here) and
-    `view` (the input whose elements the outputs show: they may lie in its storage, see `ViewRule`).
+    `view` (the input of which the outputs may be views, see `ViewRule`).
     """
 
     kind_id: int
@@ -62,12 +62,12 @@ def _call(op: Op, kernel: KernelSpec) -> KernelCall:
     inputs = op.inputs
     if KINDS[Kind(kernel.kind_id).name].view is not None:
         facts["view"] = 0
-        inputs = inputs[:1]  # torch's view_as has a second one, of which only the shape counts
+        inputs = inputs[:1]  # torch's view_as has a second input, which only gives the shape
     return KernelCall(kernel.kind_id, kernel.attr_schema, kernel.attr_blob, inputs, op.outputs, facts)
 
 
 def _inplace(op: Op) -> tuple[int, ...]:
-    """What the kernel allows; an op may ask for less (`inplace: ()` for never), but not for more."""
+    """The in-place inputs of `op`: those its kernel allows, or fewer if the op asks (`inplace: ()` for none)."""
     allowed = KINDS[op.kind].inplace if op.kind in KINDS else inplace_of(op)
     asked = op.constraints.get("inplace", allowed)
     asked = asked if isinstance(asked, tuple) else (asked,)

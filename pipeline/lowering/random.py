@@ -1,4 +1,4 @@
-"""Kinds that draw numbers. Each has its seed as an attribute, so that every run draws the same."""
+"""Kinds that draw numbers. Each has its seed as an attribute, so that every run draws the same numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def samples(call: OpCall) -> str | None:
     return None if out.dtype in ("int32", "int64") else f"places of dtype {out.dtype}; expected int32 or int64"
 
 
-def masked(call: OpCall) -> str | None:
+def dropout_outputs(call: OpCall) -> str | None:
     """Dropout: a result like the input, and the mask of what was kept."""
     found, wanted = (call.outs[0].dtype, call.outs[1].dtype), (call.ins[0].dtype, "bool")
     return same_shape(call) if found == wanted else f"outputs of {found}; expected {wanted}"
@@ -46,5 +46,5 @@ KINDS = (
     kind(Kind.RandomUniform, signature(makes_floats, inputs=0), "low=f,high=f,seed=i"),
     kind(Kind.Bernoulli, signature(floating, same_shape), "seed=i"),
     kind(Kind.Multinomial, signature(floating, samples), "seed=i"),
-    kind(Kind.Dropout, signature(floating, probability, masked, outputs=2), "ratio=f,seed=i"),
+    kind(Kind.Dropout, signature(floating, probability, dropout_outputs, outputs=2), "ratio=f,seed=i"),
 )

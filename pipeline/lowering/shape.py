@@ -1,4 +1,4 @@
-"""Kinds that move elements and compute nothing. Sizes in attrs are concrete: the importer resolved -1 and 0."""
+"""Kinds that move elements and compute nothing. Sizes in attrs are concrete: the importer resolves -1 and 0."""
 
 from __future__ import annotations
 
@@ -39,54 +39,56 @@ def permutation(call: OpCall) -> str | None:
     return None if right else f"attr perm={perm} is no permutation of the {rank} axes"
 
 
-def reshaped(_: Attrs, source: Layout, outs: Outs) -> tuple[Layout] | None:
+def reshape(_: Attrs, source: Layout, outs: Outs) -> tuple[Layout] | None:
     """Squeeze, Unsqueeze and Flatten are Reshapes too."""
-    layout = source.reshaped(outs[0].sizes)
+    layout = source.reshape(outs[0].sizes)
     return None if layout is None else (layout,)
 
 
-def permuted(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout]:
-    return (source.permuted(attrs["perm"]),)
+def transpose(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout]:
+    return (source.permute(attrs["perm"]),)
 
 
-def pieces(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout, ...]:
+def split(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout, ...]:
     starts = accumulate(attrs["sizes"], initial=0)
-    return tuple(source.sliced(attrs["axis"], start, size) for start, size in zip(starts, attrs["sizes"], strict=False))
+    return tuple(
+        source.slice_axis(attrs["axis"], start, size) for start, size in zip(starts, attrs["sizes"], strict=False)
+    )
 
 
-def sliced(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout] | None:
+def slice_(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout] | None:
     """Bounds clamp as Python's do. A negative step is a copy, since a stride is not negative."""
     if any(step < 0 for step in attrs["steps"]):
         return None
     for axis, start, end, step in zip(*(attrs[name] for name in ("axes", "starts", "ends", "steps")), strict=True):
         taken = range(*slice(start, end, step).indices(source.sizes[axis]))
-        source = source.sliced(axis, taken.start if taken else 0, len(taken), step)
+        source = source.slice_axis(axis, taken.start if taken else 0, len(taken), step)
     return (source,)
 
 
-def expanded(_: Attrs, source: Layout, outs: Outs) -> tuple[Layout]:
+def expand(_: Attrs, source: Layout, outs: Outs) -> tuple[Layout]:
     """ONNX's Expand broadcasts both ways, so the output's shape is the one to follow."""
-    return (source.expanded(outs[0].sizes),)
+    return (source.expand(outs[0].sizes),)
 
 
-def selected(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout]:
-    return (source.selected(attrs["axis"], attrs["index"]),)
+def select(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout]:
+    return (source.select(attrs["axis"], attrs["index"]),)
 
 
-def unbound(attrs: Attrs, source: Layout, outs: Outs) -> tuple[Layout, ...]:
-    return tuple(source.selected(attrs["axis"], index) for index in range(len(outs)))
+def unbind(attrs: Attrs, source: Layout, outs: Outs) -> tuple[Layout, ...]:
+    return tuple(source.select(attrs["axis"], index) for index in range(len(outs)))
 
 
 def diagonal(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout]:
     return (source.diagonal(attrs["distance"], attrs["first"], attrs["second"]),)
 
 
-def unfolded(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout]:
-    return (source.unfolded(attrs["axis"], attrs["size"], attrs["step"]),)
+def unfold(attrs: Attrs, source: Layout, _: Outs) -> tuple[Layout]:
+    return (source.unfold(attrs["axis"], attrs["size"], attrs["step"]),)
 
 
-def in_rows(_attrs: Attrs, source: Layout, _outs: Outs) -> tuple[Layout] | None:
-    """Contiguous copies what does not lie row after row, so that what reads it is fast."""
+def contiguous(_attrs: Attrs, source: Layout, _outs: Outs) -> tuple[Layout] | None:
+    """Contiguous copies a value that is not row-major, so that its readers are fast."""
     return (source,) if source.is_contiguous else None
 
 
@@ -105,17 +107,17 @@ SLICE = signature(same_dtype, axis_in_range("axes"), parallel_lists)
 DIAGONAL = signature(same_dtype, axis_in_range("first"), axis_in_range("second"))
 
 KINDS = (
-    kind(Kind.Reshape, signature(same_dtype, same_numel), "shape=i[]", view=reshaped),
-    kind(Kind.Transpose, signature(same_dtype, permutation), "perm=i[]", view=permuted),
+    kind(Kind.Reshape, signature(same_dtype, same_numel), "shape=i[]", view=reshape),
+    kind(Kind.Transpose, signature(same_dtype, permutation), "perm=i[]", view=transpose),
     kind(Kind.Concat, signature(same_dtype, axis_in_range(), inputs=(1, None)), "axis=i"),
-    kind(Kind.Split, SPLIT, "axis=i,sizes=i[]", view=pieces),
-    kind(Kind.Slice, SLICE, "starts=i[],ends=i[],axes=i[],steps=i[]", view=sliced),
-    kind(Kind.Expand, MOVED, "shape=i[]", view=expanded),
+    kind(Kind.Split, SPLIT, "axis=i,sizes=i[]", view=split),
+    kind(Kind.Slice, SLICE, "starts=i[],ends=i[],axes=i[],steps=i[]", view=slice_),
+    kind(Kind.Expand, MOVED, "shape=i[]", view=expand),
     kind(Kind.Tile, TILE, "repeats=i[]"),
     kind(Kind.Pad, PAD, "pads=i[],mode=s,value=n"),
-    kind(Kind.Select, ON_AXIS, "axis=i,index=i", view=selected),
-    kind(Kind.Unbind, signature(same_dtype, axis_in_range(), outputs=(0, None)), "axis=i", view=unbound),
+    kind(Kind.Select, ON_AXIS, "axis=i,index=i", view=select),
+    kind(Kind.Unbind, signature(same_dtype, axis_in_range(), outputs=(0, None)), "axis=i", view=unbind),
     kind(Kind.Diagonal, DIAGONAL, "distance=i,first=i,second=i", view=diagonal),
-    kind(Kind.Unfold, ON_AXIS, "axis=i,size=i,step=i", view=unfolded),
-    kind(Kind.Contiguous, MOVED, view=in_rows),
+    kind(Kind.Unfold, ON_AXIS, "axis=i,size=i,step=i", view=unfold),
+    kind(Kind.Contiguous, MOVED, view=contiguous),
 )

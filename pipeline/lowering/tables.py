@@ -1,4 +1,4 @@
-"""The families joined: one row for each kind of kernel."""
+"""All families in one table: one row for each kind of kernel."""
 
 from __future__ import annotations
 

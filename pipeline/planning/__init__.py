@@ -1,4 +1,4 @@
-"""Lifetimes, aliases and arena offsets: kernel calls → ExecutionPlan, and a checker that trusts none of it."""
+"""Lifetimes, aliases and arena offsets: kernel calls → ExecutionPlan, and an independent plan checker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which outputs need no storage of their own: views of an operand, and results written over an operand that dies.
+"""Decide which outputs need no storage of their own: views of an operand, and results written over one that dies.
 
 Storage is a class of values that share bytes. A class is named by its root, the value that owns the storage: an
 external value (the caller's tensor, a weight) or a value in the arena.
@@ -23,9 +23,9 @@ the program's own, and are written where their old value is not needed any more.
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Who lies in whose storage: `alias` is {out_vid: in_vid}, `layouts` says where, counted from the class's root.
+    """Which values share storage: `alias` is {out_vid: in_vid}, `layouts` are relative to the storage of the root.
 
-    Values that lie row after row from the first element on have no layout. A root has one only if it is given.
+    Values that are row-major from the first element have no layout. Of roots only inputs and weights may have one.
     """
 
     alias: Mapping[int, int]
@@ -58,8 +58,8 @@ def storage_classes(alias: Mapping[int, int], vids: Sequence[int]) -> dict[int, 
 
 
 def find_root(vid: int, alias: Mapping[int, int], known: dict[int, int]) -> int:
-    """Where the aliases of `vid` end. `known` gets the roots of all on the way: a chain as long as the model, such as
-    a residual stream that is added to in place, is walked once.
+    """The last value in the alias chain of `vid`. `known` caches the roots on the way, so a chain as long as the model,
+    such as a residual stream that is added to in place, is walked once.
     """
     way = []
     while vid in alias and vid not in known:
@@ -71,7 +71,7 @@ def find_root(vid: int, alias: Mapping[int, int], known: dict[int, int]) -> int:
 
 
 class _Classes:
-    """The storage classes so far, and where each value lies in the storage of its class."""
+    """The storage classes so far, and the layout of each value in the storage of its class."""
 
     def __init__(self, graph: Graph, lives: Mapping[int, Lifetime]) -> None:
         self.values = graph.values
@@ -102,7 +102,7 @@ class _Classes:
         return self._roles[self._root[vid]]
 
     def may_hold(self, vid: int, out: Value) -> bool:
-        """Whether `out` may be written where `vid` lies: in the arena, or on a state, which no output may share."""
+        """Whether `out` may be written over `vid`: in the arena, or on a state if `out` is no graph output."""
         root = self._root[vid]
         if root in self._changed:
             return out.role is not Role.OUTPUT
@@ -117,7 +117,7 @@ def _views(call: KernelCall, classes: _Classes) -> dict[int, tuple[int, Layout]]
     source, outs = call.in_vids[position], [classes.values[vid].spec for vid in call.out_vids]
     rule, attrs = KINDS[Kind(call.kind_id).name].view, unpack(call.attr_schema, call.attr_blob)
     layouts = (rule and rule(attrs, classes.layouts[source], outs)) or ()
-    # Sizes that are not the declared ones are for the kernel to stumble over, which names the call.
+    # Sizes other than the declared ones are left to the kernel, whose error names the call.
     if [layout.sizes for layout in layouts] != [out.sizes for out in outs]:
         return {}
     return {vid: (source, layout) for vid, layout in zip(call.out_vids, layouts, strict=True)}
@@ -147,10 +147,10 @@ def _may_overwrite(call: KernelCall, source: int, index: int, classes: _Classes)
         return False
     if not classes.may_hold(source, values[call.out_vids[0]]):
         return False
-    # Kernels write rows one after the other; in an expanded operand one write would hit many elements.
+    # Kernels write row-major results; in an expanded operand one write would hit many elements.
     if not classes.layouts[source].is_contiguous:
         return False
-    # Graph outputs and new values of states are alive to the end, so this also keeps every result off their storage.
+    # Graph outputs and new values of states are alive to the end, so no result is written over their storage.
     if classes.last(source) > index:
         return False
     # Mul(x, x) would be safe and ScatterND(x, i, x) is not: one operand on the storage is the rule for both.

@@ -1,6 +1,6 @@
-"""When values are needed, and offsets in one arena: blocks that live at the same time do not overlap.
+"""Lifetimes of values, and offsets in one arena: blocks that live at the same time do not overlap.
 
-A value is needed from the call that makes it to the last call that reads it, both included.
+A value lives from the call that makes it to the last call that reads it, both included.
 """
 
 from __future__ import annotations
@@ -107,20 +107,20 @@ def _best_fit(busy: Sequence[tuple[int, int]], size: int) -> int:
 
 
 class LifetimeIndex(Generic[T]):
-    """Items by lifetime. It finds those alive at some time without a look at all others, which would be the square of
-    the calls.
+    """Items by lifetime. Finds the items alive at some time without looking at all others, which would be quadratic in
+    the number of calls.
 
-    A segment tree over the calls: node 1 stands for all of them, nodes 2n and 2n + 1 for the halves of node n. Who
-    overlaps a lifetime is alive when it begins, or begins later in it.
+    A segment tree over the calls: node 1 stands for all of them, nodes 2n and 2n + 1 for the halves of node n. An
+    item overlaps a lifetime if it is alive when that begins, or begins within it.
     """
 
     def __init__(self, last: int) -> None:
         """`last` is the end of the latest lifetime."""
         self._leaves = 1 << (last + 1).bit_length()  # calls begin at -1
         self._alive: defaultdict[int, list[T]] = defaultdict(list)
-        """At the few nodes that together are the item's lifetime."""
+        """By node: the items whose lifetime contains all of the node's calls (and not all of its parent's)."""
         self._begun: defaultdict[int, list[T]] = defaultdict(list)
-        """At every node that holds the call in which the item begins."""
+        """By node: the items that begin in one of the node's calls."""
 
     def add(self, life: Lifetime, item: T) -> None:
         for node in self._cover(life.first, life.last):

@@ -61,7 +61,7 @@ def _value(plan: ExecutionPlan, slot: Slot) -> dict[str, Any]:
 
 
 def _layout(layout: Layout | None) -> dict[str, Any] | None:
-    """In elements of the storage that the aliases lead to; None: row after row from its first element on."""
+    """Strides and offset in elements of the root's storage; None for row-major from its first element."""
     return None if layout is None else {"strides": list(layout.strides), "offset": layout.offset}
 
 
@@ -72,14 +72,14 @@ def _call(oid: int, call: KernelCall) -> dict[str, Any]:
         "kind_id": call.kind_id,
         "attr_schema": call.attr_schema,
         "attr_blob": call.attr_blob.hex(),
-        "attrs": {name: _plain(value) for name, value in unpack(call.attr_schema, call.attr_blob).items()},
+        "attrs": {name: _to_json_value(value) for name, value in unpack(call.attr_schema, call.attr_blob).items()},
         "in_vids": list(call.in_vids),
         "out_vids": list(call.out_vids),
-        "constraints": {name: _plain(value) for name, value in call.constraints.items()},
+        "constraints": {name: _to_json_value(value) for name, value in call.constraints.items()},
     }
 
 
-def _plain(value: Plain) -> Any:
+def _to_json_value(value: Plain) -> Any:
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_to_json_value(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

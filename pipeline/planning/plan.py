@@ -25,7 +25,7 @@ class Slot:
     spec: TensorSpec
     role: Role
     strides: tuple[int, ...] | None = None
-    """In elements, as the trace had it, of a value that is given; None where that was contiguous."""
+    """Traced strides of an input or stored value, in elements; None where it was contiguous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class FeedEntry:
     name: str
     spec: TensorSpec
     strides: tuple[int, ...] | None = None
-    """How it lies while the plan runs, None for row after row; one that comes in another order is copied into it."""
+    """Strides while the plan runs, None for row-major; a tensor with other strides is copied."""
 
 
 FeedSignature = tuple[FeedEntry, ...]
-"""Hashable: the key under which a plan, and later a capture, may be kept."""
+"""Hashable: the key under which a plan, and later a capture, may be cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class ExecutionPlan:
     alias: Mapping[int, int]
     """{out_vid: in_vid}: shares storage with a value bound earlier."""
     layouts: Mapping[int, Layout]
-    """{vid: strides and offset in its root's storage}, for what does not lie row after row from its first element:
-    aliases, and given values that had other strides in the trace."""
+    """{vid: strides and offset in its root's storage}, for values that are not row-major from its first element:
+    aliases, and inputs and stored values that had other strides in the trace."""
     offsets: Mapping[int, int]
     """{vid: byte offset in the arena}, for the values that own their storage there."""
     arena_bytes: int
@@ -74,7 +74,7 @@ class ExecutionPlan:
     bodies: Mapping[int, tuple[ExecutionPlan, ...]] = field(default_factory=dict)
     """{index of a call: the plans of its bodies}; each has an arena of its own."""
     _roots: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What `root` has found so far."""
+    """Cache of `root`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alias", MappingProxyType(dict(self.alias)))
@@ -84,20 +84,20 @@ class ExecutionPlan:
         object.__setattr__(self, "bodies", MappingProxyType(dict(self.bodies)))
 
     def root(self, vid: int) -> int:
-        """The value whose storage `vid` lies in: an external value, or one with an offset in the arena."""
+        """The value that owns the storage of `vid`: an external value, or one with an offset in the arena."""
         return find_root(vid, self.alias, self._roots)
 
     def layout(self, vid: int) -> Layout:
-        """Where the elements of `vid` lie in the storage of its root."""
+        """The layout of `vid` in the storage of its root."""
         return self.layouts.get(vid) or Layout.contiguous(self.slots[vid].spec.sizes)
 
     def strides(self, vid: int) -> tuple[int, ...] | None:
-        """Those of `vid` in elements; None for row after row from the first element of the storage."""
+        """Strides of `vid` in elements; None for row-major from the first element of the storage."""
         return self.layouts[vid].strides if vid in self.layouts else None
 
 
 def make_plan(graph: Graph, calls: Sequence[KernelCall]) -> ExecutionPlan:
-    """Decide aliases and arena offsets for `calls`, which `lower(graph)` made.
+    """Decide aliases and arena offsets for `calls`, the result of `lower(graph)`.
 
     Raises:
         UsageError: a dimension is still a name; a plan is made for concrete sizes.
@@ -151,14 +151,14 @@ def _slot(value: Value) -> Slot:
 
 
 def _feed_signature(graph: Graph, layouts: Mapping[int, Layout]) -> FeedSignature:
-    """States that are updated stay with who runs the plan, so they come once, and not with each feed.
+    """Inputs, then the weights without a payload that something reads.
 
-    What nobody reads, nobody has to give, but for inputs.
+    States that are updated stay with the executor, so they are given once, and not with each feed.
     """
-    held = {*graph.payloads, *graph.updates} - set(graph.inputs)
+    bound = {*graph.payloads, *graph.updates} - set(graph.inputs)
     read = {vid for op in graph.ops for vid in op.inputs} | {*graph.outputs, *graph.updates.values()}
     given = [value.vid for value in graph.with_role(*EXTERNAL - {Role.INPUT})]
-    weightless = [vid for vid in given if vid not in held and vid in read]
+    weightless = [vid for vid in given if vid not in bound and vid in read]
     return tuple(
         FeedEntry(graph.values[vid].name, graph.values[vid].spec, layouts[vid].strides if vid in layouts else None)
         for vid in (*graph.inputs, *weightless)

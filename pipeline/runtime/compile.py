@@ -12,7 +12,7 @@ from pipeline.lowering import lower, with_kernels
 from pipeline.lowering.aten import in_traced_order
 from pipeline.planning import ExecutionPlan, FeedSignature, check_plan, make_plan
 from pipeline.runtime.executor import Executor
-from pipeline.runtime.fold import folded
+from pipeline.runtime.fold import fold_constants
 from pipeline.runtime.run_errors import place_of
 from pipeline.runtime.slots import Feed
 from pipeline.runtime.weights import Weights, with_weights
@@ -43,7 +43,7 @@ class CompiledProgram:
         return self.executor.run(feed, copy=copy)
 
     def run_updating(self, feed: Feed, *, copy: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Outputs as `run` gives them, and {updated input: its value after the run}; the caller's tensors stay."""
+        """Outputs as from `run`, and {updated input: its value after the run}; the caller's tensors are not changed."""
         return self.executor.run_updating(feed, copy=copy)
 
     def states(self) -> dict[str, torch.Tensor]:
@@ -55,7 +55,7 @@ class CompiledProgram:
         return self.executor.states.values()
 
     def give_states(self, states: Feed) -> None:
-        """Set states by name; the rest stay.
+        """Set states by name; the others are not changed.
 
         Raises:
             UsageError: no such state, or another shape or dtype.
@@ -63,15 +63,15 @@ class CompiledProgram:
         self.executor.states.give(states)
 
     def reset_states(self) -> None:
-        """Every state as it was when the graph was compiled."""
+        """Set every state back to its value when the graph was compiled."""
         self.executor.states.reset()
 
 
 def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgram:
-    """Everything before the first run.
+    """Lower, plan, check and bind `graph`: everything before the first run.
 
-    `weights` are tensors by value name or by name in a checkpoint. They are bound once, without a copy; what is not
-    among them, and is not in the graph's payloads either, comes with each feed.
+    `weights` are tensors by value name or by name in a checkpoint. They are bound once, without a copy. Weights that
+    are neither among them nor in the graph's payloads are part of each feed.
 
     Raises:
         Unsupported: ops without a kernel (all are listed), or a device other than the CPU.
@@ -79,8 +79,8 @@ def compile_graph(graph: Graph, weights: Weights | None = None) -> CompiledProgr
         SourceError: a weight does not fit its declaration.
         InternalError: the graph breaks a rule of the IR, or the plan did not pass its checker.
     """
-    check(graph, read_payloads=False)  # bytes that do not fit are named where they are bound
-    graph = with_kernels(in_traced_order(folded(with_weights(graph, weights or {}))))
+    check(graph, read_payloads=False)  # binding names bytes that do not fit
+    graph = with_kernels(in_traced_order(fold_constants(with_weights(graph, weights or {}))))
     plan = make_plan(graph, lower(graph))
     check_plan(plan)
     return CompiledProgram(plan, _executor(plan, graph))

@@ -24,10 +24,10 @@ __all__ = ["EagerResult", "Observer", "Own", "apply", "as_traced", "run_eager"]
 Tensors = Mapping[str, torch.Tensor]
 
 Observer = Callable[[Op, Sequence[torch.Tensor]], None]
-"""Sees every op of the graph itself with its results, in order; ops of bodies are not shown."""
+"""Called with every op of the graph and its results, in order; not for ops of bodies."""
 
 Own = Mapping[str, Callable[[Op, Sequence[torch.Tensor]], Sequence[torch.Tensor]]]
-"""Functions of the caller's for kinds of op: the op and its inputs to its outputs. They go before torch's operators."""
+"""The caller's functions by kind of op, (op, inputs) -> outputs. They take precedence over torch's operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,20 @@ class EagerResult:
 def run_eager(
     graph: Graph, tensors: Tensors, *, check: bool = True, observe: Observer | None = None, own: Own | None = None
 ) -> EagerResult:
-    """Run `graph` on inputs and weights by name; a weight that is not given comes from the graph's payloads.
+    """Run `graph` on inputs and weights by name; the graph's payloads are the default for weights.
 
     Named dims are bound to the sizes of the inputs. `check=False` takes tensors of other shapes and dtypes than the
-    declared ones, for graphs whose ops happen to allow it. Nothing that is given is written to.
+    declared ones, for graphs whose ops happen to allow it. The caller's tensors are never written to.
 
     Raises:
         UsageError: tensors are missing, or are not what the graph declares (all of them in one message).
-        DataError: an index in what is given is out of range (a UsageError too).
+        DataError: an index in the inputs is out of range (a UsageError too).
         SourceError: an operator that torch does not know.
     """
     if dim_names(graph):
         named = {graph.values[vid].name for vid in graph.inputs}
         graph = bind_dims(graph, dims_of(graph, {name: tensors[name].shape for name in tensors.keys() & named}))
-    slots = dict(_given(graph, tensors, check=check))
+    slots = dict(_bind_inputs(graph, tensors, check=check))
     with torch.no_grad():
         results, after = _run(graph, slots, own or {}, observe)
     names = [value.name for value in graph.values]
@@ -64,7 +64,7 @@ def run_eager(
     )
 
 
-def _given(graph: Graph, tensors: Tensors, *, check: bool) -> dict[int, torch.Tensor]:
+def _bind_inputs(graph: Graph, tensors: Tensors, *, check: bool) -> dict[int, torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     wrong = []
     for value in graph.values:
@@ -86,10 +86,7 @@ def _given(graph: Graph, tensors: Tensors, *, check: bool) -> dict[int, torch.Te
 
 
 def as_traced(tensor: torch.Tensor, value: Value) -> torch.Tensor:
-    """`tensor` in the order in memory that the trace had: operators such as `as_strided` and `view` count on it.
-
-    It is itself where it lies so already.
-    """
+    """`tensor` with the strides of the trace, which `as_strided` and `view` rely on; copied only if they differ."""
     tensor = resolve_views(tensor)
     if tuple(tensor.shape) != value.spec.shape:
         return tensor
@@ -112,10 +109,10 @@ def _misfit(value: Value, tensor: torch.Tensor) -> str:
 def _run(
     graph: Graph, slots: dict[int, torch.Tensor], own: Own, observe: Observer | None = None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Outputs, and the new values of what is updated. `slots` is emptied as values die."""
+    """Outputs, and the new values of updated states and inputs. Dead values are removed from `slots`."""
     kept = {*graph.outputs, *graph.updates.values()}
     for op in graph.ops:
-        results = _applied(graph, op, [slots[vid] for vid in op.inputs], own)
+        results = _apply(graph, op, [slots[vid] for vid in op.inputs], own)
         if observe is not None:
             observe(op, results)
         slots.update(zip(op.outputs, results, strict=True))
@@ -125,8 +122,8 @@ def _run(
     return [slots[vid] for vid in graph.outputs], [slots[vid] for vid in graph.updates.values()]
 
 
-def _applied(graph: Graph, op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
-    """`apply`, whose errors about the caller's data say so. What the caller's own functions raise is left as it is."""
+def _apply(graph: Graph, op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
+    """`apply` with a DataError for an index out of range; errors of the caller's own functions are left as they are."""
     try:
         return apply(op, ins, own)
     except (IndexError, RuntimeError) as error:
@@ -153,7 +150,7 @@ def apply(op: Op, ins: Sequence[torch.Tensor], own: Own) -> list[torch.Tensor]:
 
 
 def _operator(kind: str, given: dict[str, Any]) -> Any:
-    """By position up to the first argument that was not given, then by name, as the schema asks."""
+    """Call an operator: arguments by position up to the first missing one, then by name."""
     operator = find_operator(kind)
     positional: list[Any] = []
     for parameter in operator._schema.arguments:

@@ -1,4 +1,4 @@
-"""Runs a plan: all that can be decided before the first run is decided in `__init__`; a run is a loop over launches."""
+"""Run a plan: `__init__` decides all that can be decided before the first run; a run is a loop over launches."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ LAUNCH_ERRORS = (RuntimeError, IndexError, ValueError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One call that has something to do: its kernel with decoded attributes. Bound to slots it becomes a launch."""
+class LaunchStep:
+    """A call that does work: its kernel with decoded attributes. Bound to slots it becomes a launch."""
 
     index: int
     bind: Bind
@@ -39,12 +39,12 @@ class Executor:
     """Owns the arena of one plan. Threads that share it wait for one another, since a run fills the arena.
 
     A step becomes a launch, a callable without arguments, when the storage of its operands is known: nearly all of them
-    here. What reads the caller's inputs is bound at each run, since a copy into buffers of our own would cost a second
-    KV cache where one is fed, and lets go of them afterwards. Fed weights stay bound until others come.
+    here. Steps that read the caller's inputs are bound at each run and released afterwards, since a copy into buffers
+    of our own would cost a second KV cache where one is fed. Fed weights stay bound until other tensors are fed.
 
     `bodies` are the executors of the bodies of higher-order calls, by the index of the call. `functional`: operators of
-    torch make their results themselves, as autocast asks; these are copied into their places. `places` say for people
-    where each call comes from.
+    torch allocate their results, as autocast requires, and these are copied into the slots. `places` describe the
+    source of each call, for messages.
 
     Raises:
         InternalError: a call has no kernel, its attributes cannot be decoded, or its shapes do not fit.
@@ -82,25 +82,25 @@ class Executor:
         self._large = find_rebinding(plan, calls, large_outputs(plan), self._inputs.steps)
         self._weights = find_rebinding(plan, calls, weights, {*self._inputs.steps, *self._large.steps})
         self._in_arena = {vid: self._slots[vid] for vid in self._large.vids}
-        self._at: list[int] = []
-        """Addresses of the weights of the last feed."""
+        self._weight_addresses: list[int] = []
+        """`data_ptr` of each weight of the last feed."""
         later = {*self._inputs.steps, *self._weights.steps, *self._large.steps}
         self._bind(
             [view for view in views_of(plan) if view.root not in inputs | weights],
             [at for at in range(len(self._steps)) if at not in later],
         )
-        self._at_home = False
-        """Whether what makes and reads large outputs is bound, to the arena."""
-        self._proved = False
-        self._alone = RLock()
+        self._large_in_arena = False
+        """Whether the steps that write and read large outputs are bound to the arena."""
+        self._shapes_checked = False
+        self._lock = RLock()
         self._reached = 0
-        """Steps of the last run that began, and so may have written."""
+        """How many steps of the last run began, and so may have written."""
 
     def run(self, feed: Feed, *, copy: bool = True) -> dict[str, torch.Tensor]:
         """Outputs by name for inputs by name.
 
-        With `copy=False` an output may be a view of the arena, of a weight or of the caller's own input, with strides
-        of its own: the next run may change it.
+        With `copy=False` an output may be a view of the arena, of a weight or of the caller's input, with any strides,
+        and the next run may change it.
 
         Raises:
             UsageError: the feed does not fit the plan's signature.
@@ -121,16 +121,16 @@ class Executor:
         )
 
     def apply(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Outputs for inputs, both in order, of a plan that needs nothing else; the next call may change them."""
+        """Outputs for inputs, both in order, of a plan without fed weights; the next call may change them."""
         names = [self.plan.slots[vid].name for vid in self.plan.inputs]
         found = self._run(dict(zip(names, tensors, strict=True)), self.plan.outputs, copy=False)
         return [found[self.plan.slots[vid].name] for vid in self.plan.outputs]
 
     def _run(self, feed: Feed, wanted: Sequence[int], *, copy: bool) -> dict[str, torch.Tensor]:
-        with self._alone:
-            return self._run_alone(feed, wanted, copy=copy)
+        with self._lock:
+            return self._run_locked(feed, wanted, copy=copy)
 
-    def _run_alone(self, feed: Feed, wanted: Sequence[int], *, copy: bool) -> dict[str, torch.Tensor]:
+    def _run_locked(self, feed: Feed, wanted: Sequence[int], *, copy: bool) -> dict[str, torch.Tensor]:
         states = {name: tensor for name, tensor in feed.items() if name in self.states.names}
         rest = {name: tensor for name, tensor in feed.items() if name not in states}
         given = dict(zip(self._signature, bind_feed(self.plan.feed_signature, rest), strict=True))
@@ -144,7 +144,7 @@ class Executor:
                 self._bind_large(new=copy)
                 self._bind(self._inputs.views, self._inputs.steps)
                 self._launch()
-                self._prove_shapes()
+                self._check_shapes()
                 outputs = {self.plan.slots[vid].name: self._leaving(vid, copy=copy) for vid in wanted}
                 self.states.advance(self._slots)
                 return outputs
@@ -152,10 +152,10 @@ class Executor:
             self.states.lose(self._written_states())
             raise
         finally:
-            self._let_go()
+            self._release()
 
     def _leaving(self, vid: int, *, copy: bool) -> torch.Tensor:
-        """An output that shows an old state is a copy in any case, and one that was made for the caller never is."""
+        """An output for the caller: a copy if it is a view of a state, none if it was allocated for the caller."""
         root = self.plan.root(vid)
         copy = (copy and root not in self._in_arena) or root in self.states.tensors
         return _copy(self._slots[vid]) if copy else self._slots[vid]
@@ -163,7 +163,7 @@ class Executor:
     def _launch(self) -> None:
         at, launches = -1, self._launches
         try:
-            # Nothing is made here that outlives the loop, so no inference tensor reaches the caller.
+            # No tensor that is created here outlives the loop, so no inference tensor reaches the caller.
             with torch.inference_mode():
                 for at in range(len(launches)):
                     launches[at]()
@@ -173,12 +173,12 @@ class Executor:
             self._reached = at + 1
 
     def _written_states(self) -> set[int]:
-        """The states on which a step of the last run wrote, or began to write."""
+        """The states that a step of the last run wrote, or began to write."""
         begun = [self.plan.root(vid) for step in self._steps[: self._reached] for vid in step.call.out_vids]
         return {root for root in begun if root in self.states.tensors}
 
     def _bind(self, views: Iterable[View], steps: Iterable[int]) -> None:
-        """Views of slots that are bound, then the launches of steps whose operands all are."""
+        """Bind views of bound slots, then the steps that read or write them."""
         slots = self._slots
         for view in views:
             root, layout = slots[view.root], view.layout
@@ -192,33 +192,33 @@ class Executor:
                 raise self._failure(step, error) from error
 
     def _bind_weights(self, given: Mapping[int, torch.Tensor]) -> None:
-        """Only if they lie elsewhere than last time. The slots keep the last ones, so an address says who it is."""
+        """Rebind fed weights if they changed. `data_ptr` identifies a tensor while the slots hold it."""
         addresses = [tensor.data_ptr() for tensor in given.values()]
-        if not given or addresses == self._at:
+        if not given or addresses == self._weight_addresses:
             return
-        self._at, self._at_home = [], False
+        self._weight_addresses, self._large_in_arena = [], False
         self._fill(given)
         self._bind(self._weights.views, self._weights.steps)
-        self._at = addresses
+        self._weight_addresses = addresses
 
     def _bind_large(self, *, new: bool) -> None:
-        """Large outputs are made where the caller will have them, in tensors of their own; not `new`: in the arena."""
-        if not new and self._at_home:
+        """Bind large outputs to new tensors for the caller or, without `new`, to the arena."""
+        if not new and self._large_in_arena:
             return
         slots = self.plan.slots
-        self._at_home = not new
+        self._large_in_arena = not new
         self._fill({vid: _empty(slots[vid].spec) for vid in self._in_arena} if new else self._in_arena)
         self._bind(self._large.views, self._large.steps)
 
-    def _let_go(self) -> None:
-        """Of the caller's inputs and large outputs, and of all that was bound to them."""
-        for gone in (self._inputs,) if self._at_home else (self._inputs, self._large):
-            self._fill(dict.fromkeys((*gone.vids, *(view.vid for view in gone.views)), torch.empty(0)))
-            for at in gone.steps:
+    def _release(self) -> None:
+        """Drop the caller's inputs and large outputs, and the views and launches that were bound to them."""
+        for released in (self._inputs,) if self._large_in_arena else (self._inputs, self._large):
+            self._fill(dict.fromkeys((*released.vids, *(view.vid for view in released.views)), torch.empty(0)))
+            for at in released.steps:
                 self._launches[at] = _unbound
 
-    def _failure(self, step: Step, error: Exception) -> OnnxlineError:
-        described = self._described(step.index)
+    def _failure(self, step: LaunchStep, error: Exception) -> OnnxlineError:
+        described = self._describe(step.index)
         place = self._places[step.index] if self._places else described
         if isinstance(error, ResultMismatch):
             return SourceError(f"{place}: {error}")
@@ -227,24 +227,26 @@ class Executor:
                 f"{place}: torch's CPU has no such operator for these dtypes ({described}: {error}); "
                 "cast to another dtype around it, or run the model by onnxruntime"
             )
-        # Shapes were settled when the plan was made, so a gather that fails read an index that is too large.
+        # Shapes were settled when the plan was made, so a gather fails only for an index out of range.
         if is_data_error(error) or Kind(step.call.kind_id) in INDEXING:
             slots = [self.plan.slots[vid] for vid in step.call.in_vids]
             return data_error(place, [(slot.name, slot.spec) for slot in slots], error)
         return InternalError(f"{described} failed: {error}")
 
-    def _prove_shapes(self) -> None:
-        """Torch resizes an out= tensor that does not fit. Shapes do not depend on data, so the first run tells."""
-        if self._proved:
+    def _check_shapes(self) -> None:
+        """Check that torch resized no out= tensor. Shapes do not depend on data, so the first run is enough."""
+        if self._shapes_checked:
             return
         for step in self._steps:
             for vid in step.call.out_vids:
                 out = self._slots[vid]
                 if tuple(out.shape) != self.plan.slots[vid].spec.sizes:
-                    raise InternalError(f"{self._described(step.index)} made {list(out.shape)} for {self._named(vid)}")
-        self._proved = True
+                    raise InternalError(
+                        f"{self._describe(step.index)} made {list(out.shape)} for {self._describe_value(vid)}"
+                    )
+        self._shapes_checked = True
 
-    def _step(self, index: int) -> Step:
+    def _step(self, index: int) -> LaunchStep:
         call = self.plan.calls[index]
         kind = Kind(call.kind_id) if call.kind_id in Kind.__members__.values() else None
         if kind is None or kind not in KERNELS:
@@ -252,18 +254,18 @@ class Executor:
         attrs = unpack(call.attr_schema, call.attr_blob)
         unread = [at for at, vid in enumerate(call.out_vids) if vid not in self._read]
         attrs |= {"functional": self._functional, "bodies": self._bodies.get(index, ()), "unread": unread}
-        return Step(index, bind_attrs(kind, attrs), call, attrs)
+        return LaunchStep(index, bind_attrs(kind, attrs), call, attrs)
 
     def _fill(self, bound: Mapping[int, torch.Tensor]) -> None:
         for vid, tensor in bound.items():
             self._slots[vid] = tensor
 
-    def _described(self, index: int) -> str:
+    def _describe(self, index: int) -> str:
         call = self.plan.calls[index]
-        ins, outs = (", ".join(map(self._named, vids)) for vids in (call.in_vids, call.out_vids))
+        ins, outs = (", ".join(map(self._describe_value, vids)) for vids in (call.in_vids, call.out_vids))
         return f"call {index} {Kind(call.kind_id).name}({ins}) → {outs}"
 
-    def _named(self, vid: int) -> str:
+    def _describe_value(self, vid: int) -> str:
         slot = self.plan.slots[vid]
         return f"{slot.name}: {slot.spec.dtype}{list(slot.spec.shape)}"
 
@@ -274,7 +276,7 @@ def _fed_vids(plan: ExecutionPlan) -> list[int]:
 
 
 def _is_free(plan: ExecutionPlan, call: KernelCall) -> bool:
-    """Views that share their operand's storage, all outputs of the call: nothing is left to do."""
+    """Whether all outputs of the call are views on their operand's storage, so that nothing is left to do."""
     position = call.constraints.get("view")
     return isinstance(position, int) and plan.alias.get(call.out_vids[0]) == call.in_vids[position]
 
@@ -284,7 +286,7 @@ def _empty(spec: TensorSpec) -> torch.Tensor:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the caller's, row after row, also of a view with other strides."""
+    """A contiguous copy, also of a view with other strides."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 

@@ -1,4 +1,4 @@
-"""What follows from constants alone is computed when the graph is compiled: positions, masks, tables of angles."""
+"""Compute at compile time what depends on constants only: positions, masks, tables of angles."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pipeline.runtime.eager import apply
 from pipeline.runtime.kernels.aten.call import pure_operator
 from pipeline.runtime.weights import stored_tensor
 
-__all__ = ["folded"]
+__all__ = ["fold_constants"]
 
 LARGEST = 2**24
 """Bytes of one folded result; a larger one costs more memory than it saves time."""
 
 
-def folded(graph: Graph) -> Graph:
-    """`graph` without torch's operators that depend on constants only; their results are constants now, vids stay.
+def fold_constants(graph: Graph) -> Graph:
+    """`graph` without torch's operators on constants only; their results become constants with the same vids.
 
-    Random numbers are drawn at each run, and weights are not folded: results of theirs would double their memory.
+    Random numbers are drawn at each run. Weights are not folded: the results would double their memory.
 
     Raises:
         SourceError: an operator that torch does not know.
@@ -38,7 +38,7 @@ def folded(graph: Graph) -> Graph:
         if operator is None or not _is_constant(graph, op, operator, known):
             ops.append(replace(op, oid=len(ops)))
             continue
-        ins = [known[vid] if vid in known else _stored(graph, vid) for vid in op.inputs]
+        ins = [known[vid] if vid in known else _read_stored(graph, vid) for vid in op.inputs]
         with torch.no_grad():
             known.update(zip(op.outputs, apply(op, ins, {}), strict=True))
     return _with_constants(graph, ops, known) if known else graph
@@ -54,22 +54,22 @@ def _is_constant(graph: Graph, op: Op, operator: torch._ops.OpOverload, known: d
 
 
 def _is_stored(graph: Graph, vid: int) -> bool:
-    """Memory with gaps, or with two elements on one place, is not here to be read: only the elements are."""
+    """Whether `vid` is a constant with a payload and dense memory: a payload has elements, not gaps or overlaps."""
     value = graph.values[vid]
     dense = value.strides is None or memory_order(value) is not None
     return value.role is Role.CONST and vid in graph.payloads and dense
 
 
-def _stored(graph: Graph, vid: int) -> torch.Tensor:
+def _read_stored(graph: Graph, vid: int) -> torch.Tensor:
     return stored_tensor(graph.payloads[vid], traced_strides(graph.values[vid]))
 
 
 def _with_constants(graph: Graph, ops: list[Op], known: dict[int, torch.Tensor]) -> Graph:
-    stubs = [
+    decls = [
         ValueDecl(value.name, value.spec, Role.CONST if value.vid in known else value.role, value.strides)
         for value in graph.values
     ]
     payloads = {graph.values[vid].name: payload for vid, payload in graph.payloads.items()}
     payloads |= {graph.values[vid].name: TensorPayload(tensor) for vid, tensor in known.items()}
     facts = GraphFacts(graph.updates, graph.sources, graph.dims, graph.guards)
-    return assemble(graph.name, stubs, ops, graph.inputs, graph.outputs, payloads, facts=facts)
+    return assemble(graph.name, decls, ops, graph.inputs, graph.outputs, payloads, facts=facts)

@@ -1,6 +1,6 @@
-"""Calls of torch's higher-order operators by the names of their arguments, bodies being functions.
+"""Call torch's higher-order operators with arguments by name and functions as bodies.
 
-Torch's own operators of this kind call any function, and most of them have no arguments by name.
+Torch's operators accept any function as a body; most of them take arguments by position only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Function = Callable[..., tuple[torch.Tensor, ...]]
 
 
 def call(name: str, given: Given) -> Any:
-    """What `torch.ops.higher_order.<name>` gives on these arguments."""
+    """The result of `torch.ops.higher_order.<name>` for these arguments."""
     operator = getattr(torch.ops.higher_order, name)
     return CALLS.get(name, in_order)(operator, given)
 
@@ -31,7 +31,7 @@ def while_loop(operator: Any, given: Given) -> Any:
 
 
 def flex_attention(operator: Any, given: Given) -> Any:
-    """Torch maps the bodies over all pairs of positions."""
+    """Torch vmaps the bodies over all pairs of positions, so each returns one tensor."""
     *blocks, mask = given["block_mask"]
     rest = {
         "score_mod": first_of(given["score_mod"]),
@@ -44,17 +44,17 @@ def flex_attention(operator: Any, given: Given) -> Any:
 
 
 def by_name(operator: Any, given: Given) -> Any:
-    """Of an operator that writes into copies of its arguments, which are among the results."""
+    """Call an operator that writes into copies of its arguments and returns these after its results."""
     return operator(given["_mutable_op"], **{name: item for name, item in given.items() if name != "_mutable_op"})
 
 
 def on_bases(operator: Any, given: Given) -> Any:
-    """Version 2 tells some parts of tensors by their place in memory, which is counted from its beginning."""
+    """Version 2 addresses views by storage offset, so each base is cloned to start at offset 0."""
     return by_name(operator, {**given, "_all_bases": [base.clone() for base in given["_all_bases"]]})
 
 
 def first_of(body: Function) -> Callable[..., torch.Tensor]:
-    """A body as a function of one result."""
+    """A body as a function that returns its first result."""
     return lambda *tensors: body(*tensors)[0]
 
 

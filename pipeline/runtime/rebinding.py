@@ -1,4 +1,4 @@
-"""Views and steps to rebind when tensors of the caller's change: they cannot be bound before a run."""
+"""Views and steps to rebind when the caller's tensors change: they cannot be bound before a run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pipeline.planning import ExecutionPlan
 __all__ = ["Rebinding", "View", "find_rebinding", "large_outputs", "views_of"]
 
 LARGE = 2**16
-"""Bytes of an output from which on a copy costs more than binding the steps that make it."""
+"""Bytes of an output from which a copy costs more than rebinding the steps that write it."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An alias, and where it lies in the storage of the value that owns it."""
+    """An alias, and its layout in the storage of its root."""
 
     vid: int
     root: int
@@ -29,9 +29,9 @@ class Rebinding:
 
     vids: tuple[int, ...]
     views: tuple[View, ...]
-    """Views of them, in the order of the calls."""
+    """Views of these values, in the order of the calls."""
     steps: tuple[int, ...]
-    """Positions of the calls that read or write them or those views."""
+    """Positions of the calls that read or write these values or views."""
 
 
 def find_rebinding(
@@ -46,13 +46,13 @@ def find_rebinding(
 
 
 def views_of(plan: ExecutionPlan) -> list[View]:
-    """The aliases, those of one root in the order of the calls."""
+    """The aliases of a plan, in the order of the calls."""
     vids = [vid for call in plan.calls for vid in call.out_vids if vid in plan.alias]
     return [View(vid, plan.root(vid), plan.layout(vid)) for vid in vids]
 
 
 def large_outputs(plan: ExecutionPlan) -> set[int]:
-    """Values in the arena that a run may make in a tensor of the caller's: large ones that are outputs as a whole."""
+    """Values in the arena that a run may write into a new tensor for the caller: large ones that are whole outputs."""
     leaving = (*plan.outputs, *(after for vid, after in plan.updates.items() if vid in plan.inputs))
     return {
         plan.root(vid)

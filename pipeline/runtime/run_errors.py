@@ -1,5 +1,5 @@
-"""Whose mistake it is that an op fails in a run: shapes were checked before, so a wrong index came with the feed, and
-another result than the graph has with the trace.
+"""Classify errors of ops in a run. Shapes were checked before, so an index out of range comes from the feed, and a
+result of another dtype or shape from the trace.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ Named = tuple[str, TensorSpec]
 
 
 class DataError(UsageError):
-    """The numbers of the feed do not suit an op, as an index that is out of range."""
+    """The numbers of the feed do not suit an op, such as an index that is out of range."""
 
 
 class ResultMismatch(RuntimeError):
-    """An op made another dtype or shape than the graph says, as one that was traced on another device may."""
+    """An op made another dtype or shape than the graph says, as an op traced on another device may."""
 
 
 def is_data_error(error: Exception) -> bool:
-    """Whether torch speaks of numbers that it met, such as `index 9 is out of bounds for dimension 0 with size 4`."""
+    """Whether torch complains about the data, such as `index 9 is out of bounds for dimension 0 with size 4`."""
     return isinstance(error, IndexError) or any(words in str(error) for words in OF_DATA)
 
 
 def data_error(place: str, ins: Iterable[Named], error: Exception) -> DataError:
-    """`error` of the op at `place`, which reads `ins`."""
+    """The DataError for `error` of the op at `place`, which reads `ins`."""
     indices = [f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in ins if "int" in spec.dtype]
     read = f"; the op reads it from {' or '.join(indices)}" if indices else ""
     return DataError(f"{place} failed: {error}; look for an index that is out of range in the feed{read}")
 
 
 def place_of(op: Op) -> str:
-    """Such as `op 'index_copy' (aten.index_copy.default, model.py:5)`."""
+    """How messages name an op: `op 'index_copy' (aten.index_copy.default, model.py:5)`."""
     return f"op {op.name!r} ({', '.join(filter(None, (op.kind, op.line)))})"
 
 

@@ -1,4 +1,4 @@
-"""The slot table: which tensor every vid is bound to.
+"""Bind tensors to slots: weights, the arena, and the feed.
 
 Weights are bound once, over the model's own bytes. Arena values are bound once, as typed views of one buffer. Inputs,
 and views of inputs, are bound at every run.
@@ -24,7 +24,7 @@ Feed = Mapping[str, torch.Tensor | np.ndarray]
 
 
 def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[int, torch.Tensor]:
-    """vid → tensor for params, states and consts that have a payload; bytes are copied only into another order.
+    """vid → tensor for params, states and consts that have a payload; bytes are copied only where the strides differ.
 
     Raises:
         SourceError: a payload's shape or dtype is not that of its slot.
@@ -36,7 +36,8 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
         tensor = stored_tensor(payloads[slot.vid], plan.strides(slot.vid))
         if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (slot.spec.sizes, slot.spec.dtype):
             raise SourceError(
-                f"{slot.role} {slot.name!r} holds {_shown(tensor)}, but the graph declares {_wanted(slot)}; "
+                f"{slot.role} {slot.name!r} holds {_describe_tensor(tensor)}, "
+                f"but the graph declares {_describe_slot(slot)}; "
                 "the model file and its weights do not belong together"
             )
         bound[slot.vid] = tensor
@@ -46,18 +47,18 @@ def bind_weights(plan: ExecutionPlan, payloads: Mapping[int, Payload]) -> dict[i
 def bind_arena(plan: ExecutionPlan, arena: torch.Tensor) -> dict[int, torch.Tensor]:
     """vid → part of `arena` (uint8, `plan.arena_bytes` long) for every value that owns storage there.
 
-    Each is a storage of its own that cannot grow: an operator that resizes its result fails, where it would otherwise
-    write over what stands beside it.
+    Each is a storage of its own that cannot grow: an operator that resizes its result fails instead of writing over
+    the values beside it.
     """
     raw = arena.numpy()
     return {
-        vid: _typed(torch.from_numpy(raw[offset : offset + plan.slots[vid].spec.nbytes]), plan.slots[vid])
+        vid: _view_typed(torch.from_numpy(raw[offset : offset + plan.slots[vid].spec.nbytes]), plan.slots[vid])
         for vid, offset in plan.offsets.items()
     }
 
 
 def bind_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
-    """The caller's tensors in the order of the signature, checked; no copy, unless one lies in another order.
+    """The caller's tensors in the order of the signature, checked; copied only where the strides differ.
 
     Raises:
         UsageError: a name, shape, dtype or device is not that of the signature.
@@ -75,7 +76,7 @@ def bind_feed(signature: FeedSignature, feed: Feed) -> list[torch.Tensor]:
 
 
 def refuse_foreign_devices(slots: Sequence[Slot]) -> None:
-    """Kernels run on the CPU.
+    """Refuse slots on other devices, since kernels run on the CPU.
 
     Raises:
         Unsupported: a slot asks for another device.
@@ -96,21 +97,22 @@ def _bind_one(entry: FeedEntry, given: torch.Tensor | np.ndarray) -> torch.Tenso
     found = (tuple(tensor.shape), dtype_name(tensor.dtype), tensor.device.type)
     if found != (spec.sizes, spec.dtype, torch.device(spec.device).type):
         raise UsageError(
-            f"input {entry.name!r} is {_shown(tensor)}; expected {spec.dtype}{list(spec.shape)} on {spec.device}: "
+            f"input {entry.name!r} is {_describe_tensor(tensor)}; "
+            f"expected {spec.dtype}{list(spec.shape)} on {spec.device}: "
             "convert it, or compile the graph for this signature"
         )
     return with_strides(tensor, entry.strides)
 
 
-def _typed(raw: torch.Tensor, slot: Slot) -> torch.Tensor:
+def _view_typed(raw: torch.Tensor, slot: Slot) -> torch.Tensor:
     if not raw.numel():
         return torch.empty(slot.spec.sizes, dtype=torch_dtype(slot.spec.dtype))
     return raw.view(torch_dtype(slot.spec.dtype)).view(slot.spec.sizes)
 
 
-def _shown(tensor: torch.Tensor) -> str:
+def _describe_tensor(tensor: torch.Tensor) -> str:
     return f"{dtype_name(tensor.dtype)}{list(tensor.shape)} on {tensor.device.type}"
 
 
-def _wanted(slot: Slot) -> str:
+def _describe_slot(slot: Slot) -> str:
     return f"{slot.spec.dtype}{list(slot.spec.shape)}"

@@ -1,8 +1,8 @@
-"""Values that live across runs: running statistics, caches. They are copies; what the caller gave is never written.
+"""Values that live across runs: running statistics, caches. They are copies; the caller's tensors are never written.
 
-A plan may write a new value where the old one lies, as soon as nobody needs the old one. So a run that fails may leave
-states half written. These have no value any more: who asks for states, and the next run, is told their names. All
-other states are as they were before the run that failed.
+A plan may write a new value over the old one as soon as nobody needs the old one. So a run that fails may leave states
+half written. These have no value any more: reading the states, or the next run, raises LostStates with their names. All
+other states keep the value from before the run that failed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = ["LostStates", "States"]
 
 
 class LostStates(UsageError):
-    """States that a run which failed had begun to write to; `names` has them."""
+    """A failed run had begun to write to the states `names`, which have no value any more."""
 
     def __init__(self, names: Collection[str]) -> None:
         self.names = frozenset(names)
         super().__init__(
             f"a run that failed had begun to write to the states {', '.join(sorted(names))}: give all states "
-            "a value again (`reset_states`, `give_states` with what `states` gave before, or load the weights anew)"
+            "a value again (`reset_states`, `give_states` with what `states` gave before, or load the weights again)"
         )
 
 
 class States:
-    """The states of one plan that its runs change, by vid in `tensors`. They stay at one place."""
+    """The states that runs of one plan change, by vid in `tensors`, whose addresses never change."""
 
     def __init__(self, plan: ExecutionPlan, initial: Mapping[int, torch.Tensor]) -> None:
         self._plan = plan
@@ -52,7 +52,7 @@ class States:
         return frozenset(self._vids)
 
     def reset(self) -> None:
-        """Back to what they were loaded with; one that came without a value has none again."""
+        """Set every state back to its initial value; a state that had none has none again."""
         for vid, tensor in self._initial.items():
             self.tensors[vid].copy_(tensor)
         self._missing = {name for name, vid in self._vids.items() if vid not in self._initial}
@@ -75,20 +75,21 @@ class States:
             self._lost.discard(entry.name)
 
     def values(self) -> dict[str, torch.Tensor]:
-        """Copies by name, of those that have a value.
+        """Copies of the states that have a value, by name.
 
         Raises:
-            LostStates: a run that failed took the value of some.
+            LostStates: some states lost their value in a run that failed.
         """
         self._refuse_lost()
         return {name: self.tensors[vid].clone() for name, vid in self._vids.items() if name not in self._missing}
 
     def lose(self, vids: Iterable[int]) -> None:
-        """A run that failed may have written to these states; what they hold is no value."""
+        """Mark states to which a failed run may have written: they have no value now."""
         self._lost |= {self._plan.slots[vid].name for vid in vids}
 
     def refuse_missing(self) -> None:
-        """
+        """Check that every state has a value.
+
         Raises:
             UsageError: a state has no value yet.
             LostStates: a state has no value any more (a UsageError too).
@@ -101,7 +102,7 @@ class States:
             )
 
     def advance(self, slots: Sequence[torch.Tensor]) -> None:
-        """Take on the values of the run that ended. One that shows an old state is read before any is written."""
+        """Store the new values after a run. Views of old states are cloned before any state is written."""
         updates = [(vid, self._plan.updates[vid]) for vid in self.tensors if not self._is_written(vid)]
         new = [slots[after].clone() if self._plan.root(after) in self.tensors else slots[after] for _, after in updates]
         self.lose(vid for vid, _ in updates)  # until all of them are written
@@ -114,6 +115,6 @@ class States:
             raise LostStates(self._lost)
 
     def _is_written(self, vid: int) -> bool:
-        """Whether the run itself put the new value in the place of the old one."""
+        """Whether the run itself wrote the new value over the old one."""
         after = self._plan.updates[vid]
         return self._plan.root(after) == vid and self._plan.layout(after) == self._plan.layout(vid)

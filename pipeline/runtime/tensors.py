@@ -1,4 +1,4 @@
-"""Tensors as a plan counts on them: dtypes by name, numpy arrays over the same bytes, the order in memory."""
+"""Conversions of tensors: dtypes by name, numpy arrays without a copy, strides."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def with_strides(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
-    """`tensor` with exactly these strides, in elements, or row after row (None); its own bytes where they lie so.
+    """`tensor` with exactly these strides, in elements, or contiguous (None); copied only where they differ.
 
     Axes of size 1 get the strides too: a convolution looks at all of them to tell channels_last.
     """
@@ -53,22 +53,22 @@ def with_strides(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.T
         return tensor.contiguous()
     if tensor.stride() == tuple(strides):
         return tensor
-    if not tensor.numel() or _lies(tensor, strides):
+    if not tensor.numel() or _same_strides(tensor, strides):
         return tensor.as_strided(tensor.shape, strides)
     return empty_strided(tensor.shape, strides, tensor.dtype).copy_(tensor)
 
 
 def resolve_views(tensor: torch.Tensor) -> torch.Tensor:
-    """Its numbers as they are in memory: `x.conj()` is a mere mark on those of `x`, and kernels read the memory."""
+    """`tensor` without lazy conjugation or negation: `x.conj()` only sets a flag, and kernels read memory."""
     return tensor.resolve_conj().resolve_neg()
 
 
 def empty_strided(sizes: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype) -> torch.Tensor:
-    """An empty tensor on the CPU that lies so."""
+    """An uninitialised CPU tensor with these strides, or contiguous (None)."""
     return torch.empty(sizes, dtype=dtype) if strides is None else torch.empty_strided(sizes, strides, dtype=dtype)
 
 
-def _lies(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+def _same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     axes = zip(tensor.shape, tensor.stride(), strides, strict=True)
     return all(size == 1 or own == wanted for size, own, wanted in axes)
 
@@ -76,7 +76,7 @@ def _lies(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
 class _Unlocked:
     """The same bytes without numpy's read-only flag, which torch cannot express and warns about.
 
-    A mapped model file is read-only, and a write through the tensor would be a segmentation fault. None is made: the
+    A mapped model file is read-only, and a write through the tensor would be a segmentation fault. None happens: the
     plan checker refuses every plan that writes to a weight or an input.
     """
 

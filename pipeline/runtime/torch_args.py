@@ -1,4 +1,4 @@
-"""Attributes of a call as arguments of torch: names become its constants, `InputRef` and `BodyRef` what they mean."""
+"""Convert attributes of a call to torch's arguments: constants by name, tensors and bodies by their references."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["CPU_FALLBACKS", "argument", "find_operator", "tensors_in"]
 
 
 def argument(item: Attr, tensors: Sequence[torch.Tensor], bodies: Sequence[Any] = ()) -> Any:
-    """`item` as torch takes it; tuples become lists."""
+    """`item` as an argument of torch; tuples become lists."""
     match item:
         case tuple():
             return [argument(part, tensors, bodies) for part in item]
@@ -70,12 +70,12 @@ WORDS: Mapping[str, Callable[[str], Any]] = {
 
 
 def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
-    """Counts of whole numbers, as torch has it elsewhere (Mixtral's experts, by `transformers`)."""
+    """histc of integers, which torch has on other devices only (Mixtral's experts in `transformers`)."""
     if self.is_floating_point():
         return torch.histc(self, bins, min, max)
     return torch.histc(self.double(), bins, min, max).to(self.dtype)
 
 
 CPU_FALLBACKS: Mapping[str, Callable[..., torch.Tensor]] = {"aten.histc.default": histc}
-"""What torch's CPU cannot do, and meta traces all the same, since models choose their operators by device: by kind,
-functions with the operator's own arguments."""
+"""Functions with the operator's own arguments, by kind, for operators that torch has on meta but not on the CPU: models
+choose operators by device, so traces on meta contain them."""

@@ -1,4 +1,4 @@
-"""Stored values as tensors: payloads of the graph, and tensors that are given for them by name."""
+"""Stored values as tensors: payloads of the graph, or tensors that the caller gives by name."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Weights = Mapping[str, torch.Tensor]
 
 
 def stored_tensor(payload: Payload, strides: Sequence[int] | None = None) -> torch.Tensor:
-    """The payload on the CPU with these strides (None: row after row); its own bytes wherever they lie so already."""
+    """The payload as a CPU tensor with these strides (None: contiguous); copied only where they differ."""
     if isinstance(payload, TensorPayload):
         return with_strides(payload.tensor.detach().to("cpu"), strides)
     return with_strides(as_tensor(payload.numpy()), strides)
 
 
 def with_weights(graph: Graph, weights: Weights) -> Graph:
-    """`graph` with `weights` as payloads; they go by any name that `Graph.weight_names` has for a value.
+    """`graph` with `weights` as payloads; they are matched by any name in `Graph.weight_names`.
 
     Raises:
         SourceError: names that the graph does not have, or tensors that are not what it declares: all of them.
@@ -35,7 +35,7 @@ def with_weights(graph: Graph, weights: Weights) -> Graph:
 
 
 def with_stored(graph: Graph, tensors: Weights) -> Graph:
-    """`graph` with `tensors` as payloads, by the names of its values alone: none is taken for a name in a checkpoint.
+    """`graph` with `tensors` as payloads, by the names of its values only, never by names in a checkpoint.
 
     Raises:
         SourceError: as `with_weights`.

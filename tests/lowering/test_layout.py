@@ -36,31 +36,31 @@ def _one(draw: st.DrawFn, tensor: torch.Tensor, layout: Layout) -> tuple[torch.T
     match draw(st.sampled_from(["permute", "slice", "select", "unsqueeze", "squeeze", "expand", "diagonal", "unfold"])):
         case "permute":
             perm = draw(st.permutations(range(rank)))
-            return tensor.permute(perm), layout.permuted(perm)
+            return tensor.permute(perm), layout.permute(perm)
         case "slice" if size:
             start, step = draw(st.integers(0, size - 1)), draw(st.integers(1, 3))
             end = draw(st.integers(start, size))
             sliced = tensor.movedim(axis, 0)[start:end:step].movedim(0, axis)
-            return sliced, layout.sliced(axis, start, len(range(start, end, step)), step)
+            return sliced, layout.slice_axis(axis, start, len(range(start, end, step)), step)
         case "select" if size:
             index = draw(st.integers(0, size - 1))
-            return tensor.select(axis, index), layout.selected(axis, index)
+            return tensor.select(axis, index), layout.select(axis, index)
         case "unsqueeze" if rank < 5:
             axis = draw(st.integers(0, rank))
-            return tensor.unsqueeze(axis), layout.unsqueezed(axis)
+            return tensor.unsqueeze(axis), layout.unsqueeze(axis)
         case "squeeze" if size == 1:
-            return tensor.squeeze(axis), layout.squeezed(axis)
+            return tensor.squeeze(axis), layout.squeeze(axis)
         case "expand":
             sizes = [draw(st.integers(0, 3)) if size == 1 else size for size in tensor.shape]
             sizes = [*draw(st.lists(st.integers(0, 3), max_size=max(5 - rank, 0))), *sizes]
-            return tensor.expand(sizes), layout.expanded(sizes)
+            return tensor.expand(sizes), layout.expand(sizes)
         case "diagonal" if rank >= 2:
             first, second = draw(st.sampled_from(list(permutations(range(rank), 2))))
             distance = draw(st.integers(-3, 3))
             return tensor.diagonal(distance, first, second), layout.diagonal(distance, first, second)
         case "unfold" if size and rank < 5:
             window, step = draw(st.integers(0, size)), draw(st.integers(1, 3))
-            return tensor.unfold(axis, window, step), layout.unfolded(axis, window, step)
+            return tensor.unfold(axis, window, step), layout.unfold(axis, window, step)
         case _:
             return tensor, layout
 
@@ -98,18 +98,18 @@ def test_a_reshape_is_a_view_exactly_where_torch_can_view(case: tuple[torch.Tens
         expected = of(tensor.view(sizes))
     except RuntimeError:
         expected = None
-    assert of(tensor).reshaped(sizes) == expected
+    assert of(tensor).reshape(sizes) == expected
 
 
 @pytest.mark.parametrize(
     ("layout", "sizes", "expected"),
     [
-        (Layout.contiguous((2, 3, 4)).permuted((0, 2, 1)), (2, 2, 2, 3), Layout((2, 2, 2, 3), (12, 2, 1, 4))),
-        (Layout.contiguous((2, 3, 4)).permuted((1, 0, 2)), (3, 8), None),
-        (Layout.contiguous((4, 6)).sliced(1, 2, 3), (2, 2, 3), Layout((2, 2, 3), (12, 6, 1), 2)),
-        (Layout.contiguous((4, 6)).sliced(1, 2, 3), (12,), None),
-        (Layout.contiguous((1, 3)).expanded((4, 3)), (2, 2, 3), Layout((2, 2, 3), (0, 0, 1))),
+        (Layout.contiguous((2, 3, 4)).permute((0, 2, 1)), (2, 2, 2, 3), Layout((2, 2, 2, 3), (12, 2, 1, 4))),
+        (Layout.contiguous((2, 3, 4)).permute((1, 0, 2)), (3, 8), None),
+        (Layout.contiguous((4, 6)).slice_axis(1, 2, 3), (2, 2, 3), Layout((2, 2, 3), (12, 6, 1), 2)),
+        (Layout.contiguous((4, 6)).slice_axis(1, 2, 3), (12,), None),
+        (Layout.contiguous((1, 3)).expand((4, 3)), (2, 2, 3), Layout((2, 2, 3), (0, 0, 1))),
     ],
 )
 def test_pictures(layout: Layout, sizes: tuple[int, ...], expected: Layout | None) -> None:
-    assert layout.reshaped(sizes) == expected
+    assert layout.reshape(sizes) == expected

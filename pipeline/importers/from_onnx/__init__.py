@@ -1,14 +1,14 @@
 """ONNX → Graph. Read `model.py` first; each family file turns ONNX nodes into IR ops; `model.py` joins their tables.
 
-Before the families come into play:
+Before the families:
 
-    source.py      a path or a ModelProto → a model that holds no functions, its opset and its folder
+    source.py      a path or a ModelProto → a model without functions, its opset and its folder
     stored.py      initializers → params and consts that reference their bytes
     specs.py       element types, declared and inferred shapes, the sizes that the caller fixes
     resolve.py     a static spec for every value; small constants folded (fold.py); branches taken
-    node.py        one node, as the family files see it, and what a name means while the graph is built
+    node.py        one node as the family files see it, and names → vids while the graph is built
 
-`onnx` is imported nowhere in `pipeline.ir`: this package is where ONNX ends.
+`pipeline.ir` does not import `onnx`: only this package knows ONNX.
 """
 
 from pipeline.importers.from_onnx.model import from_onnx

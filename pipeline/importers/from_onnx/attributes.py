@@ -1,4 +1,4 @@
-"""What one ONNX node says: its attributes by the type that the reader expects, its kind, its torch module."""
+"""Read one ONNX node: its attributes by type, its kind, its torch module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Attributes", "module_path", "op_key", "schema_of"]
 
 
 class Attributes:
-    """Reads attributes of one NodeProto; an absent one is its default. It remembers which were asked for."""
+    """Reads attributes of one NodeProto; an absent one is its default. It remembers which were read."""
 
     def __init__(self, proto: onnx.NodeProto) -> None:
         self._protos = {attribute.name: attribute for attribute in proto.attribute}
@@ -23,11 +23,11 @@ class Attributes:
         return name in self._protos
 
     def settle(self, *names: str) -> None:
-        """Take attributes as read: static shapes say the same, or they change nothing that is made."""
+        """Mark attributes as read: static shapes say the same, or they have no effect on the result."""
         self._read.update(names)
 
     def unread(self, schema: onnx.defs.OpSchema | None) -> list[str]:
-        """Those that nobody has asked for, less those that have the default of `schema`."""
+        """Attributes that were not read and do not have the default of `schema`."""
         return [
             name for name, proto in self._protos.items() if name not in self._read and not _is_default(proto, schema)
         ]
@@ -77,7 +77,7 @@ def _is_default(proto: onnx.AttributeProto, schema: onnx.defs.OpSchema | None) -
 
 
 def schema_of(kind: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
-    """ONNX's own schema of an operator; None where it has none, as of other domains."""
+    """ONNX's schema of an operator; None where ONNX has none, as for other domains."""
     try:
         return onnx.defs.get_schema(kind, opset, domain)
     except onnx.defs.SchemaError:

@@ -1,4 +1,4 @@
-"""Ops of onnxruntime's own domain, as onnxsim makes them, taken apart into ops of ONNX."""
+"""Ops of onnxruntime's own domain, which onnxsim creates, decomposed into ONNX's ops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["IMPORTERS"]
 
 
 def attention(node: Node) -> None:
-    """Self-attention whose Q, K and V are one matrix: three of everything after one product."""
+    """Self-attention whose Q, K and V weights are one matrix: one product, then a Split."""
     rest = node.input_names[3:]
     if any(rest) or node.attributes.flag("unidirectional") or node.attributes.flag("do_rotary"):
         raise node.refusal("it has a mask, a past, a causal mask or rotary places, expected none of them")
@@ -50,10 +50,10 @@ def attention(node: Node) -> None:
 def split_heads(node: Node, vid: int, heads: int, perm: Sequence[int]) -> int:
     """(batch, places, hidden) → (batch, places, heads, head), transposed."""
     spec = node.vid_spec(vid)
-    apart = (*spec.sizes[:2], heads, spec.sizes[2] // heads)
-    vid = node.step("Reshape", [vid], TensorSpec(apart, spec.dtype), {"shape": apart})
-    turned = TensorSpec(tuple(apart[axis] for axis in perm), spec.dtype)
-    return node.step("Transpose", [vid], turned, {"perm": tuple(perm)})
+    split = (*spec.sizes[:2], heads, spec.sizes[2] // heads)
+    vid = node.step("Reshape", [vid], TensorSpec(split, spec.dtype), {"shape": split})
+    transposed = TensorSpec(tuple(split[axis] for axis in perm), spec.dtype)
+    return node.step("Transpose", [vid], transposed, {"perm": tuple(perm)})
 
 
 IMPORTERS = {"com.microsoft::Attention": attention}

@@ -43,7 +43,7 @@ def conv_transpose(node: Node) -> None:
 
 def max_pool(node: Node) -> None:
     kernel, strides, dilations = pool_kernel(node), per_axis(node, "strides"), per_axis(node, "dilations")
-    node.attributes.settle("storage_order")  # of the indices alone, which are not made
+    node.attributes.settle("storage_order")  # only affects the indices, which are not computed
     attrs: dict[str, Attr] = {
         "kernel": kernel,
         "strides": strides,
@@ -77,7 +77,7 @@ def resize(node: Node) -> None:
     odd = mode == "cubic" or coordinates == "tf_crop_and_resize" or read.flag("antialias") or policy != "stretch"
     if odd or node.opset < 11:
         raise node.refusal(f"{mode}, {coordinates}, {policy} at opset {node.opset} is not one of the simple cases")
-    # Of the cases that are left: roi and the extrapolation value are for tf_crop_and_resize, the coefficient for cubic.
+    # roi and the extrapolation value are for tf_crop_and_resize, the coefficient for cubic.
     read.settle("extrapolation_value", "cubic_coeff_a", "axes")
     node.settle_inputs(1, 3)
     before, after = node.spec(0).sizes, node.output().sizes
@@ -99,7 +99,7 @@ def resize(node: Node) -> None:
 
 
 def per_axis(node: Node, name: str) -> Sizes:
-    """A list with an entry for each spatial dimension: 1 by default, and at least that."""
+    """A list with an entry of at least 1 for each spatial dimension; 1 by default."""
     count = node.spec(0).rank - 2
     entries = node.attributes.integers(name) or (1,) * count
     node.check_length(name, entries, count)
@@ -123,7 +123,7 @@ def explicit_pads(node: Node, kernel: Sizes) -> Sizes:
 
 
 def window_pads(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes) -> Sizes:
-    """The pads of a window that slides over input 0, with `auto_pad` worked out."""
+    """The pads of a window over input 0, with `auto_pad` resolved."""
     mode = node.attributes.text("auto_pad", "NOTSET")
     node.attributes.settle("pads")
     if mode in ("NOTSET", ""):
@@ -134,11 +134,11 @@ def window_pads(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes) -> 
     for size, window, stride, dilation in zip(node.spec(0).sizes[2:], kernel, strides, dilations, strict=True):
         reach = (window - 1) * dilation + 1
         totals.append(max((-(-size // stride) - 1) * stride + reach - size, 0))
-    return shared_out(totals, odd_at_end=mode == "SAME_UPPER")
+    return split_pads(totals, odd_at_end=mode == "SAME_UPPER")
 
 
 def transposed_pads(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes, extra: Sizes) -> Sizes:
-    """The pads that a transposed convolution cuts off; `output_shape` and `auto_pad` are worked out as ONNX says."""
+    """The pads that a transposed convolution crops; `output_shape` and `auto_pad` are resolved as ONNX defines."""
     mode, wanted = node.attributes.text("auto_pad", "NOTSET"), node.attributes.integers("output_shape")
     node.attributes.settle("pads")
     if mode == "VALID" and not wanted:
@@ -153,11 +153,11 @@ def transposed_pads(node: Node, kernel: Sizes, strides: Sizes, dilations: Sizes,
         totals.append(stride * (size - 1) + more + (window - 1) * dilation + 1 - out)
     if min(totals, default=0) < 0:
         raise node.refusal(f"the output {wanted} is larger than the kernel reaches")
-    return shared_out(totals, odd_at_end=mode == "SAME_UPPER")
+    return split_pads(totals, odd_at_end=mode == "SAME_UPPER")
 
 
-def shared_out(totals: list[int], *, odd_at_end: bool) -> Sizes:
-    """Begins and ends of a padding of `totals`; the odd one goes to the end or to the begin."""
+def split_pads(totals: list[int], *, odd_at_end: bool) -> Sizes:
+    """Split `totals` into begins and ends; an odd one is larger at the end or at the begin."""
     small, large = tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)
     return small + large if odd_at_end else large + small
 

@@ -14,12 +14,12 @@ __all__ = ["IMPORTERS"]
 
 
 def passthrough(node: Node) -> None:
-    """Another name of input 0."""
+    """The output is another name of input 0."""
     node.alias(node.operand(0))
 
 
-def chained(kind: str) -> Importer:
-    """An op on any number of inputs becomes a chain of ops on two."""
+def chain_binary(kind: str) -> Importer:
+    """An importer that turns an op on any number of inputs into a chain of ops on two."""
 
     def importer(node: Node) -> None:
         first, *rest = node.operands()
@@ -58,7 +58,7 @@ def cast_like(node: Node) -> None:
 
 
 def cast_to(node: Node, to: str) -> None:
-    """`saturate` and `round_mode` say something of float8 types alone."""
+    """`saturate` and `round_mode` matter for float8 types only."""
     saturates = node.attributes.flag("saturate", True) or not to.startswith("float8")
     node.emit("Cast" if saturates else "CastUnsaturated", node.operands(0), {"to": to})
 
@@ -66,7 +66,10 @@ def cast_to(node: Node, to: str) -> None:
 def clip(node: Node) -> None:
     """Constant bounds become attributes; bounds that are computed make it Min(Max(x, min), max), as ONNX defines it."""
     if all(not node.has(index) or node.constant(index) is not None for index in (1, 2)):
-        attrs: dict[str, Attr] = {"min": bound(node, 1, "min", -math.inf), "max": bound(node, 2, "max", math.inf)}
+        attrs: dict[str, Attr] = {
+            "min": read_bound(node, 1, "min", -math.inf),
+            "max": read_bound(node, 2, "max", math.inf),
+        }
         node.emit("Clip", node.operands(0), attrs)
         return
     vid = node.operand(0)
@@ -75,8 +78,8 @@ def clip(node: Node) -> None:
     node.emit("Min" if node.has(2) else "Max", [vid, node.operand(2 if node.has(2) else 1)])
 
 
-def bound(node: Node, index: int, name: str, default: float) -> float | int:
-    """An exact number: an int for integers, and for float32 the double that it is, not a shorter decimal beside it."""
+def read_bound(node: Node, index: int, name: str, default: float) -> float | int:
+    """A bound of Clip as an exact number: an int, or for float32 the equal double, not a shorter decimal near it."""
     array = node.constant(index)
     if array is not None:
         return array.item() if array.dtype.kind in "iu" else float(array.item())
@@ -100,9 +103,9 @@ IMPORTERS: dict[str, Importer] = {
     "Identity": passthrough,
     "IsInf": is_infinite,
     "LeakyRelu": direct(alpha=read_number("alpha", 0.01)),
-    "Max": chained("Max"),
-    "Min": chained("Min"),
+    "Max": chain_binary("Max"),
+    "Min": chain_binary("Min"),
     "Mod": direct(fmod=read_flag("fmod")),
-    "Sum": chained("Add"),
+    "Sum": chain_binary("Add"),
     "Swish": swish,
 }

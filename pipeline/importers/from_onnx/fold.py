@@ -37,7 +37,7 @@ def foldable(size: int, dtype: str) -> bool:
 
 
 def fold(kind: str, inputs: Inputs, attributes: Attributes) -> np.ndarray | None:
-    """The output of a node whose inputs are small and known (None: an optional input left out).
+    """The output of a node whose inputs are small and known (None: an optional input that is left out).
 
     Returns None where the kind is not folded, or the output would be large.
 
@@ -50,7 +50,7 @@ def fold(kind: str, inputs: Inputs, attributes: Attributes) -> np.ndarray | None
     with np.errstate(all="ignore"):
         try:
             result = folder(inputs, attributes)
-        except (TypeError, OverflowError) as error:  # of numpy, as where a list is one number: the model says so
+        except (TypeError, OverflowError) as error:  # numpy's, where the model has a scalar for a list
             raise ValueError(str(error)) from error
     # A Range has no kind in the IR, so it folds at every length.
     if kind != "Range" and not foldable(result.size, result.dtype.name):
@@ -60,19 +60,19 @@ def fold(kind: str, inputs: Inputs, attributes: Attributes) -> np.ndarray | None
 
 def elementwise(function: Callable[..., np.ndarray]) -> Folder:
     def folder(inputs: Inputs, _: Attributes) -> np.ndarray:
-        shape = np.broadcast_shapes(*(given(array).shape for array in inputs))
-        if math.prod(shape) > INTEGER_LIMIT:  # small ones may make a huge one; its size alone says that it stays
-            return np.broadcast_to(np.zeros((), given(inputs[0]).dtype), shape)
+        shape = np.broadcast_shapes(*(require(array).shape for array in inputs))
+        if math.prod(shape) > INTEGER_LIMIT:  # small inputs may broadcast to a huge result, which is not folded
+            return np.broadcast_to(np.zeros((), require(inputs[0]).dtype), shape)
         return np.asarray(function(*inputs))
 
     return folder
 
 
-def folded_left(function: Callable[..., np.ndarray]) -> Folder:
+def fold_left(function: Callable[..., np.ndarray]) -> Folder:
     """For Max, Min and Sum, which take any number of inputs."""
 
     def folder(inputs: Inputs, _: Attributes) -> np.ndarray:
-        result = given(inputs[0])
+        result = require(inputs[0])
         for array in inputs[1:]:
             result = np.asarray(function(result, array))
         return result
@@ -82,11 +82,11 @@ def folded_left(function: Callable[..., np.ndarray]) -> Folder:
 
 def reduction(function: Callable[..., np.ndarray]) -> Folder:
     def folder(inputs: Inputs, attributes: Attributes) -> np.ndarray:
-        axes = listed(inputs, 1, attributes, "axes")
+        axes = read_integers(inputs, 1, attributes, "axes")
         if not axes and attributes.flag("noop_with_empty_axes"):
-            return given(inputs[0])
+            return require(inputs[0])
         result = function(inputs[0], axis=axes or None, keepdims=attributes.flag("keepdims", True))
-        return np.asarray(result, given(inputs[0]).dtype)
+        return np.asarray(result, require(inputs[0]).dtype)
 
     return folder
 
@@ -100,54 +100,57 @@ def divide(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def modulo(inputs: Inputs, attributes: Attributes) -> np.ndarray:
-    return np.asarray((np.fmod if attributes.flag("fmod") else np.mod)(given(inputs[0]), given(inputs[1])))
+    return np.asarray((np.fmod if attributes.flag("fmod") else np.mod)(require(inputs[0]), require(inputs[1])))
 
 
 def cast(inputs: Inputs, attributes: Attributes) -> np.ndarray:
     if attributes.integer("to") not in FLOAT8:
         attributes.settle("saturate", "round_mode")
-    return given(inputs[0]).astype(helper.tensor_dtype_to_np_dtype(attributes.integer("to")))
+    return require(inputs[0]).astype(helper.tensor_dtype_to_np_dtype(attributes.integer("to")))
 
 
 def cast_like(inputs: Inputs, attributes: Attributes) -> np.ndarray:
-    if "float8" not in given(inputs[1]).dtype.name:
+    if "float8" not in require(inputs[1]).dtype.name:
         attributes.settle("saturate", "round_mode")
-    return given(inputs[0]).astype(given(inputs[1]).dtype)
+    return require(inputs[0]).astype(require(inputs[1]).dtype)
 
 
 def reshape(inputs: Inputs, attributes: Attributes) -> np.ndarray:
-    data, shape = given(inputs[0]), [int(size) for size in given(inputs[1])]
+    data, shape = require(inputs[0]), [int(size) for size in require(inputs[1])]
     if not attributes.flag("allowzero"):
         shape = [data.shape[axis] if size == 0 else size for axis, size in enumerate(shape)]
     return data.reshape(shape)
 
 
 def squeeze(inputs: Inputs, attributes: Attributes) -> np.ndarray:
-    return given(inputs[0]).squeeze(listed(inputs, 1, attributes, "axes"))
+    return require(inputs[0]).squeeze(read_integers(inputs, 1, attributes, "axes"))
 
 
 def unsqueeze(inputs: Inputs, attributes: Attributes) -> np.ndarray:
-    return np.expand_dims(given(inputs[0]), listed(inputs, 1, attributes, "axes") or ())
+    return np.expand_dims(require(inputs[0]), read_integers(inputs, 1, attributes, "axes") or ())
 
 
 def transpose(inputs: Inputs, attributes: Attributes) -> np.ndarray:
-    return given(inputs[0]).transpose(attributes.integers("perm"))
+    return require(inputs[0]).transpose(attributes.integers("perm"))
 
 
 def concat(inputs: Inputs, attributes: Attributes) -> np.ndarray:
-    return np.concatenate([given(array) for array in inputs], attributes.integer("axis"))
+    return np.concatenate([require(array) for array in inputs], attributes.integer("axis"))
 
 
 def expand(inputs: Inputs, _: Attributes) -> np.ndarray:
-    data, shape = given(inputs[0]), tuple(int(size) for size in given(inputs[1]))
+    data, shape = require(inputs[0]), tuple(int(size) for size in require(inputs[1]))
     return np.broadcast_to(data, np.broadcast_shapes(data.shape, shape))
 
 
 def slices(inputs: Inputs, attributes: Attributes) -> np.ndarray:
-    data = given(inputs[0])
-    starts, ends = listed(inputs, 1, attributes, "starts") or (), listed(inputs, 2, attributes, "ends") or ()
-    axes = listed(inputs, 3, attributes, "axes") or tuple(range(len(starts)))
-    steps = listed(inputs, 4, attributes, "steps") or (1,) * len(starts)
+    data = require(inputs[0])
+    starts, ends = (
+        read_integers(inputs, 1, attributes, "starts") or (),
+        read_integers(inputs, 2, attributes, "ends") or (),
+    )
+    axes = read_integers(inputs, 3, attributes, "axes") or tuple(range(len(starts)))
+    steps = read_integers(inputs, 4, attributes, "steps") or (1,) * len(starts)
     index = [slice(None)] * data.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         # Unlike numpy, ONNX takes element 0 when a step back starts before it.
@@ -156,11 +159,11 @@ def slices(inputs: Inputs, attributes: Attributes) -> np.ndarray:
 
 
 def gather(inputs: Inputs, attributes: Attributes) -> np.ndarray:
-    return np.take(given(inputs[0]), given(inputs[1]), attributes.integer("axis"))
+    return np.take(require(inputs[0]), require(inputs[1]), attributes.integer("axis"))
 
 
 def gather_nd(inputs: Inputs, attributes: Attributes) -> np.ndarray:
-    data, indices = given(inputs[0]), given(inputs[1])
+    data, indices = require(inputs[0]), require(inputs[1])
     batch = attributes.integer("batch_dims")
     lead = tuple(
         np.arange(size).reshape((1,) * axis + (-1,) + (1,) * (indices.ndim - 2 - axis))
@@ -169,8 +172,8 @@ def gather_nd(inputs: Inputs, attributes: Attributes) -> np.ndarray:
     return data[(*lead, *np.moveaxis(indices, -1, 0))]
 
 
-def cumulative(inputs: Inputs, attributes: Attributes) -> np.ndarray:
-    data, axis = given(inputs[0]), int(given(inputs[1]).item())
+def cumulative_sum(inputs: Inputs, attributes: Attributes) -> np.ndarray:
+    data, axis = require(inputs[0]), int(require(inputs[1]).item())
     if attributes.flag("reverse"):
         data = np.flip(data, axis)
     result = np.cumsum(data, axis, data.dtype)
@@ -179,36 +182,41 @@ def cumulative(inputs: Inputs, attributes: Attributes) -> np.ndarray:
     return np.flip(result, axis) if attributes.flag("reverse") else result
 
 
-def ranged(inputs: Inputs, _: Attributes) -> np.ndarray:
-    start, limit, step = (given(array).item() for array in inputs)
+def make_range(inputs: Inputs, _: Attributes) -> np.ndarray:
+    start, limit, step = (require(array).item() for array in inputs)
     count = max(int(np.ceil((limit - start) / step)), 0)
     if count > RANGE_LIMIT:
         raise ValueError(f"it has {count:,} elements, and {RANGE_LIMIT:,} at most can be made; is its limit wrong?")
-    return (start + np.arange(count) * step).astype(given(inputs[0]).dtype)
+    return (start + np.arange(count) * step).astype(require(inputs[0]).dtype)
 
 
-def filled(inputs: Inputs, attributes: Attributes) -> np.ndarray:
+def constant_of_shape(inputs: Inputs, attributes: Attributes) -> np.ndarray:
     value = attributes.constant()
     fill = np.zeros(1, np.float32) if value is None else value
-    return np.broadcast_to(fill.reshape(()), tuple(int(size) for size in given(inputs[0])))
+    return np.broadcast_to(fill.reshape(()), tuple(int(size) for size in require(inputs[0])))
 
 
 def triangle(inputs: Inputs, attributes: Attributes) -> np.ndarray:
     offset = 0 if len(inputs) < 2 or inputs[1] is None else int(inputs[1].item())
-    return (np.triu if attributes.flag("upper", True) else np.tril)(given(inputs[0]), offset)
+    return (np.triu if attributes.flag("upper", True) else np.tril)(require(inputs[0]), offset)
 
 
 def nonzero(inputs: Inputs, _: Attributes) -> np.ndarray:
-    return np.array(np.nonzero(given(inputs[0])), np.int64).reshape(given(inputs[0]).ndim, -1)
+    return np.array(np.nonzero(require(inputs[0])), np.int64).reshape(require(inputs[0]).ndim, -1)
 
 
-def given(array: np.ndarray | None) -> np.ndarray:
+def require(array: np.ndarray | None) -> np.ndarray:
+    """A required input.
+
+    Raises:
+        ValueError: it was left out.
+    """
     if array is None:
         raise ValueError("a required input was left out")
     return array
 
 
-def listed(inputs: Inputs, index: int, attributes: Attributes, name: str) -> tuple[int, ...] | None:
+def read_integers(inputs: Inputs, index: int, attributes: Attributes, name: str) -> tuple[int, ...] | None:
     """Integers that newer opsets give as an input and older ones as an attribute."""
     array = inputs[index] if index < len(inputs) else None
     return attributes.integers(name) if array is None else tuple(int(item) for item in array.reshape(-1))
@@ -222,8 +230,8 @@ FOLDERS: dict[str, Folder] = {
     "CastLike": cast_like,
     "Ceil": elementwise(np.ceil),
     "Concat": concat,
-    "ConstantOfShape": filled,
-    "CumSum": cumulative,
+    "ConstantOfShape": constant_of_shape,
+    "CumSum": cumulative_sum,
     "Div": elementwise(divide),
     "Equal": elementwise(np.equal),
     "Expand": expand,
@@ -234,15 +242,15 @@ FOLDERS: dict[str, Folder] = {
     "GreaterOrEqual": elementwise(np.greater_equal),
     "Less": elementwise(np.less),
     "LessOrEqual": elementwise(np.less_equal),
-    "Max": folded_left(np.maximum),
-    "Min": folded_left(np.minimum),
+    "Max": fold_left(np.maximum),
+    "Min": fold_left(np.minimum),
     "Mod": modulo,
     "Mul": elementwise(np.multiply),
     "Neg": elementwise(np.negative),
     "NonZero": nonzero,
     "Not": elementwise(np.logical_not),
     "Or": elementwise(np.logical_or),
-    "Range": ranged,
+    "Range": make_range,
     "ReduceMax": reduction(np.max),
     "ReduceMin": reduction(np.min),
     "ReduceProd": reduction(np.prod),
@@ -252,7 +260,7 @@ FOLDERS: dict[str, Folder] = {
     "Slice": slices,
     "Squeeze": squeeze,
     "Sub": elementwise(np.subtract),
-    "Sum": folded_left(np.add),
+    "Sum": fold_left(np.add),
     "Transpose": transpose,
     "Trilu": triangle,
     "Unsqueeze": unsqueeze,

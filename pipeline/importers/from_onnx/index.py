@@ -16,7 +16,7 @@ def one_hot(node: Node) -> None:
 
 
 def grid_sample(node: Node) -> None:
-    """Modes have other names since opset 20."""
+    """Since opset 20 modes have other names."""
     read = node.attributes
     mode = read.text("mode", "linear" if node.opset >= 20 else "bilinear")
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
@@ -34,7 +34,7 @@ def grid_sample(node: Node) -> None:
 
 
 def top_k(node: Node) -> None:
-    """Values and indices are both made, whichever is read; ONNX's unsorted order is any order, so it is sorted."""
+    """Values and indices are both outputs, whichever is read. ONNX allows any order if unsorted, so it is sorted."""
     node.attributes.settle("sorted")
     count = int(node.need_constant(1, "k").item()) if node.has(1) else node.attributes.integer("k")
     axis = node.axis(-1)

@@ -1,6 +1,6 @@
 """Matrix products, and recurrent ops, which are products over time.
 
-Optional inputs of an LSTM are filled in: the IR's has all of them, and all three outputs.
+Optional inputs of an LSTM are filled in: the IR's kind has all inputs and all three outputs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The import of an ONNX model, stage by stage."""
+"""Import an ONNX model, stage by stage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 
 from pipeline.errors import InternalError, SourceError, Unsupported
 from pipeline.importers.from_onnx import contrib, conv, elementwise, index, linear, random, reduce, shape
-from pipeline.importers.from_onnx.node import Importer, Node, Scope
+from pipeline.importers.from_onnx.node import Importer, NameScope, Node
 from pipeline.importers.from_onnx.resolve import Resolved, resolve
 from pipeline.importers.from_onnx.source import read_source
 from pipeline.importers.from_onnx.specs import Sizes
@@ -35,15 +35,15 @@ def from_onnx(
     `dims` fixes named dimensions of the inputs: {"batch": 2}. `shapes` fixes whole inputs, {"x": (2, 3)}, and with them
     the dimensions that they name. `trainable` lists initializers, by name or glob, that
     become params; the others become consts. An initializer that is also an input counts as stored, and one that no op
-    reads is left out. Its bytes are views of the model's `raw_data`, or maps of its data file: keep both alive and
+    reads is left out. Payloads are views of the model's `raw_data`, or maps of its data file: keep both alive and
     unchanged. Where the bytes or the data file are missing, the graph is weight-free: no payload. `base_dir` is the
     folder of the data files of a ModelProto; a path brings its own. An op that no emitter knows has `kernel=None`.
-    A graph output that is a stored value or an input by the same name is that value; every other one is computed.
+    A graph output that has the name of a stored value or an input is that value; every other one is computed.
 
     Raises:
         SourceError: the model cannot be read, is not valid, or its data files are outside its folder or cut short.
         Unsupported: op types, dtypes or cases of ops that this release does not have; op types are listed all at once.
-        UsageError: shapes that are not static, or entries of `dims` or `trainable` that fit nothing.
+        UsageError: shapes that are not static, or entries of `dims` or `trainable` that match nothing.
     """
     table = importers()
     source = read_source(model, base_dir, table)
@@ -52,7 +52,7 @@ def from_onnx(
     resolved = resolve(source, stored, Sizes(graph, dims or {}, shapes or {}), table)
 
     builder = Builder(graph.name or "graph", emitters)
-    scope = Scope(builder, resolved, output_labels(graph, resolved), value_names(graph, resolved))
+    scope = NameScope(builder, resolved, output_labels(graph, resolved), value_names(graph, resolved))
     for value in graph.input:
         if value.name not in stored:
             scope.input(value.name)
@@ -69,7 +69,7 @@ def from_onnx(
                     f"node {name!r} ({node.op_type}) has attributes and inputs that do not fit each other: {error}; "
                     "check the length of its lists"
                 ) from error
-    built = builder.build([leave(scope, value.name) for value in graph.output])
+    built = builder.build([output_vid(scope, value.name) for value in graph.output])
     check(built, read_payloads=False)
     return built
 
@@ -86,9 +86,9 @@ def output_labels(graph: onnx.GraphProto, resolved: Resolved) -> dict[str, str]:
     return labels
 
 
-def leave(scope: Scope, name: str) -> int:
-    """The vid of a graph output. What would leave under a name that is not its own leaves through an Identity."""
-    if name in scope.resolved.pieces:
+def output_vid(scope: NameScope, name: str) -> int:
+    """The vid of a graph output; an Identity is added where the value has another name."""
+    if name in scope.resolved.sequences:
         raise Unsupported(
             f"the output {name!r} is a sequence of tensors, expected tensors; make each of them an output by SequenceAt"
         )
@@ -104,7 +104,7 @@ def value_names(graph: onnx.GraphProto, resolved: Resolved) -> set[str]:
 
 
 def importers() -> dict[str, Importer]:
-    """Op type → the function that imports it. Shape, Size, Range and Constant have none: they are numbers by then."""
+    """Op type → the function that imports it. Shape, Size, Range and Constant have none: they are folded before."""
     return join(FAMILIES)
 
 

@@ -1,7 +1,7 @@
-"""One ONNX node, as the family files see it: operands, constants and attributes in; IR ops out.
+"""One ONNX node as the family files see it: operands, constants and attributes in; IR ops out.
 
-Names become vids in a Scope. A stored value joins the graph when an op first reads it, so what only gave a shape or a
-bound is not in the graph.
+A NameScope maps names to vids. A stored value is added to the graph when an op first reads it, so one that only gives a
+shape or a bound is not in the graph.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pipeline.ir.graph import Attr, TensorSpec
 
 __all__ = [
     "Importer",
+    "NameScope",
     "Node",
-    "Scope",
     "direct",
     "read_axis",
     "read_flag",
@@ -31,14 +31,14 @@ __all__ = [
 ]
 
 
-class Scope:
+class NameScope:
     """Names → vids, over one Builder."""
 
     def __init__(self, builder: Builder, resolved: Resolved, labels: Mapping[str, str], taken: set[str]) -> None:
         self.resolved = resolved
         self._builder = builder
         self._labels = labels
-        """Values that get another name than the model's: what a graph output is an Identity of."""
+        """{value: its name in the graph}, where a graph output is an Identity of the value."""
         self._taken = taken
         self._vids: dict[str, int] = {}
         self._names: list[str] = []
@@ -47,11 +47,11 @@ class Scope:
         self._bind_new(name, self._builder.input(name, self.resolved.specs[name]), name)
 
     def bind(self, name: str, vid: int) -> None:
-        """Say that `name` means the value `vid`."""
+        """Let `name` mean the value `vid`."""
         self._vids[name] = vid
 
     def vid(self, name: str) -> int:
-        """The value that `name` means; a param or const joins the graph here.
+        """The vid of the value that `name` means; a param or const is added to the graph here.
 
         Raises:
             InternalError: no importer has bound the name.
@@ -68,9 +68,9 @@ class Scope:
         raise InternalError(f"{name!r} is read, but the node that makes it was not imported")
 
     def knows(self, name: str) -> bool:
-        """Whether `name` means something by now."""
+        """Whether `name` means a value so far."""
         name = self.resolved.root(name)
-        if not name or name in self.resolved.pieces:
+        if not name or name in self.resolved.sequences:
             return True
         return name in self._vids or name in self.resolved.stored or name in self.resolved.constants
 
@@ -92,7 +92,7 @@ class Scope:
         labelled = [(self._labels.get(label, label), spec) for label, spec in outputs]
         try:
             made = self._builder.emit(kind, inputs, labelled, attrs, name=name, origin=origin)
-        except InternalError as error:  # the rules of the IR's kinds, which ONNX's inference does not all know
+        except InternalError as error:  # a rule of the kind that ONNX's inference does not check
             first = name or outputs[0][0]
             raise SourceError(f"node {first!r} cannot be a {error}; check its inputs and attributes") from error
         for (label, _), (written, _), vid in zip(outputs, labelled, made, strict=True):
@@ -126,21 +126,21 @@ class Scope:
 class Node:
     """A node and the scope that its ops go to.
 
-    `input_names` and `output_names` end at the last one that is given; one left out before it is "". `read` are the
+    `input_names` and `output_names` end at the last nonempty name; one left out before it is "". `read` are the
     names that some node or the graph reads.
     """
 
-    def __init__(self, proto: onnx.NodeProto, scope: Scope, opset: int, read: Collection[str]) -> None:
+    def __init__(self, proto: onnx.NodeProto, scope: NameScope, opset: int, read: Collection[str]) -> None:
         self.kind = op_key(proto.domain, proto.op_type)
         self.name = proto.name
         self.opset = opset
         self.attributes = Attributes(proto)
-        self.input_names = given(proto.input)
-        self.output_names = given(proto.output)
+        self.input_names = drop_trailing_empty(proto.input)
+        self.output_names = drop_trailing_empty(proto.output)
         self.scope = scope
         self._read = read
-        self._taken: set[int] = set()
-        """Inputs that were asked for."""
+        self._read_inputs: set[int] = set()
+        """Indices of the inputs that were read."""
         self._schema = schema_of(proto.op_type, proto.domain, opset)
         self._origin = module_path(proto)
 
@@ -149,23 +149,25 @@ class Node:
         return index < len(self.input_names) and self.input_names[index] != ""
 
     def settle_inputs(self, *indices: int) -> None:
-        """Take inputs as read: static shapes say the same, or they change nothing that is made."""
-        self._taken.update(indices)
+        """Mark inputs as read: static shapes say the same, or they have no effect on the result."""
+        self._read_inputs.update(indices)
 
     def settle_by_shape(self, *attributes: str) -> None:
-        """Take as read what only tells sizes: these attributes, and input 1. The shapes of all values are known."""
+        """Mark these attributes and input 1 as read: they only give sizes, and all shapes are known."""
         self.attributes.settle(*attributes)
         self.settle_inputs(1)
 
     def refuse_leftovers(self) -> None:
-        """Refuse what the importer of this node has not looked at: nothing that a node says is ignored.
+        """Refuse whatever the importer of this node has not read, so that nothing in a node is ignored.
 
         Raises:
-            Unsupported: an attribute that has not its default, an input, or an output that is read.
+            Unsupported: an unread attribute without its default, an unread input, or a read output that is not made.
         """
         if unread := self.attributes.unread(self._schema):
             raise self.refusal(f"its attribute {unread[0]!r} is not handled")
-        if left := [index for index in range(len(self.input_names)) if self.has(index) and index not in self._taken]:
+        if left := [
+            index for index in range(len(self.input_names)) if self.has(index) and index not in self._read_inputs
+        ]:
             raise self.refusal(f"its input {left[0]}, {self.input_names[left[0]]!r}, is not handled")
         for name in self.output_names:
             if name in self._read and not self.scope.knows(name):
@@ -173,7 +175,7 @@ class Node:
 
     def operand(self, index: int) -> int:
         """The vid of input `index`."""
-        self._taken.add(index)
+        self._read_inputs.add(index)
         return self.scope.vid(self.input_names[index])
 
     def operands(self, *indices: int) -> list[int]:
@@ -182,7 +184,7 @@ class Node:
 
     def spec(self, index: int) -> TensorSpec:
         """Shape and dtype of input `index`."""
-        self._taken.add(index)
+        self._read_inputs.add(index)
         return self.scope.resolved.specs[self.input_names[index]]
 
     def output(self, index: int = 0) -> TensorSpec:
@@ -191,7 +193,7 @@ class Node:
 
     def constant(self, index: int) -> np.ndarray | None:
         """The numbers of input `index`; None if it is left out, or known only at run time."""
-        self._taken.add(index)
+        self._read_inputs.add(index)
         return self.scope.resolved.constant(self.input_names[index]) if self.has(index) else None
 
     def need_constant(self, index: int, what: str) -> np.ndarray:
@@ -213,10 +215,10 @@ class Node:
         return self.attributes.integers(name)
 
     def check_length(self, name: str, entries: Sized, expected: int) -> None:
-        """Refuse a list that does not fit the rank, or a list beside it.
+        """Refuse a list that does not fit the rank, or the length of another list.
 
         Raises:
-            SourceError: naming the node and the list.
+            SourceError: the length is wrong; the message names the node and the list.
         """
         if len(entries) != expected:
             raise SourceError(
@@ -245,7 +247,7 @@ class Node:
         self.make(kind, inputs, [(self.output_names[0], self.output())], attrs)
 
     def step(self, kind: str, inputs: Sequence[int], spec: TensorSpec, attrs: Mapping[str, Attr] | None = None) -> int:
-        """Add an op on the way to this node's output, and return the vid of what it makes."""
+        """Add an intermediate op, and return the vid of its output."""
         return self.make(kind, inputs, [(self.fresh(f"{self.output_names[0]}.{kind}"), spec)], attrs)[0]
 
     def make(
@@ -277,7 +279,7 @@ class Node:
         return index < len(self.output_names) and self.output_names[index] in self._read
 
     def refusal(self, why: str) -> Unsupported:
-        """The error to raise when this node, of a kind that is known, is one of its odd cases."""
+        """The error to raise when this case of a known kind cannot be imported."""
         place = f" in {self._origin}" if self._origin else ""
         return Unsupported(
             f"node {self.name or self.output_names[0]!r} ({self.kind}){place}: {why}; "
@@ -294,7 +296,7 @@ Reader = Callable[[Node], Attr]
 
 
 def direct(**attrs: Reader) -> Importer:
-    """The op of the same kind on the same inputs, with attributes that are read so."""
+    """An importer for an op of the same kind on the same inputs, whose attributes `attrs` read."""
 
     def importer(node: Node) -> None:
         node.emit(node.kind, node.operands(), {name: read(node) for name, read in attrs.items()})
@@ -322,6 +324,7 @@ def read_text(name: str, default: str = "") -> Reader:
     return lambda node: node.attributes.text(name, default)
 
 
-def given(names: Sequence[str]) -> tuple[str, ...]:
+def drop_trailing_empty(names: Sequence[str]) -> tuple[str, ...]:
+    """`names` up to the last one that is not empty."""
     end = next((index for index in range(len(names), 0, -1) if names[index - 1]), 0)
     return tuple(names[:end])

@@ -1,4 +1,4 @@
-"""Ops that draw numbers. Each gets a seed that stays: that of the node, or one made from the name of what it draws."""
+"""Ops that draw numbers. Each gets a fixed seed: that of the node, or a hash of the name of its output."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def multinomial(node: Node) -> None:
 
 
 def dropout(node: Node) -> None:
-    """In training mode it draws; else it is another name of input 0, and its mask keeps all."""
+    """In training mode it draws; else its output is another name of input 0, and its mask is all true."""
     training = node.has(2) and bool(node.need_constant(2, "training_mode").item())
     if training:
         drawn_dropout(node)
@@ -57,7 +57,7 @@ def dropout(node: Node) -> None:
 
 
 def drawn_dropout(node: Node) -> None:
-    """Result and mask are both made, whichever is read."""
+    """Result and mask are both outputs of the op, whichever is read."""
     ratio = float(node.need_constant(1, "the ratio").item()) if node.has(1) else 0.5
     if not 0 <= ratio < 1:
         raise node.refusal(f"its ratio is {ratio}, expected 0 ≤ ratio < 1")
@@ -72,7 +72,7 @@ def drawn_dropout(node: Node) -> None:
 
 
 def seed_of(node: Node) -> int:
-    """The bits of `seed`, since 0.1 and 0.2 are two seeds; without one, the name of the output tells ops apart."""
+    """The bits of `seed`, since 0.1 and 0.2 are two seeds; without one, a hash of the output's name."""
     read = node.attributes
     if "seed" not in read:
         return zlib.crc32(next(filter(None, node.output_names)).encode())

@@ -19,18 +19,18 @@ def reduction(node: Node) -> None:
     if node.attributes.flag("noop_with_empty_axes") and not axes:
         node.alias(node.operand(0))
         return
-    node.emit(node.kind, node.operands(0), reduced(node, axes))
+    node.emit(node.kind, node.operands(0), reduction_attrs(node, axes))
 
 
 def sum_of(kind: str, after: str = "") -> Importer:
-    """A sum of what `kind` makes of each element, and `after` of that; "Mul" is by itself, "" nothing."""
+    """An importer for `after`(ReduceSum(`kind`(x))): "Mul" multiplies x by itself, "" is no op."""
 
     def importer(node: Node) -> None:
         axes = all_axes(node)
         vid = node.operand(0)
         if kind:
             vid = node.step(kind, [vid, vid] if kind == "Mul" else [vid], node.spec(0))
-        attrs = reduced(node, axes)
+        attrs = reduction_attrs(node, axes)
         if after:
             node.emit(after, [node.step("ReduceSum", [vid], node.output(), attrs)])
         else:
@@ -40,7 +40,7 @@ def sum_of(kind: str, after: str = "") -> Importer:
 
 
 def over_axes(node: Node) -> None:
-    node.emit(node.kind, node.operands(0), reduced(node, all_axes(node)))
+    node.emit(node.kind, node.operands(0), reduction_attrs(node, all_axes(node)))
 
 
 def log_sum_exp(node: Node) -> None:
@@ -50,14 +50,14 @@ def log_sum_exp(node: Node) -> None:
 
 
 def all_axes(node: Node) -> tuple[int, ...] | None:
-    """The axes; none are all of them. Where none are none, opsets differ in what is left to do."""
+    """The axes, None for all. Refuses `noop_with_empty_axes` without axes, of which opsets mean different things."""
     axes = node.integers(1, "axes")
     if node.attributes.flag("noop_with_empty_axes") and not axes:
         raise node.refusal("it has no axes and noop_with_empty_axes, expected axes")
     return axes
 
 
-def reduced(node: Node, axes: tuple[int, ...] | None) -> dict[str, Attr]:
+def reduction_attrs(node: Node, axes: tuple[int, ...] | None) -> dict[str, Attr]:
     rank = node.spec(0).rank
     every = tuple(sorted(axis % rank for axis in axes)) if axes else tuple(range(rank))
     return {"axes": every, "keepdims": node.attributes.flag("keepdims", True)}
@@ -91,7 +91,7 @@ def batch_norm(node: Node) -> None:
 
 
 def group_norm(node: Node) -> None:
-    """Before opset 21 scale and bias are given for each group; they are spread over its channels."""
+    """Before opset 21 scale and bias are given for each group; they are expanded to its channels."""
     x, *weights = node.operands()
     groups = node.attributes.integer("num_groups", 1)
     if node.opset < 21:
@@ -123,16 +123,16 @@ def softmax(node: Node) -> None:
 
 
 def lp_norm(node: Node) -> None:
-    """Everything by its norm along one axis; where that is 0, what it is of is 0 and stays so."""
+    """Divide by the norm along one axis; where the norm is 0, the elements are 0 and stay 0."""
     order, axis, spec = node.attributes.integer("p", 2), node.axis(-1), node.spec(0)
     if order not in (1, 2):
         raise node.refusal(f"found p {order}, expected 1 or 2")
     one = TensorSpec(tuple(1 if at == axis else size for at, size in enumerate(spec.sizes)), spec.dtype)
-    reduced: dict[str, Attr] = {"axes": (axis,), "keepdims": True}
+    along: dict[str, Attr] = {"axes": (axis,), "keepdims": True}
     if order == 1:
-        length = node.step("ReduceSum", [node.step("Abs", node.operands(0), spec)], one, reduced)
+        length = node.step("ReduceSum", [node.step("Abs", node.operands(0), spec)], one, along)
     else:
-        length = node.step("ReduceL2", node.operands(0), one, reduced)
+        length = node.step("ReduceL2", node.operands(0), one, along)
     zero, unit = (node.constant_operand(np.array(number, spec.dtype)) for number in (0, 1))
     is_zero = node.step("Equal", [length, zero], TensorSpec(one.shape, "bool"))
     node.emit("Div", [node.operand(0), node.step("Where", [is_zero, unit, length], one)])

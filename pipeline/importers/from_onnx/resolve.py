@@ -1,8 +1,8 @@
-"""Find out, before any op is built, what every value is: its static spec, and its numbers where they are small.
+"""Resolve every value before any op is built: its static spec, and its numbers where they are small.
 
-One walk in the order of the nodes. A node of known numbers is folded; of every other one the outputs' shapes are
-inferred from its inputs, and what inference cannot say is taken from the model's own value_info. An If whose condition
-is known is the branch that it takes: torch exports `squeeze` as one, asking for the shape.
+One walk in the order of the nodes. A node with known inputs is folded; the output shapes of any other are inferred from
+its inputs, or else taken from the model's own value_info. An If whose condition is known is replaced by the branch
+that it takes: torch exports `squeeze` as an If on the shape.
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ from onnx import helper
 from pipeline.errors import SourceError, Unsupported, UsageError
 from pipeline.importers.from_onnx.attributes import Attributes, module_path, op_key, schema_of
 from pipeline.importers.from_onnx.fold import FOLDERS, fold, foldable
-from pipeline.importers.from_onnx.source import Source
-from pipeline.importers.from_onnx.specs import CONTRIB_SHAPES, Pieces, Sizes, declared, infer, split_pieces
+from pipeline.importers.from_onnx.source import ReadModel
+from pipeline.importers.from_onnx.specs import (
+    CONTRIB_SHAPES,
+    Sizes,
+    TensorSequence,
+    declared_spec,
+    infer,
+    split_sequence,
+)
 from pipeline.importers.from_onnx.stored import Stored
 from pipeline.ir.graph import DTYPE_BITS, TensorSpec
 
@@ -28,7 +35,7 @@ __all__ = ["Resolved", "resolve"]
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What is known of the values of a model, by name."""
+    """What is known about the values of a model, by name."""
 
     stored: Mapping[str, Stored]
     specs: dict[str, TensorSpec] = field(default_factory=dict)
@@ -36,11 +43,11 @@ class Resolved:
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     """Numbers of Constant nodes and of folded nodes."""
     roots: dict[str, str] = field(default_factory=dict)
-    """The output of an Identity → what it is another name of."""
-    pieces: dict[str, Pieces] = field(default_factory=dict)
+    """The output of an Identity → the value that it is another name of."""
+    sequences: dict[str, TensorSequence] = field(default_factory=dict)
     """A sequence that SplitToSequence makes → its tensors."""
     nodes: list[onnx.NodeProto] = field(default_factory=list)
-    """In order; in the place of an If stands the branch that it takes."""
+    """In order; an If is replaced by the branch that it takes."""
 
     def root(self, name: str) -> str:
         return self.roots.get(name, name)
@@ -58,21 +65,21 @@ class Resolved:
         return self.constant(name)
 
 
-def resolve(source: Source, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> Resolved:
+def resolve(source: ReadModel, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> Resolved:
     """Specs and constants of every value of `source`; `known` are the op types that can be imported.
 
     Raises:
-        Unsupported: op types that nobody knows and that do not fold: all of them, with their places.
+        Unsupported: op types that are not known and do not fold: all of them, with their places.
         UsageError: values whose shape is not static.
-        SourceError: a node reads what nothing makes, or cannot be.
+        SourceError: a node reads a value that nothing makes, or is invalid.
     """
     return Resolver(source, stored, sizes, known).run()
 
 
 class Resolver:
-    """The walk, and what it has found so far."""
+    """The walk, and its results so far."""
 
-    def __init__(self, source: Source, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> None:
+    def __init__(self, source: ReadModel, stored: Mapping[str, Stored], sizes: Sizes, known: Collection[str]) -> None:
         self._graph = source.model.graph
         self._opset = source.opset
         self._sizes = sizes
@@ -80,7 +87,7 @@ class Resolver:
         self._found = Resolved(stored)
         self._notes = {value.name: value for value in (*self._graph.value_info, *self._graph.output)}
         self._open: dict[str, str] = {}
-        """Tensors without a static shape, as they are written."""
+        """Tensors without a static shape → their spec as text, for messages."""
         self._made = {name for node in self._graph.node for name in node.output}
         """Names that a branch may not take, since a later node makes them."""
         self._strange: list[onnx.NodeProto] = []
@@ -95,13 +102,13 @@ class Resolver:
         while waiting:
             node = waiting.popleft()
             self._need_order(node)
-            if (taken := self._taken(node)) is not None:
+            if (taken := self._choose_branch(node)) is not None:
                 branch = branch_nodes(node, taken, self._fresh)
-                self._made.update(name for one in branch for name in one.output)
+                self._made.update(name for inner in branch for name in inner.output)
                 waiting.extendleft(reversed(branch))
                 continue
             self._found.nodes.append(node)
-            if not self._known_numbers(node):
+            if not self._fold_node(node):
                 self._shapes(node)
         if self._strange:
             refuse_all(self._strange, self._graph.name)
@@ -109,8 +116,8 @@ class Resolver:
             refuse_open(self._open, self._sizes)
         return self._found
 
-    def _taken(self, node: onnx.NodeProto) -> bool | None:
-        """Which branch of an If is taken; None for every other node, and where only the run will tell."""
+    def _choose_branch(self, node: onnx.NodeProto) -> bool | None:
+        """Which branch of an If is taken; None for every other node, and where it depends on the run."""
         if op_key(node.domain, node.op_type) != "If":
             return None
         condition = self._found.small(node.input[0])
@@ -121,8 +128,8 @@ class Resolver:
             name = f"{name}.branch"
         return name
 
-    def _known_numbers(self, node: onnx.NodeProto) -> bool:
-        """Whether `node` is no op at run time: another name, a constant, or a small computation on constants."""
+    def _fold_node(self, node: onnx.NodeProto) -> bool:
+        """Resolve `node` if it needs no op at run time: an Identity, a constant, or a small fold of constants."""
         found = self._found
         key = op_key(node.domain, node.op_type)
         attributes = Attributes(node)
@@ -164,7 +171,7 @@ class Resolver:
         """Specs of the outputs of an op that stays."""
         key = op_key(node.domain, node.op_type)
         if key not in self._known:
-            # A Shape of something open is no strange op: it would have been a constant. So would an If's condition.
+            # A Shape of a tensor without static shape is not unknown, nor an If: a static shape would fold it.
             if not (key in (*NUMBERS, "If") and any(name in self._open for name in node.input)):
                 self._strange.append(node)
             self._note_all(node, {})
@@ -196,13 +203,15 @@ class Resolver:
                 f"node {node.name!r} (SplitToSequence) splits by {node.input[1]!r}, expected constant sizes; "
                 "rewrite it as a Split"
             )
-        self._found.pieces[node.output[0]] = split_pieces(Attributes(node), self._found.specs[node.input[0]], sizes)
+        self._found.sequences[node.output[0]] = split_sequence(
+            Attributes(node), self._found.specs[node.input[0]], sizes
+        )
 
     def _pick(self, node: onnx.NodeProto) -> None:
         if node.input[0] in self._open:
             self._note(node.output[0], None)
             return
-        pieces, index = self._found.pieces.get(node.input[0]), self._found.constant(node.input[1])
+        pieces, index = self._found.sequences.get(node.input[0]), self._found.constant(node.input[1])
         if pieces is None or index is None:
             raise Unsupported(
                 f"node {node.name!r} (SequenceAt) reads place {node.input[1]!r} of {node.input[0]!r}; expected a "
@@ -214,7 +223,7 @@ class Resolver:
         for name in filter(None, node.output):
             spec = inferred.get(name)
             if (spec is None or not spec.is_static) and name in self._notes:
-                spec = declared(self._notes[name], self._sizes.dims) or spec
+                spec = declared_spec(self._notes[name], self._sizes.dims) or spec
             self._note(name, spec)
 
     def _note(self, name: str, spec: TensorSpec | None) -> None:
@@ -224,7 +233,7 @@ class Resolver:
             self._open[name] = f"{name!r}: {spec.dtype}{list(spec.shape)}" if spec else f"{name!r}: nothing known"
 
     def _need_order(self, node: onnx.NodeProto) -> None:
-        """Every value is made once, and before it is read."""
+        """Check that every value is made once, and before it is read."""
         for name in filter(None, (*node.input, *node.output)):
             exists = self._exists(name)
             if exists != (name in node.input):
@@ -235,24 +244,26 @@ class Resolver:
                 )
 
     def _exists(self, name: str) -> bool:
-        return name in self._found.specs or name in self._open or name in self._found.pieces
+        return name in self._found.specs or name in self._open or name in self._found.sequences
 
 
 def branch_nodes(node: onnx.NodeProto, taken: bool, fresh: Callable[[str], str]) -> list[onnx.NodeProto]:
-    """The nodes of the branch that the If `node` takes, to stand in its place; the model's own are left as they are.
+    """Copies of the nodes of the branch that the If `node` takes, to replace it.
 
-    Initializers become Constant nodes, and the If's outputs are Identities of the branch's. `fresh` gives the name for
-    a value of the branch: the branches of two Ifs may use the same one.
+    Initializers become Constant nodes, and the If's outputs are Identities of the branch's. `fresh` gives a new
+    name for a value of the branch, since the branches of two Ifs may use the same one.
     """
     wanted = "then_branch" if taken else "else_branch"
     branch = next(attribute.g for attribute in node.attribute if attribute.name == wanted)
-    made = [tensor.name for tensor in branch.initializer] + [name for one in branch.node for name in one.output if name]
+    made = [tensor.name for tensor in branch.initializer] + [
+        name for inner in branch.node for name in inner.output if name
+    ]
     names = {name: fresh(name) for name in made}
     nodes = [
         helper.make_node("Constant", [], [names[tensor.name]], name=tensor.name, value=tensor)
         for tensor in branch.initializer
     ]
-    nodes += [_renamed(one, names) for one in branch.node]
+    nodes += [_with_renamed_values(inner, names) for inner in branch.node]
     nodes += [
         helper.make_node("Identity", [names.get(inner.name, inner.name)], [outer], name=node.name)
         for inner, outer in zip(branch.output, node.output, strict=True)
@@ -261,8 +272,8 @@ def branch_nodes(node: onnx.NodeProto, taken: bool, fresh: Callable[[str], str])
     return nodes
 
 
-def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    """A copy under new names, inside of its own branches too; what those make shadows nothing, so says ONNX."""
+def _with_renamed_values(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    """A copy with new names, also inside its own branches, whose names shadow none in valid ONNX."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     _rename(copy, names)

@@ -40,7 +40,7 @@ def split(node: Node) -> None:
 
 
 def slices(node: Node) -> None:
-    """Bounds are clamped, and keep ONNX's meaning: one that is negative counts from the back, and is clamped again."""
+    """Bounds are clamped. They keep ONNX's meaning: a negative one counts from the back."""
     starts, ends = node.integers(1, "starts") or (), node.integers(2, "ends") or ()
     axes = node.integers(3, "axes") or tuple(range(len(starts)))
     steps = node.integers(4, "steps") or (1,) * len(starts)
@@ -65,7 +65,7 @@ def bounds(size: int, start: int, end: int, step: int) -> tuple[int, int]:
     start, end, _ = slice(start, end, step).indices(size)
     if step > 0:
         return start, max(start, end)
-    start = max(start, 0)  # unlike numpy, ONNX takes element 0 when the start lies before it
+    start = max(start, 0)  # unlike numpy, ONNX takes element 0 when the start is before it
     end = min(start, end)
     return start, end if end >= 0 else -size - 1
 
@@ -108,17 +108,17 @@ def depth_to_space(node: Node) -> None:
     by_column = read.text("mode", "DCR") == "CRD"
     apart = (batch, inner, size, size, height, width) if by_column else (batch, size, size, inner, height, width)
     perm = (0, 1, 4, 2, 5, 3) if by_column else (0, 3, 4, 1, 5, 2)
-    reshaped(node, apart, perm)
+    reshape_and_transpose(node, apart, perm)
 
 
 def space_to_depth(node: Node) -> None:
     batch, channels, height, width = node.spec(0).sizes
     size = node.attributes.integer("blocksize")
-    reshaped(node, (batch, channels, height // size, size, width // size, size), (0, 3, 5, 1, 2, 4))
+    reshape_and_transpose(node, (batch, channels, height // size, size, width // size, size), (0, 3, 5, 1, 2, 4))
 
 
-def reshaped(node: Node, apart: tuple[int, ...], perm: tuple[int, ...]) -> None:
-    """Input 0 with the axes `apart`, in the order `perm`, as the output has them together."""
+def reshape_and_transpose(node: Node, apart: tuple[int, ...], perm: tuple[int, ...]) -> None:
+    """Reshape input 0 to `apart`, transpose it by `perm`, and reshape it to the output."""
     dtype = node.spec(0).dtype
     vid = node.step("Reshape", node.operands(0), TensorSpec(apart, dtype), {"shape": apart})
     turned = TensorSpec(tuple(apart[axis] for axis in perm), dtype)
@@ -136,7 +136,7 @@ def triangle(node: Node) -> None:
 
 
 def constant_of_shape(node: Node) -> None:
-    """A small one was folded; a large one is one element, expanded, so that it takes no memory in the model."""
+    """An expanded element, which takes no memory in the model; small tensors were folded before."""
     node.settle_inputs(0)
     node.emit("Expand", [node.constant_operand(fill(node.attributes))], {"shape": node.output().sizes})
 
@@ -148,9 +148,9 @@ def fill(attributes: Attributes) -> np.ndarray:
 
 def split_to_sequence(node: Node) -> None:
     sequence = node.output_names[0]
-    node.attributes.settle("axis", "keepdims")  # in the pieces
+    node.attributes.settle("axis", "keepdims")  # resolved in `pieces`
     node.settle_inputs(1)
-    pieces = node.scope.resolved.pieces[sequence]
+    pieces = node.scope.resolved.sequences[sequence]
     names = [pieces.names.get(place) or node.fresh(f"{sequence}.{place}") for place in range(len(pieces.sizes))]
     squeezed = pieces.parts != pieces.items
     outputs = [(node.fresh(name) if squeezed else name, part) for name, part in zip(names, pieces.parts, strict=True)]
@@ -162,7 +162,7 @@ def split_to_sequence(node: Node) -> None:
 
 
 def sequence_at(node: Node) -> None:
-    pieces = node.scope.resolved.pieces[node.input_names[0]]
+    pieces = node.scope.resolved.sequences[node.input_names[0]]
     node.settle_inputs(0)
     index = range(len(pieces.items))[int(node.need_constant(1, "the place").item())]
     first = pieces.names[index]

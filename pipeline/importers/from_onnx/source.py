@@ -1,4 +1,4 @@
-"""Where a model comes from: read it without its external data, and inline its functions."""
+"""Read a model without its external data, and inline its functions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from passes.weights.stand_ins import inline
 from pipeline.errors import SourceError, Unsupported
 from pipeline.importers.from_onnx.attributes import op_key, schema_of
 
-__all__ = ["OLDEST_OPSET", "Source", "read_source"]
+__all__ = ["OLDEST_OPSET", "ReadModel", "read_source"]
 
 OLDEST_OPSET = 7
 """The first opset with numpy's broadcasting; before it, Add and Mul mean something else."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ReadModel:
     """A model without local functions, the opset of the default domain, and the folder of its external data."""
 
     model: onnx.ModelProto
@@ -34,10 +34,10 @@ class Source:
 
 def read_source(
     model: onnx.ModelProto | str | Path, base_dir: str | Path | None, known: Collection[str] = ()
-) -> Source:
+) -> ReadModel:
     """Read `model` if it is a path; external data stays on disk, in `base_dir` or else in the folder of the path.
 
-    An operator that is not `known` becomes what it consists of, where ONNX defines it as a function.
+    An operator that is not `known` is replaced by its function body, where ONNX defines one.
 
     Raises:
         SourceError: no such file, or a broken model.
@@ -46,7 +46,7 @@ def read_source(
     folder = Path(base_dir) if base_dir is not None else None
     if not isinstance(model, onnx.ModelProto):
         path = Path(model)
-        # A link to a model stands for the model, beside which its data lies.
+        # The data file is beside the model that a symbolic link points to.
         folder = folder or (path.resolve().parent if path.is_symlink() else path.parent)
         model = path
     try:
@@ -75,7 +75,7 @@ def read_source(
     model = _with_inner_data(model, folder)
     for name in sorted({node.op_type for node in model.graph.node if _is_function(node, opset, known)}):
         model = _without_function(model, name, opset)
-    return Source(model, opset, folder)
+    return ReadModel(model, opset, folder)
 
 
 def _with_inner_data(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
@@ -107,13 +107,13 @@ def _is_function(node: onnx.NodeProto, opset: int, known: Collection[str]) -> bo
 
 
 def _without_function(model: onnx.ModelProto, name: str, opset: int) -> onnx.ModelProto:
-    """`model` with what the function `name` consists of in its place; the same model where ONNX cannot tell."""
-    spelled = onnx.ModelProto()
-    spelled.CopyFrom(model)
+    """`model` with calls of the function `name` inlined; the same model where ONNX cannot do so."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
     schema = schema_of(name, "", opset)
-    for node in spelled.graph.node:
+    for node in copy.graph.node:
         if schema is not None and op_key(node.domain, node.op_type) == name:
-            # The inliner leaves an attribute out where the node has none, also one with a default (onnx 1.23).
+            # The inliner drops an attribute that the node does not have, even if it has a default (onnx 1.23).
             given = {attribute.name for attribute in node.attribute}
             node.attribute.extend(
                 attribute.default_value
@@ -121,9 +121,9 @@ def _without_function(model: onnx.ModelProto, name: str, opset: int) -> onnx.Mod
                 if attribute.name not in given and attribute.default_value.type
             )
     try:
-        return inliner.inline_selected_functions(spelled, [("", name)], False, True)
-    # It has to know types: an optional input that is left out has none, nor has what an unknown operator makes. Native
-    # code says so by errors of any kind; the operator is refused where it is imported.
+        return inliner.inline_selected_functions(copy, [("", name)], False, True)
+    # The inliner needs types, which omitted optional inputs and results of unknown operators lack. Its native code
+    # raises errors of any type then; the operator is refused where it is imported.
     except Exception:
         return model
 

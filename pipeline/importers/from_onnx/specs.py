@@ -1,6 +1,6 @@
-"""Specs of tensors: ONNX's element types, what a model declares, the sizes that the caller fixes, shape inference.
+"""Specs of tensors: ONNX's element types, declared shapes, sizes that the caller fixes, shape inference, sequences.
 
-A sequence whose tensors have constant places is data too: the pieces that SplitToSequence makes.
+A sequence of tensors is supported where SplitToSequence makes it and all places are constant.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pipeline.ir.graph import Dim, TensorSpec
 
 __all__ = [
     "CONTRIB_SHAPES",
-    "Pieces",
     "Sizes",
-    "declared",
+    "TensorSequence",
+    "declared_spec",
     "element_type",
     "infer",
     "ir_dtype",
     "qkv_sizes",
-    "split_pieces",
+    "split_sequence",
 ]
 
 
@@ -48,8 +48,8 @@ def element_type(dtype: str) -> int:
     return ELEMENTS[dtype]
 
 
-def declared(value: onnx.ValueInfoProto, dims: Mapping[str, int]) -> TensorSpec | None:
-    """What a ValueInfoProto says of a tensor, named sizes bound by `dims`; None where it says too little.
+def declared_spec(value: onnx.ValueInfoProto, dims: Mapping[str, int]) -> TensorSpec | None:
+    """The spec that a ValueInfoProto declares, named sizes bound by `dims`; None where it is incomplete.
 
     A size without a number or a name is the name "?".
     """
@@ -66,7 +66,7 @@ def declared(value: onnx.ValueInfoProto, dims: Mapping[str, int]) -> TensorSpec 
 
 
 class Sizes:
-    """`dims` as given, and what `shapes` says of the names that stand in the model.
+    """Sizes that the caller fixes: `dims`, and the named dims that follow from `shapes`.
 
     Raises:
         UsageError: a name that the model does not have, a size below 0, or a shape that does not fit.
@@ -80,8 +80,8 @@ class Sizes:
         self.dims = {**self._bound_by_shapes(), **dims}
 
     def of(self, value: onnx.ValueInfoProto) -> TensorSpec | None:
-        """The spec of an input; None where the model says too little."""
-        spec = declared(value, self.dims)
+        """The spec of an input; None where the model's is incomplete."""
+        spec = declared_spec(value, self.dims)
         if spec is None or value.name not in self._shapes:
             return spec
         return TensorSpec(self._shapes[value.name], spec.dtype)
@@ -100,7 +100,7 @@ class Sizes:
             for dim, size in zip(value.type.tensor_type.shape.dim, self._shapes.get(value.name, ()), strict=False):
                 if dim.dim_param:
                     found.setdefault(dim.dim_param, set()).add(size)
-        # Paddle calls every open dim "?": two sizes for one name mean that it is no name.
+        # Paddle calls every dynamic dim "?": a name with two sizes is ignored.
         return {name: sizes.pop() for name, sizes in found.items() if len(sizes) == 1}
 
     def _check_dims(self, dims: Mapping[str, int]) -> None:
@@ -134,7 +134,7 @@ def infer(
     model's data propagation gives up at Range, Slice or a bound dimension.
 
     Raises:
-        SourceError: ONNX finds that the node cannot be.
+        SourceError: ONNX's inference rejects the node.
     """
     types = {name: helper.make_tensor_type_proto(element_type(spec.dtype), spec.shape) for name, spec in specs.items()}
     graph = helper.make_graph(
@@ -153,7 +153,7 @@ def infer(
             f"node {node.name!r} ({node.op_type}) cannot read ({inputs}): {error}; "
             "check the model with onnx.checker.check_model(…, full_check=True), and the sizes given as dims"
         ) from error
-    found = {value.name: declared(value, {}) for value in inferred.graph.output}
+    found = {value.name: declared_spec(value, {}) for value in inferred.graph.output}
     return {name: spec for name, spec in found.items() if spec is not None}
 
 
@@ -168,8 +168,8 @@ def attention_shapes(node: onnx.NodeProto, specs: Mapping[str, TensorSpec]) -> d
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """The tensors of a sequence: what Split makes of them, and what is read at each place."""
+class TensorSequence:
+    """The tensors of a sequence as Split makes them, and as SequenceAt reads them."""
 
     axis: int
     sizes: tuple[int, ...]
@@ -181,7 +181,7 @@ class Pieces:
     """Place → the output of the first SequenceAt that reads it."""
 
     def pick(self, index: int, name: str) -> TensorSpec:
-        """Note that `name` is the tensor at `index`, and say what it is."""
+        """The spec of the tensor at `index`; records that it is called `name`."""
         if not -len(self.items) <= index < len(self.items):
             raise SourceError(f"{name!r} is read from place {index} of a sequence of {len(self.items)} tensors")
         place = range(len(self.items))[index]
@@ -189,8 +189,8 @@ class Pieces:
         return self.items[place]
 
 
-def split_pieces(attributes: Attributes, spec: TensorSpec, split: np.ndarray | None) -> Pieces:
-    """What SplitToSequence makes of a tensor of `spec`; `split` is its second input: one size, all sizes, or None."""
+def split_sequence(attributes: Attributes, spec: TensorSpec, split: np.ndarray | None) -> TensorSequence:
+    """The result of SplitToSequence for a tensor of `spec`; `split` is its input 1: one size, all sizes, or None."""
     axis = attributes.integer("axis")
     if not -spec.rank <= axis < spec.rank:
         raise SourceError(f"SplitToSequence has the axis {axis}, and what it splits has {spec.rank} axes")
@@ -200,7 +200,7 @@ def split_pieces(attributes: Attributes, spec: TensorSpec, split: np.ndarray | N
     items = parts
     if split is None and not attributes.flag("keepdims", True):
         items = tuple(TensorSpec((*spec.shape[:axis], *spec.shape[axis + 1 :]), spec.dtype) for _ in sizes)
-    return Pieces(axis, sizes, parts, items)
+    return TensorSequence(axis, sizes, parts, items)
 
 
 def _sizes(total: int, split: np.ndarray | None) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Initializers: which are params and which consts, and where their bytes are. Bytes are referenced, never copied."""
+"""Initializers as params and consts with payloads that reference their bytes, never copy them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ArrayPayload:
 class ProtoPayload:
     """A tensor inside the model. The array is a view of `raw_data`, made at the first call and kept.
 
-    Kept, because protobuf hands out new bytes at every access: without it two readers would hold two copies.
+    Protobuf returns new bytes at every access, so two readers would hold two copies without it.
     """
 
     proto: TensorProto
@@ -111,14 +111,14 @@ def read_initializers(
 def payload_of(proto: TensorProto, folder: Path | None) -> Payload | None:
     """None where the model names a tensor without its numbers, and where its data file is not there."""
     if proto.data_location == TensorProto.EXTERNAL:
-        return external(proto, folder)
+        return external_payload(proto, folder)
     typed = (proto.float_data, proto.int32_data, proto.int64_data, proto.double_data, proto.uint64_data)
     if math.prod(proto.dims) and not proto.HasField("raw_data") and not any(typed):
         return None
     return ProtoPayload(proto)
 
 
-def external(proto: TensorProto, folder: Path | None) -> FilePayload | None:
+def external_payload(proto: TensorProto, folder: Path | None) -> FilePayload | None:
     if folder is None:
         raise SourceError(
             f"initializer {proto.name!r} is in a file of its own, and the model came without a path; "

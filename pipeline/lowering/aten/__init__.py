@@ -1,8 +1,8 @@
 """Ops of torch graphs (`aten.linear.default`, `mylib.op.default`, `higher_order.cond`) as kernel calls.
 
-What only moves elements is one of our own view kinds, which cost nothing at run time (`views.py`). Everything else is
-the kind Aten, which holds the whole call, so every operator that torch has can be lowered (`call.py`). Results lie in
-memory as they lay in the trace (`order.py`).
+An operator that only moves elements becomes one of our own view kinds, which cost nothing at run time (`views.py`).
+Every other operator becomes the kind Aten, which holds the whole call, so all of torch can be lowered (`call.py`).
+Results keep their traced order in memory (`order.py`).
 """
 
 from __future__ import annotations

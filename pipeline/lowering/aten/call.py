@@ -1,11 +1,11 @@
-"""The kinds Aten and HigherOrder: an operator of torch by its name, with its arguments by theirs.
+"""The kinds Aten and HigherOrder: an operator of torch and its arguments, all by name.
 
 The arguments are text, since only text holds None, nested lists, names of dtypes, infinities and complex numbers: JSON
 as `pipeline.ir.json` writes an attribute.
 
-Some results may be written over an operand that dies. Elementwise operators read what they overwrite first, and the
-planner asks for one shape and dtype, so a broadcast operand drops out by itself. Operators such as `index_copy` give
-their first operand, changed in some places: written over it, nothing is copied but what changes (a KV cache).
+Some results may be written over an operand that dies. Elementwise operators read an element before they overwrite it,
+and the planner asks for one shape and dtype, so a broadcast operand is never overwritten. Operators such as
+`index_copy` return their first operand with some elements changed: in place, only these are copied (a KV cache).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from pipeline.ir.builder import Emitter
 from pipeline.ir.graph import Attr, InputRef, KernelSpec, Op, parts
 from pipeline.ir.json import write_attr
-from pipeline.lowering.aten.order import ORDERS, turned
+from pipeline.lowering.aten.order import ORDERS, has_permuted_results
 from pipeline.lowering.aten.views import as_view
 from pipeline.lowering.emitter_factory import Specs, kind, signature
 from pipeline.lowering.kinds import Kind
@@ -48,15 +48,15 @@ def _emit(kind: str, attrs: Mapping[str, Attr], ins: Specs, outs: Specs) -> Kern
     if view is not None:
         return view
     call = {name: write_attr(item) for name, item in attrs.items() if name != ORDERS}
-    found: dict[str, Attr] = {"op": kind, "call": json.dumps(call, separators=(",", ":"))}
+    fields: dict[str, Attr] = {"op": kind, "call": json.dumps(call, separators=(",", ":"))}
     if kind.startswith(HIGHER_ORDER):
-        return BODIES.emit(found, ins, outs)
-    return ATEN.emit({**found, "orders": json.dumps(attrs.get(ORDERS, ()))}, ins, outs)
+        return BODIES.emit(fields, ins, outs)
+    return ATEN.emit({**fields, "orders": json.dumps(attrs.get(ORDERS, ()))}, ins, outs)
 
 
 def inplace_of(op: Op) -> tuple[int, ...]:
-    """The inputs whose storage the first result of an operator of torch may take."""
-    if turned(op):  # of square sizes an operand looks like the result, and lies otherwise
+    """The inputs whose storage the first result of a torch operator may take."""
+    if has_permuted_results(op):  # a square operand has the result's sizes, but other strides
         return ()
     if op.kind in POINTWISE:
         return tuple(range(len(op.inputs)))
@@ -87,7 +87,7 @@ POINTWISE: Final = frozenset(
         "aten.where.self",
     ]
 )
-"""Operators of which element i of the result depends on elements i of the operands only."""
+"""Operators whose result element i depends only on elements i of the operands."""
 
 CHANGED: Final = frozenset(
     {
@@ -109,4 +109,4 @@ CHANGED: Final = frozenset(
         "aten.zero.default",
     }
 )
-"""Operators whose result is their first operand, changed in some places."""
+"""Operators whose result is their first operand with some elements changed."""

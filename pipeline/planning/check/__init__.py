@@ -1,7 +1,7 @@
-"""Judges a plan by itself: its tables, where each value lies, what each view shows, and a walk with a shadow memory.
+"""Check a plan: its tables, the place of each value, the elements of each view, and a walk with a shadow memory.
 
-Shares no code with the planner (it reads the plan's tables, never the plan's methods nor the layout rules), and always
-runs.
+The checker shares no code with the planner (it reads the plan's tables, and uses neither the plan's methods nor the
+layout rules). It always runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Where a value lies, worked out from the tables of a plan, and which values have their bytes intact.
+"""The bytes of each value, derived from the tables of a plan, and the values whose bytes are intact.
 
-A place is a region and the bytes of it that the value can touch. Intact values are found by byte, so that a write finds
-those that it destroys.
+Intact values are indexed by byte, so that a write finds the values that it destroys.
 """
 
 from __future__ import annotations
@@ -12,29 +11,40 @@ from dataclasses import dataclass
 
 from pipeline.planning.plan import ExecutionPlan
 
-__all__ = ["ARENA", "Intact", "Place", "address", "apart", "place", "roots_of", "rows", "span", "strides_of"]
+__all__ = [
+    "ARENA",
+    "ByteRange",
+    "IntactValues",
+    "address",
+    "contiguous_strides",
+    "has_distinct_elements",
+    "place",
+    "roots_of",
+    "span",
+    "strides_of",
+]
 
 ARENA = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ByteRange:
     """Bytes [start, end) of a region: the arena, or the storage of one external value (region = its vid).
 
-    Of a strided value these are all bytes from its first to its last one, gaps included: a write between its elements
-    counts as one over them. No plan needs such writes.
+    A strided value has all bytes from its first to its last element, gaps included: a write into a gap counts as a
+    write over the value. No plan needs such writes.
     """
 
     region: int
     start: int
     end: int
 
-    def overlaps(self, other: Place) -> bool:
+    def overlaps(self, other: ByteRange) -> bool:
         return self.region == other.region and max(self.start, other.start) < min(self.end, other.end)
 
 
 def roots_of(plan: ExecutionPlan) -> list[int]:
-    """By vid, where its aliases end. No chain of them is walked twice, since one may be as long as the plan."""
+    """The root of each vid's alias chain. No chain is walked twice, since one may be as long as the plan."""
     roots = [-1] * len(plan.slots)
     for start in range(len(roots)):
         way, vid = [start], start
@@ -47,16 +57,16 @@ def roots_of(plan: ExecutionPlan) -> list[int]:
     return roots
 
 
-def rows(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Strides of rows that lie one after the other."""
+def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides."""
     strides = [1] * len(sizes)
     for axis in range(len(sizes) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * max(sizes[axis + 1], 1)
     return tuple(strides)
 
 
-def apart(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether no two elements lie on one place: each axis steps over everything that the finer ones touch."""
+def has_distinct_elements(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether no two elements share a place: each axis steps over everything that the finer ones touch."""
     touched = 1
     for stride, size in sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size > 1):
         if stride < touched:
@@ -68,11 +78,11 @@ def apart(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 def strides_of(plan: ExecutionPlan, vid: int) -> tuple[tuple[int, ...], int]:
     """(strides, offset) in elements of the root's storage."""
     layout = plan.layouts.get(vid)
-    return (rows(plan.slots[vid].spec.sizes), 0) if layout is None else (layout.strides, layout.offset)
+    return (contiguous_strides(plan.slots[vid].spec.sizes), 0) if layout is None else (layout.strides, layout.offset)
 
 
 def address(plan: ExecutionPlan, vid: int, index: Sequence[int]) -> int:
-    """Which element of the root's storage the element at `index` is."""
+    """The position in the root's storage of the element at `index`."""
     strides, offset = strides_of(plan, vid)
     return offset + sum(at * stride for at, stride in zip(index, strides, strict=True))
 
@@ -84,24 +94,24 @@ def span(plan: ExecutionPlan, vid: int) -> tuple[int, int]:
     return (first, address(plan, vid, [size - 1 for size in sizes]) + 1) if 0 not in sizes else (first, first)
 
 
-def place(plan: ExecutionPlan, vid: int, root: int) -> Place:
-    """`root` is where the aliases of `vid` end."""
+def place(plan: ExecutionPlan, vid: int, root: int) -> ByteRange:
+    """The bytes of `vid`; `root` is the root of its alias chain."""
     spec = plan.slots[vid].spec
     item = spec.nbytes // max(spec.numel, 1)
     base = plan.offsets.get(root, 0)
     first, end = span(plan, vid)
-    return Place(ARENA if root in plan.offsets else root, base + first * item, base + end * item)
+    return ByteRange(ARENA if root in plan.offsets else root, base + first * item, base + end * item)
 
 
-class Intact:
-    """The values that are intact, and where they lie.
+class IntactValues:
+    """The values that are intact, and their bytes.
 
-    Each region is cut where a value begins or ends; a cut knows the values that cover the bytes from it to the next.
-    So a write looks at the cuts inside of its own bytes, and not at every value of the plan.
+    Each region is cut where a value begins or ends; a cut has the values that cover the bytes from it to the next cut.
+    So a write visits the cuts within its own bytes, and not every value of the plan.
     """
 
     def __init__(self) -> None:
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, ByteRange] = {}
         self._ages: dict[int, int] = {}
         self._cuts: dict[int, list[int]] = {}
         """By region, in order."""
@@ -111,8 +121,8 @@ class Intact:
     def __contains__(self, vid: int) -> bool:
         return vid in self._places
 
-    def add(self, vid: int, place: Place) -> None:
-        """Make `vid` intact. If it is empty it covers nothing, and nothing can destroy it."""
+    def add(self, vid: int, place: ByteRange) -> None:
+        """Make `vid` intact. An empty value covers nothing, so nothing can destroy it."""
         if vid in self._places:
             self._remove(vid)
         self._places[vid] = place
@@ -120,13 +130,13 @@ class Intact:
         for cut in self._inside(place):
             self._covering[place.region, cut].add(vid)
 
-    def take(self, place: Place) -> list[int]:
+    def take(self, place: ByteRange) -> list[int]:
         """The values with a byte in `place`, the oldest first; they are not intact any more."""
         inside = self._inside(place)
         found = set[int]().union(*(self._covering[place.region, cut] for cut in inside))
         for vid in found:
             self._remove(vid)
-        for cut in inside[1:]:  # nothing lies on either side of them now
+        for cut in inside[1:]:  # no intact value is on either side of them now
             del self._covering[place.region, cut]
         if inside:
             cuts = self._cuts[place.region]
@@ -139,15 +149,15 @@ class Intact:
         for cut in self._inside(place):
             self._covering[place.region, cut].discard(vid)
 
-    def _inside(self, place: Place) -> list[int]:
+    def _inside(self, place: ByteRange) -> list[int]:
         """The cuts from the first byte of `place` to before its end."""
         if place.start >= place.end:
             return []
         cuts = self._cuts.setdefault(place.region, [])
-        first, last = self._cut(place.region, cuts, place.start), self._cut(place.region, cuts, place.end)
+        first, last = self._cut_at(place.region, cuts, place.start), self._cut_at(place.region, cuts, place.end)
         return cuts[first:last]
 
-    def _cut(self, region: int, cuts: list[int], at: int) -> int:
+    def _cut_at(self, region: int, cuts: list[int], at: int) -> int:
         """The index of the cut at byte `at`, which is made if there is none."""
         index = bisect_left(cuts, at)
         if index == len(cuts) or cuts[index] != at:

@@ -1,8 +1,8 @@
-"""The tables of a plan by themselves: unknown vids, missing or doubled storage, alignment, bounds, layouts."""
+"""Check the tables of a plan: unknown vids, missing or double storage, alignment, bounds, layouts."""
 
 from __future__ import annotations
 
-from pipeline.planning.check.shadow_memory import apart, roots_of, rows, span
+from pipeline.planning.check.shadow_memory import contiguous_strides, has_distinct_elements, roots_of, span
 from pipeline.planning.plan import ExecutionPlan, Slot
 
 __all__ = ["GIVEN", "outside", "wrong_tables"]
@@ -12,7 +12,7 @@ GIVEN = ("input", "param", "state", "const")
 
 
 def wrong_tables(plan: ExecutionPlan) -> list[str]:
-    """What is wrong with them; where a value lies can be worked out only if this is nothing."""
+    """What is wrong with the tables; the bytes of values can be derived only if this is empty."""
     known = set(range(len(plan.slots)))
     used = {vid for call in plan.calls for vid in (*call.in_vids, *call.out_vids)}
     used |= {
@@ -42,11 +42,11 @@ def wrong_tables(plan: ExecutionPlan) -> list[str]:
             found.append(f"{plan.slots[vid].name!r} (vid {vid}) at byte {offset} is not on a 64-byte boundary")
         if offset < 0 or end > plan.arena_bytes:
             found.append(f"{plan.slots[vid].name!r} (vid {vid}) ends at {end}, outside 0..{plan.arena_bytes}")
-    return found + _feed(plan) + (_alias_cycles(plan) or [*_layouts(plan), *_given(plan)])
+    return found + _feed(plan) + (_alias_cycles(plan) or [*_layouts(plan), *_given_layouts(plan)])
 
 
 def _feed(plan: ExecutionPlan) -> list[str]:
-    """The caller is asked for every input, and for each tensor as it lies in the slots."""
+    """The feed signature has every input, and the specs and strides of the slots."""
     entries = {entry.name: entry for entry in plan.feed_signature}
     found = [
         f"input {plan.slots[vid].name!r} is not in the feed signature as it is in the slots"
@@ -60,31 +60,35 @@ def _feed(plan: ExecutionPlan) -> list[str]:
     return found
 
 
-def _given(plan: ExecutionPlan) -> list[str]:
-    """What is given lies as it lay in the trace; where several elements lay on one place, row after row."""
+def _given_layouts(plan: ExecutionPlan) -> list[str]:
+    """Inputs and stored values keep their traced strides, or are contiguous where elements shared a place."""
     found = []
     for slot in plan.slots:
         if slot.role not in GIVEN:
             continue
         sizes, layout = slot.spec.sizes, plan.layouts.get(slot.vid)
-        wanted = slot.strides if slot.strides is not None and apart(sizes, slot.strides) else rows(sizes)
-        strides, offset = (rows(sizes), 0) if layout is None else (layout.strides, layout.offset)
-        if offset or not _alike(slot, strides, wanted):
+        wanted = (
+            slot.strides
+            if slot.strides is not None and has_distinct_elements(sizes, slot.strides)
+            else contiguous_strides(sizes)
+        )
+        strides, offset = (contiguous_strides(sizes), 0) if layout is None else (layout.strides, layout.offset)
+        if offset or not _same_strides(slot, strides, wanted):
             found.append(
                 f"{slot.role} {slot.name!r} lies with strides {strides} from {offset} on; expected {wanted} from 0 on"
             )
     return found
 
 
-def _alike(slot: Slot, strides: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Axes of size 1 never move anything."""
+def _same_strides(slot: Slot, strides: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether two strides mean the same; those of axes of size 1 do not matter."""
     sizes = slot.spec.sizes
     pairs = zip(sizes, strides, wanted, strict=True)
     return 0 in sizes or all(size == 1 or own == other for size, own, other in pairs)
 
 
 def _layouts(plan: ExecutionPlan) -> list[str]:
-    """Only an alias or a given value has a layout; it has the sizes of its slot, and no negative stride."""
+    """Only an alias, an input or a stored value has a layout; it has the sizes of its slot, and no negative stride."""
     found = []
     for vid, layout in plan.layouts.items():
         name, sizes = f"{plan.slots[vid].name!r} (vid {vid})", plan.slots[vid].spec.sizes
@@ -96,7 +100,7 @@ def _layouts(plan: ExecutionPlan) -> list[str]:
 
 
 def outside(plan: ExecutionPlan) -> list[str]:
-    """Aliases that leave the storage of their root."""
+    """Aliases that extend beyond the storage of their root."""
     found, roots = [], roots_of(plan)
     for vid in plan.alias:
         (first, end), (_, room) = span(plan, vid), span(plan, roots[vid])
@@ -109,7 +113,7 @@ def outside(plan: ExecutionPlan) -> list[str]:
 
 def _alias_cycles(plan: ExecutionPlan) -> list[str]:
     circles: dict[int, bool] = {}
-    """Whether the aliases of a value run in a circle, as far as it is known."""
+    """By vid, whether its alias chain is a cycle, as far as it is known."""
     for start in plan.alias:
         vid, way = start, set[int]()
         while vid in plan.alias and vid not in circles and vid not in way:

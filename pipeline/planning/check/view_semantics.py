@@ -1,8 +1,8 @@
-"""What a view has to show, by the definition of its kind: which element of the operand each of its elements is.
+"""The meaning of each kind of view: which element of the operand each of its elements is.
 
 The planner composes strides; here nothing is composed. Elements of the view are picked, the definition says which
 element of the operand each one is, and both have to have the same address. Addresses are linear in the index, so a few
-positions on every axis tell (the first, the last, and powers of two, at which cut-up axes of a Reshape carry over).
+positions on every axis suffice (the first, the last, and powers of two, at which split axes of a Reshape carry over).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.lowering import KernelCall, Kind, unpack
-from pipeline.planning.check.shadow_memory import address, rows
+from pipeline.planning.check.shadow_memory import address, contiguous_strides
 from pipeline.planning.plan import ExecutionPlan
 
 __all__ = ["VIEW_INDEX", "shows_its_operand"]
@@ -37,13 +37,13 @@ class ViewElement:
 
 
 def shows_its_operand(plan: ExecutionPlan, call: KernelCall, out: int, source: int) -> bool:
-    """Whether `out`, an output of `call`, lies on exactly those elements of `source` that its kind is about."""
+    """Whether `out`, an output of `call`, shows the elements of `source` that the definition of its kind says."""
     index_in_source = VIEW_INDEX.get(call.kind_id)
     sizes, source_sizes = plan.slots[out].spec.sizes, plan.slots[source].spec.sizes
     if index_in_source is None:
         return False
     attrs, output = unpack(call.attr_schema, call.attr_blob), call.out_vids.index(out)
-    for index in _sampled(sizes):
+    for index in _sample_indices(sizes):
         found = index_in_source(ViewElement(attrs, output, index, sizes, source_sizes))
         if len(found) != len(source_sizes) or any(
             not 0 <= item < size for item, size in zip(found, source_sizes, strict=True)
@@ -54,7 +54,7 @@ def shows_its_operand(plan: ExecutionPlan, call: KernelCall, out: int, source: i
     return True
 
 
-def _sampled(sizes: Sizes) -> Iterator[Index]:
+def _sample_indices(sizes: Sizes) -> Iterator[Index]:
     if 0 in sizes:
         return
     first, last = [0] * len(sizes), [size - 1 for size in sizes]
@@ -66,19 +66,22 @@ def _sampled(sizes: Sizes) -> Iterator[Index]:
                 yield [*last[:axis], position, *last[axis + 1 :]]
 
 
-def unchanged(view: ViewElement) -> Index:
+def identity(view: ViewElement) -> Index:
     return view.index
 
 
-def reshaped(view: ViewElement) -> Index:
-    """The elements counted through, row after row."""
+def reshape(view: ViewElement) -> Index:
+    """Reshape keeps the row-major number of each element."""
     if math.prod(view.sizes) != math.prod(view.source_sizes):
         return ()
-    count = sum(position * step for position, step in zip(view.index, rows(view.sizes), strict=True))
-    return [count // step % size for step, size in zip(rows(view.source_sizes), view.source_sizes, strict=True)]
+    count = sum(position * step for position, step in zip(view.index, contiguous_strides(view.sizes), strict=True))
+    return [
+        count // step % size
+        for step, size in zip(contiguous_strides(view.source_sizes), view.source_sizes, strict=True)
+    ]
 
 
-def transposed(view: ViewElement) -> Index:
+def transpose(view: ViewElement) -> Index:
     return [view.index[view.attrs["perm"].index(axis)] for axis in range(len(view.index))]
 
 
@@ -87,7 +90,7 @@ def split(view: ViewElement) -> Index:
     return [position + before if here == axis else position for here, position in enumerate(view.index)]
 
 
-def sliced(view: ViewElement) -> Index:
+def slice_(view: ViewElement) -> Index:
     found = list(view.index)
     bounds = (view.attrs[name] for name in ("axes", "starts", "ends", "steps"))
     for axis, start, end, step in zip(*bounds, strict=True):
@@ -96,16 +99,16 @@ def sliced(view: ViewElement) -> Index:
     return found
 
 
-def expanded(view: ViewElement) -> Index:
+def expand(view: ViewElement) -> Index:
     inner = view.index[len(view.sizes) - len(view.source_sizes) :]
     return [0 if size == 1 else position for position, size in zip(inner, view.source_sizes, strict=True)]
 
 
-def selected(view: ViewElement) -> Index:
+def select(view: ViewElement) -> Index:
     return with_axis(view, view.attrs["index"])
 
 
-def unbound(view: ViewElement) -> Index:
+def unbind(view: ViewElement) -> Index:
     return with_axis(view, view.output)
 
 
@@ -120,22 +123,22 @@ def diagonal(view: ViewElement) -> Index:
     return [place[axis] if axis in place else rest.pop(0) for axis in range(len(view.source_sizes))]
 
 
-def unfolded(view: ViewElement) -> Index:
+def unfold(view: ViewElement) -> Index:
     axis, index = view.attrs["axis"], view.index
     return [*index[:axis], index[axis] * view.attrs["step"] + index[-1], *index[axis + 1 : -1]]
 
 
 VIEW_INDEX: Mapping[int, Callable[[ViewElement], Index]] = {
-    Kind.Identity: unchanged,
-    Kind.Reshape: reshaped,
-    Kind.Transpose: transposed,
+    Kind.Identity: identity,
+    Kind.Reshape: reshape,
+    Kind.Transpose: transpose,
     Kind.Split: split,
-    Kind.Slice: sliced,
-    Kind.Expand: expanded,
-    Kind.Select: selected,
-    Kind.Unbind: unbound,
+    Kind.Slice: slice_,
+    Kind.Expand: expand,
+    Kind.Select: select,
+    Kind.Unbind: unbind,
     Kind.Diagonal: diagonal,
-    Kind.Unfold: unfolded,
-    Kind.Contiguous: unchanged,
+    Kind.Unfold: unfold,
+    Kind.Contiguous: identity,
 }
 """By kind, the index in the operand of each element of a view."""

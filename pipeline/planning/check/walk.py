@@ -1,7 +1,7 @@
-"""Judges a plan by walking through it with a shadow memory.
+"""Check a plan by walking through it with a shadow memory.
 
-The planner reasons about lifetimes. The checker has none: it keeps the values whose bytes are intact, lets every
-call write, strikes out what the write destroyed, and objects when something reads a value that was struck out.
+The planner reasons about lifetimes. The checker has none: it keeps the set of values whose bytes are intact, removes
+the values that each write destroys, and reports every read of a value that is not in the set.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ import json
 from pipeline.errors import InternalError
 from pipeline.ir.graph import Role
 from pipeline.lowering import KernelCall, Kind, unpack
-from pipeline.planning.check.shadow_memory import ARENA, Intact, Place, place, roots_of, rows, strides_of
+from pipeline.planning.check.shadow_memory import (
+    ARENA,
+    ByteRange,
+    IntactValues,
+    contiguous_strides,
+    place,
+    roots_of,
+    strides_of,
+)
 from pipeline.planning.check.tables import GIVEN, outside, wrong_tables
 from pipeline.planning.check.view_semantics import shows_its_operand
 from pipeline.planning.plan import ExecutionPlan
@@ -22,10 +30,10 @@ LISTED = 20
 
 
 def check_plan(plan: ExecutionPlan) -> None:
-    """Return when the plan can be trusted.
+    """Check `plan`.
 
     Raises:
-        InternalError: it cannot; the message lists what is wrong.
+        InternalError: the plan breaks a rule; the message lists what is wrong.
     """
     found = violations(plan)
     if found:
@@ -41,7 +49,7 @@ def violations(plan: ExecutionPlan) -> list[str]:
     """Everything that is wrong with the plan, in the order of the walk; empty for a good one."""
     tables = wrong_tables(plan)
     if tables:
-        return tables  # places cannot be worked out from broken tables
+        return tables  # broken tables give no places
     in_bodies = [
         f"in body {number} of call {at}: {violation}"
         for at, bodies in plan.bodies.items()
@@ -64,7 +72,7 @@ class _Memory:
         self.plan = plan
         self.found = outside(plan)
         self._roots = roots_of(plan)
-        self._intact = Intact()
+        self._intact = IntactValues()
         for slot in plan.slots:
             if slot.role in GIVEN:
                 self._intact.add(slot.vid, self._place(slot.vid))
@@ -99,7 +107,7 @@ class _Memory:
         self._intact.add(out, mine)
 
     def leave(self) -> None:
-        """The outputs are intact, and nobody else's storage."""
+        """At the end the outputs are intact, and share no storage with other values."""
         self.read(self.plan.outputs, "the caller")
         for vid, after in self.plan.updates.items():
             self.read((after,), f"the update of {self._name(vid)}")
@@ -125,11 +133,11 @@ class _Memory:
             self.found.append(f"{where} writes over its operand {self._name(vid)} while it reads it")
         self._struck[vid] = index
 
-    def _place(self, vid: int) -> Place:
+    def _place(self, vid: int) -> ByteRange:
         return place(self.plan, vid, self._roots[vid])
 
     def _is_changed(self, vid: int) -> bool:
-        """A state with an update is the program's own, and need not outlive its last reader."""
+        """Whether `vid` is a state with an update, which may be overwritten after its last reader."""
         return self.plan.slots[vid].role is Role.STATE and vid in self.plan.updates
 
     def _is_view(self, call: KernelCall, source: int) -> bool:
@@ -154,7 +162,7 @@ class _Memory:
         sizes = self.plan.slots[vid].spec.sizes
         strides, _ = strides_of(self.plan, vid)
         return 0 in sizes or all(
-            size == 1 or own == row for size, own, row in zip(sizes, strides, rows(sizes), strict=True)
+            size == 1 or own == row for size, own, row in zip(sizes, strides, contiguous_strides(sizes), strict=True)
         )
 
     def _name(self, vid: int) -> str:
@@ -163,7 +171,7 @@ class _Memory:
 
 
 def _turns_axes(call: KernelCall) -> bool:
-    """Whether the kernel writes a result with its axes in another order than the slot: an operand lies otherwise."""
+    """Whether the kernel permutes the axes of a result, so that an operand has other strides."""
     return any(json.loads(str(unpack(call.attr_schema, call.attr_blob).get("orders", "[]"))))
 
 

@@ -1,4 +1,4 @@
-"""Torch CPU kernels by family: `(ins, outs, attrs) -> Launch`, each writes the outputs that it is given."""
+"""Torch CPU kernels by family: `(ins, outs, attrs) -> Launch`; each writes into the given outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KERNELS: Mapping[Kind, Kernel] = join(family.KERNELS for family in FAMILIES)
 
 
 def bind_attrs(kind: Kind, attrs: Attrs) -> Bind:
-    """The kernel of `kind` with what can be decided by its attributes alone."""
+    """The kernel of `kind` with its attributes bound, and what follows from them decided."""
     if kind is Kind.Aten:
         return aten.bind_attrs(attrs)
     kernel = KERNELS[kind]

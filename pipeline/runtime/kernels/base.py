@@ -1,8 +1,8 @@
-"""What a kernel is: told its tensors and attributes once, it gives a launch, and a run is one launch after the other.
+"""The kernel protocol: a kernel binds tensors and attributes once and returns a launch; a run calls all launches.
 
-Inputs may be views with any strides, a stride of 0 among them. Outputs lie row after row, so a kernel may take `.view`
+Inputs may be views with any strides, a stride of 0 among them. Outputs are contiguous, so a kernel may take `.view`
 of an output, and must not of an input. A launch writes every output in full, and reads no input after it wrote an
-output that may share that input's storage (see INPLACE in the family's file under pipeline/lowering).
+output that may share that input's storage (see `inplace=` in the family's file under pipeline/lowering).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["Attrs", "Bind", "Ins", "Kernel", "Launch", "Outs", "each_time"]
 Ins = Sequence[torch.Tensor]
 Outs = Sequence[torch.Tensor]
 Attrs = dict[str, Any]
-"""What `lowering.unpack` gives. The schema fixes names and types, so a kernel does not look twice."""
+"""What `lowering.unpack` gives. The schema fixes names and types, so a kernel does not check them."""
 
 Launch = Callable[[], object]
-"""Computes the outputs from what the inputs hold at that moment; what it returns means nothing."""
+"""Computes the outputs from the inputs' current numbers; its return value is ignored."""
 
 Kernel = Callable[[Ins, Outs, Attrs], Launch]
 """Bind: reads no element, since the inputs are not computed yet; shapes, strides and addresses are final.
@@ -29,11 +29,11 @@ Kernel = Callable[[Ins, Outs, Attrs], Launch]
 Raises RuntimeError, IndexError, ValueError or TypeError where the shapes do not fit."""
 
 Bind = Callable[[Ins, Outs], Launch]
-"""A kernel that knows its attributes."""
+"""A kernel with its attributes bound."""
 
 
 def each_time(function: Callable[[Ins, Outs, Attrs], None]) -> Kernel:
-    """A kernel that decides nothing beforehand: `function(ins, outs, attrs)` at each launch."""
+    """A kernel that prepares nothing: `function(ins, outs, attrs)` at each launch."""
 
     def bind(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
         return partial(function, ins, outs, attrs)

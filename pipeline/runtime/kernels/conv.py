@@ -26,7 +26,7 @@ AVERAGE_POOL: dict[int, Any] = {1: functional.avg_pool1d, 2: functional.avg_pool
 def conv(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     x, (begins, ends) = ins[0], _sides(attrs["pads"])
     if begins != ends:
-        x, begins = _padded(x, begins, ends, 0), [0] * len(begins)
+        x, begins = _pad(x, begins, ends, 0), [0] * len(begins)
     bias = ins[2] if len(ins) == 3 else None
     zeros = [0] * len(begins)
     result = torch.convolution(
@@ -57,7 +57,7 @@ def max_pool(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     if begins == ends and all(2 * begin <= size for begin, size in zip(begins, kernel, strict=True)):
         pads = begins
     else:
-        x = _padded(x, begins, ends, lowest)
+        x = _pad(x, begins, ends, lowest)
     out.copy_(MAX_POOL[len(kernel)](x, kernel, strides, pads, dilations))
 
 
@@ -69,13 +69,13 @@ def average_pool(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     begins, ends = _window_pads(x, outs[0], attrs["pads"], kernel, strides, [1] * len(kernel))
     declared = _sides(attrs["pads"])[1] if attrs["count_include_pad"] else none
     overhang = [end - own for end, own in zip(ends, declared, strict=True)]
-    average = pool(_padded(x, begins, ends, 0), kernel, strides)
+    average = pool(_pad(x, begins, ends, 0), kernel, strides)
     if max(overhang) <= 0 and (attrs["count_include_pad"] or not any(begins)):
         outs[0].copy_(average)
         return
     counted = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype)
-    counted = _padded(counted, begins, declared, 1 if attrs["count_include_pad"] else 0)
-    share = pool(_padded(counted, none, overhang, 0), kernel, strides)
+    counted = _pad(counted, begins, declared, 1 if attrs["count_include_pad"] else 0)
+    share = pool(_pad(counted, none, overhang, 0), kernel, strides)
     # Both are averages over whole windows, so the size of the window cancels.
     torch.div(average, share, out=outs[0])
 
@@ -89,7 +89,7 @@ def global_max_pool(ins: Ins, outs: Outs, _: Attrs) -> None:
 
 
 def resize(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    """One axis after the other: nearest picks an element, linear mixes the two around a place."""
+    """One axis after the other: nearest picks an element, linear interpolates between two."""
     x, out = ins[0], outs[0]
     for axis, scale in enumerate(attrs["scales"]):
         size = x.shape[axis]
@@ -107,7 +107,7 @@ def resize(ins: Ins, outs: Outs, attrs: Attrs) -> None:
 
 
 def _places(size: int, new_size: int, scale: float, coordinates: str) -> torch.Tensor:
-    """Where each new element lies among the old ones, by the formulas of ONNX's Resize."""
+    """The position of each new element among the old ones, by the formulas of ONNX's Resize."""
     at = torch.arange(new_size, dtype=torch.float64)
     if coordinates == "asymmetric":
         return at / scale
@@ -126,7 +126,7 @@ def _sides(pads: Sequence[int]) -> tuple[list[int], list[int]]:
     return list(pads[:half]), list(pads[half:])
 
 
-def _padded(x: torch.Tensor, begins: Sequence[int], ends: Sequence[int], value: float) -> torch.Tensor:
+def _pad(x: torch.Tensor, begins: Sequence[int], ends: Sequence[int], value: float) -> torch.Tensor:
     """`x` with its spatial dims padded; a negative pad crops. Torch wants pairs, the last dimension first."""
     pairs = [pad for begin, end in zip(reversed(begins), reversed(ends), strict=True) for pad in (begin, end)]
     return functional.pad(x, pairs, value=value) if any(pairs) else x
@@ -149,7 +149,7 @@ def _window_pads(
     for axis, (begin, end) in enumerate(zip(begins, declared, strict=True)):
         size, windows = x.shape[axis + 2], out.shape[axis + 2]
         reach = (windows - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1
-        # Rows past the last window do not matter, so the declared pad stands where it makes no further window.
+        # Rows past the last window do not matter, so the declared pad is kept where it adds no window.
         fits = (size + begin + end - reach) // strides[axis] == 0 and size + begin + end >= reach
         ends.append(end if fits else reach - size - begin)
     return begins, ends

@@ -20,7 +20,7 @@ __all__ = ["KERNELS"]
 aten = torch.ops.aten
 
 GELU: Any = functional.gelu
-"""A builtin with `out=`, of which its stub does not know."""
+"""A builtin with `out=`, which its type stub lacks."""
 
 UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
@@ -138,7 +138,7 @@ def where(ins: Ins, outs: Outs, _: Attrs) -> Launch:
 
 
 def cast(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    """Casts to float8 saturate, as ONNX's default asks; torch makes NaN of what is too large."""
+    """Casts to float8 saturate, as ONNX's default asks; torch makes NaN of numbers that are too large."""
     x = ins[0]
     if attrs["to"].startswith("float8") and x.is_floating_point():
         return partial(_saturate, x, outs[0])
@@ -151,7 +151,7 @@ def _saturate(x: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def cast_unsaturated(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    """What is too large becomes NaN or infinity, as the float8 type has it; torch 2.13 saturates in one of them."""
+    """Too large numbers become NaN or infinity, whichever the float8 type has; torch 2.13 saturates in one type."""
     x = ins[0].float() if ins[0].dtype is torch.bfloat16 else ins[0]
     with np.errstate(all="ignore"):
         narrow = x.numpy().astype(np.dtype(getattr(ml_dtypes, attrs["to"])))

@@ -17,18 +17,18 @@ REDUCTIONS = {"mul": "prod", "min": "amin", "max": "amax"}
 
 def gather(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     x, axis = ins[0], attrs["axis"] % ins[0].dim()
-    rows = _wrapped(ins[1], x.shape[axis]).reshape(-1)
+    rows = _wrap(ins[1], x.shape[axis]).reshape(-1)
     flat = outs[0].view((*x.shape[:axis], rows.numel(), *x.shape[axis + 1 :]))
     torch.index_select(x, axis, rows, out=flat)
 
 
 def gather_elements(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     x, axis = ins[0], attrs["axis"]
-    torch.gather(x, axis, _wrapped(ins[1], x.shape[axis]).long(), out=outs[0])
+    torch.gather(x, axis, _wrap(ins[1], x.shape[axis]).long(), out=outs[0])
 
 
 def gather_nd(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    """The indexed axes as one: rows of everything behind them are picked by their flat position."""
+    """The indexed axes are flattened into one, from which rows are selected by flat position."""
     x, indices, batch = ins[0], ins[1], attrs["batch_dims"]
     depth = indices.shape[-1]
     indexed, rest = x.shape[batch : batch + depth], x.shape[batch + depth :]
@@ -60,7 +60,7 @@ def scatter_elements(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     """A copy of the data, with single elements replaced, or added, multiplied and so on."""
     data, indices, updates = ins
     axis, size = attrs["axis"], data.shape[attrs["axis"]]
-    at = _wrapped(indices, size).long()
+    at = _wrap(indices, size).long()
     outs[0].copy_(data)
     if attrs["reduction"] == "none":
         outs[0].scatter_(axis, at, updates)
@@ -84,7 +84,7 @@ def top_k(ins: Ins, outs: Outs, attrs: Attrs) -> None:
     outs[1].copy_(positions.narrow(axis, 0, attrs["k"]))
 
 
-def _wrapped(indices: torch.Tensor, size: int) -> torch.Tensor:
+def _wrap(indices: torch.Tensor, size: int) -> torch.Tensor:
     return torch.where(indices < 0, indices + size, indices)
 
 

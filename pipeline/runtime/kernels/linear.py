@@ -29,7 +29,7 @@ def matmul(ins: Ins, outs: Outs, _: Attrs) -> Launch:
 
 
 def _one_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, batch: torch.Size) -> Launch | None:
-    """As a single mm or bmm over views, which torch.matmul finds anew at each call; None where strides need a copy."""
+    """As a single mm or bmm over views, which torch.matmul derives at each call; None where strides need a copy."""
     (rows, inner), columns = a.shape[-2:], b.shape[-1]
     count = math.prod(batch)
     try:
@@ -50,10 +50,10 @@ def gemm(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
     if len(ins) == 3:
         return partial(torch.addmm, ins[2], a, b, alpha=alpha, beta=beta, out=outs[0])
     product = partial(torch.mm, a, b, out=outs[0])
-    return product if alpha == 1 else partial(_scaled, product, outs[0], alpha)
+    return product if alpha == 1 else partial(_scale_after, product, outs[0], alpha)
 
 
-def _scaled(product: Launch, out: torch.Tensor, factor: float) -> None:
+def _scale_after(product: Launch, out: torch.Tensor, factor: float) -> None:
     product()
     out.mul_(factor)
 

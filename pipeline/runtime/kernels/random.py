@@ -1,6 +1,6 @@
-"""Kernels that draw numbers: from a generator of their own at each launch, so that runs repeat.
+"""Kernels that draw numbers, each launch from a new generator with the op's seed, so that runs repeat.
 
-What they draw are not the numbers of onnxruntime or torch for the same seed: each has a generator of its own.
+onnxruntime and torch draw other numbers for the same seed: each has another generator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def normal(_: Ins, outs: Outs, attrs: Attrs) -> None:
 
 
 def uniform(_: Ins, outs: Outs, attrs: Attrs) -> None:
-    """From `low` on, and below `high`. Drawn between 0 and 1: torch refuses ranges that a small dtype cannot span."""
+    """At least `low` and below `high`. Drawn between 0 and 1: torch refuses ranges that a small dtype cannot span."""
     drawn = torch.rand(outs[0].shape, generator=_generator(attrs), dtype=torch.float64)
     outs[0].copy_(attrs["low"] + (attrs["high"] - attrs["low"]) * drawn)
 
@@ -28,13 +28,13 @@ def bernoulli(ins: Ins, outs: Outs, attrs: Attrs) -> None:
 
 
 def multinomial(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    """ONNX gives log-probabilities, which need not sum up to one; the same place may be drawn again."""
+    """ONNX gives log-probabilities, which need not sum up to one; it draws with replacement."""
     shares = torch.softmax(ins[0].double(), dim=1)
     outs[0].copy_(torch.multinomial(shares, outs[0].shape[1], replacement=True, generator=_generator(attrs)))
 
 
 def dropout(ins: Ins, outs: Outs, attrs: Attrs) -> None:
-    """What is kept is scaled up, so that the mean stays."""
+    """Kept elements are scaled up, so that the mean stays."""
     kept = torch.rand(ins[0].shape, generator=_generator(attrs), dtype=torch.float64) >= attrs["ratio"]
     outs[0].copy_(torch.where(kept, ins[0] / (1 - attrs["ratio"]), 0))
     outs[1].copy_(kept)

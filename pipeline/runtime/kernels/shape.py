@@ -13,7 +13,7 @@ __all__ = ["KERNELS"]
 
 
 def reshape(ins: Ins, outs: Outs, _: Attrs) -> Launch:
-    """Runs only where the output is no view: it is a graph output, say, or the input's strides do not allow it."""
+    """Runs only where the output is no view, as for a graph output, or where the input's strides do not allow one."""
     return partial(outs[0].view(ins[0].shape).copy_, ins[0])
 
 
@@ -31,7 +31,7 @@ def split(ins: Ins, outs: Outs, attrs: Attrs) -> None:
 
 
 def slice_(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    """Bounds clamp as Python's do. Torch has no negative steps: the same elements are taken forwards, then flipped."""
+    """Bounds clamp as Python's do. Torch has no negative steps: the same elements are sliced forwards, then flipped."""
     x, flipped = ins[0], []
     for start, end, axis, step in zip(attrs["starts"], attrs["ends"], attrs["axes"], attrs["steps"], strict=True):
         taken = range(*slice(start, end, step).indices(x.shape[axis]))

@@ -1,4 +1,4 @@
-"""Operators of torch: those that models spend their time in by a fast path, all others by their schema.
+"""Operators of torch: the most expensive ones by a fast path, all others by their schema.
 
 `call.py` reads a call; `out_variants.py` says how any operator writes into given storage; `fast_paths.py` holds faster
 ways; `regions.py` runs operators that have bodies.
@@ -19,9 +19,9 @@ __all__ = ["KERNELS", "bind_attrs"]
 
 
 def bind_attrs(attrs: Attrs) -> Bind:
-    """The kernel Aten with its call read: what a run binds anew, since the caller's tensors are others, costs less.
+    """The kernel Aten with its call parsed, so that rebinding to other tensors at each run is cheap.
 
-    Under autocast torch picks the dtypes of an operator only when it makes its result itself.
+    `functional` is for autocast: torch casts an operator's inputs only where it allocates the result itself.
     """
     template, orders = read_call(attrs), json.loads(attrs["orders"])
     fast_path = make_and_copy if attrs.get("functional") else FAST_PATHS.get(template.kind, write_out)

@@ -20,7 +20,7 @@ __all__ = ["AtenCall", "CallTemplate", "arguments", "pure_operator", "read_call"
 
 @dataclass(frozen=True, slots=True)
 class AtenCall:
-    """An operator with its arguments, those that stand first in its schema by position."""
+    """An operator with its arguments: by position where the schema allows, else by name."""
 
     kind: str
     operator: torch._ops.OpOverload
@@ -34,20 +34,20 @@ class AtenCall:
 
 @dataclass(frozen=True, slots=True)
 class CallTemplate:
-    """The arguments of a call but for its tensors, decoded once."""
+    """A call whose arguments are decoded except for its tensors."""
 
     kind: str
     operator: torch._ops.OpOverload
     fixed: Mapping[str, Any]
-    """Arguments by name; of those with tensors, what stands for them."""
+    """Arguments by name; undecoded where they have tensors."""
     tensors: Mapping[str, Attr]
-    """Those with tensors in them."""
+    """The arguments that contain tensors, undecoded."""
     positional: Sequence[str]
     named: Sequence[str]
     unread: Collection[int]
 
     def call(self, ins: Ins) -> AtenCall:
-        """With these tensors."""
+        """The call on the tensors `ins`."""
         given = {**self.fixed, **{name: argument(item, ins) for name, item in self.tensors.items()}}
         args, kwargs = [given[name] for name in self.positional], {name: given[name] for name in self.named}
         return AtenCall(self.kind, self.operator, given, args, kwargs, self.unread)
@@ -78,7 +78,7 @@ def _has_tensors(item: Attr) -> bool:
 
 
 def pure_operator(kind: str) -> torch._ops.OpOverload:
-    """The operator of this name, if it makes values and writes none.
+    """The operator of this name, which must not write to its arguments.
 
     Raises:
         SourceError: torch does not know the operator.

@@ -1,4 +1,4 @@
-"""Fast ways into the result's storage for the operators that models spend their time in.
+"""Faster ways to write into the result's storage, for the operators that models spend their time in.
 
 Most operators have a function in torch's Python binding with `out=`, which costs half a call by schema. Matrix products
 are flattened once, when the call is bound, where strides can say it. Operators that change some elements of an operand
@@ -22,7 +22,7 @@ from pipeline.runtime.torch_args import CPU_FALLBACKS
 __all__ = ["FAST_PATHS"]
 
 FastPath = Callable[[AtenCall, Outs], Launch | None]
-"""A faster way than the operator's own; None where it does not fit this call."""
+"""A faster launch than by the operator's schema; None where it does not fit this call."""
 
 nn: Any = vars(torch._C)["_nn"]  # its stubs leave this module out
 
@@ -46,17 +46,17 @@ def then_copy(function: Callable[..., Any]) -> FastPath:
 
 
 def relu(call: AtenCall, outs: Outs) -> Launch:
-    """What torch's own does; it has no `out=`."""
+    """As torch's relu, which has no `out=`."""
     return partial(torch.clamp_min, call.args[0], 0, out=outs[0])
 
 
 def convert(call: AtenCall, outs: Outs) -> Launch:
-    """To the dtype of the result, which is that of the graph, and into its order in memory."""
+    """Copy into the result, which has the graph's dtype and memory order."""
     return partial(outs[0].copy_, call.args[0])
 
 
 def linear(call: AtenCall, outs: Outs) -> Launch | None:
-    """One product of matrices, with the bias in it, as torch does it for rows that lie one after the other."""
+    """One product of matrices with the bias, as torch computes it for contiguous rows."""
     x, weight = call.args[:2]
     bias = call.given.get("bias")
     rows, out = _flat(x, 1), _flat(outs[0], 1)
@@ -68,7 +68,7 @@ def linear(call: AtenCall, outs: Outs) -> Launch | None:
 
 
 def matmul(call: AtenCall, outs: Outs) -> Launch | None:
-    """As one product of matrices, or as one for each place of the batch."""
+    """As one product of matrices, or one per batch entry."""
     a, b = call.args
     if b.dim() == 2 and a.dim() >= 2:
         rows, out = _flat(a, 1), _flat(outs[0], 1)
@@ -90,7 +90,7 @@ def _flat(tensor: torch.Tensor, kept: int) -> torch.Tensor | None:
 
 
 def batch_norm(call: AtenCall, outs: Outs) -> Launch | None:
-    """With given statistics torch's own goes into the result; a copy of it would take as long again."""
+    """In inference torch's out= variant writes into the result; a copy would take as long again."""
     x, *rest, training, momentum, epsilon, _ = call.args
     if training or any(item is not None and item.dtype != x.dtype for item in rest):
         return then_copy(torch.batch_norm)(call, outs)
@@ -99,7 +99,7 @@ def batch_norm(call: AtenCall, outs: Outs) -> Launch | None:
 
 
 def as_strided(call: AtenCall, outs: Outs) -> Launch:
-    """Counted from the first element of the operand, which may lie anywhere in the arena."""
+    """Offsets count from the first element of the operand, which may be anywhere in the arena."""
     x, sizes, strides = call.args[:3]
     offset = call.given.get("storage_offset") or 0
     last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
@@ -117,7 +117,7 @@ def _strided_into(out: torch.Tensor, x: torch.Tensor, sizes: list[int], strides:
 
 
 def embedding(call: AtenCall, outs: Outs) -> Launch | None:
-    """Rows of the table, picked into the result at once, as torch itself picks them."""
+    """Select rows of the table directly into the result, as torch does."""
     table, indices = call.args[:2]
     if not (indices.is_contiguous() and outs[0].is_contiguous() and outs[0].numel() and table.dim() == 2):
         return None
@@ -125,22 +125,22 @@ def embedding(call: AtenCall, outs: Outs) -> Launch | None:
 
 
 def write_in_place(in_place: Callable[..., Any]) -> FastPath:
-    """By torch's own writing in place, where the plan put the result on the operand; else as any operator."""
+    """By torch's in-place operator where the plan put the result on the operand; else as any other operator."""
 
     def bind(call: AtenCall, outs: Outs) -> Launch | None:
         operand, *rest = call.args
-        return partial(in_place, outs[0], *rest, **call.kwargs) if _lies_on(outs[0], operand) else None
+        return partial(in_place, outs[0], *rest, **call.kwargs) if _is_same_memory(outs[0], operand) else None
 
     return bind
 
 
 def replace_part(part_of: Callable[..., torch.Tensor]) -> FastPath:
-    """A part of the operand becomes the second argument; the other arguments say which part."""
+    """Replace a part of the operand by the second argument; the other arguments say which part."""
 
     def bind(call: AtenCall, outs: Outs) -> Launch:
         operand, new, *rest = call.args
         part = part_of(outs[0], *rest, **call.kwargs)
-        if _lies_on(outs[0], operand):
+        if _is_same_memory(outs[0], operand):
             return partial(part.copy_, new)
         return partial(_copy_and_replace, outs[0], operand, part, new)
 
@@ -148,7 +148,7 @@ def replace_part(part_of: Callable[..., torch.Tensor]) -> FastPath:
 
 
 def overwrite(in_place: Callable[..., Any]) -> FastPath:
-    """Of the operand's elements none is left, so it does not matter where the result lies."""
+    """For operators that replace every element, so the operand's numbers do not matter."""
 
     def bind(call: AtenCall, outs: Outs) -> Launch:
         return partial(in_place, outs[0], *call.args[1:], **call.kwargs)
@@ -156,7 +156,7 @@ def overwrite(in_place: Callable[..., Any]) -> FastPath:
     return bind
 
 
-def _lies_on(out: torch.Tensor, operand: torch.Tensor) -> bool:
+def _is_same_memory(out: torch.Tensor, operand: torch.Tensor) -> bool:
     return out.data_ptr() == operand.data_ptr() and out.stride() == operand.stride() and out.shape == operand.shape
 
 
@@ -212,4 +212,4 @@ FAST_PATHS: Mapping[str, FastPath] = {
     "aten.select_scatter.default": replace_part(torch.ops.aten.select.int),
     "aten.slice_scatter.default": replace_part(torch.ops.aten.slice.Tensor),
 }
-"""By operator. All others go by their schema (`out_variants.py`)."""
+"""By operator. All others are called by their schema (`out_variants.py`)."""

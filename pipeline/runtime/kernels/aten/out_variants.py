@@ -1,4 +1,4 @@
-"""How any operator of torch writes into given storage: by its overload with `out=`, or by a copy of what it makes."""
+"""Write the result of any torch operator into given storage: by its overload with `out=`, or by a copy."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def write_out(call: AtenCall, outs: Outs) -> Launch:
 
 
 def make_and_copy(call: AtenCall, outs: Outs) -> Launch:
-    """What the operator makes is copied into `outs`."""
+    """Run the operator and copy its results into `outs`."""
     return copy_result(partial(call.operator, *call.args, **call.kwargs), outs, call.unread)
 
 
 def copy_result(make: Callable[[], Any], outs: Outs, unread: Collection[int]) -> Launch:
-    """What `make` gives is copied into `outs`, but for the results that nobody reads."""
+    """Copy the results of `make` into `outs`, except those that nobody reads."""
     if len(outs) != 1:
         return partial(_copy_all, make, outs, unread)
     (out,) = outs
@@ -51,7 +51,7 @@ def copy_result(make: Callable[[], Any], outs: Outs, unread: Collection[int]) ->
 
 
 def _copy_all(make: Callable[[], Any], outs: Outs, unread: Collection[int]) -> None:
-    """Results that nobody reads are left out: of some (offsets that only a gradient needs) traces tell other sizes."""
+    """Results that nobody reads are skipped: some (offsets that only a gradient needs) have other sizes in traces."""
     for at, (result, out) in enumerate(zip(tensors_in(make()), outs, strict=True)):
         if at in unread:
             continue
@@ -61,7 +61,7 @@ def _copy_all(make: Callable[[], Any], outs: Outs, unread: Collection[int]) -> N
 
 
 def _holds(wide: torch.dtype, dtype: torch.dtype) -> bool:
-    """Traces have the statistics of a narrow batch_norm in float32, where the CPU leaves them narrow."""
+    """Whether `wide` is `dtype` or a wider float: only traces have float32 statistics of a half batch_norm."""
     floating = wide.is_floating_point and dtype.is_floating_point
     return dtype is wide or (floating and torch.promote_types(wide, dtype) is wide)
 
@@ -96,9 +96,9 @@ FUNCTIONAL = frozenset(
         "aten.adaptive_avg_pool2d.default",  # the mean of a whole map in another order
         "aten.adaptive_avg_pool3d.default",
         "aten.linalg_lstsq.default",
-        "aten.fft_ihfft2.default",  # of a result that is a conjugate view nothing is written
+        "aten.fft_ihfft2.default",  # writes nothing where the result is a conjugate view
         "aten.fft_ihfftn.default",
-        "aten.binary_cross_entropy.default",  # the result is grown, and is where all differences are written
+        "aten.binary_cross_entropy.default",  # resizes the result, and writes all differences to it
         "aten.huber_loss.default",
         "aten.mse_loss.default",
         "aten.smooth_l1_loss.default",

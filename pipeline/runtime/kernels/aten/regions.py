@@ -1,4 +1,4 @@
-"""Operators with bodies. `attrs["bodies"]` holds their bodies as functions: tensors in, tensors out, in order."""
+"""Operators with bodies. `attrs["bodies"]` has the bodies as functions from tensors to tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Given = Mapping[str, Any]
 
 
 def higher_order(ins: Ins, outs: Outs, attrs: Attrs) -> Launch:
-    """Run the operator on what the inputs hold then, and copy its results into `outs`."""
+    """At each launch, run the operator and copy its results into `outs`."""
     name = attrs["op"].partition(".")[2]
     run = REGIONS.get(name)
     if run is None:
@@ -41,7 +41,7 @@ def cond(given: Given) -> Tensors:
 def while_loop(given: Given) -> Tensors:
     carried, more = list(given["carried_inputs"]), given["additional_inputs"]
     while given["cond_fn"]([*carried, *more])[0]:
-        carried = _kept(given["body_fn"]([*carried, *more]))
+        carried = _clone_results(given["body_fn"]([*carried, *more]))
     return carried
 
 
@@ -49,15 +49,17 @@ def scan(given: Given) -> Tensors:
     """The first results of the body are carried on; the others are stacked."""
     carried, rows = list(given["init"]), []
     for at in range(len(given["xs"][0])):
-        results = _kept(given["combine_fn"]([*carried, *(x[at] for x in given["xs"]), *given["additional_inputs"]]))
+        results = _clone_results(
+            given["combine_fn"]([*carried, *(x[at] for x in given["xs"]), *given["additional_inputs"]])
+        )
         carried, row = results[: len(carried)], results[len(carried) :]
         rows.append(row)
     return [*carried, *map(torch.stack, zip(*rows, strict=True))]
 
 
-def mapped(given: Given) -> Tensors:
+def map_rows(given: Given) -> Tensors:
     xs, more = given["xs"], given["pos_args"]
-    rows = [_kept(given["f"]([*(x[at] for x in xs), *more])) for at in range(len(xs[0]))]
+    rows = [_clone_results(given["f"]([*(x[at] for x in xs), *more])) for at in range(len(xs[0]))]
     return [*map(torch.stack, zip(*rows, strict=True))]
 
 
@@ -73,9 +75,9 @@ def in_autocast(given: Given) -> Tensors:
 
 
 def writing_into_copies(version: str, given: Given) -> Tensors:
-    """An operator of the user's that writes: torch gives it copies, and gives those back after its own results.
+    """A user's operator that writes: torch runs it on copies, and returns these after its results.
 
-    Version 2 tells some parts by their place in memory, which is not that of the arena.
+    Version 2 addresses views by storage offset, which is not that of the arena, so each base is cloned.
     """
     rest = {name: item for name, item in given.items() if name != "_mutable_op"}
     if "_all_bases" in rest:
@@ -87,8 +89,8 @@ def _operands(given: Given) -> Tensors:
     return [tensor for name, tensor in given.items() if name.startswith("operand_")]
 
 
-def _kept(results: Tensors) -> list[torch.Tensor]:
-    """A body's results lie in its arena, where its next run writes."""
+def _clone_results(results: Tensors) -> list[torch.Tensor]:
+    """Clones of a body's results, which are in its arena: its next run writes there."""
     return [tensor.clone() for tensor in results]
 
 
@@ -96,7 +98,7 @@ REGIONS: dict[str, Callable[[Given], Tensors]] = {
     "cond": cond,
     "while_loop": while_loop,
     "scan": scan,
-    "map_impl": mapped,
+    "map_impl": map_rows,
     "wrap_with_set_grad_enabled": in_grad_mode,
     "wrap_with_autocast": in_autocast,
     **{name: partial(writing_into_copies, name) for name in ("auto_functionalized", "auto_functionalized_v2")},
