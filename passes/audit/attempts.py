@@ -47,18 +47,18 @@ def attempts(model: bytes, subjects: Sequence[Mapping[str, Any]], start: int) ->
         if place < start:
             continue
         subject = AuditTarget(**data)
-        first = _called(subject, source, place)
+        first = _attempt(subject, source, place)
         changed = not first.raised and digests.of(first.model) != meaning
         small = len(first.model) <= LARGEST
         shipped = first.model if small else b""
         yield PassAttempt(place, first.raised, shipped, changed, len(first.model), followed=changed and small)
         if changed and small:
-            second = _called(subject, onnx.load_from_string(first.model), place)
+            second = _attempt(subject, onnx.load_from_string(first.model), place)
             same = not second.raised and digests.of(second.model) == digests.of(first.model)
             yield PassAttempt(place, second.raised, changed=not same, again=True)
 
 
-def _called(subject: AuditTarget, source: onnx.ModelProto, place: int) -> PassAttempt:
+def _attempt(subject: AuditTarget, source: onnx.ModelProto, place: int) -> PassAttempt:
     copy = onnx.ModelProto()
     copy.CopyFrom(source)
     try:

@@ -159,7 +159,7 @@ def picture_names(source: str) -> tuple[str, ...]:
 
 
 def load_picture(source: str, name: str) -> Case:
-    return _drawn(f"{source}/{name}", read_example(PICTURES[source] / f"{name}.onnxtxt").model)
+    return _with_drawn_feeds(f"{source}/{name}", read_example(PICTURES[source] / f"{name}.onnxtxt").model)
 
 
 def load_package(name: str) -> Case:
@@ -169,8 +169,10 @@ def load_package(name: str) -> Case:
     if not data.is_dir():
         return case
     given = {info.name: info.type for info in case.model.graph.input}
-    feeds = {name: _stored(data / f"input_{place}.pb", type_) for place, (name, type_) in enumerate(given.items())}
-    expected = [_stored(data / f"output_{place}.pb", info.type) for place, info in enumerate(case.model.graph.output)]
+    feeds = {name: _read_value(data / f"input_{place}.pb", type_) for place, (name, type_) in enumerate(given.items())}
+    expected = [
+        _read_value(data / f"output_{place}.pb", info.type) for place, info in enumerate(case.model.graph.output)
+    ]
     return Case(case.name, case.model, {name: value for name, value in feeds.items() if value is not None}, expected)
 
 
@@ -183,10 +185,10 @@ def load_file(source: str, folder: Path, name: str) -> Case:
     path = bare if bare.exists() or Path(name).suffix.lower() != SUFFIX else folder / name
     model = load_model(path)
     onnx.load_external_data_for_model(model, str(path.resolve().parent))
-    return _drawn(f"{source}/{name}", model)
+    return _with_drawn_feeds(f"{source}/{name}", model)
 
 
-def _drawn(name: str, model: onnx.ModelProto) -> Case:
+def _with_drawn_feeds(name: str, model: onnx.ModelProto) -> Case:
     """With drawn inputs; without any where an input is no tensor, and then nothing is said of its numbers."""
     try:
         feeds: Mapping[str, Any] = draw_feeds(DetachedModel(model, {}), 0)
@@ -195,7 +197,7 @@ def _drawn(name: str, model: onnx.ModelProto) -> Case:
     return Case(name, model, feeds)
 
 
-def _stored(file: Path, type_: onnx.TypeProto) -> Any:
+def _read_value(file: Path, type_: onnx.TypeProto) -> Any:
     if not file.is_file():
         return None
     kinds = {"sequence_type": onnx.SequenceProto, "optional_type": onnx.OptionalProto}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["message_of", "signal_in", "steady"]
+__all__ = ["message_of", "normalize", "signal_in"]
 
 LENGTH: Final = 110
 
@@ -25,10 +25,10 @@ CHANGING: Final = (
 
 def message_of(error: BaseException) -> str:
     """The type of an error and the first line that says something, without what differs from model to model."""
-    return steady(f"{type(error).__name__}: {error}")
+    return normalize(f"{type(error).__name__}: {error}")
 
 
-def steady(text: str) -> str:
+def normalize(text: str) -> str:
     """One line of at most 110 characters."""
     line = next((one.strip() for one in text.splitlines() if one.strip(" :")), "")
     for pattern, instead in CHANGING:

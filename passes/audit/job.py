@@ -21,7 +21,7 @@ from passes.advisories import Finding, Table, table_of
 from passes.advisories.text import quoted
 from passes.audit.cases import load_case
 from passes.audit.target import AuditTarget
-from passes.audit.trial import Trial
+from passes.audit.trial import AuditTrial
 from passes.context import memory_limit
 from passes.errors import ModelError, PolicyError
 from passes.suggest import nearest
@@ -42,14 +42,14 @@ PRELOAD: Final = ("onnxoptimizer", "passes.audit.attempts")
 
 
 @contextmanager
-def open_trial(timeout_s: float, memory_gib: float | None) -> Iterator[Trial]:
+def open_trial(timeout_s: float, memory_gib: float | None) -> Iterator[AuditTrial]:
     """The two workers; neither is started before it is needed."""
     limit = memory_limit(memory_gib)
     with (
         Worker(timeout_s, limit, PRELOAD) as libraries,
         Worker(timeout_s, limit, ("passes.audit.judge",)) as judges,
     ):
-        yield Trial(libraries, judges)
+        yield AuditTrial(libraries, judges)
 
 
 def run_job(

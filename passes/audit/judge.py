@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from passes.audit.cases import Case
-from passes.audit.error_text import message_of, steady
+from passes.audit.error_text import message_of, normalize
 from passes.audit.metadata_probe import remove_marks, what_is_lost
 from passes.graph.op_facts import RANDOM_OPS
 from passes.graph.traversal import every_node
@@ -35,10 +35,10 @@ class Result:
 Verdict = dict[str, str]
 """Kind of finding → in words, why."""
 
-DRAWING: Final = RANDOM_OPS - {"Dropout"}
+RANDOM_OUTPUT_OPS: Final = RANDOM_OPS - {"Dropout"}
 """Operators that draw other numbers each time, or others in another place of the graph."""
 
-APART: Final = frozenset({"invalid", "signature"})
+FATAL_KINDS: Final = frozenset({"invalid", "signature"})
 """Kinds after which numbers say nothing: the result does not run, or takes other inputs."""
 
 READY: Final = "ready"
@@ -51,18 +51,18 @@ def judge(case: Case, results: Sequence[Result], start: int, numbers: bool) -> G
     First comes "ready", or why the numbers cannot be judged; then the place of each result, with its verdict.
     """
     valid = not _invalid(case.model)
-    standard = _standard(case) if numbers else ""
+    standard = _find_standard(case) if numbers else ""
     yield standard if isinstance(standard, str) and standard else READY
     for place, result in enumerate(results):
         if place >= start:
             after = onnx.load_from_string(result.model)
-            said = dict(_said(case, after, valid))
-            if result.changed and said.keys().isdisjoint(APART) and not isinstance(standard, str):
-                said |= standard.judged(case, after)
+            said = dict(_static_findings(case, after, valid))
+            if result.changed and said.keys().isdisjoint(FATAL_KINDS) and not isinstance(standard, str):
+                said |= standard.judge_numbers(case, after)
             yield place, said
 
 
-def _said(case: Case, after: onnx.ModelProto, valid: bool) -> Iterator[tuple[str, str]]:
+def _static_findings(case: Case, after: onnx.ModelProto, valid: bool) -> Iterator[tuple[str, str]]:
     """Everything that is known without running it."""
     if valid and (why := _invalid(after)):
         yield "invalid", why
@@ -85,7 +85,7 @@ def _invalid(model: onnx.ModelProto) -> str:
     try:
         onnx.checker.check_model(model, full_check=True)
     except Exception as error:
-        return steady(str(error)) or type(error).__name__
+        return normalize(str(error)) or type(error).__name__
     return ""
 
 
@@ -96,7 +96,7 @@ class _Standard:
     expected: Sequence[Any]
     runtime: str
 
-    def judged(self, case: Case, after: onnx.ModelProto) -> Verdict:
+    def judge_numbers(self, case: Case, after: onnx.ModelProto) -> Verdict:
         """Another runtime is asked where this one does not run the result: it may lack an operator."""
         said = ""
         for name in (self.runtime, *(name for name in RUNTIMES if name != self.runtime)):
@@ -110,9 +110,9 @@ class _Standard:
         return {"wrong": said}
 
 
-def _standard(case: Case) -> _Standard | str:
+def _find_standard(case: Case) -> _Standard | str:
     """Why there is none, where no runtime computes what the case expects."""
-    if case.expected is None and any(node.op_type in DRAWING for node in every_node(case.model.graph)):
+    if case.expected is None and any(node.op_type in RANDOM_OUTPUT_OPS for node in every_node(case.model.graph)):
         return "it draws random numbers"
     why = "it does not run"
     for name, run in RUNTIMES.items():
@@ -128,7 +128,10 @@ def _standard(case: Case) -> _Standard | str:
 
 def _other_signature(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
     """What a caller of the model would notice."""
-    for what, ours, theirs in (("inputs", _given(before), _given(after)), ("outputs", _made(before), _made(after))):
+    for what, ours, theirs in (
+        ("inputs", _input_types(before), _input_types(after)),
+        ("outputs", _output_types(before), _output_types(after)),
+    ):
         if list(ours) != list(theirs):
             return f"other {what}" if len(ours) == len(theirs) else f"{len(theirs) - len(ours):+} {what}"
         for name in ours:
@@ -137,12 +140,12 @@ def _other_signature(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
     return ""
 
 
-def _given(model: onnx.ModelProto) -> Mapping[str, onnx.TypeProto]:
+def _input_types(model: onnx.ModelProto) -> Mapping[str, onnx.TypeProto]:
     stored = {tensor.name for tensor in model.graph.initializer}
     return {info.name: info.type for info in model.graph.input if info.name not in stored}
 
 
-def _made(model: onnx.ModelProto) -> Mapping[str, onnx.TypeProto]:
+def _output_types(model: onnx.ModelProto) -> Mapping[str, onnx.TypeProto]:
     return {info.name: info.type for info in model.graph.output}
 
 
@@ -228,7 +231,7 @@ def _differs(expected: Any, got: Any, rtol: float | None, atol: float | None) ->
 def _numbers(left: np.ndarray, right: np.ndarray, rtol: float | None, atol: float | None) -> str:
     if rtol is None or atol is None:
         errors = compare(left, right)
-        return "" if errors.ok else (f"max error {errors.max_abs:.1g}" if errors.limit else steady(errors.why))
+        return "" if errors.ok else (f"max error {errors.max_abs:.1g}" if errors.limit else normalize(errors.why))
     kind = np.complex128 if left.dtype.kind == "c" else np.float64
     one, other = left.astype(kind), right.astype(kind)
     with np.errstate(all="ignore"):

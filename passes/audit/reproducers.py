@@ -16,14 +16,14 @@ from passes.advisories.text import quoted
 from passes.audit.cases import Case, load_case
 from passes.audit.job import open_trial
 from passes.audit.target import AuditTarget
-from passes.audit.trial import Trial
+from passes.audit.trial import AuditTrial
 from passes.catalog.graph_text import graph_text
 from passes.errors import ModelError
 from passes.optimize import draw_feeds
 from passes.run.reproduce import smallest
 from passes.weights.detached import DetachedModel
 
-__all__ = ["CALL", "reproduce", "reproductions_of", "told_by"]
+__all__ = ["CALL", "parse_heading", "reproduce", "reproductions_of"]
 
 CALL: Final = "passes.audit.reproducers:reproduce"
 
@@ -77,17 +77,17 @@ def reproduce(
         source = DetachedModel(given.model, {})
 
         def fails(part: DetachedModel) -> bool:
-            return bool(_shows(trial, _alone(part, given), tried, kind))
+            return bool(_shows(trial, _with_own_outputs(part, given), tried, kind))
 
         model = smallest(source, fails, deadline).proto if fails(source) else given.model
-        small = _alone(DetachedModel(model, {}), given) if model is not given.model else given
+        small = _with_own_outputs(DetachedModel(model, {}), given) if model is not given.model else given
         why = _shows(trial, small, tried, kind) or ["the whole model, with the inputs of its test"]
     file = _file(name, kind)
     text = f"{name}: {kind}; {why[0]}\nfound on {quoted(case)}\n\n{_call(tried, file)}\n\n{graph_text(model)}\n"
     return {"name": file, "model": base64.b64encode(model.SerializeToString()).decode(), "text": text}
 
 
-def told_by(stem: str, text: str) -> tuple[str, str] | None:
+def parse_heading(stem: str, text: str) -> tuple[str, str] | None:
     """Pass and kind of the reproducer of that file name and text; None where it is something else."""
     head = re.match(rf"(\S+): ({'|'.join(KINDS)}); .*\nfound on ", text)
     return (head[1], head[2]) if head and _file(head[1], head[2]) == stem else None
@@ -97,7 +97,7 @@ def _file(name: str, kind: str) -> str:
     return f"{name.replace('/', '-')}-{kind}"
 
 
-def _alone(part: DetachedModel, given: Case) -> Case:
+def _with_own_outputs(part: DetachedModel, given: Case) -> Case:
     """A part of a case, with drawn inputs: what it should compute is then what it does compute."""
     try:
         feeds: Mapping[str, Any] = draw_feeds(part, 0)
@@ -106,7 +106,7 @@ def _alone(part: DetachedModel, given: Case) -> Case:
     return replace(given, model=part.proto, feeds=feeds, expected=None, rtol=None, atol=None)
 
 
-def _shows(trial: Trial, case: Case, subject: AuditTarget, kind: str) -> list[str]:
+def _shows(trial: AuditTrial, case: Case, subject: AuditTarget, kind: str) -> list[str]:
     """Why it is a finding of that kind; empty if it is none."""
     return [one.why or kind for one in trial.of(case, [subject]).findings if one.kind == kind]
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from passes.advisories import ROUND_TRIP
 from passes.catalog import catalog
 from passes.catalog.demo import isolate_pass
-from passes.catalog.listing import Entry
+from passes.catalog.listing import CatalogEntry
 from passes.context import PassContext
 from passes.external import onnxoptimizer
 from passes.recipe.recipe import OWN_STEPS
@@ -64,12 +64,12 @@ def _inner(subject: AuditTarget, bench: PassContext) -> tuple[str, ...]:
     return step.inner(bench)
 
 
-def _is_known(row: Entry) -> bool:
+def _is_known(row: CatalogEntry) -> bool:
     """Not one that another package announces."""
     return row.source == "onnxoptimizer" or row.name.partition("/")[0] in OWN_STEPS
 
 
-def _subject(row: Entry, rows: Sequence[Entry]) -> AuditTarget:
+def _subject(row: CatalogEntry, rows: Sequence[CatalogEntry]) -> AuditTarget:
     if row.source == "onnxoptimizer":
         return AuditTarget(row.name, row.source, row.source, (row.bare,))
     if "/" not in row.name:

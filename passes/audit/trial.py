@@ -18,7 +18,7 @@ from passes.errors import StepCrashed, StepTimedOut
 from passes.run.narrow import culprits
 from passes.worker.client import Worker
 
-__all__ = ["CaseOutcome", "Trial", "attribute_to_inner"]
+__all__ = ["AuditTrial", "CaseOutcome", "attribute_to_inner"]
 
 
 ATTEMPTS: Final = "passes.audit.attempts:attempts"
@@ -34,7 +34,7 @@ class CaseOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class AuditTrial:
     """Two processes: in `libraries` the passes run, in `judges` the results are looked at. Either may die."""
 
     libraries: Worker
@@ -43,19 +43,21 @@ class Trial:
     def of(self, case: Case, subjects: Sequence[AuditTarget]) -> CaseOutcome:
         """Every finding on `case`, of each of `subjects` alone; that of a step is told of the passes in it at fault."""
         case = replace(case, model=add_marks(case.model))
-        outcome = self._tried(case, subjects)
-        findings = attribute_to_inner(outcome.findings, subjects, lambda subject: self._tried(case, [subject]).findings)
+        outcome = self._run_case(case, subjects)
+        findings = attribute_to_inner(
+            outcome.findings, subjects, lambda subject: self._run_case(case, [subject]).findings
+        )
         return CaseOutcome(findings, outcome.unjudged)
 
-    def _tried(self, case: Case, subjects: Sequence[AuditTarget]) -> CaseOutcome:
+    def _run_case(self, case: Case, subjects: Sequence[AuditTarget]) -> CaseOutcome:
         findings: list[Finding] = []
         results: dict[Result, list[str]] = {}
         for attempt, failure in self._attempts(case, subjects):
             name = subjects[attempt.place].name
-            findings += [Finding(name, kind, case.name, why) for kind, why in _found(attempt, failure, case)]
+            findings += [Finding(name, kind, case.name, why) for kind, why in _attempt_findings(attempt, failure, case)]
             if attempt.model and not failure:
                 results.setdefault(Result(attempt.model, attempt.changed), []).append(name)
-        unjudged, verdicts = self._judged(case, list(results))
+        unjudged, verdicts = self._judge(case, list(results))
         for names, verdict in zip(results.values(), verdicts, strict=True):
             findings += [Finding(name, kind, case.name, why) for name in names for kind, why in verdict.items()]
         return CaseOutcome(tuple(dict.fromkeys(findings)), unjudged)
@@ -77,7 +79,7 @@ class Trial:
                 begun = PassAttempt(place, again=second)
                 yield begun, _kind(failure)
 
-    def _judged(self, case: Case, results: Sequence[Result]) -> tuple[str, list[dict[str, str]]]:
+    def _judge(self, case: Case, results: Sequence[Result]) -> tuple[str, list[dict[str, str]]]:
         """Why the numbers are not judged, and a verdict for each result."""
         said: list[dict[str, str]] = []
         unjudged, numbers = "", True
@@ -114,7 +116,7 @@ def _kind(failure: StepCrashed | StepTimedOut) -> str:
     return "timed out" if isinstance(failure, StepTimedOut) else signal_in(str(failure))
 
 
-def _found(attempt: PassAttempt, failure: str, case: Case) -> Iterator[tuple[str, str]]:
+def _attempt_findings(attempt: PassAttempt, failure: str, case: Case) -> Iterator[tuple[str, str]]:
     """What is known of an attempt before anybody has looked at its result."""
     where = ", on its own result" if attempt.again else ""
     if failure:
@@ -151,7 +153,7 @@ def attribute_to_inner(
         own = round_trip.isdisjoint((name, one.kind) for name in round_trips(one.name))
         if own and one.name not in at_fault and by_name[one.name].inner:
             at_fault[one.name] = _culprits(by_name[one.name], tried)
-    return tuple(told for one in findings for told in _told(one, at_fault.get(one.name, ())))
+    return tuple(told for one in findings for told in _blame_inner(one, at_fault.get(one.name, ())))
 
 
 def _culprits(subject: AuditTarget, tried: Callable[[AuditTarget], Sequence[Finding]]) -> tuple[str, ...]:
@@ -163,7 +165,7 @@ def _culprits(subject: AuditTarget, tried: Callable[[AuditTarget], Sequence[Find
     return found if len(found) <= MOST else ()
 
 
-def _told(one: Finding, at_fault: Sequence[str]) -> Iterator[Finding]:
+def _blame_inner(one: Finding, at_fault: Sequence[str]) -> Iterator[Finding]:
     if one.kind in NARROWED and at_fault:
         yield from (replace(one, name=f"{one.name}/{bare}") for bare in at_fault)
     else:

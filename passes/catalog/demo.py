@@ -9,7 +9,7 @@ import onnx
 
 from passes.catalog.example_model import UNPICTURED, example_of, read_example
 from passes.catalog.graph_text import graph_text
-from passes.catalog.listing import Entry
+from passes.catalog.listing import CatalogEntry
 from passes.context import PassContext
 from passes.errors import PolicyError, StepFailed
 from passes.external.onnxoptimizer import OnnxOptimizerPass
@@ -29,7 +29,7 @@ __all__ = ["Demo", "find_entries", "fires", "isolate_pass", "show"]
 class Demo:
     """`before` and `after` are graphs as text. `why_not` says why they are missing, or why they are the same."""
 
-    entry: Entry
+    entry: CatalogEntry
     caption: str = ""
     before: str = ""
     after: str = ""
@@ -38,7 +38,7 @@ class Demo:
     why_not: str = ""
 
 
-def find_entries(name: str, rows: Sequence[Entry]) -> tuple[Entry, ...]:
+def find_entries(name: str, rows: Sequence[CatalogEntry]) -> tuple[CatalogEntry, ...]:
     """The rows that `name` means: the one of that name, or else those inside of steps.
 
     Raises:
@@ -53,7 +53,7 @@ def find_entries(name: str, rows: Sequence[Entry]) -> tuple[Entry, ...]:
     )
 
 
-def show(entry: Entry, rows: Sequence[Entry], bench: PassContext) -> Demo:
+def show(entry: CatalogEntry, rows: Sequence[CatalogEntry], bench: PassContext) -> Demo:
     """Run the pass of `entry` alone on its picture; `rows` is the whole catalogue."""
     if entry.runs == "missing":
         return Demo(entry, why_not=entry.note)
@@ -88,7 +88,7 @@ def fires(before: DetachedModel, after: DetachedModel) -> bool:
     return canonical_digest(before) != canonical_digest(after)
 
 
-def isolate_pass(entry: Entry, rows: Sequence[Entry]) -> Step:
+def isolate_pass(entry: CatalogEntry, rows: Sequence[CatalogEntry]) -> Step:
     """The pass of `entry` by itself: of a composite step, everything else that `rows` list is left out."""
     name, _, bare = entry.name.rpartition("/")
     if not name:

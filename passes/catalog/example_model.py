@@ -47,12 +47,12 @@ def read_example(file: Path, seed: str = "") -> ExampleModel:
     declared = list(model.graph.value_info)
     del model.graph.value_info[:]
     model.graph.value_info.extend(info for info in declared if info.name in computed)
-    model.graph.initializer.extend(_drawn(info, seed) for info in declared if info.name not in computed)
+    model.graph.initializer.extend(_draw_weight(info, seed) for info in declared if info.name not in computed)
     caption = text.partition("\n")[0].removeprefix("#").strip()
     return ExampleModel(caption, onnx.shape_inference.infer_shapes(model))
 
 
-def _drawn(info: onnx.ValueInfoProto, seed: str) -> onnx.TensorProto:
+def _draw_weight(info: onnx.ValueInfoProto, seed: str) -> onnx.TensorProto:
     tensor = info.type.tensor_type
     shape = [dim.dim_value for dim in tensor.shape.dim]
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name

@@ -32,7 +32,7 @@ def graph_text(model: onnx.ModelProto) -> str:
     text = STORED.sub(lambda match: f" = {{{match[1]}}}" if len(match[1]) <= SHORT else "", text)
     text = CONSTANT.sub(lambda match: match[0] if len(match[1]) <= SHORT else "{…}", text)
     text = TYPED.sub(r"\1 = ", text)
-    return "\n".join(part for line in text.splitlines() for part in _wrapped(line))
+    return "\n".join(part for line in text.splitlines() for part in _wrap(line))
 
 
 def _strip(graph: onnx.GraphProto) -> None:
@@ -44,7 +44,7 @@ def _strip(graph: onnx.GraphProto) -> None:
                 _strip(inner)
 
 
-def _wrapped(line: str) -> list[str]:
+def _wrap(line: str) -> list[str]:
     space = " " * (len(line) - len(line.lstrip()))
     return textwrap.wrap(
         line.strip(),

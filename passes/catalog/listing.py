@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from passes.catalog.descriptions import NEVER_RUN, UNDESCRIBED, Reads, about
+from passes.catalog.descriptions import NEVER_RUN, UNDESCRIBED, Reads, describe
 from passes.context import PassContext
 from passes.errors import PolicyError
 from passes.external import onnxoptimizer
@@ -16,7 +16,7 @@ from passes.recipe.recipe import OWN_STEPS
 from passes.recipe.user_passes import installed
 from passes.step import Step
 
-__all__ = ["Entry", "Runs", "catalog", "pass_names", "rows_of"]
+__all__ = ["CatalogEntry", "Runs", "catalog", "pass_names", "rows_of"]
 
 
 Runs = Literal["default", "extra", "never", "missing"]
@@ -25,7 +25,7 @@ and takes it out each time. `missing`: the library is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogEntry:
     """One pass, with its `name` as a recipe or a skip list writes it; a pass inside a step is called `STEP/NAME`.
 
     `does` is one sentence; `destroys` are the kinds of structures that the pass is known to break, of a composite
@@ -52,7 +52,7 @@ class Entry:
         return self.does != UNDESCRIBED
 
 
-def catalog(bench: PassContext, *, steps: Collection[str] | None = None) -> tuple[Entry, ...]:
+def catalog(bench: PassContext, *, steps: Collection[str] | None = None) -> tuple[CatalogEntry, ...]:
     """All passes: onnxoptimizer's, then each step of a recipe with its inner passes as `STEP/NAME`.
 
     Args:
@@ -65,7 +65,7 @@ def catalog(bench: PassContext, *, steps: Collection[str] | None = None) -> tupl
     for name, make in OWN_STEPS.items():
         step = make()
         rows += rows_of(step, bench) if steps is None or name in steps else [_step_entry(step)]
-    return (*rows, *_announced())
+    return (*rows, *_user_entries())
 
 
 def pass_names(steps: Sequence[Step], bench: PassContext) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ def pass_names(steps: Sequence[Step], bench: PassContext) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def rows_of(step: Step, bench: PassContext) -> list[Entry]:
+def rows_of(step: Step, bench: PassContext) -> list[CatalogEntry]:
     """The row of one step, and those of its inner passes; a library that is not there is said so, in the step's row."""
     if not step.is_composite:
         return [_step_entry(step)]
@@ -95,10 +95,10 @@ def rows_of(step: Step, bench: PassContext) -> list[Entry]:
     return [own, *rows, *(_inner_entry(step, each, "extra") for each in extras if each not in inner)]
 
 
-def _announced() -> list[Entry]:
+def _user_entries() -> list[CatalogEntry]:
     """The user's passes that installed packages announce; none is loaded to say this."""
     return [
-        Entry(
+        CatalogEntry(
             name,
             point.dist.name if point.dist is not None else "user",
             "extra",
@@ -110,16 +110,16 @@ def _announced() -> list[Entry]:
     ]
 
 
-def _step_entry(step: Step) -> Entry:
+def _step_entry(step: Step) -> CatalogEntry:
     return _entry(step.name, step.source, "default" if step.name in TORCH_RECIPE else "extra")
 
 
-def _inner_entry(step: Step, bare: str, runs: Runs) -> Entry:
+def _inner_entry(step: Step, bare: str, runs: Runs) -> CatalogEntry:
     never = NEVER_RUN.get(bare, "") if step.name == "onnxsim" else ""
     return _entry(f"{step.name}/{bare}", step.source, "never" if never else runs, never)
 
 
-def _entry(name: str, source: str, runs: Runs, note: str = "") -> Entry:
-    words = about(name)
+def _entry(name: str, source: str, runs: Runs, note: str = "") -> CatalogEntry:
+    words = describe(name)
     destroys = DESTROYS.get(name.rpartition("/")[2], ())
-    return Entry(name, source, runs, words.does, words.reads, groups_of(name), destroys, note)
+    return CatalogEntry(name, source, runs, words.does, words.reads, groups_of(name), destroys, note)

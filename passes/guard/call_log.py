@@ -83,7 +83,7 @@ class GuardedCall:
 
     def lines(self) -> Iterator[str]:
         """For people: one line of what happened, then one for each thing worth knowing."""
-        where = f"{_near(self.file)}:{self.line} in {self.caller}"
+        where = f"{_display_path(self.file)}:{self.line} in {self.caller}"
         yield f"{where}: {self.function}{self._outcome()} ({self.seconds:.1f} s)"
         for what in self.would_have_lost:
             yield f"  without the guard lost: {what}"
@@ -110,7 +110,7 @@ class GuardedCall:
         return words.get(self.returned, "")
 
 
-def _near(file: str) -> str:
+def _display_path(file: str) -> str:
     """A path below the working directory is shown from there."""
     try:
         near = os.path.relpath(file)
@@ -180,13 +180,13 @@ def call_site() -> tuple[str, int, str]:
 
     The standard library counts only if there is nothing else, as when a pool's thread calls the optimizer itself.
     """
-    frames = list(_outside(sys._getframe(1)))
+    frames = list(_frames_outside(sys._getframe(1)))
     best = next((frame for frame in frames if not _is_standard(frame.f_code.co_filename)), None)
     frame = best or (frames[0] if frames else sys._getframe(1))
     return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
 
 
-def _outside(frame: FrameType | None) -> Iterator[FrameType]:
+def _frames_outside(frame: FrameType | None) -> Iterator[FrameType]:
     roots = [HERE, *(path for name in LIBRARIES if name in sys.modules for path in sys.modules[name].__path__)]
     while frame is not None:
         file = frame.f_code.co_filename

@@ -77,7 +77,7 @@ class Guard:
 
     def __init__(self, settings: Settings, log: str | Path | None = None) -> None:
         self._wishes, self._log_file = settings, log
-        self._entered: list[_Entered] = []
+        self._entered: list[_ActiveGuard] = []
 
     def __enter__(self) -> GuardLog:
         self._wishes.check()
@@ -94,7 +94,7 @@ class Guard:
         watch = ChildWatch(processes, lambda text: warn(text, [settings]))
         registry.enter(settings)
         watch.start()
-        self._entered.append(_Entered(settings, log, folder, os.getpid(), watch))
+        self._entered.append(_ActiveGuard(settings, log, folder, os.getpid(), watch))
         return log
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -112,7 +112,7 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entered:
+class _ActiveGuard:
     """A block that has begun."""
 
     settings: Settings

@@ -21,7 +21,7 @@ from passes.run.runner import run_passes
 from passes.run.tracked import Watched, find_structures
 from passes.weights.detached import DetachedModel
 
-__all__ = ["GuardOutcome", "RefusedByOptimizer", "Unguarded", "enforce"]
+__all__ = ["GuardOutcome", "RefusedByOptimizer", "UnguardedResult", "enforce"]
 
 
 class RefusedByOptimizer(Exception):
@@ -29,7 +29,7 @@ class RefusedByOptimizer(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Unguarded:
+class UnguardedResult:
     """What the same call makes without a guard, and what is wrong with that."""
 
     model: DetachedModel | None
@@ -49,7 +49,7 @@ class GuardOutcome:
     kept: Mapping[str, int] = field(default_factory=dict)
     reverted: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
-    unguarded: Unguarded | None = None
+    unguarded: UnguardedResult | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -61,7 +61,7 @@ def enforce(call: InterceptedCall, demands: CombinedPolicy, bench: PassContext) 
     """
     judge = _Judge.of(call, demands, bench)
     run, plan, why = judge.attempt(lambda: call.plan(demands.skips, bench))
-    unguarded = judge.unguarded() if demands.compare or why else None
+    unguarded = judge.run_unguarded() if demands.compare or why else None
     if why and unguarded is not None and unguarded.refused:
         # An operator that the script has registered, say, is not known to the worker.
         refusal = why
@@ -112,18 +112,18 @@ class _Judge:
         has_run = any(row.status is Status.RAN for row in run.rows)
         return run, plan, failed[0] if failed and not has_run else ""
 
-    def unguarded(self) -> Unguarded:
+    def run_unguarded(self) -> UnguardedResult:
         try:
-            model = self.call.unguarded(self.bench)
+            model = self.call.run_unguarded(self.bench)
         except StepFailed as failure:
             refused = failure.status == Status.FAILED
-            return Unguarded(None, (), _line(f"{'raised' if refused else failure.status}: {failure}"), refused)
+            return UnguardedResult(None, (), _line(f"{'raised' if refused else failure.status}: {failure}"), refused)
         lost = [
             f"{kind} {name}: {why}"
             for (kind, name), why in self.watched.lost(model).items()
             if kind in self.watched.enforced
         ]
-        return Unguarded(model, tuple(lost), self._fault(model))
+        return UnguardedResult(model, tuple(lost), self._fault(model))
 
     def _fault(self, model: DetachedModel) -> str:
         """What is wrong with its numbers. A caller may have asked for other inputs and outputs; then there are none."""
@@ -135,18 +135,18 @@ class _Judge:
             why = str(failure)
         return why and _line(f"differs: {why}")
 
-    def with_a_run(self, run: PassRun, plan: CallPlan, unguarded: Unguarded | None) -> GuardOutcome:
+    def with_a_run(self, run: PassRun, plan: CallPlan, unguarded: UnguardedResult | None) -> GuardOutcome:
         model = _with_what_it_wrote(self.call.model, run, plan)
-        if self._lost(model):  # the runner has reverted whatever did that
+        if self._loses_any(model):  # the runner has reverted whatever did that
             return self.without_a_run("a structure is lost", unguarded)
         reverted = {row.name: row.reason for row in run.reverted}
         blind = [f"a fault in {', '.join(run.power.blind)} would not show in the numbers"] if run.power.blind else []
         notes = (*self.notes, *plan.notes, *blind)
         return GuardOutcome(
-            model, Returned.GUARDED, self.proven, self._kept(), reverted, plan.skipped, unguarded, notes
+            model, Returned.GUARDED, self.proven, self._count_kept(), reverted, plan.skipped, unguarded, notes
         )
 
-    def without_a_run(self, why: str, unguarded: Unguarded | None) -> GuardOutcome:
+    def without_a_run(self, why: str, unguarded: UnguardedResult | None) -> GuardOutcome:
         """The guarded run did not work: the optimizer's own result if nothing is wrong with it, else what came in.
 
         What the optimizer makes of its own accord skips nothing, so where something is to be skipped it does not count.
@@ -156,15 +156,15 @@ class _Judge:
         model = unguarded.model if unguarded is not None and sound else None
         if model is None:
             return GuardOutcome(
-                self.call.model, Returned.AS_GIVEN, False, self._kept(), unguarded=unguarded, notes=notes
+                self.call.model, Returned.AS_GIVEN, False, self._count_kept(), unguarded=unguarded, notes=notes
             )
         proven = self.proven and _signature(model) == _signature(self.call.model)
-        return GuardOutcome(model, Returned.UNGUARDED, proven, self._kept(), unguarded=unguarded, notes=notes)
+        return GuardOutcome(model, Returned.UNGUARDED, proven, self._count_kept(), unguarded=unguarded, notes=notes)
 
-    def _kept(self) -> dict[str, int]:
+    def _count_kept(self) -> dict[str, int]:
         return {kind: len(self.watched.instances.get(kind, ())) for kind in sorted(self.watched.enforced)}
 
-    def _lost(self, model: DetachedModel) -> bool:
+    def _loses_any(self, model: DetachedModel) -> bool:
         return any(kind in self.watched.enforced for kind, _ in self.watched.lost(model))
 
 

@@ -60,11 +60,11 @@ def handle(
     if isinstance(call, PassThrough):
         return let_through(str(call), call.instead)
     with workers.take(demands.timeout_s, demands.memory_gib) as bench:
-        outcome = _enforced(call, demands, bench)
+        outcome = _enforce_safely(call, demands, bench)
         if isinstance(outcome, RefusedByOptimizer):
             return let_through(str(outcome), lambda: call.deliver(call.model, proven=False))
         result = call.deliver(outcome.model, proven=outcome.proven)
-        write(_filled(blank, call, outcome, demands))
+        write(_fill_record(blank, call, outcome, demands))
         return result
 
 
@@ -77,7 +77,9 @@ def _read(
         return reason
 
 
-def _enforced(call: InterceptedCall, demands: CombinedPolicy, bench: PassContext) -> GuardOutcome | RefusedByOptimizer:
+def _enforce_safely(
+    call: InterceptedCall, demands: CombinedPolicy, bench: PassContext
+) -> GuardOutcome | RefusedByOptimizer:
     try:
         return enforce(call, demands, bench)
     except RefusedByOptimizer as refusal:
@@ -87,7 +89,9 @@ def _enforced(call: InterceptedCall, demands: CombinedPolicy, bench: PassContext
         return GuardOutcome(call.model, Returned.AS_GIVEN, False, notes=(note,))
 
 
-def _filled(blank: GuardedCall, call: InterceptedCall, outcome: GuardOutcome, demands: CombinedPolicy) -> GuardedCall:
+def _fill_record(
+    blank: GuardedCall, call: InterceptedCall, outcome: GuardOutcome, demands: CombinedPolicy
+) -> GuardedCall:
     unguarded = outcome.unguarded
     return replace(
         blank,

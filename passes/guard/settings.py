@@ -133,17 +133,17 @@ class BorrowedEnvironment:
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         self._environment = environment
         self._before = {name: environment.get(name) for name in (VARIABLE, PROCESSES, PATH)}
-        self._put: dict[str, str] = {}
+        self._written: dict[str, str] = {}
 
-    def put(self, guards: Sequence[Settings]) -> None:
+    def set_guards(self, guards: Sequence[Settings]) -> None:
         """Children begin with exactly these guards."""
         guarded = add_guard(self._environment, variables_of(guards))
-        self._put = {name: guarded[name] for name in self._before}
-        self._environment.update(self._put)
+        self._written = {name: guarded[name] for name in self._before}
+        self._environment.update(self._written)
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """As it was before. Should somebody else have changed PYTHONPATH, only our folder is taken out of it."""
-        for name, put in self._put.items():
+        for name, put in self._written.items():
             before, now = self._before[name], self._environment.get(name)
             if now == put or name != PATH:
                 rest = before

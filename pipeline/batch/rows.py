@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pipeline.batch.configs import REPORT, PlannedRun
 from pipeline.errors import UsageError
-from pipeline.jobs import Outcome, State
+from pipeline.jobs import JobStatus, Outcome
 
 __all__ = ["WIDTH", "Row", "batch_text", "print_batch", "row_of", "row_of_mistake"]
 
@@ -54,14 +54,14 @@ class Row:
 def row_of(planned: PlannedRun, outcome: Outcome, folder: Path, known: bool) -> Row:
     """The row of a run; one that is done and whose files nobody sees here has made them on a disk of its own."""
     why, code = outcome.why, outcome.exit_code
-    if outcome.status is State.DONE and not (folder / REPORT).is_file():
+    if outcome.status is JobStatus.DONE and not (folder / REPORT).is_file():
         code = UsageError.exit_code
         why = f"it was done on {outcome.where}, and its files are not here; nodes need a disk that they share"
     found = {key: value for key, value in (outcome.value or {}).items() if key not in ("report", "code")}
     return Row(
         name=planned.name,
         config=str(planned.path),
-        state=State.LOST if outcome.status is State.LOST else STATES.get(code, STATES[3]),
+        state=JobStatus.LOST if outcome.status is JobStatus.LOST else STATES.get(code, STATES[3]),
         exit_code=code,
         why=why,
         trace=outcome.trace,
@@ -109,11 +109,11 @@ def _table(rows: Sequence[Row]) -> Table:
             state += f" without {', '.join(row.found['unsupported'])}"
         tried = f", attempt {row.attempts}" if row.attempts > 1 else ""
         seconds = f"{row.seconds:.1f}" if row.attempts else ""
-        table.add_row(row.name, f"[{STYLES[row.exit_code]}]{state}[/]{tried}", *_found(row), seconds)
+        table.add_row(row.name, f"[{STYLES[row.exit_code]}]{state}[/]{tried}", *_result_cells(row), seconds)
     return table
 
 
-def _found(row: Row) -> tuple[str, str, str, str]:
+def _result_cells(row: Row) -> tuple[str, str, str, str]:
     if not row.found:
         return ("", "", "", "")
     found, error = row.found, row.found["worst_error"]

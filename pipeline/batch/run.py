@@ -10,7 +10,7 @@ from passes.errors import PassError
 from pipeline.batch.configs import REPORT, PlannedRun, job_of
 from pipeline.batch.rows import Row, batch_text, row_of, row_of_mistake
 from pipeline.errors import OnnxlineError
-from pipeline.jobs import Ended, Job, Outcome, Spread, run_jobs
+from pipeline.jobs import Job, JobExecutor, JobProgress, Outcome, run_jobs
 from pipeline.versions import digest_of_file, own_code, versions
 from pipeline.workspace import Workspace, stamp
 
@@ -26,8 +26,8 @@ TEXT: Final = "batch.txt"
 def run_batch(
     planned: Sequence[PlannedRun],
     out: Path,
-    spread: Spread,
-    observer: Callable[[Ended], None] = lambda _: None,
+    spread: JobExecutor,
+    observer: Callable[[JobProgress], None] = lambda _: None,
     again: bool = False,
 ) -> tuple[Row, ...]:
     """Run each configuration into `out`/<name>, unless that was done, and write both tables into `out`.
@@ -49,7 +49,7 @@ def run_batch(
     mistakes, jobs = _jobs(planned, out)
     known: set[str] = set()
 
-    def observe(ended: Ended) -> None:
+    def observe(ended: JobProgress) -> None:
         if ended.known:
             known.add(ended.outcome.key)
         observer(ended)

@@ -8,8 +8,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pipeline.jobs.job import State
-from pipeline.jobs.run import Ended
+from pipeline.jobs.job import JobStatus
+from pipeline.jobs.run import JobProgress
 
 __all__ = ["JobsConsole", "line_of"]
 
@@ -45,15 +45,15 @@ class JobsConsole:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._bar.stop()
 
-    def show(self, ended: Ended) -> None:
+    def show(self, ended: JobProgress) -> None:
         self._known += ended.known
         self._bar.update(self._task, completed=ended.done, total=ended.total, description=f"{self._known} known before")
         if not (ended.known or self._quiet):
-            style = "" if ended.outcome.status is State.DONE else "red"
+            style = "" if ended.outcome.status is JobStatus.DONE else "red"
             self._console.print(line_of(ended), style=style, highlight=False, markup=False, soft_wrap=True)
 
 
-def line_of(ended: Ended) -> str:
+def line_of(ended: JobProgress) -> str:
     """One line for a job that has ended."""
     outcome = ended.outcome
     more = f", attempt {outcome.attempts}" if outcome.attempts > 1 else ""

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from pipeline.errors import InternalError
 
-__all__ = ["Job", "Outcome", "Spread", "State", "here", "perform"]
+__all__ = ["Job", "JobExecutor", "JobStatus", "Outcome", "here", "perform"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Job:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-class State(StrEnum):
+class JobStatus(StrEnum):
     """How a job ended."""
 
     DONE = "done"
@@ -57,7 +57,7 @@ class Outcome:
     """
 
     key: str
-    status: State
+    status: JobStatus
     value: Any = None
     why: str = ""
     trace: str = ""
@@ -67,7 +67,7 @@ class Outcome:
     attempts: int = 1
 
 
-class Spread(Protocol):
+class JobExecutor(Protocol):
     """Does jobs somewhere else."""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
@@ -79,12 +79,12 @@ def perform(key: str, call: str, arguments: Mapping[str, Any], attempts: int = 1
     """Call `package.module:function`; an exception is an outcome too, but for those that end the process."""
     begun = time.perf_counter()
     try:
-        value, error = _called(call, arguments), None
+        value, error = _call_function(call, arguments), None
     except Exception as raised:
         value, error = None, raised
     return Outcome(
         key=key,
-        status=State.FAILED if error else State.DONE,
+        status=JobStatus.FAILED if error else JobStatus.DONE,
         value=value,
         why=_sentence(error) if error else "",
         trace="".join(traceback.format_exception(error)) if error and not _is_meant(error) else "",
@@ -100,7 +100,7 @@ def here() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def _called(call: str, arguments: Mapping[str, Any]) -> Any:
+def _call_function(call: str, arguments: Mapping[str, Any]) -> Any:
     module, _, name = call.partition(":")
     value = getattr(importlib.import_module(module), name)(**arguments)
     try:

@@ -19,7 +19,7 @@ import ray
 from ray import exceptions
 
 from pipeline.errors import InternalError, UsageError
-from pipeline.jobs.job import Job, Outcome, State, here, perform
+from pipeline.jobs.job import Job, JobStatus, Outcome, here, perform
 from pipeline.versions import own_code, versions
 
 __all__ = ["differences", "drive", "perform_alike"]
@@ -28,7 +28,7 @@ __all__ = ["differences", "drive", "perform_alike"]
 def drive(address: str, jobs: Sequence[Job], cpus: int, attempts: int) -> Iterator[Outcome | str]:
     """The outcome of each job, as they end; if the cluster does not answer, only what Ray says of that."""
     try:
-        with _connected(address):
+        with _connect(address):
             yield from _outcomes(jobs, cpus, attempts)
     except _NoAnswer as error:
         yield str(error)
@@ -39,7 +39,7 @@ class _NoAnswer(Exception):
 
 
 @contextmanager
-def _connected(address: str) -> Iterator[None]:
+def _connect(address: str) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     checkout = str(Path(__file__).parents[2])
     try:
@@ -58,49 +58,49 @@ def _connected(address: str) -> Iterator[None]:
 
 
 def _outcomes(jobs: Sequence[Job], cpus: int, attempts: int) -> Iterator[Outcome]:
-    begin = ray.remote(num_cpus=_cpus_of_a_job(cpus), max_retries=0)(perform_alike).remote
+    submit = ray.remote(num_cpus=_cpus_of_a_job(cpus), max_retries=0)(perform_alike).remote
     expected = _identity()
 
-    def turn(job: Job, attempt: int) -> _Turn:
-        reference = begin(job.key, job.call, dict(job.arguments), attempt, expected)
-        return _Turn(job, attempt, reference, time.perf_counter())
+    def begin(job: Job, number: int) -> _RayAttempt:
+        reference = submit(job.key, job.call, dict(job.arguments), number, expected)
+        return _RayAttempt(job, number, reference, time.perf_counter())
 
-    busy = {one.reference: one for one in (turn(job, attempt=1) for job in jobs)}
+    busy = {first.reference: first for first in (begin(job, number=1) for job in jobs)}
     while busy:
         for reference in ray.wait(list(busy), num_returns=1)[0]:
-            ended = busy.pop(reference)
-            outcome = ended.outcome()
-            if outcome.status is State.LOST and ended.attempt < attempts:
-                again = turn(ended.job, ended.attempt + 1)
+            attempt = busy.pop(reference)
+            outcome = attempt.collect()
+            if outcome.status is JobStatus.LOST and attempt.number < attempts:
+                again = begin(attempt.job, attempt.number + 1)
                 busy[again.reference] = again
             else:
                 yield outcome
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _RayAttempt:
     """One attempt at a job."""
 
     job: Job
-    attempt: int
+    number: int
     reference: ray.ObjectRef
     begun: float
 
-    def outcome(self) -> Outcome:
+    def collect(self) -> Outcome:
         """What the job said, or what Ray knows of how it died."""
         try:
             return ray.get(self.reference)
         except (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError) as error:
-            state, why = State.FAILED, f"the node could not begin: {_one_line(error)}"
+            state, why = JobStatus.FAILED, f"the node could not begin: {_one_line(error)}"
         except exceptions.RayError as error:
-            state, why = State.LOST, f"{type(error).__name__}: {_one_line(error)}"
+            state, why = JobStatus.LOST, f"{type(error).__name__}: {_one_line(error)}"
         return Outcome(
             key=self.job.key,
             status=state,
             why=why,
             exit_code=InternalError.exit_code,
             seconds=time.perf_counter() - self.begun,
-            attempts=self.attempt,
+            attempts=self.number,
         )
 
 
@@ -112,7 +112,7 @@ def perform_alike(
     others = differences(expected, _identity())
     if others:
         why = f"{where} has {others}; every node needs the same checkout at the same path, and the same libraries"
-        return Outcome(key, State.FAILED, why=why, exit_code=UsageError.exit_code, where=where, attempts=attempts)
+        return Outcome(key, JobStatus.FAILED, why=why, exit_code=UsageError.exit_code, where=where, attempts=attempts)
     return replace(perform(key, call, arguments, attempts), where=where)
 
 

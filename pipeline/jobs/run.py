@@ -16,15 +16,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from passes.worker.platforms import lock
 from pipeline.errors import UsageError
-from pipeline.jobs.job import Job, Outcome, Spread, State
+from pipeline.jobs.job import Job, JobExecutor, JobStatus, Outcome
 from pipeline.jobs.local import LocalProcesses
 from pipeline.workspace import disk_errors, key_of, make_folder
 
-__all__ = ["Ended", "Table", "run_jobs", "spread_over"]
+__all__ = ["JobProgress", "OutcomeTable", "choose_executor", "run_jobs"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class JobProgress:
     """A job has ended, as the `done`-th of `total`; `known` if that was in an earlier run."""
 
     outcome: Outcome
@@ -35,10 +35,10 @@ class Ended:
 
 def run_jobs(
     jobs: Sequence[Job],
-    spread: Spread,
+    spread: JobExecutor,
     path: Path,
     versions: Mapping[str, str],
-    observer: Callable[[Ended], None] = lambda _: None,
+    observer: Callable[[JobProgress], None] = lambda _: None,
     stands: Callable[[Outcome], bool] = lambda _: True,
 ) -> tuple[Outcome, ...]:
     """Do what the table at `path` does not know as done, and write it there as it ends.
@@ -61,21 +61,21 @@ def run_jobs(
     """
     _refuse_doubles(jobs)
     by_key = {job.key: job for job in jobs}
-    with Table(path, versions).opened() as table:
-        found = {job.key: known for job in jobs if (known := table.known(job)) is not None and stands(known)}
+    with OutcomeTable(path, versions).open() as table:
+        found = {job.key: known for job in jobs if (known := table.find(job)) is not None and stands(known)}
         for done, outcome in enumerate(found.values(), 1):
-            observer(Ended(outcome, done, len(jobs), known=True))
+            observer(JobProgress(outcome, done, len(jobs), known=True))
         missing = [job for job in jobs if job.key not in found]
         with _outcomes(spread, missing) as outcomes:
             for outcome in outcomes:
                 table.add(by_key[outcome.key], outcome)
                 found[outcome.key] = outcome
-                observer(Ended(outcome, len(found), len(jobs), known=False))
+                observer(JobProgress(outcome, len(found), len(jobs), known=False))
     return tuple(found[job.key] for job in jobs)
 
 
 @contextmanager
-def _outcomes(spread: Spread, jobs: Sequence[Job]) -> Iterator[Iterator[Outcome]]:
+def _outcomes(spread: JobExecutor, jobs: Sequence[Job]) -> Iterator[Iterator[Outcome]]:
     """What still runs is stopped at the end, also after Ctrl-C in our own code."""
     if not jobs:
         yield iter(())
@@ -90,7 +90,7 @@ def _refuse_doubles(jobs: Sequence[Job]) -> None:
         raise ValueError(f"jobs need a key each, and these have one together: {', '.join(double)}")
 
 
-class Table:
+class OutcomeTable:
     """Outcomes in a file to which lines are only ever added.
 
     A line counts for a job if it has the job's key, and the digest of the call, its arguments and the versions: a job
@@ -109,7 +109,7 @@ class Table:
         self._file: IO[bytes] | None = None
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[Self]:
+    def open(self) -> Iterator[Self]:
         """Read what is known, and stand ready for more.
 
         Raises:
@@ -130,10 +130,10 @@ class Table:
                 finally:
                     self._file = None
 
-    def known(self, job: Job) -> Outcome | None:
+    def find(self, job: Job) -> Outcome | None:
         """What came of this very job; None if that is not known, or if it was not done."""
         found = self._known.get((job.key, self._digest(job)))
-        return found if found is not None and found.status is State.DONE else None
+        return found if found is not None and found.status is JobStatus.DONE else None
 
     def add(self, job: Job, outcome: Outcome) -> None:
         """Write a line, at once."""
@@ -172,7 +172,7 @@ DIGITS = 32
 """Of a digest, in hexadecimal."""
 
 
-def spread_over(ray: str | None = None, processes: int | None = None) -> Spread:
+def choose_executor(ray: str | None = None, processes: int | None = None) -> JobExecutor:
     """A Ray cluster, if its address is given; else processes of this machine.
 
     Raises:

@@ -109,7 +109,7 @@ class _Sketch:
             for name in filter(None, node.output):
                 everyone = self._view.consumers.get(name, [])
                 readers = [one for one in everyone if inside.isdisjoint(one.output) and self._reads_data(one, name)]
-                told = _told(readers, name in ends)
+                told = _reader_label(readers, name in ends)
                 if told:
                     end = self._add(Box(BoxKind.OUTPUT, told, shape_text(self._view, name), name=name))
                     self.wires.append(Wire(self._sources[name], end, shape_text(self._view, name)))
@@ -121,7 +121,7 @@ class _Sketch:
         return node.op_type != "CastLike" or node.input[0] == name
 
 
-def _told(readers: Sequence[NodeProto], is_output: bool) -> str:
+def _reader_label(readers: Sequence[NodeProto], is_output: bool) -> str:
     told = [*(["output"] if is_output else []), *(op_label(one) for one in readers)]
     ops: list[str] = list(dict.fromkeys(told))
     return ", ".join(ops[:2]) + (" …" if len(ops) > 2 else "")
@@ -139,7 +139,7 @@ def node_rows(view: GraphView) -> tuple[NodeRow, ...]:
 
 
 def _row(node: NodeProto, view: GraphView) -> NodeRow:
-    shapes = tuple(_typed(view, name) for name in node.output if name)
+    shapes = tuple(_value_text(view, name) for name in node.output if name)
     place = module_path_of(node)
     module = None if place is None else place.paths[-1] if place.paths else ""
     inputs, outputs = tuple(filter(None, node.input)), tuple(filter(None, node.output))
@@ -151,15 +151,15 @@ def value_types(view: GraphView) -> dict[str, str]:
     made = {name for node in view.nodes for name in node.output}
     names = dict.fromkeys(name for node in view.nodes for name in node.input if name and name not in made)
     stored = {tensor.name: tensor for tensor in view.model.proto.graph.initializer}
-    return {name: _stored(stored[name]) if name in stored else _typed(view, name) for name in names}
+    return {name: _tensor_text(stored[name]) if name in stored else _value_text(view, name) for name in names}
 
 
-def _stored(tensor: onnx.TensorProto) -> str:
+def _tensor_text(tensor: onnx.TensorProto) -> str:
     dtype = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
     return f"{dtype} {'×'.join(map(str, tensor.dims)) or 'scalar'}"
 
 
-def _typed(view: GraphView, name: str) -> str:
+def _value_text(view: GraphView, name: str) -> str:
     """`float 1×197×768`."""
     info = view.types.get(name)
     dtype = info.type.tensor_type.elem_type if info is not None else 0

@@ -100,7 +100,7 @@ class InterceptedCall(Protocol):
         None where that cannot be."""
         ...
 
-    def unguarded(self, bench: PassContext) -> DetachedModel:
+    def run_unguarded(self, bench: PassContext) -> DetachedModel:
         """What the call makes without a guard.
 
         Raises:
@@ -128,7 +128,7 @@ class Target:
     required: bool = True
     """Every release that we know has it, as a Python function. The others are intercepted where there is one."""
 
-    def found(self) -> Callable[..., Any] | None:
+    def resolve(self) -> Callable[..., Any] | None:
         """The function, if the installed release has it."""
         try:
             return reduce(getattr, self.attribute.split("."), importlib.import_module(self.module))  # type: ignore[return-value]

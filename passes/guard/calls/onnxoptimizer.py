@@ -52,7 +52,7 @@ class OnnxOptimizerCall:
     def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan | None:
         return None  # the library has nothing that a script could register
 
-    def unguarded(self, bench: PassContext) -> DetachedModel:
+    def run_unguarded(self, bench: PassContext) -> DetachedModel:
         result = bench.worker.call(
             "passes.guard.calls.onnxoptimizer:optimize",
             model=self.model.proto.SerializeToString(),
@@ -75,7 +75,10 @@ def read_optimize(original: Callable[..., Any], args: Sequence[Any], kwargs: Map
         names = default_set()
     fixed_point = bool(given.get("fixed_point"))
     return OnnxOptimizerCall(
-        copy_model(model, lambda: model), _known(names, lambda: model), fixed_point, lambda made: with_weights(made)
+        copy_model(model, lambda: model),
+        _pass_names(names, lambda: model),
+        fixed_point,
+        lambda made: with_weights(made),
     )
 
 
@@ -88,7 +91,7 @@ def read_bytes(
     given, names = args
     model = copy_model(parse_model(given), lambda: given)
     return OnnxOptimizerCall(
-        model, _known(names, lambda: given), fixed_point, lambda made: with_weights(made).SerializeToString()
+        model, _pass_names(names, lambda: given), fixed_point, lambda made: with_weights(made).SerializeToString()
     )
 
 
@@ -107,10 +110,10 @@ def read_paths(
         beside.unlink(missing_ok=True)  # onnx appends to what is there
         onnx.save(with_weights(made), target, save_as_external_data=True, location=data, convert_attribute=True)
 
-    return OnnxOptimizerCall(open_model(source), _known(names, None), fixed_point, write, source)
+    return OnnxOptimizerCall(open_model(source), _pass_names(names, None), fixed_point, write, source)
 
 
-def _known(names: object, instead: Callable[[], Any] | None) -> tuple[str, ...]:
+def _pass_names(names: object, instead: Callable[[], Any] | None) -> tuple[str, ...]:
     """The passes of a call.
 
     Raises:

@@ -85,7 +85,7 @@ class OnnxSimCall:
             _refuse_unknown(self.options["extra_optimizers"], all_passes())
         return plan_without(self._here(known), known, skips, ())
 
-    def unguarded(self, bench: PassContext) -> DetachedModel:
+    def run_unguarded(self, bench: PassContext) -> DetachedModel:
         quiet = {name: value for name, value in self.options.items() if "profile" not in name}
         step = self._here(()) if self.unsent else OnnxSim(quiet)
         return step.apply(self.model, bench)
@@ -215,44 +215,44 @@ SAME: Final = (
 
 def read_simplify_path(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
     """Understand a call of `simplify_path(executor, in_path, out_path, …) -> bool`."""
-    given = _bound(original, ("executor", "in_path", "out_path", *NATIVE), args, kwargs)
+    given = _bind_native(original, ("executor", "in_path", "out_path", *NATIVE), args, kwargs)
     source, target = given.get("in_path"), given.get("out_path")
     if not isinstance(source, str) or not isinstance(target, str):
         raise PassThrough("simplify_path takes two paths")
 
     def run(path: str, result: str, settings: Mapping[str, Any]) -> None:
-        original(**{**given, **_changed(given, settings), "in_path": path, "out_path": result})
+        original(**{**given, **_native_settings(given, settings), "in_path": path, "out_path": result})
 
     def returns(final: DetachedModel, proven: bool) -> bool:
         write(final, target, PROTOBUF_LIMIT)
         return True
 
-    return OnnxSimCall(open_model(source), source, _options(given), run, returns, unsent=_unsent(given))
+    return OnnxSimCall(open_model(source), source, _options(given), run, returns, unsent=_unsent_options(given))
 
 
 def read_simplify_bytes(original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> OnnxSimCall:
     """Understand a call of the native `simplify(executor, model_bytes, …) -> bytes`."""
-    given = _bound(original, ("executor", "model_bytes", *NATIVE), args, kwargs)
+    given = _bind_native(original, ("executor", "model_bytes", *NATIVE), args, kwargs)
     data = given.get("model_bytes")
     if not isinstance(data, bytes):
         raise PassThrough("the native simplify takes the bytes of a model")
 
     def run(path: str, result: str, settings: Mapping[str, Any]) -> None:
         model = onnx.load(path).SerializeToString()
-        made = original(**{**given, **_changed(given, settings), "model_bytes": model})
+        made = original(**{**given, **_native_settings(given, settings), "model_bytes": model})
         Path(result).write_bytes(made)
 
     def returns(final: DetachedModel, proven: bool) -> bytes:
         return with_weights(final).SerializeToString()
 
     model = copy_model(parse_model(data), lambda: data)
-    return OnnxSimCall(model, "", _options(given), run, returns, unsent=_unsent(given))
+    return OnnxSimCall(model, "", _options(given), run, returns, unsent=_unsent_options(given))
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of `onnxsim.simplify` that do the same."""
     options = {name: given[name] for name in SAME if given.get(name) is not None}
-    skipped = _skipped(given)
+    skipped = _skipped_passes(given)
     options |= {"perform_optimization": False} if skipped is None else {"skipped_optimizers": list(skipped)}
     options["skip_constant_folding"] = not given.get("constant_folding", True)
     options["skip_shape_inference"] = not given.get("shape_inference", True)
@@ -262,24 +262,24 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _changed(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _native_settings(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The native arguments for `settings`, which are options of `onnxsim.simplify`."""
     return {
-        "skip_optimizers": None if _skipped(given) is None else settings["skipped_optimizers"],
+        "skip_optimizers": None if _skipped_passes(given) is None else settings["skipped_optimizers"],
         "constant_folding": not settings["skip_constant_folding"],
         "shape_inference": not settings["skip_shape_inference"],
     }
 
 
-def _skipped(given: Mapping[str, Any]) -> Sequence[str] | None:
+def _skipped_passes(given: Mapping[str, Any]) -> Sequence[str] | None:
     return given.get("skip_optimizers", given.get("skipped_optimizers"))
 
 
-def _unsent(given: Mapping[str, Any]) -> tuple[str, ...]:
+def _unsent_options(given: Mapping[str, Any]) -> tuple[str, ...]:
     return ("rewriter",) if given.get("rewriter") is not None else ()
 
 
-def _bound(
+def _bind_native(
     original: Callable[..., Any], names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     try:

@@ -75,7 +75,7 @@ class OnnxSlimCall:
         names = (*_patterns(), *_optimizations())
         return plan_without(InProcessStep("onnxslim", names, self._run), names, skips, ())
 
-    def unguarded(self, bench: PassContext) -> DetachedModel:
+    def run_unguarded(self, bench: PassContext) -> DetachedModel:
         step = InProcessStep("onnxslim", (), self._run) if _own_patterns() else OnnxSlim(self.options)
         return step.apply(self.model, bench)
 

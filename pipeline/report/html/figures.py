@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from passes.run.result import StructureVerdict
-from pipeline.report.html.layout import LaidOut, lay_out
+from pipeline.report.html.layout import DrawingLayout, lay_out
 from pipeline.report.pictures import Box, BoxKind, Drawing, Pictures, StructurePicture
 
 __all__ = ["Figure", "Group", "InstanceRow", "Panel", "groups_of"]
@@ -31,7 +31,7 @@ class Panel:
     drawing: Drawing | None
 
     @property
-    def laid_out(self) -> LaidOut | None:
+    def laid_out(self) -> DrawingLayout | None:
         return lay_out(self.drawing) if self.drawing else None
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from pipeline.report.pictures import Box, BoxKind, Drawing, Wire
 
-__all__ = ["LaidOut", "Placed", "lay_out"]
+__all__ = ["DrawingLayout", "PlacedBox", "lay_out"]
 
 LETTER: Final = 6.9
 """Width of a letter, in the units of the drawing; a box is wide enough for its longer line."""
@@ -38,7 +38,7 @@ MARGIN: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedBox:
     """A box with its upper left corner and its size."""
 
     box: Box
@@ -49,16 +49,16 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class LaidOut:
+class DrawingLayout:
     """`paths` are SVG paths, one for each wire, with the shape that flows there."""
 
     width: float
     height: float
-    boxes: tuple[Placed, ...]
+    boxes: tuple[PlacedBox, ...]
     paths: tuple[tuple[str, str], ...]
 
 
-def lay_out(drawing: Drawing, sizes: Mapping[int, tuple[float, float]] | None = None) -> LaidOut:
+def lay_out(drawing: Drawing, sizes: Mapping[int, tuple[float, float]] | None = None) -> DrawingLayout:
     """Args: sizes: width and height of boxes that hold something else than their two lines, by their places."""
     layers = _layers(drawing)
     ways = [_way(number, wire, layers) for number, wire in enumerate(drawing.wires)]
@@ -71,12 +71,12 @@ def lay_out(drawing: Drawing, sizes: Mapping[int, tuple[float, float]] | None = 
     right = max((grid.x[key] + grid.width[key] / 2 for key in grid.x), default=0.0)
     x = {key: value - left + MARGIN for key, value in grid.x.items()}
     bands = _bands(layers, extents)
-    placed = tuple(_placed(box, x[at], bands[layers[at]], *extents[at]) for at, box in enumerate(drawing.boxes))
+    placed = tuple(_place_box(box, x[at], bands[layers[at]], *extents[at]) for at, box in enumerate(drawing.boxes))
     paths = tuple(
         (_path(way, x, placed, [bands[layers[key]] for key in way]), wire.shape)
         for way, wire in zip(ways, drawing.wires, strict=True)
     )
-    return LaidOut(right - left + 2 * MARGIN, max((end for _, end in bands), default=0.0) + MARGIN, placed, paths)
+    return DrawingLayout(right - left + 2 * MARGIN, max((end for _, end in bands), default=0.0) + MARGIN, placed, paths)
 
 
 def _bands(layers: Mapping[Key, int], extents: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -169,9 +169,9 @@ class _Grid:
         ]
         left, right = list(wished), list(wished)
         for index in range(1, len(row)):
-            left[index] = max(left[index], left[index - 1] + self._apart(row, index))
+            left[index] = max(left[index], left[index - 1] + self._min_distance(row, index))
         for index in range(len(row) - 2, -1, -1):
-            right[index] = min(right[index], right[index + 1] - self._apart(row, index + 1))
+            right[index] = min(right[index], right[index + 1] - self._min_distance(row, index + 1))
         for key, one, other in zip(row, left, right, strict=True):
             self.x[key] = (one + other) / 2
 
@@ -188,11 +188,11 @@ class _Grid:
     def _is_free(self, key: Key, at: float) -> bool:
         row = next(row for row in self.rows if key in row)
         index = row.index(key)
-        left = index == 0 or at - self.x[row[index - 1]] >= self._apart(row, index)
-        right = index == len(row) - 1 or self.x[row[index + 1]] - at >= self._apart(row, index + 1)
+        left = index == 0 or at - self.x[row[index - 1]] >= self._min_distance(row, index)
+        right = index == len(row) - 1 or self.x[row[index + 1]] - at >= self._min_distance(row, index + 1)
         return left and right
 
-    def _apart(self, row: Sequence[Key], index: int) -> float:
+    def _min_distance(self, row: Sequence[Key], index: int) -> float:
         return (self.width[row[index - 1]] + self.width[row[index]]) / 2 + GAP
 
 
@@ -210,12 +210,12 @@ def _height(box: Box) -> float:
     return HEIGHT if box.detail or box.kind is not BoxKind.NODE else LOW
 
 
-def _placed(box: Box, centre: float, band: tuple[float, float], width: float, height: float) -> Placed:
-    return Placed(box, round(centre - width / 2, 1), (band[0] + band[1] - height) / 2, width, height)
+def _place_box(box: Box, centre: float, band: tuple[float, float], width: float, height: float) -> PlacedBox:
+    return PlacedBox(box, round(centre - width / 2, 1), (band[0] + band[1] - height) / 2, width, height)
 
 
 def _path(
-    way: Sequence[Key], x: Mapping[Key, float], placed: Sequence[Placed], bands: Sequence[tuple[float, float]]
+    way: Sequence[Key], x: Mapping[Key, float], placed: Sequence[PlacedBox], bands: Sequence[tuple[float, float]]
 ) -> str:
     """Curves that leave and arrive upright."""
     start, end = placed[way[0]], placed[way[-1]]  # type: ignore[index]

@@ -62,7 +62,7 @@ def page_of(report: Report, pictures: Pictures, folder: Path) -> Page:
         facts={title: told for title, told in facts.items() if told},
         notes=tuple(dict.fromkeys((*report.notes, *(report.export.notes if report.export else ())))),
         favicon=_favicon(headline.tone),
-        data={"nodes": _packed(pictures.nodes, pictures.values), "names": names},
+        data={"nodes": _pack_nodes(pictures.nodes, pictures.values), "names": names},
         layers=layer_plot(report.layers),
     )
 
@@ -141,10 +141,10 @@ def render(page: Page) -> str:
     )
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     template = environment.get_template("page.html.j2")
-    return template.render(page=page, style=_own("page.css"), script=_own("page.js"))
+    return template.render(page=page, style=_read_asset("page.css"), script=_read_asset("page.js"))
 
 
-def _own(name: str) -> Markup:
+def _read_asset(name: str) -> Markup:
     """A file of ours, which is no text of a user's."""
     return Markup((HERE / name).read_text(encoding="utf-8"))
 
@@ -158,7 +158,7 @@ def _coverage(coverage: Coverage | None) -> dict[str, str]:
     if coverage is None or not coverage.draws:
         return {}
     facts = {"verify.inputs": f"{len(coverage.given)} of {len(coverage.draws)} draws"} if coverage.given else {}
-    facts |= {f"size of {name or 'unnamed dims'}": _listed(sizes) for name, sizes in coverage.sizes.items()}
+    facts |= {f"size of {name or 'unnamed dims'}": _join_numbers(sizes) for name, sizes in coverage.sizes.items()}
     facts |= {f"mask {name}": ", ".join(kinds) for name, kinds in coverage.masks.items()}
     if coverage.outliers:
         facts["ten times their range"] = ", ".join(coverage.outliers)
@@ -166,7 +166,7 @@ def _coverage(coverage: Coverage | None) -> dict[str, str]:
     if coverage.branches:
         taken = sum(one.then_taken + one.else_taken for one in coverage.branches)
         facts["branches of If"] = f"{taken} of {2 * len(coverage.branches)} taken"
-    facts |= {f"loop {loop.node}": f"{_listed(sorted(set(loop.turns)))} turns" for loop in coverage.loops}
+    facts |= {f"loop {loop.node}": f"{_join_numbers(sorted(set(loop.turns)))} turns" for loop in coverage.loops}
     facts |= _limits(coverage.limits)
     notes = coverage.not_covered
     more = f"; and {len(notes) - MOST_NOTES} more in report.json" if len(notes) > MOST_NOTES else ""
@@ -174,7 +174,7 @@ def _coverage(coverage: Coverage | None) -> dict[str, str]:
     return facts
 
 
-def _listed(numbers: tuple[int, ...] | list[int]) -> str:
+def _join_numbers(numbers: tuple[int, ...] | list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
@@ -196,7 +196,7 @@ def _limits(limits: tuple[LimitCoverage, ...]) -> dict[str, str]:
     return {f"limits of {op}": f"{reached[op]} of {count} reached" for op, count in there.items()}
 
 
-def _packed(nodes: Sequence[NodeRow], values: Mapping[str, str]) -> dict[str, Any]:
+def _pack_nodes(nodes: Sequence[NodeRow], values: Mapping[str, str]) -> dict[str, Any]:
     """`words` is every text once; all else is places in it.
 
     A row is name, op, shapes, module, author, list of inputs, list of outputs. An author is empty for a node of the

@@ -48,7 +48,7 @@ class TimelineRow:
     nodes: int
     change: int
     nbytes: int | None
-    bytes_told: str
+    bytes_text: str
     bytes_width: float
     error: str
     error_note: str
@@ -153,7 +153,7 @@ def _source_row(report: Report, mark: Mark, scale: _Scale) -> TimelineRow:
         nodes=nodes,
         change=0,
         nbytes=mark.nbytes,
-        bytes_told=bytes_text(mark.nbytes),
+        bytes_text=bytes_text(mark.nbytes),
         bytes_width=round(100 * mark.nbytes / scale.most_bytes, 3),
         error=error_text(worst[1]) if worst else "",
         error_note=_error_note(worst),
@@ -174,7 +174,7 @@ def _row(place: int, row: PassRow, mark: Mark, scale: _Scale, diff: PassDiff | N
         nodes=row.nodes_after,
         change=row.nodes_after - row.nodes_before,
         nbytes=mark.nbytes,
-        bytes_told=bytes_text(mark.nbytes),
+        bytes_text=bytes_text(mark.nbytes),
         bytes_width=round(100 * mark.nbytes / scale.most_bytes, 3),
         error=error_text(worst[1]) if worst else "",
         error_note=_error_note(worst),
@@ -249,12 +249,13 @@ def _sections(diff: Diff) -> Iterator[DiffSection]:
 def _entry(found: object) -> DiffEntry:
     if isinstance(found, Replacement):
         return DiffEntry(
-            _listed(found.removed), _listed((*found.added, *(f"stored constant {name}" for name in found.stored)))
+            _node_texts(found.removed),
+            _node_texts((*found.added, *(f"stored constant {name}" for name in found.stored))),
         )
     return DiffEntry(text=_short(str(found)))
 
 
-def _listed(nodes: Sequence[NodeLabel | str]) -> tuple[str, ...]:
+def _node_texts(nodes: Sequence[NodeLabel | str]) -> tuple[str, ...]:
     told = [_short(str(node)) for node in nodes[:MOST_NODES]]
     return (*told, f"{len(nodes) - MOST_NODES} more") if len(nodes) > MOST_NODES else tuple(told)
 

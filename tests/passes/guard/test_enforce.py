@@ -49,7 +49,7 @@ class Example:
     def plan_here(self, skips: Skips, bench: PassContext) -> CallPlan | None:
         return None
 
-    def unguarded(self, bench: PassContext) -> DetachedModel:
+    def run_unguarded(self, bench: PassContext) -> DetachedModel:
         return self.alone(self.model, bench)
 
     def deliver(self, model: DetachedModel, *, proven: bool) -> onnx.ModelProto:
