@@ -1,4 +1,4 @@
-"""In a worker of its own: what is wrong with what a pass made of a case. It shares no code with any pass."""
+"""In a worker of its own: judge the results of passes on a case. It shares no code with any pass."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ __all__ = ["RUNTIMES", "Result", "differs", "judge", "larger"]
 
 SHARE: Final = 1.1
 BYTES: Final = 1024
-"""A result has grown in bytes when it is larger by a tenth and by a KiB: a few types written down are not meant."""
+"""A result has grown when it is larger by a tenth and by a KiB, so that a few added type annotations do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What some pass made. `changed` when it means something else, and its numbers have to be looked at."""
+    """The result of a pass. If `changed`, its meaning differs, so its numbers have to be compared."""
 
     model: bytes
     changed: bool
 
 
 Verdict = dict[str, str]
-"""Kind of finding → in words, why."""
+"""Kind of finding → the reason in words."""
 
 RANDOM_OUTPUT_OPS: Final = RANDOM_OPS - {"Dropout"}
-"""Operators that draw other numbers each time, or others in another place of the graph."""
+"""Operators that draw other numbers in each run, or when they move in the graph."""
 
 FATAL_KINDS: Final = frozenset({"invalid", "signature"})
 """Kinds after which numbers say nothing: the result does not run, or takes other inputs."""
 
 READY: Final = "ready"
-"""What is sent when the case itself has run: after that, a crash is the result's fault."""
+"""Sent once the case itself has run: a later crash is caused by a result."""
 
 
 def judge(case: Case, results: Sequence[Result], start: int, numbers: bool) -> Generator[str | tuple[int, Verdict]]:
@@ -56,14 +56,14 @@ def judge(case: Case, results: Sequence[Result], start: int, numbers: bool) -> G
     for place, result in enumerate(results):
         if place >= start:
             after = onnx.load_from_string(result.model)
-            said = dict(_static_findings(case, after, valid))
-            if result.changed and said.keys().isdisjoint(FATAL_KINDS) and not isinstance(standard, str):
-                said |= standard.judge_numbers(case, after)
-            yield place, said
+            verdict = dict(_static_findings(case, after, valid))
+            if result.changed and verdict.keys().isdisjoint(FATAL_KINDS) and not isinstance(standard, str):
+                verdict |= standard.judge_numbers(case, after)
+            yield place, verdict
 
 
 def _static_findings(case: Case, after: onnx.ModelProto, valid: bool) -> Iterator[tuple[str, str]]:
-    """Everything that is known without running it."""
+    """Findings that need no run of the model."""
     if valid and (why := _invalid(after)):
         yield "invalid", why
     elif why := _other_signature(case.model, after):
@@ -77,7 +77,7 @@ def _static_findings(case: Case, after: onnx.ModelProto, valid: bool) -> Iterato
 
 
 def larger(before: int, after: int) -> bool:
-    """Whether a model of so many bytes has grown."""
+    """Whether a model that went from `before` to `after` bytes counts as grown."""
     return after > before * SHARE and after > before + BYTES
 
 
@@ -91,27 +91,27 @@ def _invalid(model: onnx.ModelProto) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Standard:
-    """The outputs to come up to, and the runtime that computes them from the case itself."""
+    """The expected outputs, and the runtime that computes them from the unoptimized model."""
 
     expected: Sequence[Any]
     runtime: str
 
     def judge_numbers(self, case: Case, after: onnx.ModelProto) -> Verdict:
-        """Another runtime is asked where this one does not run the result: it may lack an operator."""
-        said = ""
+        """Run `after` and compare its outputs. If this runtime cannot run it, try the others."""
+        failure = ""
         for name in (self.runtime, *(name for name in RUNTIMES if name != self.runtime)):
             try:
                 got = RUNTIMES[name](after, case.feeds)
             except Exception as error:
-                said = said or f"does not run: {message_of(error)}"
+                failure = failure or f"does not run: {message_of(error)}"
                 continue
             why = differs(self.expected, got, case.rtol, case.atol)
             return {"wrong": why} if why else {}
-        return {"wrong": said}
+        return {"wrong": failure}
 
 
 def _find_standard(case: Case) -> _Standard | str:
-    """Why there is none, where no runtime computes what the case expects."""
+    """Find a runtime that computes what the case expects; return the reason in words if there is none."""
     if case.expected is None and any(node.op_type in RANDOM_OUTPUT_OPS for node in every_node(case.model.graph)):
         return "it draws random numbers"
     why = "it does not run"
@@ -127,7 +127,7 @@ def _find_standard(case: Case) -> _Standard | str:
 
 
 def _other_signature(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
-    """What a caller of the model would notice."""
+    """Describe a change of the inputs or outputs that a caller of the model would notice; empty if there is none."""
     for what, ours, theirs in (
         ("inputs", _input_types(before), _input_types(after)),
         ("outputs", _output_types(before), _output_types(after)),
@@ -150,7 +150,7 @@ def _output_types(model: onnx.ModelProto) -> Mapping[str, onnx.TypeProto]:
 
 
 def _contradicts(one: onnx.TypeProto, other: onnx.TypeProto, *, open_is_other: bool) -> bool:
-    """A size of an output that was open may be known afterwards; one of an input may not."""
+    """Whether two types contradict. An open size of an output may be known afterwards; one of an input may not."""
     kind = one.WhichOneof("value")
     if kind != other.WhichOneof("value"):
         return True
@@ -169,20 +169,20 @@ def _contradicts(one: onnx.TypeProto, other: onnx.TypeProto, *, open_is_other: b
 
 
 NEWEST_IR: Final = 10
-"""Of a file format that every supported onnxruntime reads; models are shown to it as of this one."""
+"""The newest IR version that every supported onnxruntime reads; models are given at most this version."""
 
 
 def _onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
     import onnxruntime
 
-    shown = onnx.ModelProto()
-    shown.CopyFrom(model)
-    shown.ir_version = min(shown.ir_version, NEWEST_IR)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.ir_version = min(copy.ir_version, NEWEST_IR)
     settings = onnxruntime.SessionOptions()
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     settings.log_severity_level = 4
     settings.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(shown.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(copy.SerializeToString(), settings, providers=["CPUExecutionProvider"])
     results: Any = session.run(None, dict(feeds))
     return results
 
@@ -199,11 +199,11 @@ RUNTIMES: Final[Mapping[str, Callable[[onnx.ModelProto, Mapping[str, Any]], list
     "onnxruntime": _onnxruntime,
     "onnx": _reference,
 }
-"""In the order in which they are asked; the first that computes what a case expects judges it."""
+"""Tried in this order; the first that computes what a case expects judges it."""
 
 
 def differs(expected: Sequence[Any], got: Sequence[Any], rtol: float | None, atol: float | None) -> str:
-    """How `got` is not what was expected, in words; empty when it is."""
+    """Describe how `got` differs from `expected`; empty if it does not."""
     if len(expected) != len(got):
         return f"{len(got)} outputs, expected {len(expected)}"
     return next((why for pair in zip(expected, got, strict=True) if (why := _differs(*pair, rtol, atol))), "")

@@ -1,4 +1,4 @@
-"""Every pass that this installation can run: what it does, what it reads, what it may destroy, and a picture of it."""
+"""Every pass that this installation can run: what it does, reads and may destroy, with an example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each pass does, in words: those of onnxoptimizer, and those that onnxsim runs by default."""
+"""Descriptions of passes: those of onnxoptimizer, and those that onnxsim runs by default."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = [
 Reads = Literal["structure", "values"]
 
 UNDESCRIBED: Final = "not described by this release of onnxline"
-"""What is said of a pass that the installed library has and our tables do not have."""
+"""The description of a pass that the installed library has and our tables lack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """`does` is one sentence without a full stop.
+    """What a pass does and reads. `does` is one sentence without a full stop.
 
-    A pass reads `values` if what it does depends on the numbers in weights, or if it computes new ones of them. All
+    A pass reads `values` if its effect depends on the numbers in weights, or if it computes new weights. All
     others read the `structure` only: operators, attributes, shapes, and constants that are as good as attributes (a
-    scalar such as an epsilon; axes, pads, shapes, indices). They wire weights, and never look at what is in them.
+    scalar such as an epsilon; axes, pads, shapes, indices). They may rewire weights, but never look at their numbers.
     """
 
     does: str
@@ -166,7 +166,7 @@ NEVER_RUN: Final[Mapping[str, str]] = {
     "eliminate_shape_gather": "it is listed, but never run: onnxsim folds shapes in another way",
     "extract_constant_to_initializer": "it is listed, but never run: onnxsim keeps constants apart from weights",
 }
-"""What `onnxsim.simplify` takes out of its list each time, by its sources and by running it."""
+"""Passes that `onnxsim.simplify` always removes from its list, as its sources and its runs show."""
 
 
 STEPS: Final[Mapping[str, Description]] = {
@@ -182,7 +182,7 @@ STEPS: Final[Mapping[str, Description]] = {
 
 
 def describe(name: str) -> Description:
-    """The words for a pass by its full name; a pass without any counts as one that reads values."""
+    """The description of a pass by its full name; an undescribed pass counts as one that reads values."""
     step, _, bare = name.rpartition("/")
     return DESCRIBED.get(step, {}).get(bare, values(UNDESCRIBED))
 

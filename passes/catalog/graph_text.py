@@ -1,4 +1,4 @@
-"""A graph as text for people: operators and how they are wired, without the numbers in weights."""
+"""Print a graph for people: operators and their connections, without the numbers in weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["COLUMNS", "graph_text"]
 COLUMNS: Final = 100
 
 SHORT: Final = 24
-"""Characters up to which the numbers of a tensor are written out: pads and axes, and not drawn weights."""
+"""Tensors of up to this many characters are printed, such as pads and axes; longer ones are weights."""
 
 STORED: Final = re.compile(r" =  \{([^{}]*)\}")
 CONSTANT: Final = re.compile(r"\{([-+0-9.einfa,]+)\}", re.IGNORECASE)

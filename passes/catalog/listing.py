@@ -1,4 +1,4 @@
-"""Read the catalogue from the installed libraries, never from memory."""
+"""Build the catalogue by asking the installed libraries which passes they have."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ and takes it out each time. `missing`: the library is not installed."""
 class CatalogEntry:
     """One pass, with its `name` as a recipe or a skip list writes it; a pass inside a step is called `STEP/NAME`.
 
-    `does` is one sentence; `destroys` are the kinds of structures that the pass is known to break, of a composite
-    step those that any pass breaks that runs inside of it by default; `note` says why a pass never runs, or what to
-    install.
+    `does` is one sentence; `destroys` are the kinds of structures that the pass is known to break; for a composite
+    step, those that any of its default passes breaks. `note` says why a pass never runs, or what to install.
     """
 
     name: str
@@ -56,7 +55,7 @@ def catalog(bench: PassContext, *, steps: Collection[str] | None = None) -> tupl
     """All passes: onnxoptimizer's, then each step of a recipe with its inner passes as `STEP/NAME`.
 
     Args:
-        steps: whose inner passes to list; None for all. To ask a library starts the worker and takes seconds.
+        steps: whose inner passes to list; None for all. Asking a library starts the worker and takes seconds.
     """
     defaults = set(onnxoptimizer.default_set())
     rows = [
@@ -82,13 +81,13 @@ def pass_names(steps: Sequence[Step], bench: PassContext) -> tuple[str, ...]:
 
 
 def rows_of(step: Step, bench: PassContext) -> list[CatalogEntry]:
-    """The row of one step, and those of its inner passes; a library that is not there is said so, in the step's row."""
+    """The entry of one step, and those of its inner passes. The step's entry says if its library is missing."""
     if not step.is_composite:
         return [_step_entry(step)]
     try:
         inner, extras = step.inner(bench), step.extras(bench)
-    except PolicyError as absent:
-        return [replace(_step_entry(step), runs="missing", note=str(absent))]
+    except PolicyError as error:
+        return [replace(_step_entry(step), runs="missing", note=str(error))]
     rows = [_inner_entry(step, each, "default") for each in inner]
     destroys = tuple(dict.fromkeys(kind for row in rows if row.runs == "default" for kind in row.destroys))
     own = replace(_step_entry(step), destroys=destroys)
@@ -96,7 +95,7 @@ def rows_of(step: Step, bench: PassContext) -> list[CatalogEntry]:
 
 
 def _user_entries() -> list[CatalogEntry]:
-    """The user's passes that installed packages announce; none is loaded to say this."""
+    """Entries of the user's passes that installed packages announce; no pass is loaded for this."""
     return [
         CatalogEntry(
             name,

@@ -1,4 +1,4 @@
-"""What became of each configuration of a batch: rows as data, and as a table for people."""
+"""The result of each configuration of a batch: rows as data, and as a table for people."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Row:
     """One configuration.
 
     Attributes:
-        name: of the run; the stem of the file, where that could not be read.
+        name: of the run; the stem of the file if it could not be read.
         state: done, check failed, mistake, bug or lost.
         exit_code: as `onnxline run` would have it.
         why: what was wrong; empty if it is done.
         trace: the Python traceback of a bug.
-        folder: of the artifacts; of a configuration that could not be read, empty.
-        found: what the run came to: `nodes_before`, `nodes_after`, `kept` of `structures`, `reverted` steps,
+        folder: of the artifacts; empty if the configuration could not be read.
+        found: the figures of the run: `nodes_before`, `nodes_after`, `kept` of `structures`, `reverted` steps,
             `worst_error`, the largest absolute one of the final model on any backend, and `unsupported`, the backends
             that cannot take it; empty if it is not done.
-        known: whether it was done in an earlier batch.
+        known: whether an earlier batch had done it.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Row:
 
 
 def row_of(planned: PlannedRun, outcome: Outcome, folder: Path, known: bool) -> Row:
-    """The row of a run; one that is done and whose files nobody sees here has made them on a disk of its own."""
+    """The row of a run. If a run is done but its files are missing here, its node wrote them to a disk of its own."""
     why, code = outcome.why, outcome.exit_code
     if outcome.status is JobStatus.DONE and not (folder / REPORT).is_file():
         code = UsageError.exit_code
@@ -85,7 +85,7 @@ STATES: Final[Mapping[int, str]] = {0: "done", 1: "check failed", 2: "mistake", 
 
 
 def batch_text(rows: Sequence[Row]) -> str:
-    """All of it, as plain text."""
+    """The output of `print_batch` as plain text."""
     out = StringIO()
     print_batch(rows, Console(file=out, width=WIDTH, color_system=None))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
@@ -96,8 +96,8 @@ def print_batch(rows: Sequence[Row], console: Console) -> None:
     console.print(_table(rows))
     faults = [f"{row.config}: {row.trace}{row.why}" for row in rows if row.exit_code]
     counts = Counter(row.state for row in rows)
-    told = ", ".join(f"{count} {state}" for state, count in counts.items()) + f" of {len(rows)}"
-    for line in (*faults, told):
+    totals = ", ".join(f"{count} {state}" for state, count in counts.items()) + f" of {len(rows)}"
+    for line in (*faults, totals):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -129,4 +129,4 @@ STYLES: Final = {0: "green", 1: "yellow", 2: "red", 3: "red"}
 """By exit code."""
 
 WIDTH: Final = 160
-"""Of the table where no terminal says how wide it is."""
+"""Width of the table where there is no terminal."""
