@@ -41,7 +41,7 @@ class PlannedRun:
 
 
 def read_configs(patterns: Sequence[str], overrides: Sequence[str] = ()) -> tuple[PlannedRun, ...]:
-    """The configurations that `patterns` name, in their order; the matches of a glob are sorted, and duplicates dropped.
+    """The configurations that `patterns` name, in their order; the matches of a glob are sorted; no duplicates.
 
     Raises:
         UsageError: a pattern names no file, or two configurations have one name, and so one folder.

@@ -1,4 +1,4 @@
-"""Jobs over processes of this machine or over a Ray cluster, with a table that knows what is done."""
+"""Run jobs in processes of this machine or on a Ray cluster, and record their outcomes in a table."""
 
 from pipeline.jobs.job import Job, JobExecutor, JobStatus, Outcome
 from pipeline.jobs.local import LocalProcesses

@@ -1,4 +1,4 @@
-"""A job, what came of it, and who can do many of them; and how a job is done in the process that it is sent to."""
+"""A job, its outcome, the interface of executors; and how a job runs in the process that it is sent to."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = ["Job", "JobExecutor", "JobStatus", "Outcome", "here", "perform"]
 class Job:
     """A call of `package.module:function` with keyword arguments, in some other process, perhaps on another machine.
 
-    The arguments and what the function returns are plain data that JSON can hold. `key` names the job in tables and is
-    unique among those that are done together. A job may be done more than once, when its process dies on the way.
+    The arguments and the result are plain data that JSON can hold. `key` names the job in tables and is
+    unique among those that run together. A job may run more than once, if its process dies.
     """
 
     key: str
@@ -44,16 +44,16 @@ class JobStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a job.
+    """The outcome of a job.
 
     Attributes:
         value: what the function returned; None unless it is done.
-        why: what the error said, or how the process died; empty if it is done.
-        trace: the Python traceback of an error that nobody raised on purpose; else empty.
+        why: the message of the error, or how the process died; empty if it is done.
+        trace: the Python traceback of an unexpected error; else empty.
         exit_code: of the error, as in `pipeline.errors`: 0 if done, 3 for a bug and for a job that was lost.
         seconds: of wall time, of the last attempt.
-        where: the machine and the process, or the Ray node, that did it last.
-        attempts: how often it was begun.
+        where: the machine and the process, or the Ray node, that ran it last.
+        attempts: how often it was started.
     """
 
     key: str
@@ -68,15 +68,15 @@ class Outcome:
 
 
 class JobExecutor(Protocol):
-    """Does jobs somewhere else."""
+    """Runs jobs in other processes."""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        """The outcome of each job, as they end. What still runs is stopped when the iterator is closed."""
+        """Yield the outcome of each job, as they end. Closing the iterator stops the running jobs."""
         ...
 
 
 def perform(key: str, call: str, arguments: Mapping[str, Any], attempts: int = 1) -> Outcome:
-    """Call `package.module:function`; an exception is an outcome too, but for those that end the process."""
+    """Call `package.module:function`; an exception becomes an outcome, except those that end the process."""
     begun = time.perf_counter()
     try:
         value, error = _call_function(call, arguments), None

@@ -1,4 +1,4 @@
-"""Jobs over processes of this machine. A process that dies costs one attempt of one job, and is replaced."""
+"""Run jobs in processes of this machine. A process that dies costs one attempt of one job, and is replaced."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ CORES_PER_JOB: Final = 2
 
 
 class LocalProcesses:
-    """Does jobs in processes beside this one, each of which has its share of the cores to itself.
+    """Runs jobs in child processes, each with its own share of the cores.
 
-    A process is kept between jobs, since importing torch takes seconds. All of them end with this one, however it ends,
-    and Ctrl-C ends them too.
+    A process is kept between jobs, since importing torch takes seconds. They all end with this process, also on Ctrl-C.
 
     Args:
-        count: of processes; by default one for each two cores that this process may use, and at least one.
-        attempts: how often a job is begun before it is lost.
+        count: of processes; by default one for every two cores that this process may use, and at least one.
+        attempts: how often a job is started before it counts as lost.
     """
 
     def __init__(self, count: int | None = None, attempts: int = 3) -> None:
@@ -75,11 +74,11 @@ class _LocalAttempt:
         call = {"key": self.job.key, "call": self.job.call, "arguments": self.job.arguments, "attempts": self.number}
         try:
             self.ticket = worker.post(PERFORM, **call)
-        except StepCrashed:  # it died after its last job, and no job is to pay for that: once more, in a fresh one
+        except StepCrashed:  # it died after its last job, which is not this job's fault: try again in a fresh one
             self.ticket = worker.post(PERFORM, **call)
 
     def collect(self, worker: Worker) -> Outcome:
-        """What the worker says, or what is known of how it died."""
+        """Wait for the outcome; if the worker died, the outcome says how."""
         try:
             return worker.collect(self.ticket)
         except StepCrashed as error:

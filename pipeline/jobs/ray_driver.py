@@ -1,7 +1,7 @@
-"""The process that talks to a Ray cluster. What ran on a node that died is begun again, where there is room.
+"""The driver process of a Ray cluster. Jobs of a node that died are started again, on any node with room.
 
-The nodes run this very checkout, from the same path, with the same libraries; a node that has others says so, and does
-nothing. Ray itself would begin a task again too, but without telling how often.
+The nodes run this checkout, from the same path, with the same libraries; on a node with others a job fails and says so.
+Ray could restart tasks too, but would not report how often.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["differences", "drive", "perform_alike"]
 
 
 def drive(address: str, jobs: Sequence[Job], cpus: int, attempts: int) -> Iterator[Outcome | str]:
-    """The outcome of each job, as they end; if the cluster does not answer, only what Ray says of that."""
+    """Yield the outcome of each job, as they end; if the cluster does not answer, only Ray's message."""
     try:
         with _connect(address):
             yield from _outcomes(jobs, cpus, attempts)
@@ -87,7 +87,7 @@ class _RayAttempt:
     begun: float
 
     def collect(self) -> Outcome:
-        """What the job said, or what Ray knows of how it died."""
+        """Fetch the outcome; if the job died, the outcome has Ray's message."""
         try:
             return ray.get(self.reference)
         except (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError) as error:
@@ -107,7 +107,7 @@ class _RayAttempt:
 def perform_alike(
     key: str, call: str, arguments: Mapping[str, object], attempts: int, expected: Mapping[str, str]
 ) -> Outcome:
-    """`perform`, on a node that has the code and the libraries which are expected of it."""
+    """Run `perform` if this node has the expected code and libraries; else the job fails."""
     where = f"{here()}, Ray node {ray.get_runtime_context().get_node_id()[:8]}"
     others = differences(expected, _identity())
     if others:
@@ -117,18 +117,18 @@ def perform_alike(
 
 
 def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """What a node has otherwise, in words; empty if it has the same."""
+    """Describe how the versions of a node differ from the expected ones; empty if they do not."""
     others = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
     return ", ".join(f"{name} {found.get(name, 'none')} and not {expected.get(name, 'none')}" for name in others)
 
 
 def _identity() -> dict[str, str]:
-    """What two nodes have in common if they come to the same results."""
+    """The versions that two nodes have to share to get the same results."""
     return {**versions(), "code of onnxline": own_code()}
 
 
 def _cpus_of_a_job(wanted: int) -> int:
-    """What is wanted, or what the largest node has: a job that asks for more would wait for ever."""
+    """`wanted`, or the CPUs of the largest node if it has fewer: a job that asks for more would wait forever."""
     largest = max((node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
     return max(1, min(wanted, int(largest)))
 
@@ -138,4 +138,4 @@ def _one_line(error: Exception) -> str:
 
 
 LAST_WORDS: Final = 600
-"""Characters of what Ray says."""
+"""The most characters of a message of Ray."""

@@ -65,7 +65,7 @@ def test_what_was_made_and_is_gone_is_done_again(tmp_path: Path) -> None:
     jobs = jobs_that_count(tmp_path / "calls", "a", "b")
     table = tmp_path / "table.jsonl"
     run_jobs(jobs, LocalProcesses(1), table, {})
-    run_jobs(jobs, LocalProcesses(1), table, {}, stands=lambda known: known.key != "b")
+    run_jobs(jobs, LocalProcesses(1), table, {}, is_current=lambda known: known.key != "b")
     assert calls(tmp_path / "calls") == {"a": 1, "b": 2}
 
 
